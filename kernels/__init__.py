@@ -1,0 +1,1 @@
+"""Lookup operators and the libraries that hold them."""

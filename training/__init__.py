@@ -1,0 +1,1 @@
+"""Training of recommendation models: sparse types, embedding collections, models, trainer."""
