@@ -1,0 +1,1 @@
+"""Code generated from ``protos/`` by ``make protos``; never edited by hand."""
