@@ -1,0 +1,76 @@
+# make demo    train, package, serve, predict and scrape on this machine, start to end
+# make test    every test that can run here
+# make help    the rest
+#
+# PYTHON=python3.12 chooses the interpreter (3.10 to 3.12); ACCEL=cuda installs the CUDA builds.
+
+PYTHON ?= python3
+ACCEL ?= cpu
+VENV ?= .venv
+# fbgemm-gpu follows torch: 1.6 goes with torch 2.11, 1.7 with 2.12, 1.8 with 2.13.
+TORCH_VERSION ?= 2.13.0
+FBGEMM_VERSION ?= 1.8.0
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+FBGEMM := $(if $(filter cuda,$(ACCEL)),fbgemm-gpu,fbgemm-gpu-cpu)==$(FBGEMM_VERSION)
+# The command line, the folders it is linked to, and what is beside them.
+SOURCES := tessera training serving kernels tests load_tests examples
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-dev build demo test check format protos bench load-test clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' || \
+	  { echo "Tessera needs Python 3.10 to 3.12; '$(PYTHON)' is not. Name one: make PYTHON=python3.12 ..."; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "No virtual environment could be made; on Debian: apt-get install python3-venv"; rm -rf $(VENV); exit 2; }
+
+# torch comes first and alone: the packages after it must take the build that is there.
+$(VENV)/.installed-$(ACCEL): pyproject.toml | $(BIN)/python
+	@echo "installing Tessera into $(VENV) (torch $(TORCH_VERSION), $(FBGEMM)); some minutes the first time"
+	@$(PIP) install torch==$(TORCH_VERSION)
+	@$(PIP) install $(FBGEMM) -e '.[$(ACCEL)]'
+	@touch $@
+
+$(VENV)/.installed-$(ACCEL)-dev: pyproject.toml | $(VENV)/.installed-$(ACCEL)
+	@$(PIP) install -e '.[$(ACCEL),dev]'
+	@touch $@
+
+install: $(VENV)/.installed-$(ACCEL)  ## the virtual environment with Tessera in it
+install-dev: $(VENV)/.installed-$(ACCEL)-dev  ## the same with the development tools
+
+build: install  ## compile what is compiled
+
+demo: install build  ## the whole way on generated data: train, package, serve, predict, scrape
+	@$(BIN)/python examples/demo.py --dir .demo
+
+test: install-dev build  ## every test that can run on this machine
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: install-dev  ## format, lint, types
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/python tests/check_protos.py
+
+format: install-dev  ## rewrite the sources as the formatter wants them
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+protos: install-dev  ## generate serving/protocol from protos/
+	$(BIN)/python tests/check_protos.py --write
+
+load-test: install-dev build  ## locust without a screen, against a server of its own; ADDRESS=HOST:PORT for another
+	@$(BIN)/python load_tests/run.py $(if $(ADDRESS),--address $(ADDRESS))
+
+bench: install-dev build  ## the benchmarks behind docs/benchmarks.md (about 30 minutes)
+	@$(BIN)/python examples/bench.py --out bench-out
+
+clean:  ## remove what the other targets made, the virtual environment included
+	rm -rf $(VENV) .demo build dist bench-out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
