@@ -56,6 +56,7 @@ check: install-dev  ## format, lint, types
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
+	$(BIN)/mypy examples/*.py load_tests/*.py tests/check_protos.py
 	$(BIN)/python tests/check_protos.py
 
 format: install-dev  ## rewrite the sources as the formatter wants them
