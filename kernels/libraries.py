@@ -1,0 +1,109 @@
+"""Operator libraries: from the names in a package's manifest to loaded shared objects.
+
+A package names the libraries whose operators its graph calls.  Only names of `LIBRARIES` are
+ever loaded, so a package cannot make a server load a file of its choice.  Loading does not
+import the Python package that ships the library: a server needs the operators alone, and
+importing ``fbgemm_gpu`` costs seconds and registers far more than it needs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from tessera.errors import UserError
+
+
+class LibraryError(UserError):
+    """An operator library is unknown, not installed, or cannot be loaded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorLibrary:
+    """Where a library comes from.
+
+    Attributes:
+        package: the installed import package whose folder holds ``<name>.so``.
+        operators: qualified names (``namespace::name``) that loading it must register.
+        remedy: what to install where it is missing.
+    """
+
+    package: str
+    operators: tuple[str, ...]
+    remedy: str
+
+
+_INSTALL_FBGEMM = "install it with: pip install 'tessera[cpu]' (or 'tessera[cuda]' for a GPU)"
+
+LIBRARIES: dict[str, OperatorLibrary] = {
+    "fbgemm_gpu_tbe_inference": OperatorLibrary(
+        package="fbgemm_gpu",
+        operators=("fbgemm::int_nbit_split_embedding_codegen_lookup_function",),
+        remedy=_INSTALL_FBGEMM,
+    ),
+    "fbgemm_gpu_sparse_async_cumsum": OperatorLibrary(
+        package="fbgemm_gpu",
+        operators=("fbgemm::asynchronous_complete_cumsum",),
+        remedy=_INSTALL_FBGEMM,
+    ),
+}
+"""Every library that a package may name."""
+
+
+def library_path(name: str) -> Path:
+    """The shared object of library ``name`` on this machine.
+
+    Raises:
+        LibraryError: the name is not in `LIBRARIES`, or its package is not installed.
+    """
+    library = LIBRARIES.get(name)
+    if library is None:
+        known = ", ".join(sorted(LIBRARIES))
+        raise LibraryError(f"operator library {name!r} is unknown; known are: {known}")
+    # Finding a top-level package's specification runs none of its code.
+    spec = importlib.util.find_spec(library.package)
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        path = Path(folder) / f"{name}.so"
+        if path.is_file():
+            return path
+    raise LibraryError(
+        f"operator library {name!r} was not found ({library.package} is not installed or has no "
+        f"such file); {library.remedy}"
+    )
+
+
+def load_libraries(names: Iterable[str]) -> None:
+    """Load each library once; one that is loaded already costs nothing.
+
+    Raises:
+        LibraryError: a name is unknown, its file is missing, the loader refuses it (built for
+            another torch), or it does not register the operators that it is known for.
+    """
+    for name in names:
+        path = library_path(name)
+        library = LIBRARIES[name]
+        try:
+            torch.ops.load_library(str(path))  # type: ignore[no-untyped-call] # torch's own
+        except OSError as error:
+            raise LibraryError(
+                f"operator library {name!r} ({path}) does not load with torch "
+                f"{torch.__version__}: {error}; {library.remedy}"
+            ) from error
+        for operator in library.operators:
+            namespace, _, short = operator.partition("::")
+            if not hasattr(getattr(torch.ops, namespace), short):
+                raise LibraryError(
+                    f"operator library {name!r} ({path}) does not register {operator}; "
+                    f"{library.remedy}"
+                )
+
+
+def fbgemm_version() -> str:
+    """The installed fbgemm-gpu's version, of whichever wheel; empty where there is none."""
+    installed = metadata.packages_distributions().get("fbgemm_gpu", [])
+    return metadata.version(installed[0]) if installed else ""
