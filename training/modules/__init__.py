@@ -1,0 +1,1 @@
+"""Building blocks of models: embedding collections, MLP, cross network, hashing."""

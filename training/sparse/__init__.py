@@ -1,0 +1,1 @@
+"""Jagged (variable-length) features: JaggedTensor, KeyedJaggedTensor, KeyedTensor."""
