@@ -1,0 +1,1 @@
+"""The sub-commands of `tessera` that train, or make what training reads."""

@@ -1,0 +1,217 @@
+"""`BatchLoader`: a view's rows as batches, in an order that can be taken up anywhere.
+
+The order of an epoch is a function of (seed, epoch) alone, and batch ``k`` of it is a function of
+that order, so a run that was stopped after ``k`` batches goes on with exactly those that it has
+not seen.
+
+Shuffling is by windows, so that memory does not grow with the data.  The view is cut into blocks
+of `BLOCK_ROWS` neighbouring rows; the blocks are drawn in random order, `WINDOW_BLOCKS` at a time,
+and the rows of such a window are shuffled together.  A view of up to one window (`WINDOW_ROWS`) is
+therefore shuffled perfectly; in a larger one every window still mixes rows from all over the data,
+while the disk is read in runs of `BLOCK_ROWS` rows.  Held in memory: one window of row numbers
+(8 MiB) and ``prefetch + 2`` batches.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+
+from tessera.training.data.batch import Batch
+from tessera.training.data.dataset import DatasetView, Rows
+
+BLOCK_ROWS = 1 << 16
+WINDOW_BLOCKS = 16
+WINDOW_ROWS = BLOCK_ROWS * WINDOW_BLOCKS
+
+
+class BatchLoader:
+    """Batches of ``view``, epoch by epoch.
+
+    Args:
+        view: the rows.
+        batch_size: samples in a batch; the last one of an epoch may be smaller.
+        shuffle: whether an epoch's order is random (see the module) or the view's own.
+        seed: of the random order.
+        drop_last: leave out a last batch that is smaller than ``batch_size``.
+        prefetch: batches that a thread makes ahead of the consumer; 0: no thread.
+
+    Raises:
+        ValueError: ``batch_size`` below 1, ``prefetch`` or ``seed`` below 0.
+    """
+
+    def __init__(
+        self,
+        view: DatasetView,
+        *,
+        batch_size: int,
+        shuffle: bool,
+        seed: int,
+        drop_last: bool = False,
+        prefetch: int = 2,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size}: give at least 1 sample")
+        if prefetch < 0:
+            raise ValueError(f"prefetch={prefetch}: give 0 or a number of batches")
+        if seed < 0:
+            raise ValueError(f"seed={seed}: give an integer from 0 on")
+        self._view = view
+        self._batch_size = batch_size
+        self._shuffle = shuffle
+        self._seed = seed
+        self._prefetch = prefetch
+        full, rest = divmod(len(view), batch_size)
+        self._num_batches = full if drop_last or rest == 0 else full + 1
+
+    @property
+    def num_batches(self) -> int:
+        """Batches in every epoch."""
+        return self._num_batches
+
+    def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
+        """The batches of ``epoch`` from number ``start_batch`` on.
+
+        Closing the iterator (or dropping it) stops the thread behind it.  An error while a
+        batch is made is raised here, in its place.
+
+        Raises:
+            ValueError: ``epoch`` is negative, or ``start_batch`` outside [0, num_batches].
+        """
+        if epoch < 0:
+            raise ValueError(f"epoch={epoch}: epochs are counted from 0")
+        if not 0 <= start_batch <= self._num_batches:
+            raise ValueError(
+                f"start_batch={start_batch}: an epoch has batches 0 to {self._num_batches}"
+            )
+        batches = self._batches(epoch, start_batch)
+        return _prefetched(batches, self._prefetch) if self._prefetch else batches
+
+    def _batches(self, epoch: int, start_batch: int) -> Iterator[Batch]:
+        order = _EpochOrder(self._view, seed=self._seed, epoch=epoch) if self._shuffle else None
+        dataset, rows = self._view.dataset, self._view.rows
+        for number in range(start_batch, self._num_batches):
+            start = number * self._batch_size
+            stop = min(start + self._batch_size, len(self._view))
+            if order is not None:
+                yield dataset.batch(order.rows(start, stop))
+            elif isinstance(rows, range):
+                yield dataset.take(rows.start + start, rows.start + stop)
+            else:
+                yield dataset.batch(self._view.slice(start, stop))
+
+
+class _EpochOrder:
+    """The shuffled row numbers of one epoch, by their place in it; see the module."""
+
+    def __init__(self, view: DatasetView, *, seed: int, epoch: int) -> None:
+        self._view = view
+        self._key = (seed, epoch)
+        num_blocks = -(-len(view) // BLOCK_ROWS)
+        blocks = np.random.default_rng(self._key).permutation(num_blocks)
+        self._windows = [
+            blocks[first : first + WINDOW_BLOCKS] for first in range(0, num_blocks, WINDOW_BLOCKS)
+        ]
+        sizes = [sum(map(self._block_rows, window)) for window in self._windows]
+        self._bounds = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        self._cached: tuple[int, Rows] | None = None
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """Row numbers at places ``start`` to ``stop - 1`` of the epoch."""
+        parts = []
+        window = int(np.searchsorted(self._bounds, start, side="right")) - 1
+        while start < stop:
+            first, end = int(self._bounds[window]), int(self._bounds[window + 1])
+            parts.append(self._window(window)[start - first : min(stop, end) - first])
+            start = min(stop, end)
+            window += 1
+        return np.concatenate(parts)
+
+    def _block_rows(self, block: int) -> int:
+        return min(BLOCK_ROWS, len(self._view) - block * BLOCK_ROWS)
+
+    def _window(self, number: int) -> Rows:
+        if self._cached is None or self._cached[0] != number:
+            self._cached = None  # before the next one is made: one window at a time in memory
+            rows = np.concatenate(
+                [
+                    self._view.slice(block * BLOCK_ROWS, (block + 1) * BLOCK_ROWS)
+                    for block in map(int, self._windows[number])
+                ]
+            )
+            # number + 1: a trailing 0 would be the generator that drew the blocks
+            np.random.default_rng((*self._key, number + 1)).shuffle(rows)
+            self._cached = (number, rows)
+        return self._cached[1]
+
+
+def _prefetched(batches: Iterator[Batch], depth: int) -> Iterator[Batch]:
+    """``batches``, up to ``depth`` of them made ahead by a thread that ends with this iterator."""
+    hand_over = _HandOver(depth)
+
+    def produce() -> None:
+        try:
+            for batch in batches:
+                if not hand_over.put(batch):
+                    return
+            hand_over.finish(None)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the consumer raises it
+            hand_over.finish(error)
+
+    thread = threading.Thread(target=produce, name="tessera-prefetch", daemon=True)
+    thread.start()
+    try:
+        while (batch := hand_over.get()) is not None:
+            yield batch
+    finally:
+        hand_over.close()
+        thread.join()
+
+
+class _HandOver:
+    """A bounded queue between one producing and one consuming thread, closable by both."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._items: deque[Batch] = deque()
+        self._changed = threading.Condition()
+        self._finished = False
+        self._closed = False
+        self._error: BaseException | None = None
+
+    def put(self, batch: Batch) -> bool:
+        """Wait for room and add ``batch``; False: the consumer has gone."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._items) < self._depth or self._closed)
+            if self._closed:
+                return False
+            self._items.append(batch)
+            self._changed.notify_all()
+            return True
+
+    def finish(self, error: BaseException | None) -> None:
+        """No more items; ``error``, if any, is raised after those that are still here."""
+        with self._changed:
+            self._finished = True
+            self._error = error
+            self._changed.notify_all()
+
+    def get(self) -> Batch | None:
+        """Wait for the next item; None: there are no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._items or self._finished)
+            if self._items:
+                self._changed.notify_all()
+                return self._items.popleft()
+            if self._error is not None:
+                raise self._error
+            return None
+
+    def close(self) -> None:
+        """The consumer goes."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
