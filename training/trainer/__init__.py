@@ -1,0 +1,1 @@
+"""The trainer: loop, evaluation, checkpoints, logs and report of one run."""

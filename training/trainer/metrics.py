@@ -1,0 +1,191 @@
+"""Metrics of a click model: AUC, normalised entropy, log loss, calibration.
+
+``N`` rows; scores are logits ``[N]`` unless a function says probabilities; labels are 0 or 1.
+AUC needs every score at once; a `BinaryMetrics` holds five bytes a row for it (a float32 logit
+and a uint8 label) and streams the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+FloatArray = npt.NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The metrics of one pass over a split; NaN where one is not defined.
+
+    Attributes:
+        rows: rows seen.
+        positives: rows with label 1.
+        auc: probability that a positive row outranks a negative one, ties counting one half;
+            NaN unless both labels occur.
+        log_loss: mean negative log likelihood, in nats.
+        normalised_entropy: log loss over the entropy of the mean label (He et al. 2014,
+            "Practical lessons from predicting clicks on ads at Facebook"); below 1 is better
+            than the mean; NaN unless both labels occur.
+        calibration: mean prediction over mean label; NaN without positives.
+    """
+
+    rows: int
+    positives: int
+    auc: float
+    log_loss: float
+    normalised_entropy: float
+    calibration: float
+
+    def to_json(self) -> dict[str, int | float | None]:
+        """The fields by name; a metric that is not defined is None, as JSON has no NaN."""
+        return {
+            name: None if isinstance(value, float) and math.isnan(value) else value
+            for name, value in vars(self).items()
+        }
+
+
+class BinaryMetrics:
+    """Collects the logits and labels of one pass and computes an `Evaluation`.
+
+    Holds ``5 * capacity`` bytes.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._logits = np.empty(capacity, dtype=np.float32)
+        self._labels = np.empty(capacity, dtype=np.uint8)
+        self._rows = 0
+        self._loss_sum = 0.0
+        self._prediction_sum = 0.0
+
+    @property
+    def logits(self) -> npt.NDArray[np.float32]:
+        """The logits so far, ``[N]``."""
+        return self._logits[: self._rows]
+
+    @property
+    def labels(self) -> npt.NDArray[np.uint8]:
+        """The labels so far, ``[N]``."""
+        return self._labels[: self._rows]
+
+    def update(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        """Add one batch: logits ``[B]`` and labels ``[B]``, floating, on any device."""
+        x = logits.detach().cpu().numpy().astype(np.float64)
+        y = labels.detach().cpu().numpy()
+        stop = self._rows + len(x)
+        assert stop <= len(self._logits), "more rows than the split was said to have"
+        self._logits[self._rows : stop] = x
+        self._labels[self._rows : stop] = y
+        self._rows = stop
+        self._loss_sum += float(np.sum(np.logaddexp(0.0, x) - x * y))
+        self._prediction_sum += float(np.sum(sigmoid(x)))
+
+    def compute(self) -> Evaluation:
+        """The metrics of all rows so far."""
+        positives = int(np.count_nonzero(self.labels))
+        return _evaluation(
+            rows=self._rows,
+            positives=positives,
+            auc=auc(self.logits, self.labels),
+            loss_sum=self._loss_sum,
+            prediction_sum=self._prediction_sum,
+        )
+
+
+def evaluate_probabilities(probabilities: FloatArray, labels: npt.NDArray[Any]) -> Evaluation:
+    """The metrics of predictions ``[N]`` in ``[0, 1]``, as a served model gives them.
+
+    A prediction of exactly 0 or 1 is moved inside by the resolution of its type, so that the
+    log loss stays finite.
+    """
+    resolution = float(np.finfo(probabilities.dtype).eps)
+    p = np.clip(probabilities.astype(np.float64), resolution, 1.0 - resolution)
+    y = labels.astype(np.float64)
+    return _evaluation(
+        rows=len(y),
+        positives=int(np.count_nonzero(y)),
+        auc=auc(probabilities, labels),
+        loss_sum=-float(np.sum(y * np.log(p) + (1.0 - y) * np.log1p(-p))),
+        prediction_sum=float(np.sum(probabilities, dtype=np.float64)),
+    )
+
+
+def _evaluation(
+    *, rows: int, positives: int, auc: float, loss_sum: float, prediction_sum: float
+) -> Evaluation:
+    log_loss = loss_sum / rows if rows else math.nan
+    both = 0 < positives < rows
+    return Evaluation(
+        rows=rows,
+        positives=positives,
+        auc=auc,
+        log_loss=log_loss,
+        normalised_entropy=log_loss / binary_entropy(positives / rows) if both else math.nan,
+        calibration=prediction_sum / positives if positives else math.nan,
+    )
+
+
+def auc(scores: FloatArray, labels: npt.NDArray[Any]) -> float:
+    """Exact area under the ROC curve of scores ``[N]`` and labels ``[N]``; NaN for one class.
+
+    Counts ordered pairs in integers, so the result does not depend on the order of the rows
+    and is exact up to the last division for any N below 2**31.
+    """
+    order = np.argsort(scores, kind="stable")
+    sorted_scores = scores[order]
+    positive = (labels[order] != 0).astype(np.int64)
+    # The first row of every group of equal scores.
+    starts = np.flatnonzero(np.r_[True, sorted_scores[1:] != sorted_scores[:-1]][: len(scores)])
+    if len(starts) == 0:
+        return math.nan
+    positives = np.add.reduceat(positive, starts)
+    negatives = np.diff(np.r_[starts, len(scores)]) - positives
+    negatives_below = np.cumsum(negatives) - negatives
+    pairs = int(positives.sum()) * int(negatives.sum())
+    if pairs == 0:
+        return math.nan
+    won_twice = int(np.sum(positives * (2 * negatives_below + negatives)))
+    return won_twice / (2 * pairs)
+
+
+def binary_entropy(rate: float) -> float:
+    """Entropy in nats of a coin that shows 1 with probability ``rate``, which is in (0, 1)."""
+    return -(rate * math.log(rate) + (1.0 - rate) * math.log1p(-rate))
+
+
+def sigmoid(logits: FloatArray) -> npt.NDArray[np.float64]:
+    """The logistic function in float64, without overflow for any input; ``[N] -> [N]``."""
+    x = logits.astype(np.float64)
+    small = np.exp(-np.abs(x))
+    return np.asarray(np.where(x >= 0, 1.0, small) / (1.0 + small))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationBin:
+    """Rows of similar prediction: their number, mean prediction and mean label."""
+
+    rows: int
+    mean_prediction: float
+    mean_label: float
+
+
+def calibration_bins(
+    logits: FloatArray, labels: npt.NDArray[Any], *, bins: int
+) -> list[CalibrationBin]:
+    """Rows sorted by logit ``[N]`` and cut into at most ``bins`` parts of (nearly) equal size."""
+    order = np.argsort(logits, kind="stable")
+    predictions = sigmoid(logits[order])
+    sorted_labels = labels[order].astype(np.float64)
+    parts = [part for part in np.array_split(np.arange(len(order)), bins) if len(part)]
+    return [
+        CalibrationBin(
+            rows=len(part),
+            mean_prediction=float(predictions[part].mean()),
+            mean_label=float(sorted_labels[part].mean()),
+        )
+        for part in parts
+    ]

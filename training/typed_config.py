@@ -1,0 +1,392 @@
+"""From YAML text and ``key=value`` overrides to frozen, fully typed dataclasses, and back.
+
+Knows nothing of training: `build` takes any tree of keyword-only dataclasses and checks
+every value against its annotation, however deep.  Every error is one line that names where
+the value came from (``file.yaml:12`` or the override), the full dotted key, the value and
+what was expected; an unknown key also gets the nearest known one.
+
+Annotations understood: ``bool``, ``int``, ``float``, ``str``, ``None``, ``Literal``, unions,
+``tuple[X, ...]``, ``tuple[X, Y]``, ``list[X]``, ``dict[str, X]`` / ``Mapping[str, X]`` and
+dataclasses.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import contextlib
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union
+
+import yaml
+
+from tessera.errors import UserError
+
+T = TypeVar("T")
+Key = tuple[str, ...]
+
+
+class ConfigError(UserError):
+    """A config key or value that the user must change; the message is one line."""
+
+
+@dataclass
+class ConfigSource:
+    """A tree of plain values together with the place that each of them came from.
+
+    Attributes:
+        values: the merged tree: mappings with string keys, lists, scalars.
+        origins: the place of a key, e.g. ``("train", "seed") -> "demo.yaml:7"``.  A key without
+            an entry has the place of its nearest parent.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[Key, str] = field(default_factory=dict)
+
+    def origin(self, key: Key) -> str:
+        """The place that ``key``, or else its nearest parent, came from."""
+        for length in range(len(key), -1, -1):
+            found = self.origins.get(key[:length])
+            if found is not None:
+                return found
+        return "the config"
+
+
+def read_yaml(path: Path) -> ConfigSource:
+    """Read a YAML file with the line of every key.
+
+    Raises:
+        ConfigError: the file is not YAML, is not a mapping, or says a key twice.
+        OSError: the file cannot be read.
+    """
+    return parse_yaml(path.read_text(encoding="utf-8"), name=str(path))
+
+
+def parse_yaml(text: str, *, name: str) -> ConfigSource:
+    """As `read_yaml`, from text; ``name`` stands for the file in messages."""
+    source = ConfigSource(origins={(): name})
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if node is None:
+            return source
+        if not isinstance(node, yaml.MappingNode):
+            raise ConfigError(f"{name}: expected sections such as 'data:' at the top of the file")
+        _record_lines(node, (), name, source.origins)
+        source.values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from error
+    return source
+
+
+def _record_lines(node: yaml.MappingNode, prefix: Key, name: str, origins: dict[Key, str]) -> None:
+    for key_node, value_node in node.value:
+        key = (*prefix, str(key_node.value))
+        place = f"{name}:{key_node.start_mark.line + 1}"
+        if key in origins:
+            raise ConfigError(f"{place}: {'.'.join(key)} is given twice; keep one of the two")
+        origins[key] = place
+        if isinstance(value_node, yaml.MappingNode):
+            _record_lines(value_node, key, name, origins)
+
+
+def apply_overrides(source: ConfigSource, overrides: Sequence[str]) -> ConfigSource:
+    """``source`` with every ``dotted.key=value`` put in, later ones last; value is YAML.
+
+    Raises:
+        ConfigError: an override is not of that form or leads through something that is no
+            section.
+    """
+    result = ConfigSource(values=_copy_tree(source.values), origins=dict(source.origins))
+    for override in overrides:
+        dotted, equals, text = override.partition("=")
+        key = tuple(dotted.strip().split("."))
+        place = f"override '{override}'"
+        if not equals or not all(key):
+            raise ConfigError(f"{place}: expected KEY=VALUE, such as train.seed=1")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"{place}: the value is not valid YAML: {reason}") from error
+        section = result.values
+        for depth, part in enumerate(key[:-1], start=1):
+            if section.get(part) is None:
+                section[part] = {}
+            section = section[part]
+            if not isinstance(section, dict):
+                raise ConfigError(f"{place}: {'.'.join(key[:depth])} is a value, not a section")
+        section[key[-1]] = value
+        for known in [known for known in result.origins if known[: len(key)] == key]:
+            del result.origins[known]
+        result.origins[key] = place
+    return result
+
+
+def _copy_tree(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy_tree(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copy_tree(item) for item in value]
+    return value
+
+
+def build(cls: type[T], source: ConfigSource) -> T:
+    """The dataclass ``cls`` filled from ``source``.
+
+    Raises:
+        ConfigError: a key is unknown or missing, a value has the wrong type, or a dataclass's
+            ``__post_init__`` raised `ValueError`.
+    """
+    return typing.cast("T", _Builder(source, cls).build(cls, source.values, ()))
+
+
+def to_plain(value: Any) -> Any:
+    """``value`` (dataclasses, tuples, mappings, scalars) as what YAML and JSON can say."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            item.name: to_plain(getattr(value, item.name)) for item in dataclasses.fields(value)
+        }
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def to_yaml(value: Any) -> str:
+    """YAML text from which `build` makes ``value`` again."""
+    return yaml.safe_dump(to_plain(value), sort_keys=False, allow_unicode=True)
+
+
+def differing_keys(left: Any, right: Any, prefix: str = "") -> list[str]:
+    """Dotted keys at which two plain trees (see `to_plain`) differ, in the order of ``left``."""
+    if not (isinstance(left, dict) and isinstance(right, dict)):
+        return [] if left == right else [prefix]
+    keys: list[str] = []
+    for key in [*left, *(key for key in right if key not in left)]:
+        dotted = f"{prefix}.{key}" if prefix else str(key)
+        if key not in left or key not in right:
+            keys.append(dotted)
+        else:
+            keys.extend(differing_keys(left[key], right[key], dotted))
+    return keys
+
+
+class _Builder:
+    """One run of `build`: the source for messages and the root for nearest keys."""
+
+    def __init__(self, source: ConfigSource, root: type) -> None:
+        self._source = source
+        self._root = root
+
+    def build(self, annotation: Any, value: Any, key: Key) -> Any:
+        """``value`` as ``annotation``, or a `ConfigError` that names ``key``."""
+        origin = typing.get_origin(annotation)
+        if dataclasses.is_dataclass(annotation):
+            return self._dataclass(typing.cast("type", annotation), value, key)
+        if origin in (Union, types.UnionType):
+            return self._union(annotation, value, key)
+        if origin is tuple:
+            return self._tuple(annotation, value, key)
+        if origin is list and isinstance(value, list):
+            (item,) = typing.get_args(annotation)
+            return [self.build(item, part, (*key, str(i))) for i, part in enumerate(value)]
+        if origin in (dict, collections.abc.Mapping) and isinstance(value, dict):
+            item = typing.get_args(annotation)[1]
+            return {
+                str(name): self.build(item, part, (*key, str(name))) for name, part in value.items()
+            }
+        accepted, result = _scalar(annotation, value)
+        if not accepted:
+            raise self._wrong(annotation, value, key)
+        return result
+
+    def _dataclass(self, cls: type, value: Any, key: Key) -> Any:
+        if value is None:
+            value = {}  # "train:" with nothing below it means every default
+        if not isinstance(value, dict):
+            raise self._wrong(cls, value, key)
+        hints = typing.get_type_hints(cls)
+        fields = {item.name: item for item in dataclasses.fields(cls) if item.init}
+        for name in value:
+            if name not in fields:
+                raise self._unknown((*key, str(name)), list(fields))
+        for name, item in fields.items():
+            has_default = (
+                item.default is not dataclasses.MISSING
+                or item.default_factory is not dataclasses.MISSING
+            )
+            # A required section may still be wholly made of defaults; then it need not be said.
+            if name not in value and not has_default:
+                if not dataclasses.is_dataclass(hints[name]):
+                    raise self._missing((*key, name), hints[name])
+                value = {**value, name: {}}
+        arguments = {name: self.build(hints[name], value[name], (*key, name)) for name in value}
+        try:
+            return cls(**arguments)
+        except ConfigError:
+            raise
+        except ValueError as error:
+            section = ".".join(key)
+            where = f"in section '{section}': " if section else ""
+            raise ConfigError(f"{self._post_init_place(key, error)}: {where}{error}") from error
+
+    def _post_init_place(self, key: Key, error: ValueError) -> str:
+        """The place of the field that the message of a ``__post_init__`` begins with, if any."""
+        words = str(error).replace("=", " ").replace(":", " ").split()
+        if words:
+            named = (*key, *words[0].strip("`'\"").split("."))
+            return self._source.origin(named)
+        return self._source.origin(key)
+
+    def _union(self, annotation: Any, value: Any, key: Key) -> Any:
+        members = typing.get_args(annotation)
+        # Exact types first, so that an int stays an int under `float | int`.
+        for member in members:
+            if isinstance(member, type) and type(value) is member:
+                return value
+        if value is None and type(None) in members:
+            return None
+        structured = [
+            member
+            for member in members
+            if (isinstance(value, dict) and _takes_mapping(member))
+            or (isinstance(value, list) and typing.get_origin(member) in (tuple, list))
+        ]
+        if len(structured) == 1:
+            return self.build(structured[0], value, key)  # its error says more than ours
+        for member in members:
+            with contextlib.suppress(ConfigError):
+                return self.build(member, value, key)
+        raise self._wrong(annotation, value, key)
+
+    def _tuple(self, annotation: Any, value: Any, key: Key) -> Any:
+        if not isinstance(value, (list, tuple)):
+            raise self._wrong(annotation, value, key)
+        items = typing.get_args(annotation)
+        if len(items) == 2 and items[1] is Ellipsis:
+            items = (items[0],) * len(value)
+        if len(items) != len(value):
+            raise self._wrong(annotation, value, key)
+        return tuple(
+            self.build(item, part, (*key, str(i)))
+            for i, (item, part) in enumerate(zip(items, value, strict=True))
+        )
+
+    def _wrong(self, annotation: Any, value: Any, key: Key) -> ConfigError:
+        dotted = ".".join(key) or "the config"
+        expected = describe(annotation)
+        return ConfigError(f"{self._source.origin(key)}: {dotted}={value!r}: expected {expected}")
+
+    def _missing(self, key: Key, annotation: Any) -> ConfigError:
+        dotted = ".".join(key)
+        return ConfigError(
+            f"{self._source.origin(key[:-1])}: {dotted} is missing ({describe(annotation)}); add it"
+            f" there or give {dotted}=... on the command line"
+        )
+
+    def _unknown(self, key: Key, siblings: list[str]) -> ConfigError:
+        dotted = ".".join(key)
+        near = nearest_key(key, siblings, list(known_keys(self._root)))
+        section = f"section '{'.'.join(key[:-1])}'" if key[:-1] else "the top level"
+        remedy = (
+            f"did you mean {near}?" if near else f"{section} has the keys {', '.join(siblings)}"
+        )
+        return ConfigError(f"{self._source.origin(key)}: unknown key {dotted}; {remedy}")
+
+
+def _takes_mapping(annotation: Any) -> bool:
+    origin = typing.get_origin(annotation)
+    return dataclasses.is_dataclass(annotation) or origin in (dict, collections.abc.Mapping)
+
+
+def _scalar(annotation: Any, value: Any) -> tuple[bool, Any]:
+    """Whether ``value`` is a plain ``annotation``, and it as one."""
+    if typing.get_origin(annotation) is Literal:
+        options = typing.get_args(annotation)
+        return any(option == value and type(option) is type(value) for option in options), value
+    if annotation is float:
+        return _float(value)
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool), value
+    if annotation in (bool, str, type(None)):
+        return isinstance(value, annotation), value
+    return annotation is Any, value
+
+
+def _float(value: Any) -> tuple[bool, Any]:
+    # YAML 1.1 reads 1e-3 (without a point) as text; nobody who writes it means text.
+    if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError):
+            return True, float(value)
+    return False, value
+
+
+_SCALAR_WORDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    type(None): "null",
+}
+
+
+def describe(annotation: Any) -> str:
+    """An annotation in words, e.g. ``a list, each item an integer`` or ``'sum' or 'mean'``."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    text = _SCALAR_WORDS.get(annotation, str(annotation))
+    if origin is Literal:
+        text = " or ".join(repr(option) for option in arguments)
+    elif origin in (Union, types.UnionType):
+        text = " or ".join(describe(member) for member in arguments)
+    elif origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
+        text = f"a list of {len(arguments)}: {', '.join(describe(item) for item in arguments)}"
+    elif origin in (tuple, list):
+        text = f"a list, each item {describe(arguments[0])}"
+    elif origin in (dict, collections.abc.Mapping):
+        text = f"a mapping, each value {describe(arguments[1])}"
+    elif dataclasses.is_dataclass(annotation):
+        names = ", ".join(item.name for item in dataclasses.fields(annotation))
+        text = f"a section with the keys {names}"
+    return text
+
+
+def known_keys(cls: Any, prefix: Key = ()) -> Iterator[Key]:
+    """Every key of the tree of dataclasses under ``cls``; a mapping's names stand as ``NAME``."""
+    if dataclasses.is_dataclass(cls):
+        hints = typing.get_type_hints(cls)
+        for item in dataclasses.fields(cls):
+            key = (*prefix, item.name)
+            yield key
+            yield from known_keys(hints[item.name], key)
+    elif typing.get_origin(cls) in (Union, types.UnionType):
+        for member in typing.get_args(cls):
+            yield from known_keys(member, prefix)
+    elif typing.get_origin(cls) in (dict, collections.abc.Mapping):
+        yield from known_keys(typing.get_args(cls)[1], (*prefix, "NAME"))
+
+
+def nearest_key(key: Key, siblings: list[str], known: list[Key]) -> str | None:
+    """The known key that ``key`` was most likely meant to be, dotted, or None.
+
+    A sibling with a similar name is preferred, then the same name in another section, then
+    the most similar full key.
+    """
+    close = difflib.get_close_matches(key[-1], siblings, n=1, cutoff=0.6)
+    if close:
+        return ".".join((*key[:-1], close[0]))
+    elsewhere = [".".join(other) for other in known if other[-1] == key[-1]]
+    if elsewhere:
+        return max(
+            elsewhere,
+            key=lambda other: difflib.SequenceMatcher(None, other, ".".join(key)).ratio(),
+        )
+    full = difflib.get_close_matches(
+        ".".join(key), [".".join(other) for other in known], n=1, cutoff=0.6
+    )
+    return full[0] if full else None
