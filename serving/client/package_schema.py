@@ -1,0 +1,20 @@
+"""A model's inputs, read from its package file without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tessera.serving.records import Records
+from tessera.serving.schema import InputSchema
+
+
+def read_schema(path: str | Path) -> InputSchema:
+    """The input schema of the package at ``path`` (a MODEL.pt that ``package-model`` wrote).
+
+    Reads the manifest only; nothing of the archive runs, and its hashes are not checked
+    (``tessera verify`` does that).
+
+    Raises:
+        PackageError: a UserError; the file is missing, damaged, or no package.
+    """
+    return Records(Path(path)).manifest().schema

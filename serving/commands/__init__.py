@@ -1,0 +1,1 @@
+"""The sub-commands of `tessera` that package, serve and predict."""

@@ -1,0 +1,237 @@
+"""Send samples to a running server and print one JSON line with the scores of each.
+
+Samples come from a file of JSON lines (--input) or are drawn at random (--random).  With
+--model-file the lines name their features:
+
+    {"dense": {"I1": 0.5, "I2": null}, "sparse": {"C1": [7], "C2": []}, "weights": {}}
+
+null or an absent name is a missing dense value, an absent sparse feature has no ids, and
+"weights" holds one number per id for the features that the model weights.  Without --model-file
+the command knows no names: "dense" and "sparse" are then lists in the model's own order.
+
+Output, in the order of the input: {"sample": 0, "scores": {"default": 0.25}}
+
+Exit status: 0 every sample was scored; 1 the server failed to answer in time (overload,
+deadline, a bug of its own); 2 a flag, the address or a line of the input has to be changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from tqdm import tqdm
+
+from tessera.errors import UserError
+from tessera.serving.client import (
+    InvalidRequest,
+    ModelNotFound,
+    PredictError,
+    Prediction,
+    PredictorClient,
+    RequestDrawer,
+    Unavailable,
+    read_schema,
+)
+from tessera.serving.client.arrays import Array
+from tessera.serving.client.jsonl import read_batches
+from tessera.serving.client.latency import LatencySummary
+from tessera.serving.schema import InputSchema
+
+EXIT_NOT_ANSWERED = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``tessera predict``."""
+    parser.add_argument(
+        "--address", required=True, metavar="HOST:PORT", help="the server's gRPC address"
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--input", metavar="FILE.jsonl", help="samples as JSON lines; - reads standard input"
+    )
+    source.add_argument(
+        "--random",
+        type=_positive_int,
+        metavar="N",
+        help="draw N random samples that fit --model-file",
+    )
+    parser.add_argument(
+        "--model-file",
+        metavar="MODEL.pt",
+        help="the served package, for its features' names and order; needed by --random"
+        " (default: none)",
+    )
+    parser.add_argument(
+        "--model",
+        default="",
+        metavar="NAME",
+        help="the model's name at the server (default: the server's only or first model)",
+    )
+    parser.add_argument(
+        "--model-version",
+        default="",
+        metavar="VERSION",
+        help="the model's version at the server (default: the loaded one)",
+    )
+    parser.add_argument(
+        "--batch",
+        type=_positive_int,
+        default=64,
+        metavar="N",
+        help="samples per request (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--timeout-ms",
+        type=_positive_int,
+        default=5000,
+        metavar="MS",
+        help="time limit of a request, in milliseconds (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of --random (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--latency",
+        action="store_true",
+        help="after the last answer, print the requests' latencies to stderr (default: off)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Send everything and print the answers; returns the exit status."""
+    schema = None if args.model_file is None else read_schema(args.model_file)
+    if args.random is not None and schema is None:
+        raise UserError("--random needs --model-file MODEL.pt, to draw samples that fit the model")
+    if args.seed < 0:
+        raise UserError(f"--seed is {args.seed}; it must be 0 or more")
+    latencies_s: list[float] = []
+    with ExitStack() as stack:
+        client = stack.enter_context(
+            PredictorClient(args.address, schema=schema, timeout_s=args.timeout_ms / 1e3)
+        )
+        if args.random is not None:
+            assert schema is not None
+            answers = _random_answers(client, schema, args, latencies_s)
+        else:
+            lines = stack.enter_context(_open_lines(args.input))
+            answers = _line_answers(client, schema, lines, args, latencies_s)
+        try:
+            _print_answers(answers, total=args.random)
+        except PredictError as error:
+            return _failed(error)
+        except BrokenPipeError:
+            # The reader (head, say) has seen enough.  What is still buffered has no reader.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+    if args.latency:
+        print(LatencySummary.of_seconds(latencies_s), file=sys.stderr)
+    return 0
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not 1 or more")
+    return value
+
+
+def _open_lines(name: str) -> TextIO:
+    if name == "-":
+        # A descriptor of its own, so that closing it leaves the process's stdin alone.
+        return open(sys.stdin.fileno(), encoding="utf-8", closefd=False)
+    return Path(name).open(encoding="utf-8")
+
+
+def _random_answers(
+    client: PredictorClient,
+    schema: InputSchema,
+    args: argparse.Namespace,
+    latencies_s: list[float],
+) -> Iterator[tuple[Prediction, int]]:
+    drawer = RequestDrawer(schema, seed=args.seed)
+    for begin in range(0, args.random, args.batch):
+        size = min(args.batch, args.random - begin)
+        arrays = drawer.samples(size)
+        began = time.perf_counter()
+        prediction = client.predict_arrays(arrays, model=args.model, version=args.model_version)
+        latencies_s.append(time.perf_counter() - began)
+        yield prediction, size
+
+
+def _line_answers(
+    client: PredictorClient,
+    schema: InputSchema | None,
+    lines: TextIO,
+    args: argparse.Namespace,
+    latencies_s: list[float],
+) -> Iterator[tuple[Prediction, int]]:
+    batches = read_batches(lines, batch_size=args.batch, schema=schema)
+    while True:
+        try:
+            batch = next(batches, None)
+        except UnicodeDecodeError as error:
+            raise UserError(f"{args.input}: not UTF-8 text ({error})") from error
+        except UserError as error:
+            raise UserError(f"{args.input}, {error}") from error
+        if batch is None:
+            return
+        began = time.perf_counter()
+        try:
+            prediction = client.predict(
+                batch.dense, batch.sparse, model=args.model, version=args.model_version
+            )
+        except InvalidRequest as error:
+            where = f"{args.input}, lines {batch.first_line} to {batch.last_line}"
+            raise UserError(f"{where}: the server refused them: {error.message}") from error
+        latencies_s.append(time.perf_counter() - began)
+        yield prediction, batch.size
+
+
+def _print_answers(answers: Iterator[tuple[Prediction, int]], *, total: int | None) -> None:
+    sample = 0
+    # The bar is for a person at a terminal; with answers on the same terminal it is in the way.
+    hidden = sys.stdout.isatty() or not sys.stderr.isatty()
+    with tqdm(total=total, unit=" samples", file=sys.stderr, disable=hidden) as bar:
+        for prediction, size in answers:
+            columns = {name: _numbers(out) for name, out in prediction.outputs.items()}
+            for row in range(size):
+                scores = {name: column[row] for name, column in columns.items()}
+                print(json.dumps({"sample": sample, "scores": scores}))
+                sample += 1
+            bar.update(size)
+    sys.stdout.flush()
+
+
+def _numbers(output: Array) -> list[Any]:
+    """Each sample's float32 score, or list of them, as numbers for JSON."""
+    if output.ndim == 1:
+        return [_shortest(value) for value in output]
+    return [[_shortest(value) for value in row] for row in output]
+
+
+def _shortest(value: np.float32) -> float | None:
+    """The shortest decimal that reads back as the same float32; NaN and infinity are no JSON."""
+    return float(str(value)) if math.isfinite(value) else None
+
+
+def _failed(error: PredictError) -> int:
+    """Say in one line why there is no answer; returns the exit status."""
+    if isinstance(error, Unavailable):
+        raise UserError(
+            f"no answer from a server at {error.address} ({error.message}); is the address right"
+            " and 'tessera serve' running and ready?"
+        ) from error
+    if isinstance(error, ModelNotFound):
+        raise UserError(f"{error}; see --model and --model-version") from error
+    print(f"tessera predict: {error}", file=sys.stderr)
+    return EXIT_NOT_ANSWERED
