@@ -307,6 +307,24 @@ class KeyedJaggedTensor:
         """Every feature's bags by its name."""
         return {key: self._feature(index) for index, key in enumerate(self._keys)}
 
+    def with_values(self, values: Tensor) -> KeyedJaggedTensor:
+        """The same bags with other ids: ``values`` ``[N]``, in the same order.
+
+        Raises:
+            ValueError: another number of ids.
+        """
+        if not is_traced(values, self._values) and values.size(0) != self._values.size(0):
+            raise ValueError(f"values has {values.size(0)} ids, not {self._values.size(0)}")
+        return KeyedJaggedTensor._trusted(
+            self._keys,
+            values,
+            self._weights,
+            self._lengths,
+            self._offsets,
+            self.stride(),
+            self._offset_per_key,
+        )
+
     def split(self, segments: list[int]) -> list[KeyedJaggedTensor]:
         """Cut into tensors of ``segments[i]`` keys each, sharing storage.
 

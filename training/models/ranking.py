@@ -1,0 +1,247 @@
+"""The whole way from raw features to a logit, which training and serving share.
+
+Shapes: ``B`` samples, ``N`` ids of all features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tessera.errors import UserError
+from tessera.training.models.config import (
+    DenseMissing,
+    Hashing,
+    ModelConfig,
+    OutOfRange,
+    Pooling,
+    TableConfig,
+)
+from tessera.training.models.dlrm import DLRM, DLRM_DCN
+from tessera.training.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from tessera.training.modules.embedding_modules import EmbeddingBagCollection
+from tessera.training.modules.hashing import FeatureHasher, HashSpec
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseFeature:
+    """One sparse feature with everything settled; the fields of a package's feature."""
+
+    name: str
+    group: Literal["id_list", "id_score_list"]
+    table: str
+    rows: int
+    dim: int
+    pooling: Pooling
+    hashing: Hashing
+    out_of_range: OutOfRange
+
+
+class MissingValueEncoder(nn.Module):
+    """Dense features without NaN.
+
+    Args:
+        features: dense features of the input; 0 makes a column of ones, which gives the bottom
+            MLP something to learn a constant vector from.
+        missing: ``indicator`` puts a 0/1 column per feature behind the values, ``zero`` does
+            not.
+    """
+
+    def __init__(self, features: int, missing: DenseMissing) -> None:
+        super().__init__()
+        self.features = features
+        self.missing = missing
+
+    @property
+    def out_features(self) -> int:
+        """Columns of the output."""
+        if self.features == 0:
+            return 1
+        return self.features * (2 if self.missing == "indicator" else 1)
+
+    def forward(self, dense: Tensor, batch_size: int) -> Tensor:
+        """``[B, features]`` float32, NaN where missing, to ``[B, out_features]``."""
+        if self.features == 0:
+            return dense.new_ones([batch_size, 1])
+        missing = torch.isnan(dense)
+        filled = dense.masked_fill(missing, 0.0)
+        if self.missing == "zero":
+            return filled
+        return torch.cat([filled, missing.to(torch.float32)], dim=1)
+
+
+class RankingModel(nn.Module):
+    """Missing values, id hashing, tables and architecture in one module.
+
+    Built by `build_ranking_model`.
+
+    Attributes:
+        dense_names: the dense features, in column order.
+        features: the sparse features, in the order of the keys that `forward` expects.
+        encoder: `MissingValueEncoder`.
+        hasher: `FeatureHasher`.
+        arch: `DLRM` or `DLRM_DCN`; its tables are ``arch.sparse_arch.embedding_bag_collection``.
+    """
+
+    def __init__(
+        self,
+        *,
+        dense_names: Sequence[str],
+        features: Sequence[SparseFeature],
+        encoder: MissingValueEncoder,
+        hasher: FeatureHasher,
+        arch: DLRM | DLRM_DCN,
+    ) -> None:
+        super().__init__()
+        self.dense_names = tuple(dense_names)
+        self.features = tuple(features)
+        self.encoder = encoder
+        self.hasher = hasher
+        self.arch = arch
+
+    def input_schema_features(self) -> list[dict[str, str | int]]:
+        """The sparse features as plain data, for a package's schema.
+
+        Keys: name, group, table, rows, dim, pooling, hashing, out_of_range.
+        """
+        return [dict(vars(feature)) for feature in self.features]
+
+    def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
+        """Score ``B`` samples.
+
+        Args:
+            dense_features: ``[B, F_dense]`` float32, NaN where missing.
+            sparse_features: raw int32 or int64 ids of ``features``.
+
+        Returns:
+            Logits ``[B]`` float32.
+
+        Raises:
+            KeyError: a sparse feature is missing.
+        """
+        dense = self.encoder(dense_features, sparse_features.stride())
+        logits: Tensor = self.arch(dense, self.hasher(sparse_features))
+        return logits.squeeze(1)
+
+
+def settle_features(config: ModelConfig, sparse_names: Sequence[str]) -> list[SparseFeature]:
+    """Every feature's settings, from the model's defaults and the feature's own.
+
+    Raises:
+        UserError: a setting for a feature that the data has not, no features, or features that
+            share a table but differ in its size or pooling.
+    """
+    if not sparse_names:
+        raise UserError("the data has no sparse features; a ranking model needs at least one")
+    for name in config.tables:
+        if name not in sparse_names:
+            raise UserError(
+                f"tables.{name}: the data has no such feature; it has {', '.join(sparse_names)}"
+            )
+    features = [_settle(config, name) for name in sparse_names]
+    first: dict[str, SparseFeature] = {}
+    for feature in features:
+        other = first.setdefault(feature.table, feature)
+        for trait in ("rows", "dim", "pooling"):
+            if getattr(other, trait) != getattr(feature, trait):
+                raise UserError(
+                    f"features {other.name} and {feature.name} share table {feature.table!r} but "
+                    f"have {trait} {getattr(other, trait)} and {getattr(feature, trait)}; give "
+                    "both the same"
+                )
+    return features
+
+
+def _settle(config: ModelConfig, name: str) -> SparseFeature:
+    own = config.tables.get(name, TableConfig())
+    return SparseFeature(
+        name=name,
+        group="id_score_list" if own.weighted else "id_list",
+        table=own.table or f"t_{name.replace('.', '_')}",
+        rows=own.rows or config.rows,
+        dim=own.dim or config.embedding_dim,
+        pooling=own.pooling or config.pooling,
+        hashing=own.hashing or config.hashing,
+        out_of_range=own.out_of_range or config.out_of_range,
+    )
+
+
+def _tables(config: ModelConfig, features: Sequence[SparseFeature]) -> list[EmbeddingBagConfig]:
+    tables: dict[str, EmbeddingBagConfig] = {}
+    bound = config.embedding_init
+    for feature in features:
+        table = tables.setdefault(
+            feature.table,
+            EmbeddingBagConfig(
+                num_embeddings=feature.rows,
+                embedding_dim=feature.dim,
+                name=feature.table,
+                pooling=PoolingType.MEAN if feature.pooling == "mean" else PoolingType.SUM,
+                weight_init_max=bound,
+                weight_init_min=None if bound is None else -bound,
+            ),
+        )
+        table.feature_names.append(feature.name)
+    return list(tables.values())
+
+
+def build_ranking_model(
+    config: ModelConfig,
+    dense_names: Sequence[str],
+    sparse_names: Sequence[str],
+    *,
+    device: torch.device | str | None = None,
+) -> RankingModel:
+    """Build the model that ``config`` describes for the features that the data has.
+
+    Args:
+        config: the description.
+        dense_names: the data's dense features, possibly none.
+        sparse_names: the data's sparse features, at least one.
+        device: where the tables live; ``meta`` leaves their memory to
+            `DistributedModelParallel`, so that they never exist twice.
+
+    Raises:
+        UserError: config and data do not fit.
+    """
+    features = settle_features(config, sparse_names)
+    encoder = MissingValueEncoder(len(dense_names), config.dense_missing)
+    hasher = FeatureHasher(
+        [
+            HashSpec(
+                name=feature.name,
+                rows=feature.rows,
+                hashing=feature.hashing,
+                out_of_range=feature.out_of_range,
+            )
+            for feature in features
+        ]
+    )
+    tables = EmbeddingBagCollection(
+        _tables(config, features),
+        is_weighted=any(feature.group == "id_score_list" for feature in features),
+        device=device,
+    )
+    dense_sizes = [*config.dense_layers, config.embedding_dim]
+    over_sizes = [*config.over_layers, 1]
+    arch: DLRM | DLRM_DCN
+    if config.arch == "dlrm":
+        arch = DLRM(tables, encoder.out_features, dense_sizes, over_sizes, dropout=config.dropout)
+    else:
+        arch = DLRM_DCN(
+            tables,
+            encoder.out_features,
+            dense_sizes,
+            over_sizes,
+            config.dcn_num_layers,
+            config.dcn_low_rank_dim,
+            dropout=config.dropout,
+        )
+    return RankingModel(
+        dense_names=dense_names, features=features, encoder=encoder, hasher=hasher, arch=arch
+    )

@@ -1,0 +1,215 @@
+"""From raw 64-bit ids to rows of a table, inside the model.
+
+The rule of each feature is part of the model, so that training and every server give an id the
+same row.  All arithmetic is on int64 tensors with wraparound, which eager mode, TorchScript and
+LibTorch share; unsigned steps are spelt out, because torch has no unsigned shift or remainder
+for them.
+
+Source of the mixing function: MurmurHash3's 64-bit finaliser ``fmix64`` (Austin Appleby, public
+domain).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+
+Hashing = Literal["none", "modulo", "murmur3"]
+OutOfRange = Literal["reject", "clamp", "hash"]
+
+MAX_ROWS = 2**62  # twice a row must fit in int64 (see `_unsigned_remainder`)
+
+
+def fmix64(ids: Tensor) -> Tensor:
+    """Mix the bits of int64 ``ids`` (any shape); one-to-one on 64-bit words."""
+    # An arithmetic shift copies the sign; the mask makes it a logical one.  The multipliers are
+    # 0xFF51AFD7ED558CCD and 0xC4CEB9FE1A85EC53, written as the int64 with the same bits.
+    mixed = ids ^ ((ids >> 33) & 0x7FFFFFFF)
+    mixed = mixed * -49064778989728563
+    mixed = mixed ^ ((mixed >> 33) & 0x7FFFFFFF)
+    mixed = mixed * -4265267296055464877
+    return mixed ^ ((mixed >> 33) & 0x7FFFFFFF)
+
+
+def murmur3_rows(ids: Tensor, rows: Tensor) -> Tensor:
+    """``fmix64(ids)`` read as uint64, modulo ``rows``.
+
+    Args:
+        ids: int64, any shape.
+        rows: int64, broadcastable to ``ids``, in ``[1, 2**62]``.
+    """
+    mixed = fmix64(ids)
+    # u = 2 * half + bit with half >= 0, so u mod r = (2 * (half mod r) + bit) mod r.
+    half = (mixed >> 1) & 0x7FFFFFFFFFFFFFFF
+    return torch.remainder(torch.remainder(half, rows) * 2 + (mixed & 1), rows)
+
+
+def hash_ids(ids: Tensor, rule: str, rows: int) -> Tensor:
+    """The row of each id under one rule.
+
+    Args:
+        ids: int64, any shape.
+        rule: ``none`` gives the id itself, ``modulo`` the non-negative remainder of the signed
+            id, ``murmur3`` the mixed id read as an unsigned number, modulo ``rows``.
+        rows: rows of the table.
+
+    Returns:
+        int64, shape of ``ids``; in ``[0, rows)`` except under ``none``.
+
+    Raises:
+        ValueError: an unknown rule.
+    """
+    if rule == "none":
+        return ids
+    if rule == "modulo":
+        return torch.remainder(ids, rows)
+    if rule == "murmur3":
+        return murmur3_rows(ids, torch.full([], rows, dtype=torch.int64, device=ids.device))
+    raise ValueError("the hashing rule is none of none, modulo, murmur3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HashSpec:
+    """How the ids of one feature become rows.
+
+    Attributes:
+        name: the feature.
+        rows: rows of its table.
+        hashing: the rule, see `hash_ids`.
+        out_of_range: under ``none``, what becomes of an id outside ``[0, rows)``: ``hash`` gives
+            it the row of ``murmur3``, ``clamp`` the nearest row; ``reject`` is the server's word
+            (it refuses the request), here it acts like ``clamp`` so that no id ever leaves the
+            table.
+
+    Raises:
+        ValueError: an unknown rule or rows outside ``[1, 2**62]``.
+    """
+
+    name: str
+    rows: int
+    hashing: Hashing
+    out_of_range: OutOfRange = "clamp"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rows <= MAX_ROWS:
+            raise ValueError(f"feature {self.name!r}: rows is {self.rows}; give 1 to 2**62")
+        if self.hashing not in get_args(Hashing):
+            raise ValueError(
+                f"feature {self.name!r}: hashing is {self.hashing!r}; "
+                f"give one of {', '.join(get_args(Hashing))}"
+            )
+        if self.out_of_range not in get_args(OutOfRange):
+            raise ValueError(
+                f"feature {self.name!r}: out_of_range is {self.out_of_range!r}; "
+                f"give one of {', '.join(get_args(OutOfRange))}"
+            )
+
+
+_MURMUR3, _MODULO, _CLAMP, _CLAMP_OR_MURMUR3 = range(4)
+
+
+def _action(spec: HashSpec) -> int:
+    if spec.hashing == "murmur3":
+        return _MURMUR3
+    if spec.hashing == "modulo":
+        return _MODULO
+    return _CLAMP_OR_MURMUR3 if spec.out_of_range == "hash" else _CLAMP
+
+
+class FeatureHasher(nn.Module):
+    """Turns the raw ids of all features into rows in one pass over the ids.
+
+    A constant number of tensor operations whatever the number of features; where all features
+    have the same table size or the same rule, the operations that tell them apart are left out.
+
+    Args:
+        specs: one per feature, in the order of the keys that `forward` gives back.
+
+    Raises:
+        ValueError: no feature, or one twice.
+    """
+
+    def __init__(self, specs: Sequence[HashSpec]) -> None:
+        super().__init__()
+        names = [spec.name for spec in specs]
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"features {names}: give at least one, and each once")
+        self.specs = tuple(specs)
+        self._names = names
+        actions = [_action(spec) for spec in specs]
+        self._actions = frozenset(actions)
+        self._one_size = len({spec.rows for spec in specs}) == 1
+        # The buffers are worked out from the specs, so checkpoints need not hold them.
+        rows = [spec.rows for spec in specs]
+        self.rows_F: Tensor
+        self.actions_F: Tensor
+        self.bounds_F1: Tensor
+        self._constant("rows_F", rows[:1] if self._one_size else rows)
+        self._constant("actions_F", actions)
+        self._constant("bounds_F1", list(range(len(names) + 1)))
+
+    def _constant(self, name: str, values: list[int]) -> None:
+        self.register_buffer(name, torch.tensor(values, dtype=torch.int64), persistent=False)
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """Hash every feature's ids.
+
+        Args:
+            features: int32 or int64 raw ids; at least the features of ``specs``.
+
+        Returns:
+            The features of ``specs`` in their order, int64 ids, each in ``[0, rows)`` of its
+            table.
+
+        Raises:
+            KeyError: a feature is missing.
+        """
+        if features.keys() != self._names:
+            features = features.permute([self._place(name, features) for name in self._names])
+        ids = features.values().long()
+        return features.with_values(self._rows_of(ids, features))
+
+    @staticmethod
+    def _place(name: str, features: KeyedJaggedTensor) -> int:
+        places = features.index_per_key()
+        if name not in places:
+            raise KeyError(f"feature {name!r} is missing; the input has {features.keys()}")
+        return places[name]
+
+    def _rows_of(self, ids: Tensor, features: KeyedJaggedTensor) -> Tensor:
+        one_action = len(self._actions) == 1
+        counts = None
+        if not (self._one_size and one_action):
+            # Ids per feature without looking at the batch size: works at B = 0 and while traced.
+            bounds = features.offsets().index_select(0, self.bounds_F1 * features.stride())
+            counts = bounds[1:] - bounds[:-1]
+        rows = self.rows_F
+        if not self._one_size:
+            assert counts is not None
+            rows = torch.repeat_interleave(self.rows_F, counts)
+        if one_action:
+            return _apply(next(iter(self._actions)), ids, rows)
+        assert counts is not None
+        action_N = torch.repeat_interleave(self.actions_F, counts)
+        order = sorted(self._actions)
+        result = _apply(order[0], ids, rows)
+        for action in order[1:]:
+            result = torch.where(action_N == action, _apply(action, ids, rows), result)
+        return result
+
+
+def _apply(action: int, ids: Tensor, rows: Tensor) -> Tensor:
+    if action == _MURMUR3:
+        return murmur3_rows(ids, rows)
+    if action == _MODULO:
+        return torch.remainder(ids, rows)
+    if action == _CLAMP:
+        return torch.minimum(ids.clamp(min=0), rows - 1)
+    outside = (ids < 0) | (ids >= rows)
+    return torch.where(outside, murmur3_rows(ids, rows), ids)

@@ -1,0 +1,106 @@
+"""Fully connected layers with an activation behind each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Activation = Literal["relu", "sigmoid", "none"] | Callable[[Tensor], Tensor] | nn.Module
+
+_NAMED: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "sigmoid": torch.sigmoid}
+
+
+def _identity(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _activation(activation: Activation) -> Callable[[Tensor], Tensor] | nn.Module:
+    if not isinstance(activation, str):
+        return activation
+    if activation == "none":
+        return _identity
+    if activation not in _NAMED:
+        raise ValueError(
+            f"activation is {activation!r}; give one of {', '.join(_NAMED)}, none, or a function"
+        )
+    return _NAMED[activation]
+
+
+class Perceptron(nn.Module):
+    """``activation(x W + b)``.
+
+    Args:
+        in_size: columns of the input.
+        out_size: columns of the output.
+        bias: whether to add ``b``.
+        activation: a name, a function of a tensor, or a module.
+        device: where the weights live.
+        dtype: of the weights.
+
+    Raises:
+        ValueError: an unknown activation.
+    """
+
+    def __init__(  # noqa: PLR0917 - the signature TorchRec users know
+        self,
+        in_size: int,
+        out_size: int,
+        bias: bool = True,  # noqa: FBT001, FBT002 - the signature TorchRec users know
+        activation: Activation = torch.relu,
+        device: torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self._linear = nn.Linear(in_size, out_size, bias=bias, device=device, dtype=dtype)
+        self._activation_fn = _activation(activation)
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        """``[B, in_size]`` to ``[B, out_size]``."""
+        result: Tensor = self._activation_fn(self._linear(tensor))
+        return result
+
+
+class MLP(nn.Module):
+    """Perceptrons one after the other.
+
+    Args:
+        in_size: columns of the input.
+        layer_sizes: columns after each layer, one or more.
+        bias: whether layers add a bias.
+        activation: the same for all layers.
+        device: where the weights live.
+        dtype: of the weights.
+        dropout: share of each layer's outputs that training sets to zero; no effect in eval.
+
+    Raises:
+        ValueError: no layers, or an unknown activation.
+    """
+
+    def __init__(  # noqa: PLR0917 - the signature TorchRec users know
+        self,
+        in_size: int,
+        layer_sizes: list[int],
+        bias: bool = True,  # noqa: FBT001, FBT002 - the signature TorchRec users know
+        activation: Activation = torch.relu,
+        device: torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+        *,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if not layer_sizes:
+            raise ValueError("layer_sizes is empty; give the size of at least one layer")
+        layers: list[nn.Module] = []
+        for size_in, size_out in zip([in_size, *layer_sizes], layer_sizes, strict=False):
+            layers.append(Perceptron(size_in, size_out, bias, activation, device, dtype))
+            if dropout:
+                layers.append(nn.Dropout(dropout))
+        self._mlp = nn.Sequential(*layers)
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        """``[B, in_size]`` to ``[B, layer_sizes[-1]]``."""
+        result: Tensor = self._mlp(tensor)
+        return result
