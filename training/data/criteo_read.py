@@ -1,0 +1,210 @@
+"""Criteo files of any size to prepared rows, by several processes, in the order of the text.
+
+Plain files are cut into ranges of `TASK_BYTES`; a line belongs to the range that its first byte is
+in, and a worker finds the lines of its range by itself.  A ``.gz`` file has one reader here that
+decompresses and hands whole lines to the workers.  Results come back in order, at most
+``2 * workers`` tasks are under way, and each worker parses `TILE_BYTES` at a time, so memory is
+bounded whatever the files' size:
+
+    this process      2 * workers * TASK_BYTES   (results, or decompressed text, under way)
+    each worker       2 * TASK_BYTES + 15 * TILE_BYTES
+
+with 8 MiB tasks and 512 KiB tiles: about 32 MiB here and 24 MiB in each of 2 workers, on top of
+Python and numpy.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.errors import UserError
+from tessera.training.data.criteo_format import ROW_WORDS
+from tessera.training.data.criteo_parse import parse_block
+from tessera.training.data.malformed import MalformedReport
+from tessera.training.data.processes import map_in_order
+
+TASK_BYTES = 8 << 20
+TILE_BYTES = 512 << 10
+MAX_LINE_BYTES = 64 << 10
+"""A longer line (a whole one has under 600 bytes) is cut, which leaves it malformed."""
+
+_CUT_LINE_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class Part:
+    """Neighbouring lines of one file.
+
+    Attributes:
+        rows: ``[41, n]`` uint32, prepared rows as `criteo_format` describes.
+        malformed: lines that were left out.
+        source_bytes: how many bytes of the file, as it lies on disk, these lines took.
+    """
+
+    rows: npt.NDArray[np.uint32]
+    malformed: MalformedReport
+    source_bytes: int
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Lines to parse: ``text``, or where there is none the range of the file."""
+
+    file: str
+    start: int
+    stop: int
+    text: bytes | None
+    source_bytes: int
+    ends_file: bool
+
+
+@dataclass(frozen=True)
+class _Result:
+    rows: npt.NDArray[np.uint32]
+    lines: int
+    malformed: MalformedReport  # lines counted from 1 within the task
+
+
+def read_criteo(files: Iterable[Path], *, workers: int = 0) -> Iterator[Part]:
+    """The rows of ``files``, one file after the other, each from its first line.
+
+    Closing the iterator ends the workers.
+
+    Args:
+        files: Criteo's text; a name ending in ``.gz`` says that it is compressed.
+        workers: parsing processes; below 2, or where all the text fits two tasks, none but
+            this one.  They are spawned, so a script that asks for them needs the usual
+            ``if __name__ == "__main__":``.
+
+    Raises:
+        UserError: a file is not there, is not readable, or is not whole gzip.
+    """
+    files = list(files)
+    if sum(_size(file) for file in files) <= 2 * TASK_BYTES:
+        workers = 0
+    line = 0
+    for task, result in map_in_order(_parse, _tasks(files), workers=workers):
+        malformed = _shift(result.malformed, line)
+        line = 0 if task.ends_file else line + result.lines
+        yield Part(result.rows, malformed, task.source_bytes)
+
+
+def _shift(report: MalformedReport, lines: int) -> MalformedReport:
+    moved = (replace(row, line=row.line + lines) for row in report.examples)
+    return MalformedReport(report.total, tuple(moved))
+
+
+def _size(file: Path) -> int:
+    if not (file.is_file() and os.access(file, os.R_OK)):
+        raise UserError(f"path={str(file)!r}: no such file that may be read; name one")
+    return file.stat().st_size
+
+
+def _tasks(files: Iterable[Path]) -> Iterator[_Task]:
+    for file in files:
+        yield from _gzip_tasks(file) if file.suffix == ".gz" else _plain_tasks(file)
+
+
+def _plain_tasks(file: Path) -> Iterator[_Task]:
+    size = _size(file)
+    for start in range(0, size, TASK_BYTES):
+        stop = min(start + TASK_BYTES, size)
+        yield _Task(str(file), start, stop, None, stop - start, stop == size)
+
+
+def _gzip_tasks(file: Path) -> Iterator[_Task]:
+    """Whole lines of decompressed text; the last task of the file may be empty."""
+    read_before = 0
+    try:
+        with file.open("rb") as raw, gzip.open(raw) as text:
+            carry = b""
+            while True:
+                piece = text.read(TASK_BYTES)
+                lines, carry = _whole_lines(carry, piece)
+                compressed = raw.tell() - read_before
+                read_before += compressed
+                if not piece:
+                    yield _Task(str(file), 0, 0, lines + carry, compressed, ends_file=True)
+                    return
+                yield _Task(str(file), 0, 0, lines, compressed, ends_file=False)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(
+            f"path={str(file)!r}: not a whole gzip file ({error}); fetch or compress it again"
+        ) from error
+
+
+def _whole_lines(carry: bytes, piece: bytes) -> tuple[bytes, bytes]:
+    """``carry + piece`` as (lines that end, the beginning of one that does not).
+
+    The beginning of a line that is too long is cut to `_CUT_LINE_BYTES`; it stays too long to
+    be well-formed, so it is reported as malformed.
+    """
+    newline = piece.rfind(b"\n") + 1
+    if newline:
+        lines, carry = carry + piece[:newline], piece[newline:]
+    else:
+        lines, carry = b"", carry + piece
+    return lines, carry if len(carry) <= MAX_LINE_BYTES else carry[:_CUT_LINE_BYTES]
+
+
+def _parse(task: _Task) -> _Result:
+    """Parse a task, a tile at a time; runs in a worker."""
+    parts: list[npt.NDArray[np.uint32]] = []
+    malformed = MalformedReport()
+    lines = 0
+    for tile in _tiles(task):
+        block = parse_block(tile, file=task.file, first_line=lines + 1)
+        parts.append(block.rows)
+        lines += block.lines
+        malformed += block.malformed
+    rows = np.concatenate(parts, axis=1) if parts else np.empty((ROW_WORDS, 0), np.uint32)
+    return _Result(rows, lines, malformed)
+
+
+def _tiles(task: _Task) -> Iterator[bytes]:
+    """The task's lines as pieces of about `TILE_BYTES`, each of whole lines."""
+    carry = b""
+    for piece in _range_pieces(task) if task.text is None else _text_pieces(task.text):
+        lines, carry = _whole_lines(carry, piece)
+        if lines:
+            yield lines
+    if carry:
+        yield carry
+
+
+def _text_pieces(text: bytes) -> Iterator[bytes]:
+    for start in range(0, len(text), TILE_BYTES):
+        yield text[start : start + TILE_BYTES]
+
+
+def _range_pieces(task: _Task) -> Iterator[bytes]:
+    """The bytes of the lines whose first byte is in the task's range of its file."""
+    with Path(task.file).open("rb") as file:
+        # A line begins in the range if the newline before it is in [start - 1, stop - 1).
+        place = max(task.start - 1, 0)
+        file.seek(place)
+        inside = task.start == 0
+        while place < task.stop - 1:
+            piece = file.read(min(TILE_BYTES, task.stop - 1 - place))
+            if not piece:
+                return
+            place += len(piece)
+            if not inside:
+                newline = piece.find(b"\n") + 1
+                if not newline:
+                    continue
+                inside, piece = True, piece[newline:]
+            yield piece
+        # The range's last line ends with the first newline from stop - 1 on.
+        while inside and (piece := file.read(4096)):
+            newline = piece.find(b"\n") + 1
+            yield piece[:newline] if newline else piece
+            inside = not newline

@@ -1,0 +1,191 @@
+"""MovieLens as a `Dataset`: the real multi-hot case, with nothing taken from the future.
+
+A row is one rating; its label says whether it is at least ``positive_rating``.  Rows are in the
+order of time (equal times: of the file).  Every feature that depends on other ratings uses only
+those with a strictly earlier timestamp, in the held-out rows as well: it is what a server that
+sees ratings as they come would know.
+
+Sparse features: ``user``, ``item``, ``gender``, ``age`` and ``occupation`` (one id each), ``year`` of the
+item's release (one or none), ``genres`` (0 to 19 ids) and ``history``: the items that the user has rated
+positively before, oldest first, the last ``max_history`` of them.
+
+Dense features, of the ratings before this one: how many the user has given and the item has
+received, and how positive they were (see `DENSE_TRANSFORM`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.training.data.batch import Batch, make_batch
+from tessera.training.data.dataset import Rows
+from tessera.training.data.jagged import gather_bags
+from tessera.training.data.malformed import MalformedRowError
+from tessera.training.data.movielens_read import MovieLens, read_movielens
+
+SPARSE_NAMES = ("user", "item", "gender", "age", "occupation", "year", "genres", "history")
+DENSE_NAMES = ("user_ratings", "user_positive", "item_ratings", "item_positive")
+DENSE_TRANSFORM = (
+    "of the ratings strictly before this one: *_ratings = log1p(their number);"
+    " *_positive = (positive ones + 2.5) / (their number + 5)"
+)
+
+Integers = npt.NDArray[np.int64]
+
+
+def write_movielens(
+    folder: Path, source: Path, *, positive_rating: int, strict: bool
+) -> Mapping[str, Any]:
+    """Write the features' arrays into ``folder`` as ``.npy`` files.
+
+    Args:
+        folder: an empty folder.
+        source: MovieLens' folder.
+        positive_rating: the lowest rating with label 1.
+        strict: refuse the first malformed row.
+
+    Returns:
+        ``rows``, their number, and ``malformed``, a report's JSON.
+
+    Raises:
+        MalformedRowError: under ``strict``.
+        UserError: ``source`` has no known layout.
+    """
+    tables = read_movielens(source)
+    if strict and tables.malformed.total:
+        raise MalformedRowError(tables.malformed.examples[0])
+    for name, array in build_arrays(tables, positive_rating=positive_rating).items():
+        np.save(folder / f"{name}.npy", array)
+    return {"rows": len(tables.ratings), "malformed": tables.malformed.to_json()}
+
+
+def build_arrays(tables: MovieLens, *, positive_rating: int) -> dict[str, npt.NDArray[Any]]:
+    """The features of every rating, ``n`` in the order of time.
+
+    Returns:
+        ``labels [n]``; ``dense [n, 4]``; ``single [n, 5]``, the ids of the first five sparse
+        features; ``years``/``genres`` with ``*_starts [n]`` and ``*_lengths [n]``: bags as parts of one
+        array; ``history`` with ``history_ends [n]`` and ``history_lengths [n]``: a row's history is the
+        ``history_lengths`` ids before ``history_ends``.
+    """
+    order = np.argsort(tables.ratings[:, 3], kind="stable")
+    user, item, rating, time = tables.ratings[order].T
+    labels = (rating >= positive_rating).astype(np.float32)
+    user_count, user_positive = past_sums(user, time, labels)
+    item_count, item_positive = past_sums(item, time, labels)
+    dense = np.stack(
+        [
+            np.log1p(user_count),
+            (user_positive + 2.5) / (user_count + 5),
+            np.log1p(item_count),
+            (item_positive + 2.5) / (item_count + 5),
+        ],
+        axis=1,
+    ).astype(np.float32)
+    # Positive items, user by user, each user's in the order of time.
+    by_user = np.argsort(user, kind="stable")
+    positive = by_user[labels[by_user] == 1]
+    first_of_user = np.searchsorted(user[positive], user)
+    user_rows = [tables.users[number] for number in user.tolist()]
+    item_rows = [tables.items[number] for number in item.tolist()]
+    attributes = np.array([(u.gender, u.age, u.occupation) for u in user_rows], np.int64)
+    years: list[tuple[int, ...]] = [() if row.year is None else (row.year,) for row in item_rows]
+    return {
+        "labels": labels,
+        "dense": dense,
+        "single": np.concatenate([user[:, None], item[:, None], attributes.reshape(-1, 3)], axis=1),
+        **_bags("year", years),
+        **_bags("genres", [row.genres for row in item_rows]),
+        "history": item[positive],
+        "history_ends": first_of_user + user_positive.astype(np.int64),
+        "history_lengths": user_positive.astype(np.int32),
+    }
+
+
+def _bags(name: str, bags: list[tuple[int, ...]]) -> dict[str, npt.NDArray[Any]]:
+    lengths = np.array([len(bag) for bag in bags], np.int32)
+    return {
+        name: np.array([number for bag in bags for number in bag], np.int64),
+        f"{name}_starts": np.cumsum(lengths, dtype=np.int64) - lengths,
+        f"{name}_lengths": lengths,
+    }
+
+
+def past_sums(
+    keys: Integers, times: Integers, values: npt.NDArray[np.float32]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """For every row: number and sum of the rows with the same key and a strictly earlier time.
+
+    Args:
+        keys: ``[n]``.
+        times: ``[n]``, ascending.
+        values: ``[n]``.
+
+    Returns:
+        ``[n]`` numbers, ``[n]`` sums of ``values``.
+    """
+    order = np.argsort(keys, kind="stable")  # within a key the times still ascend
+    key, time = keys[order], times[order]
+    sums = np.concatenate([[0.0], np.cumsum(values[order], dtype=np.float64)])
+    new_key = np.diff(key, prepend=key[:1] - 1) != 0
+    new_time = new_key | (np.diff(time, prepend=time[:1] - 1) != 0)
+    places = np.arange(len(keys))
+    first_of_key = np.maximum.accumulate(np.where(new_key, places, 0))
+    first_of_time = np.maximum.accumulate(np.where(new_time, places, 0))
+    counts = np.empty(len(keys))
+    totals = np.empty(len(keys))
+    counts[order] = first_of_time - first_of_key
+    totals[order] = sums[first_of_time] - sums[first_of_key]
+    return counts, totals
+
+
+class MovieLensDataset:
+    """The rows of a prepared folder; see `Dataset` for the methods.  Held in memory."""
+
+    dense_names = DENSE_NAMES
+    sparse_names = SPARSE_NAMES
+    dense_transform = DENSE_TRANSFORM
+
+    def __init__(self, folder: Path, *, max_history: int) -> None:
+        arrays = {file.stem: np.load(file) for file in folder.glob("*.npy")}
+        self._labels: npt.NDArray[np.float32] = arrays["labels"]
+        self._dense: npt.NDArray[np.float32] = arrays["dense"]
+        self._single: Integers = arrays["single"]
+        lengths = np.minimum(arrays["history_lengths"], np.int32(max_history))
+        self._bags: tuple[tuple[Integers, Integers, npt.NDArray[np.int32]], ...] = (
+            (arrays["year"], arrays["year_starts"], arrays["year_lengths"]),
+            (arrays["genres"], arrays["genres_starts"], arrays["genres_lengths"]),
+            (arrays["history"], arrays["history_ends"] - lengths, lengths),
+        )
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def batch(self, rows: Rows) -> Batch:
+        """The rows with these numbers, in this order."""
+        single = self._single[rows]
+        lengths = [np.ones(single.size, np.int32)]
+        values = [single.T.ravel()]
+        for array, starts, bag_lengths in self._bags:
+            lengths.append(bag_lengths[rows])
+            values.append(gather_bags(array, starts[rows], lengths[-1]))
+        return make_batch(
+            dense=self._dense[rows],
+            keys=SPARSE_NAMES,
+            lengths=np.concatenate(lengths),
+            values=np.concatenate(values),
+            labels=self._labels[rows],
+        )
+
+    def take(self, start: int, stop: int) -> Batch:
+        """Rows ``start`` to ``stop - 1``."""
+        return self.batch(np.arange(start, stop, dtype=np.int64))
+
+    def labels(self, rows: Rows) -> npt.NDArray[np.float32]:
+        """The labels of these rows."""
+        return self._labels[rows]

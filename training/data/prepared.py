@@ -1,0 +1,217 @@
+"""Prepared folders: derived files that are either whole and current, or not there.
+
+A prepared folder holds what a reader made of its source files, and a ``manifest.json`` that was
+written last:
+
+    <cache_dir>/<label>-<identity>-<state>/     one folder per state of the sources
+        manifest.json                           format, sources, options, files with their sizes
+        ...                                     the reader's files
+    <cache_dir>/.<label>-<identity>.tmp/        one that is being made
+    <cache_dir>/.<label>-<identity>.lock        held (flock) by the process that makes it
+
+``identity`` is a hash of the sources' paths and the options, ``state`` one of the sources' sizes and
+modification times and the format's version, so a changed source leads to another folder and the
+old one is removed.  A folder is made under its temporary name, every file is flushed to the disk
+(fsync), the manifest after the others, and then renamed; a process that is killed leaves only a
+temporary folder, which the next one to hold the lock removes.  Of several processes that want the
+same folder one makes it and the others wait.  Opening compares every file's size with the manifest;
+a folder that lost something is reported and made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tessera.errors import UserError
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+
+_log = logging.getLogger("tessera.data")
+
+
+@dataclass(frozen=True)
+class PreparedFolder:
+    """A whole prepared folder.
+
+    Attributes:
+        path: the folder.
+        details: what the reader's ``build`` returned, as JSON gave it back.
+    """
+
+    path: Path
+    details: dict[str, Any]
+
+
+class SourceChangedError(UserError):
+    """A source file changed while it was being read."""
+
+
+def open_or_build(
+    cache_dir: Path,
+    *,
+    label: str,
+    sources: Sequence[Path],
+    options: Mapping[str, Any],
+    build: Callable[[Path], Mapping[str, Any]],
+) -> PreparedFolder:
+    """The prepared folder of ``sources``, made by ``build`` if it is not there yet.
+
+    Args:
+        cache_dir: where prepared folders lie; made if needed.
+        label: begins the folder's name, for people; any text.
+        sources: every file whose change makes the folder stale.
+        options: everything else that the files depend on; JSON values.
+        build: writes files into the empty folder that it is given and returns JSON values to
+            keep in the manifest.
+
+    Raises:
+        UserError: ``cache_dir`` cannot be written to, is full, or a source changed meanwhile;
+            and whatever ``build`` raises.
+    """
+    before = _describe(sources)
+    name = re.sub(r"[^A-Za-z0-9._]+", "_", label)[:60]
+    identity = _digest([[entry["path"] for entry in before], dict(options)])
+    folder = cache_dir / f"{name}-{identity}-{_digest([FORMAT_VERSION, before])}"
+    found = _open(folder)
+    if found is not None:
+        return found
+    stem = f".{name}-{identity}"
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with _locked(cache_dir / f"{stem}.lock"):
+            found = _open(folder)
+            if found is not None:
+                return found
+            temporary = cache_dir / f"{stem}.tmp"
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+            try:
+                details = dict(build(temporary))
+                if _describe(sources) != before:
+                    raise SourceChangedError(
+                        f"{', '.join(map(str, sources))}: changed while being read; run again"
+                    )
+                _seal(temporary, sources=before, options=options, details=details)
+                _remove_others(cache_dir, f"{name}-{identity}-")
+                temporary.rename(folder)
+                _sync(cache_dir)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        raise _unwritable(cache_dir, error) from error
+    found = _open(folder)
+    assert found is not None
+    return found
+
+
+def _unwritable(cache_dir: Path, error: OSError) -> UserError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what, remedy = "no space left for the prepared data", "free some"
+    else:
+        what, remedy = f"cannot be written to ({error.strerror})", "make it writable"
+    return UserError(f"cache_dir='{cache_dir}': {what}; {remedy}, or name another folder")
+
+
+def _describe(sources: Sequence[Path]) -> list[dict[str, Any]]:
+    described = []
+    for source in sources:
+        try:
+            stat = source.stat()
+        except OSError as error:
+            raise UserError(f"path='{source}': {error.strerror}; name a readable file") from error
+        described.append(
+            {"path": str(source.absolute()), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+        )
+    return described
+
+
+def _digest(value: object) -> str:
+    text = json.dumps(value, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _open(folder: Path) -> PreparedFolder | None:
+    """The folder if it is there and whole."""
+    if not folder.exists():
+        return None
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        damage = _damage(folder, manifest["files"])
+    except (FileNotFoundError, ValueError, KeyError) as error:
+        manifest, damage = {}, f"its {MANIFEST} cannot be read ({error})"
+    if damage:
+        _log.warning("%s: %s; preparing the data again", folder, damage)
+        return None
+    return PreparedFolder(folder, manifest["details"])
+
+
+def _damage(folder: Path, sizes: Mapping[str, int]) -> str | None:
+    for name, size in sizes.items():
+        file = folder / name
+        found = file.stat().st_size if file.exists() else 0
+        if not file.exists() or found != size:
+            return f"{name} has {found} bytes instead of {size}"
+    return None
+
+
+def _seal(
+    folder: Path,
+    *,
+    sources: list[dict[str, Any]],
+    options: Mapping[str, Any],
+    details: Mapping[str, Any],
+) -> None:
+    """Flush every file, then write the manifest and flush that."""
+    files = sorted(path for path in folder.iterdir())
+    for file in files:
+        _sync(file)
+    manifest = {
+        "format": "tessera prepared data",
+        "version": FORMAT_VERSION,
+        "sources": sources,
+        "options": dict(options),
+        "files": {file.name: file.stat().st_size for file in files},
+        "details": details,
+    }
+    path = folder / MANIFEST
+    path.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_others(cache_dir: Path, prefix: str) -> None:
+    """Remove this identity's folders: stale ones, and a damaged one of the same state.
+
+    A process that still reads one keeps its mapped files until it closes them.
+    """
+    for other in cache_dir.glob(f"{prefix}*"):
+        shutil.rmtree(other)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock file; the system releases it when this process ends, however it ends."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,96 @@
+"""Which rows are trained on and which are held out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from tessera.training.data.dataset import Rows
+from tessera.training.data.prepared import open_or_build
+
+CHUNK_ROWS = 1 << 20
+_PARTS = ("train", "valid", "test")
+
+Splits = tuple[Rows | range, Rows | range, Rows | range]
+
+
+def split_sizes(num_rows: int, valid_fraction: float, test_fraction: float) -> tuple[int, int, int]:
+    """Rows of (train, validation, test), each held-out share rounded to the nearest row."""
+    valid = round(num_rows * valid_fraction)
+    test = min(round(num_rows * test_fraction), num_rows - valid)
+    return num_rows - valid - test, valid, test
+
+
+def split_rows(
+    num_rows: int,
+    *,
+    split: Literal["random", "time"],
+    held_out: tuple[float, float],
+    seed: int,
+    prepared: Path,
+) -> Splits:
+    """Row numbers of (train, validation, test), ascending.
+
+    ``time`` takes the first rows for training and the last for the test.  ``random`` draws
+    uniformly among all splits of these sizes; of more than `CHUNK_ROWS` rows, uniformly within
+    each chunk, every chunk giving its share to every part.  The numbers are kept in files beside
+    the prepared folder and mapped into memory: 8 bytes of disk per row, and no memory that grows
+    with the rows.
+
+    Args:
+        num_rows: rows of the dataset.
+        split: see `DataConfig`.
+        held_out: shares of (validation, test).
+        seed: of the random draw.
+        prepared: the dataset's prepared folder.
+    """
+    sizes = split_sizes(num_rows, *held_out)
+    if split == "time" or sizes[0] == num_rows:
+        train, valid, _ = np.cumsum(sizes).tolist()
+        return range(train), range(train, valid), range(valid, num_rows)
+    folder = open_or_build(
+        prepared.parent / f"{prepared.name}.splits",
+        label="split",
+        sources=[prepared / "manifest.json"],
+        options={"sizes": list(sizes), "seed": seed},
+        build=_build(sizes, seed),
+    ).path
+    train, valid, test = (_map(folder / f"{part}.i64") for part in _PARTS)
+    return train, valid, test
+
+
+def _map(file: Path) -> Rows:
+    if file.stat().st_size == 0:
+        return np.empty(0, np.int64)
+    return np.memmap(file, "<i8", "r")
+
+
+def _build(sizes: tuple[int, int, int], seed: int) -> Callable[[Path], Mapping[str, Any]]:
+    def build(folder: Path) -> Mapping[str, Any]:
+        random = np.random.default_rng(seed)
+        left = np.array(sizes, np.int64)
+        files = [(folder / f"{part}.i64").open("wb") for part in _PARTS]
+        try:
+            for start in range(0, sum(sizes), CHUNK_ROWS):
+                rows = random.permutation(min(CHUNK_ROWS, sum(sizes) - start)) + start
+                counts = _share(left, len(rows))
+                left -= counts
+                pieces = np.split(rows, np.cumsum(counts)[:-1])
+                for file, piece in zip(files, pieces, strict=True):
+                    file.write(np.sort(piece).astype("<i8").data)
+        finally:
+            for file in files:
+                file.close()
+        return {}
+
+    return build
+
+
+def _share(left: Rows, count: int) -> Rows:
+    """``count`` things dealt out in proportion to ``left``, to the largest remainders last."""
+    shares, remainders = np.divmod(left * count, left.sum())
+    shares[np.argsort(-remainders, kind="stable")[: count - shares.sum()]] += 1
+    return shares
