@@ -51,6 +51,12 @@ LIBRARIES: dict[str, OperatorLibrary] = {
         operators=("fbgemm::asynchronous_complete_cumsum",),
         remedy=_INSTALL_FBGEMM,
     ),
+    # For the packager: the operators that quantize.  No package's graph calls them.
+    "fbgemm_gpu_py": OperatorLibrary(
+        package="fbgemm_gpu",
+        operators=("fbgemm::FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf",),
+        remedy=_INSTALL_FBGEMM,
+    ),
 }
 """Every library that a package may name."""
 

@@ -144,22 +144,26 @@ def _major_minor(version: str) -> tuple[int, int]:
 
 
 def _open_module(path: Path, device: str) -> Any:
-    """Open the archive with torch and prepare it for inference.
-
-    Raises:
-        PackageError: torch refuses the archive.
-    """
-    torch.jit.set_fusion_strategy([("STATIC", 0)])
     try:
         with warnings.catch_warnings():
             # torch says that TorchScript is deprecated; `Runner` is how it can be replaced.
             warnings.filterwarnings("ignore", message=".*torch.jit.*deprecated")
             module = torch.jit.load(  # type: ignore[no-untyped-call] # torch's own has no types
                 str(path), map_location=device
-            ).eval()
-            return torch.jit.optimize_for_inference(torch.jit.freeze(module))
+            )
+            return optimize(module)
     except RuntimeError as error:
         raise PackageError(path, f"torch cannot open it: {error}") from error
+
+
+def optimize(module: Any) -> Any:
+    """What every loader does to the scripted module for speed; results may differ in rounding.
+
+    Parameters become constants of the graph, and the dense layers get kernels that know their
+    weights.  Sets torch's fusion strategy, see `load_package`.
+    """
+    torch.jit.set_fusion_strategy([("STATIC", 0)])
+    return torch.jit.optimize_for_inference(torch.jit.freeze(module.eval()))
 
 
 def warm_up(runner: Runner, manifest: Manifest) -> None:

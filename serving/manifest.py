@@ -95,11 +95,12 @@ class ShardingPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """Metrics of one model over the validation set."""
+    """Metrics of one model over the validation set; null where one is not defined."""
 
-    auc: float
-    normalised_entropy: float
-    log_loss: float
+    auc: float | None
+    normalised_entropy: float | None
+    log_loss: float | None
+    calibration: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +161,7 @@ class Manifest:
         plan: where the tables live.
         device: the kind of device that it runs on, ``cpu``.
         source: where the weights come from: the checkpoint's file name and its step.
-        training_metrics: metrics that training stored with the checkpoint.
+        training_metrics: by split, the metrics that training stored with the checkpoint.
         evaluation: metrics before and after quantization, or null where it was skipped.
         golden: about ``golden.bin``.
         records: every record of the archive except the manifest itself, by its name below
@@ -182,7 +183,7 @@ class Manifest:
     plan: ShardingPlan
     device: str
     source: Mapping[str, str]
-    training_metrics: Mapping[str, float]
+    training_metrics: Mapping[str, Mapping[str, int | float | None]]
     evaluation: Evaluation | None
     golden: GoldenInfo
     records: Mapping[str, RecordInfo]
@@ -244,15 +245,12 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
         return _decode_fields(kind, data, where)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is None:
-        if kind is float and type(data) is int:
-            return float(data)
-        return _expect(data, kind, where)
-    if origin is types.UnionType:  # only ``X | None`` is used
-        return None if data is None else _decode(arguments[0], data, where)
+        whole_float = kind is float and type(data) is int
+        return float(data) if whole_float else _expect(data, kind, where)
+    if origin is types.UnionType:  # of plain types, or of one dataclass and None
+        return data if type(data) in arguments else _decode(arguments[0], data, where)
     if origin is typing.Literal:
-        if data not in arguments:
-            raise ValueError(f"{where}: expected one of {list(arguments)}, found {data!r}")
-        return data
+        return _expect_one_of(data, arguments, where)
     if origin is tuple:  # only ``tuple[X, ...]`` is used
         items = _expect(data, list, where)
         return tuple(_decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(items))
@@ -276,4 +274,10 @@ def _expect(data: Any, kind: Any, where: str) -> Any:
     # `type() is`, so that true is no integer.
     if type(data) is not kind:
         raise ValueError(f"{where}: expected {kind.__name__}, found {type(data).__name__}")
+    return data
+
+
+def _expect_one_of(data: Any, allowed: tuple[Any, ...], where: str) -> Any:
+    if data not in allowed:
+        raise ValueError(f"{where}: expected one of {list(allowed)}, found {data!r}")
     return data

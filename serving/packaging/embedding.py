@@ -1,0 +1,109 @@
+"""The model's tables, swapped for stored rows."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import nn
+
+from tessera.errors import UserError
+from tessera.serving.packaging.lookup import LookupBackend
+from tessera.serving.packaging.quantize import FloatTable, StoredTables
+from tessera.serving.schema import FeatureSpec
+from tessera.training.models.ranking import RankingModel
+from tessera.training.modules.embedding_modules import EmbeddingBagCollection
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+
+class QuantEmbeddingBagCollection(nn.Module):
+    """An `EmbeddingBagCollection` over stored rows that takes raw ids.
+
+    Args:
+        trained: the collection that it stands in for; gives the output's keys.
+        tables: the stored tables.
+        features: the features in the order of the keys that `forward` is given.
+        backend: whose lookup.
+    """
+
+    def __init__(
+        self,
+        trained: EmbeddingBagCollection,
+        tables: StoredTables,
+        features: Sequence[FeatureSpec],
+        backend: LookupBackend,
+    ) -> None:
+        super().__init__()
+        self._input_names = [feature.name for feature in features]
+        self._names = trained.embedding_names()
+        dims = {feature.name: feature.dim for feature in features}
+        self._dims = [dims[name] for name in self._names]
+        self._weighted = trained.is_weighted()
+        self._reorder = self._names != self._input_names
+        self.lookup = backend.lookup(tables, features)
+        if self._reorder:
+            ends = list(accumulate(dims[name] for name in self._input_names))
+            end = dict(zip(self._input_names, ends, strict=True))
+            columns = [torch.arange(end[name] - dims[name], end[name]) for name in self._names]
+            self.register_buffer("columns", torch.cat(columns))
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Look up and pool raw ids of exactly the constructor's features, in its order."""
+        assert features.keys() == self._input_names, features.keys()
+        weights = features.weights() if self._weighted else None
+        pooled = self.lookup(features.values(), features.lengths(), weights)
+        if self._reorder:
+            pooled = pooled.index_select(1, self.columns)
+        return KeyedTensor(self._names, self._dims, pooled)
+
+
+class KeepIds(nn.Module):
+    """Stands where the model hashes ids: the stored tables' lookup does that itself."""
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """``features`` unchanged."""
+        return features
+
+
+def float_tables(model: RankingModel) -> list[FloatTable]:
+    """The model's tables.
+
+    Raises:
+        UserError: the tables are not those of a plain collection (the model is still in the
+            trainer's hands).
+    """
+    trained = model.arch.sparse_arch.embedding_bag_collection
+    if not isinstance(trained, EmbeddingBagCollection):
+        raise UserError(
+            f"the model's tables are a {type(trained).__name__}; package a model that "
+            "load_trained returned"
+        )
+    tables = []
+    for config in trained.embedding_bag_configs():
+        weights = trained.embedding_bags[config.name].weight
+        assert isinstance(weights, torch.Tensor)
+        tables.append(FloatTable(name=config.name, weights=weights))
+    return tables
+
+
+def with_stored_tables(
+    model: RankingModel,
+    tables: StoredTables,
+    features: Sequence[FeatureSpec],
+    backend: LookupBackend,
+) -> RankingModel:
+    """A copy of ``model`` that looks up stored rows; the float tables are not copied.
+
+    Args:
+        model: the trained model, left as it is.
+        tables: its tables, stored.
+        features: the features in the order in which the copy is given their ids.
+        backend: whose lookup.
+    """
+    trained = model.arch.sparse_arch.embedding_bag_collection
+    stored = QuantEmbeddingBagCollection(trained, tables, features, backend)
+    # What is in the memo counts as copied already.
+    memo: dict[int, object] = {id(trained): stored, id(model.hasher): KeepIds()}
+    return copy.deepcopy(model, memo).eval()

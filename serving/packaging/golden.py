@@ -1,0 +1,84 @@
+"""Choose the inputs of the golden answers: every rule and every edge of the schema."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tessera.serving.manifest import GoldenInfo
+from tessera.serving.runner import HostBatch
+from tessera.serving.schema import FeatureSpec, InputSchema
+
+LONG_BAG = 50
+"""Ids in each bag of the sample of long bags."""
+
+# Scores lie in [0, 1] and come from float32 sums whose order differs between processors; a
+# relative difference of 1e-6 in a logit of size 10 moves a score by 2.5e-6 at most.
+SCORE_TOLERANCE = 1e-5
+
+_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
+_RANDOM_SAMPLES = 4
+
+
+def golden_info(batch: HostBatch) -> GoldenInfo:
+    """How a loader must meet the answers to ``batch``."""
+    return GoldenInfo(samples=batch.batch_size, atol=SCORE_TOLERANCE, rtol=0.0)
+
+
+def golden_batch(schema: InputSchema, *, seed: int = 0) -> HostBatch:
+    """A batch that meets every edge once.
+
+    Sample 0 has empty bags only, 1 the lowest id, 2 the highest, 3 ids outside the table and
+    at the ends of int64 (where the feature's rule serves them), 4 long bags; the others are
+    random.  Dense values are normal, in sample 1 missing where the schema admits that.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def bags(feature: FeatureSpec) -> list[Tensor]:
+        def random_ids(count: int) -> Tensor:
+            raw = feature.hashing != "none"
+            low, high = (_INT64_MIN, _INT64_MAX) if raw else (0, feature.rows)
+            return torch.randint(low, high, (count,), generator=generator)
+
+        lengths = torch.randint(0, 6, (_RANDOM_SAMPLES,), generator=generator)
+        return [
+            torch.empty(0, dtype=torch.int64),
+            torch.tensor([0]),
+            torch.tensor([feature.rows - 1]),
+            torch.tensor(_outside(feature), dtype=torch.int64),
+            random_ids(LONG_BAG),
+            *(random_ids(int(length)) for length in lengths),
+        ]
+
+    plain_lengths, plain_values = _jagged([bags(f) for f in schema.group("id_list")])
+    scored_lengths, scored_values = _jagged([bags(f) for f in schema.group("id_score_list")])
+    samples = 5 + _RANDOM_SAMPLES
+    dense = torch.randn(samples, len(schema.dense_features), generator=generator)
+    if schema.dense_missing == "nan":
+        dense[1] = math.nan
+    return HostBatch(
+        float_features=dense,
+        id_list_features_lengths=plain_lengths,
+        id_list_features_values=plain_values,
+        id_score_list_features_lengths=scored_lengths,
+        id_score_list_features_values=scored_values,
+        id_score_list_features_weights=torch.rand(scored_values.numel(), generator=generator),
+        batch_size=samples,
+    )
+
+
+def _outside(feature: FeatureSpec) -> list[int]:
+    # A server refuses these before the model sees them, so there is no answer to record.
+    if feature.hashing == "none" and feature.out_of_range == "reject":
+        return []
+    return [-1, feature.rows, _INT64_MIN, _INT64_MAX]
+
+
+def _jagged(features: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
+    bags = [bag for feature in features for bag in feature]
+    lengths = torch.tensor([len(bag) for bag in bags], dtype=torch.int32)
+    values = torch.cat(bags) if bags else torch.empty(0, dtype=torch.int64)
+    return lengths, values

@@ -1,0 +1,68 @@
+"""Small packages with random weights, made through the real packager, for everyone's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from tessera.serving.packaging.package import Origin, PackageOptions, write_model
+from tessera.training.models.config import ModelConfig, TableConfig
+from tessera.training.models.ranking import RankingModel, build_ranking_model
+
+FEATURES = {
+    "user": TableConfig(rows=1000),
+    "item": TableConfig(rows=700, table="item_table"),
+    "history": TableConfig(rows=700, table="item_table"),
+    "genre": TableConfig(rows=19, hashing="none", out_of_range="reject"),
+    "region": TableConfig(rows=50, hashing="none", out_of_range="clamp"),
+    "tag": TableConfig(rows=64, hashing="none", out_of_range="hash"),
+    "bucket": TableConfig(rows=128, hashing="modulo"),
+}
+"""The features that `make_package` takes by default: every hashing and out-of-range rule, and
+two features that share a table."""
+
+
+def make_model(
+    *,
+    arch: str = "dlrm",
+    num_dense: int = 4,
+    features: Mapping[str, TableConfig] = FEATURES,
+    dim: int = 8,
+    seed: int = 0,
+) -> RankingModel:
+    """An untrained float32 model whose scores spread over (0, 1)."""
+    torch.manual_seed(seed)
+    config = ModelConfig(
+        arch=arch,
+        embedding_dim=dim,
+        dense_layers=(16,),
+        over_layers=(32, 16),
+        dcn_num_layers=2,
+        dcn_low_rank_dim=8,
+        tables=dict(features),
+        embedding_init=1.0,
+    )
+    names = [f"dense_{index}" for index in range(num_dense)]
+    return build_ranking_model(config, names, list(features)).eval()
+
+
+def make_package(
+    tmp_path: Path,
+    *,
+    arch: str = "dlrm",
+    num_dense: int = 4,
+    features: Mapping[str, TableConfig] = FEATURES,
+    dtype: str = "int8",
+    dim: int = 8,
+    seed: int = 0,
+    name: str = "model",
+    version: str = "1",
+) -> tuple[Path, RankingModel]:
+    """Write ``<name>-<version>.pt`` into ``tmp_path``; returns it and the float32 model."""
+    model = make_model(arch=arch, num_dense=num_dense, features=features, dim=dim, seed=seed)
+    path = tmp_path / f"{name}-{version}.pt"
+    options = PackageOptions(name=name, version=version, dtype=dtype)
+    write_model(model, path, options, origin=Origin(dense_transform="none"))
+    return path, model
