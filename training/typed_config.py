@@ -117,6 +117,7 @@ def apply_overrides(source: ConfigSource, overrides: Sequence[str]) -> ConfigSou
         for depth, part in enumerate(key[:-1], start=1):
             if section.get(part) is None:
                 section[part] = {}
+                result.origins[key[:depth]] = place
             section = section[part]
             if not isinstance(section, dict):
                 raise ConfigError(f"{place}: {'.'.join(key[:depth])} is a value, not a section")

@@ -15,12 +15,8 @@ table is copied once, from the page cache into the model.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pickle
-import re
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any
@@ -28,11 +24,15 @@ from typing import IO, Any
 import torch
 
 from tessera.errors import UserError
+from tessera.training.trainer.files import (
+    latest_checkpoint,
+    list_checkpoints,
+    remove_leftovers,
+    write_atomically,
+)
 
 FORMAT = "tessera-checkpoint"
 VERSION = 1
-_NAME = re.compile(r"step-(\d{10})\.pt")
-_TEMPORARY_SUFFIX = ".partial"
 
 
 class CheckpointError(UserError):
@@ -46,7 +46,9 @@ class Checkpoint:
     Attributes:
         config: the resolved `ExperimentConfig` as plain containers.
         dense_names: names of the model's dense features, in column order.
+        dense_transform: what was done to their raw values, in words.
         sparse_names: names of its sparse features, in key order.
+        split_rows: rows of the train, validation and test splits.
         progress: position, best metric and counters; see `Progress`.
         model: every parameter and buffer by its unsharded name.
         fused_optimizer: state of the optimizer fused into the tables' backward.
@@ -56,7 +58,9 @@ class Checkpoint:
 
     config: dict[str, Any]
     dense_names: list[str]
+    dense_transform: str
     sparse_names: list[str]
+    split_rows: list[int]
     progress: dict[str, Any]
     model: dict[str, torch.Tensor]
     fused_optimizer: dict[str, Any]
@@ -64,32 +68,15 @@ class Checkpoint:
     rng: torch.Tensor
 
 
-def checkpoint_path(folder: Path, step: int) -> Path:
-    """The name of the checkpoint of ``step`` finished steps in ``folder``."""
-    return folder / f"step-{step:010d}.pt"
+def prune_checkpoints(folder: Path, *, newest: int, best: int | None) -> None:
+    """Delete every checkpoint but the ``newest`` ones and that of step ``best``.
 
-
-def list_checkpoints(folder: Path) -> dict[int, Path]:
-    """Every checkpoint of ``folder`` by its step, ascending; empty if there is no folder."""
-    found = {}
-    if folder.is_dir():
-        for path in folder.iterdir():
-            match = _NAME.fullmatch(path.name)
-            if match:
-                found[int(match.group(1))] = path
-    return dict(sorted(found.items()))
-
-
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint of the highest step in ``folder``, or None."""
-    return next(reversed(list_checkpoints(folder).values()), None)
-
-
-def prune_checkpoints(folder: Path, keep: set[int]) -> None:
-    """Delete what a killed writer left and every checkpoint whose step is not in ``keep``."""
-    for leftover in folder.glob(f".*{_TEMPORARY_SUFFIX}"):
-        leftover.unlink()
-    for step, path in list_checkpoints(folder).items():
+    What a killed writer left is deleted too; only one process may write to ``folder``.
+    """
+    remove_leftovers(folder)
+    found = list_checkpoints(folder)
+    keep = {*list(found)[-newest:], best}
+    for step, path in found.items():
         if step not in keep:
             path.unlink()
 
@@ -120,32 +107,6 @@ def _torch_save(content: dict[str, Any], stream: IO[bytes]) -> None:
         # error hides the first, which is the one that says "no space left on device".
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
-        raise
-
-
-def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> None:
-    """Let ``write`` fill a new file that then takes the place of ``path``.
-
-    The file is on the disk, and not only in the page cache, when this returns.
-
-    Raises:
-        OSError: the file cannot be written; ``path`` is as it was.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY_SUFFIX}")
-    try:
-        with temporary.open("wb") as stream:
-            write(stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise
 
 
@@ -195,7 +156,9 @@ def _checked(path: Path, content: Any) -> Checkpoint:
     kinds = {
         "config": dict,
         "dense_names": list,
+        "dense_transform": str,
         "sparse_names": list,
+        "split_rows": list,
         "progress": dict,
         "model": dict,
         "fused_optimizer": dict,

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tessera.errors import UserError
+from tessera.training.typed_config import (
+    ConfigError,
+    apply_overrides,
+    build,
+    differing_keys,
+    parse_yaml,
+    to_plain,
+    to_yaml,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    rows: int | None = None
+    pooling: Literal["sum", "mean"] = "sum"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    learning_rate: float = 0.1
+    nesterov: bool = False
+
+    def __post_init__(self):
+        if self.learning_rate <= 0:
+            raise UserError(f"learning_rate={self.learning_rate}: give a number above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    layers: tuple[int, ...] = (8, 4)
+    span: tuple[float, float] = (0.0, 1.0)
+    paths: str | tuple[str, ...] = "data"
+    tables: dict[str, Table] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Root:
+    name: str
+    model: Model
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    bound: float | None = None
+
+
+def read(text, *overrides):
+    return build(Root, apply_overrides(parse_yaml(text, name="a.yaml"), overrides))
+
+
+def test_every_value_reaches_its_field_with_its_type():
+    root = read(
+        "name: x\n"
+        "model:\n"
+        "  layers: [3, 2, 1]\n"
+        "  span: [0, 2]\n"
+        "  paths: [a, b]\n"
+        "  tables:\n"
+        "    C1: {rows: 7}\n"
+        "    C2: {pooling: mean}\n"
+        "optimizer: {learning_rate: 1e-3, nesterov: true}\n",
+        "bound=3",
+    )
+    assert root == Root(
+        name="x",
+        model=Model(
+            layers=(3, 2, 1),
+            span=(0.0, 2.0),
+            paths=("a", "b"),
+            tables={"C1": Table(rows=7), "C2": Table(pooling="mean")},
+        ),
+        optimizer=Optimizer(learning_rate=0.001, nesterov=True),
+        bound=3.0,
+    )
+    assert isinstance(root.model.span[0], float)
+    assert isinstance(root.bound, float)
+
+
+def test_a_section_of_defaults_need_not_be_said():
+    assert read("name: x").model == Model()
+    assert read("name: x\nmodel:\n").model == Model()
+
+
+def test_overrides_win_in_order_and_reach_new_sections():
+    root = read("name: x\n", "model.tables.C9.rows=5", "name=y", "name=z", "model.paths=other")
+    assert root.name == "z"
+    assert root.model.tables == {"C9": Table(rows=5)}
+    assert root.model.paths == "other"
+
+
+def test_an_override_leaves_its_source_as_it_was():
+    source = parse_yaml("name: x\nmodel: {layers: [1]}\n", name="a.yaml")
+    apply_overrides(source, ["name=y", "model.layers=[2]"])
+    assert source.values == {"name": "x", "model": {"layers": [1]}}
+    assert source.origin(("model", "layers")) == "a.yaml:2"
+
+
+BAD = [
+    # text, overrides, message
+    ("name: x\nnmae: y", [], "a.yaml:2: unknown key nmae; did you mean name?"),
+    ("name: x", ["model.layer=[1]"], "unknown key model.layer; did you mean model.layers?"),
+    (
+        "name: x\nlearning_rate: 1",
+        [],
+        "a.yaml:2: unknown key learning_rate; did you mean optimizer.learning_rate?",
+    ),
+    (
+        "name: x",
+        ["model.tables.C1.rws=1"],
+        (
+            "override 'model.tables.C1.rws=1': unknown key model.tables.C1.rws; did you mean"
+            " model.tables.C1.rows?"
+        ),
+    ),
+    (
+        "name: x",
+        ["zzz.qqq=1"],
+        (
+            "override 'zzz.qqq=1': unknown key zzz; the top level has the keys name, model, optimizer,"
+            " bound"
+        ),
+    ),
+    ("model: {}", [], "a.yaml: name is missing (text); add it there or give name=..."),
+    ("name: 3", [], "a.yaml:1: name=3: expected text"),
+    ("name: x\nbound: wide", [], "a.yaml:2: bound='wide': expected a number or null"),
+    ("name: x", ["bound=true"], "override 'bound=true': bound=True: expected a number or null"),
+    (
+        "name: x\nmodel:\n  layers: [1, two]",
+        [],
+        "a.yaml:3: model.layers.1='two': expected an integer",
+    ),
+    ("name: x", ["model.layers=3"], "model.layers=3: expected a list, each item an integer"),
+    ("name: x", ["model.layers=[true]"], "model.layers.0=True: expected an integer"),
+    ("name: x", ["model.span=[1]"], "model.span=[1]: expected a list of 2: a number, a number"),
+    (
+        "name: x\nmodel: {tables: {C1: {pooling: max}}}",
+        [],
+        "a.yaml:2: model.tables.C1.pooling='max': expected 'sum' or 'mean'",
+    ),
+    ("name: x", ["model.tables=[1]"], "expected a mapping, each value a section with the keys"),
+    ("name: x\noptimizer: 3", [], "optimizer=3: expected a section with the keys learning_rate"),
+    ("name: x", ["optimizer.nesterov=1"], "optimizer.nesterov=1: expected true or false"),
+    (
+        "name: x\noptimizer:\n  learning_rate: -1",
+        [],
+        "a.yaml:3: in section 'optimizer': learning_rate=-1.0: give a number above 0",
+    ),
+    ("name: x", ["name"], "override 'name': expected KEY=VALUE"),
+    ("name: x", [".a=1"], "override '.a=1': expected KEY=VALUE"),
+    ("name: x", ["name=[1"], "override 'name=[1': the value is not valid YAML"),
+    ("name: x", ["name.first=1"], "override 'name.first=1': name is a value, not a section"),
+    ("name: x\nname: y", [], "a.yaml:2: name is given twice"),
+    ("- 1", [], "a.yaml: expected sections"),
+    ("name: [", [], "a.yaml: not valid YAML"),
+]
+
+
+@pytest.mark.parametrize(("text", "overrides", "message"), BAD)
+def test_a_bad_config_says_where_what_and_how(text, overrides, message):
+    with pytest.raises(ConfigError) as caught:
+        read(text, *overrides)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8)
+roots = st.builds(
+    Root,
+    name=texts,
+    model=st.builds(
+        Model,
+        layers=st.lists(st.integers()).map(tuple),
+        span=st.tuples(numbers, numbers),
+        paths=texts | st.lists(texts).map(tuple),
+        tables=st.dictionaries(
+            texts,
+            st.builds(
+                Table,
+                rows=st.none() | st.integers(),
+                pooling=st.sampled_from(["sum", "mean"]),
+            ),
+        ),
+    ),
+    optimizer=st.builds(
+        Optimizer,
+        learning_rate=st.floats(1e-30, 1e30),
+        nesterov=st.booleans(),
+    ),
+    bound=st.none() | numbers,
+)
+
+
+@given(roots)
+def test_yaml_round_trip(root):
+    assert build(Root, parse_yaml(to_yaml(root), name="dumped")) == root
+
+
+def test_differing_keys_are_dotted_leaves():
+    left = Root(name="x", model=Model(tables={"C1": Table(rows=1)}))
+    right = dataclasses.replace(
+        left,
+        bound=1.0,
+        model=Model(layers=(1,), tables={"C1": Table(rows=2), "C2": Table()}),
+    )
+    assert differing_keys(to_plain(left), to_plain(right)) == [
+        "model.layers",
+        "model.tables.C1.rows",
+        "model.tables.C2",
+        "bound",
+    ]
+    assert differing_keys(to_plain(left), to_plain(left)) == []

@@ -1,0 +1,111 @@
+"""Train a model from a YAML config into a run folder.
+
+The run folder holds the resolved config, checkpoints, metrics.csv, TensorBoard events, and at the
+end final.json and report.html.  Ctrl-C or SIGTERM finishes the step, writes a checkpoint and ends
+with status 130; --resume then goes on exactly where it stopped.
+
+  tessera train --config demo data.path=clicks.tsv train.epochs=2 --out runs/first
+  tessera train --resume --out runs/first
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from types import FrameType
+
+from tessera.errors import UserError
+from tessera.training.config import find_config, load_config
+from tessera.training.trainer.run_folder import RunFolder, default_run_folder
+
+EXIT_INTERRUPTED = 130
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's flags."""
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="YAML config, or the name of one that comes with Tessera (default with --resume:"
+        " the run's own)",
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="change one key of the config, e.g. train.epochs=3; the value is YAML, a relative"
+        " path is taken from the working directory",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help="run folder to write (default: runs/<config name>-<timestamp>)",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the unfinished run in --out (default: refuse to touch it)",
+    )
+    parser.add_argument(
+        "--quiet",
+        action="store_true",
+        help="show no progress (default: a bar on a terminal, else a line every 10 s)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; 0 finished, 130 interrupted."""
+    from tessera.training.trainer.run import train  # noqa: PLC0415 - --help must not wait for torch
+
+    if args.resume and args.out is None:
+        raise UserError("--resume: say which run with --out DIR")
+    if args.config is not None:
+        path = find_config(args.config)
+    elif args.resume:
+        path = RunFolder(args.out).config
+        if not path.exists():
+            raise UserError(f"--resume: there is no run in {args.out}; begin one with --config")
+    else:
+        raise UserError("--config is missing; give a YAML file, e.g. --config demo")
+    config = load_config(path, args.overrides)
+    out = args.out or default_run_folder(
+        config.run.name or path.stem, datetime.now(tz=timezone.utc).astimezone()
+    )
+    with _stop_on_signals() as stop:
+        result = train(
+            config, out, resume=args.resume, progress=not args.quiet, should_stop=stop.is_set
+        )
+    if result.status == "interrupted":
+        hint = f"tessera train --resume --out {shlex.quote(str(out))}"
+        print(f"stopped after step {result.step}; go on with: {hint}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    print(f"finished: {RunFolder(out).summary()}; report: {out / 'report.html'}")
+    return 0
+
+
+@contextlib.contextmanager
+def _stop_on_signals() -> Iterator[threading.Event]:
+    """An event that the first SIGINT or SIGTERM sets; a second one acts as it always does."""
+    stop = threading.Event()
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        del frame
+        stop.set()
+        signal.signal(number, previous[signal.Signals(number)])
+
+    for number in previous:
+        signal.signal(number, on_signal)
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,267 @@
+"""`ExperimentConfig`: everything that a training run is made of, as one validated value.
+
+A YAML file has one section per field of `ExperimentConfig`; ``key=value`` overrides change
+single keys (``train.epochs=3``).  What a run folder and a checkpoint store is the resolved
+config: every default filled in and every data path absolute.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tessera.errors import UserError
+from tessera.training.data.config import DataConfig
+from tessera.training.models.config import ModelConfig
+from tessera.training.typed_config import (
+    ConfigSource,
+    apply_overrides,
+    build,
+    differing_keys,
+    read_yaml,
+    to_plain,
+    to_yaml,
+)
+
+SHIPPED_CONFIGS = Path(__file__).parent / "configs"
+
+FREE_ON_RESUME = (
+    "run",
+    "data.cache_dir",
+    "data.workers",
+    "train.checkpoint_every_steps",
+    "train.keep_checkpoints",
+)
+"""Keys (or whole sections) that may change when a run is resumed: they touch no number of it."""
+
+
+def _positive(name: str, value: float) -> None:
+    if not 0 < value < float("inf"):
+        raise UserError(f"{name}={value}: give a number above 0")
+
+
+def _not_negative(name: str, value: float) -> None:
+    if not 0 <= value < float("inf"):
+        raise UserError(f"{name}={value}: give 0 or a number above it")
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise UserError(f"{name}={value}: give at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseOptimizerConfig:
+    """The torch optimizer of everything but the embedding tables.
+
+    Attributes:
+        name: which one.
+        learning_rate: its peak; see `ScheduleConfig`.
+        weight_decay: as that optimizer means it (decoupled in ``adamw``, L2 in the others).
+    """
+
+    name: Literal["adam", "adamw", "adagrad", "sgd"] = "adam"
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _positive("learning_rate", self.learning_rate)
+        _not_negative("weight_decay", self.weight_decay)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingOptimizerConfig:
+    """The optimizer fused into the backward pass of the embedding tables.
+
+    Attributes:
+        name: which one; ``rowwise_adagrad`` keeps one number per row.
+        learning_rate: its peak; see `ScheduleConfig`.
+        eps: added to Adagrad's denominator; None: 1e-8.  ``sgd`` has none.
+    """
+
+    name: Literal["rowwise_adagrad", "adagrad", "sgd"] = "rowwise_adagrad"
+    learning_rate: float = 0.02
+    eps: float | None = None
+
+    def __post_init__(self) -> None:
+        _positive("learning_rate", self.learning_rate)
+        if self.eps is not None:
+            _positive("eps", self.eps)
+            if self.name == "sgd":
+                raise UserError(f"eps={self.eps}: sgd has no eps; leave it out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """The factor on both learning rates, by step.
+
+    Attributes:
+        kind: what follows the warm-up: ``constant`` 1, or a ``linear`` or ``cosine`` decay that
+            ends with the last step of the last epoch.
+        warmup_steps: steps over which the factor rises linearly to 1; 0: none.
+        final_factor: where a decay ends; None: 0.  ``constant`` has none.
+    """
+
+    kind: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = 0
+    final_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        _not_negative("warmup_steps", self.warmup_steps)
+        if self.final_factor is not None:
+            if self.kind == "constant":
+                raise UserError(
+                    f"final_factor={self.final_factor}: a constant schedule has no end value;"
+                    " leave it out or set kind to linear or cosine"
+                )
+            if not 0 <= self.final_factor <= 1:
+                raise UserError(f"final_factor={self.final_factor}: give a factor from 0 to 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How the model is trained, evaluated and kept.
+
+    Attributes:
+        batch_size: samples in a training step.
+        eval_batch_size: samples in a batch of an evaluation.
+        epochs: passes over the training rows.
+        dense_optimizer: see `DenseOptimizerConfig`.
+        embedding_optimizer: see `EmbeddingOptimizerConfig`.
+        schedule: see `ScheduleConfig`.
+        eval_every_steps: evaluate on the validation rows every so many steps, besides at the
+            end of each epoch; None: only there.
+        metric: what the best checkpoint is chosen by: the highest ``auc`` or the lowest
+            ``log_loss`` on the validation rows.
+        patience: stop after so many evaluations in a row without a better metric; None: never.
+        checkpoint_every_steps: write a checkpoint every so many steps, besides after each
+            evaluation; None: only there.
+        keep_checkpoints: how many of the newest checkpoints stay, besides the best one.
+        log_every_steps: write the mean training loss every so many steps.
+        seed: of the initial weights, the order of the rows and dropout.
+        threads: CPU threads of torch; None: as many as torch takes.  Sums are split among
+            them, so another number may change the last bits of a run.
+    """
+
+    batch_size: int = 1024
+    eval_batch_size: int = 8192
+    epochs: int = 1
+    dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
+    embedding_optimizer: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    eval_every_steps: int | None = None
+    metric: Literal["auc", "log_loss"] = "auc"
+    patience: int | None = None
+    checkpoint_every_steps: int | None = None
+    keep_checkpoints: int = 1
+    log_every_steps: int = 50
+    seed: int = 0
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "eval_batch_size", "epochs", "keep_checkpoints"):
+            _at_least_one(name, getattr(self, name))
+        for name in ("eval_every_steps", "patience", "checkpoint_every_steps", "threads"):
+            if getattr(self, name) is not None:
+                _at_least_one(name, getattr(self, name))
+        _at_least_one("log_every_steps", self.log_every_steps)
+        _not_negative("seed", self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What a run is called and which of its optional files are written.
+
+    Attributes:
+        name: the first part of the default run folder's name; None: the config file's name.
+        tensorboard: whether TensorBoard event files are written.
+        report: whether the HTML report is written at the end.
+    """
+
+    name: str | None = None
+    tensorboard: bool = True
+    report: bool = True
+
+    def __post_init__(self) -> None:
+        if self.name is not None and (not self.name or "/" in self.name):
+            raise UserError(f"name={self.name!r}: give a folder's name without '/'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentConfig:
+    """A whole experiment; see the section classes for their keys."""
+
+    data: DataConfig
+    model: ModelConfig
+    train: TrainConfig = TrainConfig()
+    run: RunConfig = RunConfig()
+
+    def resolved(self, base: Path) -> ExperimentConfig:
+        """This config with relative data paths taken from the folder ``base``."""
+        return dataclasses.replace(self, data=self.data.resolved(base))
+
+    def to_plain(self) -> dict[str, Any]:
+        """Dicts, lists and scalars; `from_plain` is the inverse."""
+        return dict(to_plain(self))
+
+    def to_yaml(self) -> str:
+        """The text of a config file that means this config."""
+        return to_yaml(self)
+
+    @classmethod
+    def from_plain(cls, values: dict[str, Any], *, name: str) -> ExperimentConfig:
+        """The config that `to_plain` gave; ``name`` stands for its place in error messages.
+
+        Raises:
+            ConfigError: a key or value is not (or no longer) valid.
+        """
+        return build(cls, ConfigSource(values=values, origins={(): name}))
+
+
+def load_config(
+    path: Path, overrides: Sequence[str] = (), *, base: Path | None = None
+) -> ExperimentConfig:
+    """Read a config file, apply ``key=value`` overrides and resolve its paths.
+
+    Args:
+        path: the YAML file.
+        overrides: e.g. ``["train.epochs=3", "data.path=clicks.tsv"]``; values are YAML.
+        base: the folder that relative data paths are taken from, those of the file as well as
+            those of overrides; None: the working directory.
+
+    Raises:
+        ConfigError: a key or value is wrong; the message names it, its place and the remedy.
+        OSError: the file cannot be read.
+    """
+    source = apply_overrides(read_yaml(path), overrides)
+    return build(ExperimentConfig, source).resolved(base or Path.cwd())
+
+
+def find_config(name: str) -> Path:
+    """The file ``name``, or else the config of that name that comes with Tessera.
+
+    Raises:
+        UserError: there is neither.
+    """
+    path = Path(name)
+    if path.exists():
+        return path
+    shipped = SHIPPED_CONFIGS / f"{name}.yaml"
+    if "/" not in name and shipped.exists():
+        return shipped
+    known = ", ".join(sorted(found.stem for found in SHIPPED_CONFIGS.glob("*.yaml")))
+    raise UserError(
+        f"--config {name}: no such file, nor a config that comes with Tessera ({known})"
+    )
+
+
+def resume_conflicts(stored: ExperimentConfig, given: ExperimentConfig) -> list[str]:
+    """Dotted keys that differ and whose change would make a resumed run another run."""
+    return [
+        key
+        for key in differing_keys(stored.to_plain(), given.to_plain())
+        if not any(key == free or key.startswith(f"{free}.") for free in FREE_ON_RESUME)
+    ]

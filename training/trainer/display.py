@@ -1,0 +1,96 @@
+"""What a run says on stderr while it trains: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from tqdm import tqdm
+
+from tessera.training.trainer.metrics import Evaluation
+
+PLAIN_LINE_SECONDS = 10.0
+
+
+class Display:
+    """Shows steps, losses and evaluations.
+
+    Args:
+        total_steps: steps of the whole run.
+        first_step: steps that are finished already.
+        enabled: False: says nothing at all.
+        stream: where to write; None: stderr.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        *,
+        total_steps: int,
+        first_step: int,
+        enabled: bool,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._total = total_steps
+        self._enabled = enabled
+        self._stream = stream or sys.stderr
+        self._clock = clock
+        self._last_line = self._window_began = clock()
+        self._window_samples = 0
+        self._first_step = first_step
+        self._began = clock()
+        self._bar: tqdm[None] | None = None
+        if enabled and self._stream.isatty():
+            self._bar = tqdm(
+                total=total_steps, initial=first_step, unit="step", file=self._stream, smoothing=0.1
+            )
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        if self._bar is not None:
+            self._bar.write(text, file=self._stream)
+        elif self._enabled:
+            print(text, file=self._stream, flush=True)
+
+    def step(self, *, step: int, samples: int, loss: float) -> None:
+        """A step of ``samples`` samples with mean loss ``loss`` is finished."""
+        if not self._enabled:
+            return
+        self._window_samples += samples
+        if self._bar is not None:
+            self._bar.update(1)
+        now = self._clock()
+        period = 0.5 if self._bar is not None else PLAIN_LINE_SECONDS
+        if now - self._last_line < period:
+            return
+        rate = self._window_samples / max(now - self._window_began, 1e-9)
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"{rate:,.0f} samples/s, loss {loss:.5f}", refresh=False)
+        else:
+            left = (self._total - step) * (now - self._began) / max(step - self._first_step, 1)
+            self.say(
+                f"step {step}/{self._total}  {rate:,.0f} samples/s  loss {loss:.5f}"
+                f"  {left:.0f} s left"
+            )
+        self._last_line = self._window_began = now
+        self._window_samples = 0
+
+    def evaluation(self, *, step: int, evaluation: Evaluation, better: bool) -> None:
+        """An evaluation on the validation rows is finished."""
+        self.say(f"step {step}: {describe(evaluation)}{'  (best so far)' if better else ''}")
+
+    def close(self) -> None:
+        """Leave the terminal as it should be."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def describe(evaluation: Evaluation) -> str:
+    """The metrics of an evaluation in one line."""
+    return (
+        f"AUC {evaluation.auc:.5f}  normalised entropy {evaluation.normalised_entropy:.5f}"
+        f"  log loss {evaluation.log_loss:.5f}  calibration {evaluation.calibration:.4f}"
+    )

@@ -1,0 +1,104 @@
+"""How far a run is: the small state that a checkpoint keeps beside the tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from tessera.training.trainer.metrics import Evaluation
+
+
+@dataclass
+class Progress:
+    """The position in the data and what was seen so far.
+
+    Attributes:
+        epoch: the epoch of the next batch, from 0.
+        batch: the number of the next batch in its epoch.
+        step: finished steps.
+        samples: samples of these steps.
+        loss_sum: sum of the losses of the steps since the last logged row.
+        loss_steps: how many these are.
+        evaluation_due: an evaluation belongs to the last step and is not finished yet.
+        best_step: step of the best evaluation so far; None: there was none.
+        best_metric: the metric of that step.
+        evaluations_since_best: evaluations in a row without a better one.
+        best_evaluation: all metrics of the best step.
+        done: training has ended (last epoch or patience); final evaluation may be missing.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    samples: int = 0
+    loss_sum: float = 0.0
+    loss_steps: int = 0
+    evaluation_due: bool = False
+    best_step: int | None = None
+    best_metric: float | None = None
+    evaluations_since_best: int = 0
+    best_evaluation: dict[str, int | float | None] | None = None
+    done: bool = False
+
+    @property
+    def epochs(self) -> int:
+        """Epochs begun so far, counting the one that the last step belongs to."""
+        return self.epoch + (1 if self.batch else 0)
+
+    def count_step(self, *, samples: int, loss: float) -> None:
+        """One more step of ``samples`` samples with mean loss ``loss``."""
+        self.batch += 1
+        self.step += 1
+        self.samples += samples
+        self.loss_sum += loss
+        self.loss_steps += 1
+
+    def take_mean_loss(self) -> float:
+        """The mean loss since the last call; there must have been a step."""
+        assert self.loss_steps > 0
+        mean = self.loss_sum / self.loss_steps
+        self.loss_sum, self.loss_steps = 0.0, 0
+        return mean
+
+    def count_evaluation(
+        self, evaluation: Evaluation, *, metric: Literal["auc", "log_loss"]
+    ) -> bool:
+        """Take note of an evaluation of the last step; returns whether it is the best so far.
+
+        A metric that is not defined (NaN) is never better than another, but as the first one
+        it counts, so that there always is a best checkpoint.
+        """
+        value = float(getattr(evaluation, metric))
+        best = self.best_metric
+        sign = 1.0 if metric == "auc" else -1.0
+        better = (
+            best is None
+            or (math.isnan(best) and not math.isnan(value))
+            or sign * value > sign * best
+        )
+        if better:
+            self.best_step, self.best_metric = self.step, value
+            self.best_evaluation = evaluation.to_json()
+            self.evaluations_since_best = 0
+        else:
+            self.evaluations_since_best += 1
+        self.evaluation_due = False
+        return better
+
+    def to_plain(self) -> dict[str, Any]:
+        """The fields by name; `from_plain` is the inverse."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Any]) -> Progress:
+        """What `to_plain` gave.
+
+        Raises:
+            ValueError: a field is missing.
+        """
+        missing = [item.name for item in fields(cls) if item.name not in values]
+        if missing:
+            raise ValueError(f"the checkpoint's progress lacks {', '.join(missing)}")
+        return cls(**{item.name: values[item.name] for item in fields(cls)})

@@ -1,0 +1,329 @@
+"""`train`: a whole run, from a config to a finished run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from tessera.training.trainer.assembly import Assembly, assemble
+
+from tessera.errors import UserError
+from tessera.training.config import (
+    FREE_ON_RESUME,
+    ExperimentConfig,
+    TrainConfig,
+    load_config,
+    resume_conflicts,
+)
+from tessera.training.data import open_data
+from tessera.training.data.dataset import DatasetView, DataSplits
+from tessera.training.trainer.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    load_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+)
+from tessera.training.trainer.display import Display, describe
+from tessera.training.trainer.evaluate import evaluate
+from tessera.training.trainer.files import checkpoint_path, latest_checkpoint
+from tessera.training.trainer.logs import MetricsLog, read_metrics
+from tessera.training.trainer.loop import TrainingLoop
+from tessera.training.trainer.metrics import BinaryMetrics
+from tessera.training.trainer.progress import Progress
+from tessera.training.trainer.run_folder import RunFolder
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """How a call of `train` ended.
+
+    Attributes:
+        folder: the run folder.
+        status: ``finished``, or ``interrupted`` if ``should_stop`` asked for it.
+        step: finished training steps.
+        best_checkpoint: the best checkpoint so far; None before the first evaluation.
+        final: what ``final.json`` holds: ``best_step``, ``metric``, and the metrics of the
+            best checkpoint under ``valid`` and ``test`` (None without test rows); None while
+            the run is not finished.
+    """
+
+    folder: Path
+    status: Literal["finished", "interrupted"]
+    step: int
+    best_checkpoint: Path | None
+    final: dict[str, Any] | None
+
+
+def train(
+    config: ExperimentConfig,
+    out: Path,
+    *,
+    resume: bool = False,
+    progress: bool = True,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> RunResult:
+    """Train into the folder ``out`` until the config's end, evaluate the best checkpoint, report.
+
+    Torch's CPU generator is seeded and its number of threads set for the time of the call; both
+    are put back after it.  No signal handler is installed.
+
+    Args:
+        config: what to do; relative data paths are taken from the working directory.
+        out: the run folder; it must not exist, be empty, or (with ``resume``) hold a run.
+        resume: go on with the run in ``out`` from its latest checkpoint, exactly as if it had
+            not stopped.  A finished run is left alone and its result returned.
+        progress: whether to show progress on stderr.
+        should_stop: asked between steps; once it is True it must stay so.  The step that runs
+            is finished and a checkpoint written.
+
+    Raises:
+        UserError: the folder, the data or the config do not fit, the run was resumed with
+            another config, the loss diverged, or a checkpoint cannot be written.
+    """
+    refuse_many_ranks()
+    folder = RunFolder(out)
+    folder.require_fit(resume=resume)
+    config = config.resolved(Path.cwd())
+    if resume:
+        _refuse_other_config(folder, config)
+        if folder.is_finished:
+            return _finished_result(folder)
+    with _torch_state(config.train):
+        splits = open_data(config.data, progress=progress)
+        _check_splits(splits, config)
+        names = splits.train.dataset
+        assembly = assemble(config, dense_names=names.dense_names, sparse_names=names.sparse_names)
+        with folder.locked():
+            folder.require_fit(resume=resume)  # again, now that nobody else can begin here
+            folder.create()
+            folder.write_text(folder.config, config.to_yaml())
+            return _Run(
+                config=config,
+                folder=folder,
+                splits=splits,
+                assembly=assembly,
+                show_progress=progress,
+                should_stop=should_stop,
+            ).run()
+
+
+def refuse_many_ranks() -> None:
+    """Check that this process is the only rank.
+
+    Raises:
+        UserError: ``WORLD_SIZE``, which torchrun sets, is above 1.
+    """
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    if world_size != "1":
+        raise UserError(
+            f"WORLD_SIZE={world_size}: this version trains with one rank; start it without torchrun"
+            " or with --nproc-per-node 1"
+        )
+
+
+@dataclass(kw_only=True)
+class _Run:
+    """One call of `train` after everything was checked."""
+
+    config: ExperimentConfig
+    folder: RunFolder
+    splits: DataSplits
+    assembly: Assembly
+    show_progress: bool
+    should_stop: Callable[[], bool]
+
+    def run(self) -> RunResult:
+        progress = self._restore()
+        log = MetricsLog(
+            self.folder.metrics,
+            tensorboard=self.folder.tensorboard if self.config.run.tensorboard else None,
+            from_step=progress.step,
+        )
+        with contextlib.closing(log):
+            ended = self._train(progress, log)
+        final = self._evaluate_best(progress) if ended else None
+        return RunResult(
+            folder=self.folder.root,
+            status="interrupted" if final is None else "finished",
+            step=progress.step,
+            best_checkpoint=self._best_path(progress),
+            final=final,
+        )
+
+    def _train(self, progress: Progress, log: MetricsLog) -> bool:
+        steps = -(-len(self.splits.train) // self.config.train.batch_size)
+        display = Display(
+            total_steps=steps * self.config.train.epochs,
+            first_step=progress.step,
+            enabled=self.show_progress,
+        )
+        if progress.step:
+            display.say(f"resumed after step {progress.step}")
+        with contextlib.closing(display):
+            return TrainingLoop(
+                config=self.config.train,
+                assembly=self.assembly,
+                train_rows=self.splits.train,
+                valid_rows=self.splits.valid,
+                progress=progress,
+                log=log,
+                display=display,
+                save=lambda: self._save(progress),
+                should_stop=self.should_stop,
+            ).run()
+
+    def _restore(self) -> Progress:
+        """Load the latest checkpoint, if there is one; returns where to begin."""
+        path = latest_checkpoint(self.folder.checkpoints)
+        if path is None:
+            return Progress()
+        checkpoint = load_checkpoint(path)
+        if checkpoint.split_rows != self._split_rows():
+            raise UserError(
+                f"the data has changed: {path} was trained with {checkpoint.split_rows} rows (train,"
+                f" valid, test), data.path now gives {self._split_rows()}; begin a new run"
+            )
+        try:
+            self.assembly.load(checkpoint)
+            progress = Progress.from_plain(checkpoint.progress)
+        except (ValueError, KeyError, RuntimeError) as error:
+            raise CheckpointError(f"{path} does not fit this model: {error}") from error
+        torch.set_rng_state(checkpoint.rng.clone())
+        return progress
+
+    def _save(self, progress: Progress) -> None:
+        data = self.splits.train.dataset
+        checkpoint = Checkpoint(
+            config=self.config.to_plain(),
+            dense_names=list(data.dense_names),
+            dense_transform=data.dense_transform,
+            sparse_names=list(data.sparse_names),
+            split_rows=self._split_rows(),
+            progress=progress.to_plain(),
+            rng=torch.get_rng_state(),
+            **self.assembly.state(),
+        )
+        folder = self.folder.checkpoints
+        save_checkpoint(checkpoint_path(folder, progress.step), checkpoint)
+        prune_checkpoints(
+            folder, newest=self.config.train.keep_checkpoints, best=progress.best_step
+        )
+
+    def _split_rows(self) -> list[int]:
+        return [len(self.splits.train), len(self.splits.valid), len(self.splits.test)]
+
+    def _best_path(self, progress: Progress) -> Path | None:
+        if progress.best_step is None:
+            return None
+        return checkpoint_path(self.folder.checkpoints, progress.best_step)
+
+    def _evaluate_best(self, progress: Progress) -> dict[str, Any] | None:
+        """Evaluate the best checkpoint and write the final files; None if asked to stop."""
+        best = self._best_path(progress)
+        assert best is not None, "training ends with an evaluation"
+        if progress.best_step != progress.step:
+            self.assembly.load_model(load_checkpoint(best))
+        began = time.perf_counter()
+        metrics: dict[str, BinaryMetrics] = {}
+        for name in ("valid", "test"):
+            view: DatasetView = getattr(self.splits, name)
+            if len(view) == 0:
+                continue
+            pass_metrics = evaluate(
+                self.assembly.model,
+                view,
+                batch_size=self.config.train.eval_batch_size,
+                should_stop=self.should_stop,
+            )
+            if pass_metrics is None:
+                return None
+            metrics[name] = pass_metrics
+        seconds = time.perf_counter() - began
+        evaluations = {name: found.compute() for name, found in metrics.items()}
+        rows = sum(evaluation.rows for evaluation in evaluations.values())
+        final = {
+            "step": progress.step,
+            "samples": progress.samples,
+            "best_step": progress.best_step,
+            "best_checkpoint": str(best.relative_to(self.folder.root)),
+            "metric": self.config.train.metric,
+            "valid": evaluations["valid"].to_json(),
+            "test": evaluations["test"].to_json() if "test" in evaluations else None,
+            "evaluation_samples_per_second": round(rows / max(seconds, 1e-9), 1),
+        }
+        if self.config.run.report:
+            # Its plots take a second to import that a run without them need not wait.
+            from tessera.training.trainer.report import render_report  # noqa: PLC0415
+
+            report = render_report(
+                config_yaml=self.config.to_yaml(),
+                rows=read_metrics(self.folder.metrics),
+                final=final,
+                metrics=metrics,
+            )
+            self.folder.write_text(self.folder.report, report)
+        self.folder.write_final(final)  # last: it marks the run as finished
+        if self.show_progress:
+            for name, evaluation in evaluations.items():
+                Display(total_steps=0, first_step=0, enabled=True).say(
+                    f"{name}, best step {progress.best_step}: {describe(evaluation)}"
+                )
+        return final
+
+
+@contextlib.contextmanager
+def _torch_state(config: TrainConfig) -> Iterator[None]:
+    """Seed and threads of ``config`` for the time of the context."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        try:
+            if config.threads is not None:
+                torch.set_num_threads(config.threads)
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+def _refuse_other_config(folder: RunFolder, config: ExperimentConfig) -> None:
+    conflicts = resume_conflicts(load_config(folder.config), config)
+    if conflicts:
+        raise UserError(
+            f"--resume: the config differs from that of the run in {folder.root} in"
+            f" {', '.join(conflicts)}; give the values of {folder.config} or begin a new run (only"
+            f" {', '.join(FREE_ON_RESUME)} may change)"
+        )
+
+
+def _check_splits(splits: DataSplits, config: ExperimentConfig) -> None:
+    if len(splits.train) == 0:
+        raise UserError("data.path: there are no training rows; give a file that has some")
+    if len(splits.valid) == 0:
+        raise UserError(
+            f"data.valid_fraction={config.data.valid_fraction}: there are no validation rows, which"
+            " choose the best checkpoint; raise it or give data.valid_path"
+        )
+    if config.train.metric == "auc" and len(np.unique(splits.valid.labels())) < 2:
+        raise UserError(
+            "train.metric='auc': all validation rows have the same label, so that no AUC is"
+            " defined; set train.metric=log_loss or hold out other rows"
+        )
+
+
+def _finished_result(folder: RunFolder) -> RunResult:
+    final = folder.read_final()
+    return RunResult(
+        folder=folder.root,
+        status="finished",
+        step=int(final["step"]),
+        best_checkpoint=folder.root / str(final["best_checkpoint"]),
+        final=final,
+    )

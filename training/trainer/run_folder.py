@@ -1,0 +1,125 @@
+"""A run folder: where its files are, what state it is in, who writes to it.
+
+::
+
+    config.yaml      the resolved config
+    checkpoints/     step-*.pt: the newest and the best
+    metrics.csv      one row per logged loss and per evaluation
+    tensorboard/     the same as TensorBoard events
+    final.json       metrics of the best checkpoint; its presence says that the run is finished
+    report.html      curves, calibration, histograms
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tessera.errors import UserError
+from tessera.training.trainer.files import latest_checkpoint, write_atomically
+
+LOCK = ".lock"
+
+
+class RunFolder:
+    """The files of the run in folder ``root``, which need not exist yet."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config = root / "config.yaml"
+        self.checkpoints = root / "checkpoints"
+        self.metrics = root / "metrics.csv"
+        self.tensorboard = root / "tensorboard"
+        self.final = root / "final.json"
+        self.report = root / "report.html"
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a run was begun here."""
+        return self.config.exists()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run here ended by itself and was evaluated."""
+        return self.final.exists()
+
+    def require_fit(self, *, resume: bool) -> None:
+        """Check that a run may begin here, or with ``resume`` go on.
+
+        Raises:
+            UserError: it may not; the message says what to do instead.
+        """
+        if resume and not self.is_run:
+            raise UserError(f"--resume: there is no run in {self.root}; leave --resume out")
+        if resume or not self.root.exists():
+            return
+        if self.is_finished:
+            raise UserError(
+                f"{self.root} holds a finished run ({self.summary()}); give another --out"
+            )
+        if self.is_run:
+            latest = latest_checkpoint(self.checkpoints)
+            where = f"after {latest.name}" if latest else "before its first checkpoint"
+            raise UserError(
+                f"{self.root} holds a run that stopped {where}; add --resume to go on with it, or"
+                " give another --out"
+            )
+        if any(path.name != LOCK for path in self.root.iterdir()):
+            raise UserError(f"{self.root} is not empty and holds no run; give another --out")
+
+    def summary(self) -> str:
+        """One line on a finished run."""
+        final = self.read_final()
+        valid = final["valid"]
+        return f"best step {final['best_step']}, valid AUC {valid['auc']}"
+
+    def create(self) -> None:
+        """Make the folder and those in it; existing ones stay."""
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+
+    def write_text(self, path: Path, text: str) -> None:
+        """Write one of this folder's files atomically."""
+        write_atomically(path, lambda stream: stream.write(text.encode()))
+
+    def write_final(self, content: dict[str, Any]) -> None:
+        """Write ``final.json``, which marks the run as finished."""
+        self.write_text(self.final, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+    def read_final(self) -> dict[str, Any]:
+        """What `write_final` wrote.
+
+        Raises:
+            UserError: the file is damaged.
+        """
+        try:
+            return dict(json.loads(self.final.read_text()))
+        except ValueError as error:
+            raise UserError(f"{self.final} is damaged ({error}); delete it and resume") from error
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for this process; the system lets go of it when the process dies.
+
+        Raises:
+            UserError: another process trains into it.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        with (self.root / LOCK).open("w") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(
+                    f"another process is training into {self.root}; wait for it or give another"
+                    " --out"
+                ) from error
+            yield
+
+
+def default_run_folder(name: str, now: datetime) -> Path:
+    """``runs/<name>-<timestamp>`` under the working directory."""
+    return Path("runs") / f"{name}-{now:%Y%m%d-%H%M%S}"
