@@ -47,7 +47,7 @@ def write_package(
     try:
         draft = folder / f"{_TOP_FOLDER}.pt"
         extra = {GOLDEN_RECORD.removeprefix(_EXTRA): golden}
-        torch.jit.save(module, str(draft), _extra_files=extra)  # type: ignore[no-untyped-call] # torch's own
+        torch.jit.save(module, str(draft), _extra_files=extra)
         made = manifest(Records(draft).hash_all())
         record = zipfile.ZipInfo(f"{_TOP_FOLDER}/{MANIFEST_RECORD}", date_time=_EPOCH_OF_ZIP)
         with zipfile.ZipFile(draft, "a") as archive:

@@ -53,8 +53,11 @@ class LookupBackend(Protocol):
 class FbgemmBackend:
     """FBGEMM's table-batched operator for stored (inference) rows."""
 
-    name = "fbgemm"
-    operator_libraries = ("fbgemm_gpu_tbe_inference", "fbgemm_gpu_sparse_async_cumsum")
+    name: str = "fbgemm"
+    operator_libraries: tuple[str, ...] = (
+        "fbgemm_gpu_tbe_inference",
+        "fbgemm_gpu_sparse_async_cumsum",
+    )
 
     def lookup(self, tables: StoredTables, features: Sequence[FeatureSpec]) -> nn.Module:
         """See `LookupBackend.lookup`."""
@@ -116,6 +119,8 @@ class FbgemmLookup(nn.Module):
         self.register_buffer(
             "locations", torch.full((len(features),), _FBGEMM_HOST, dtype=torch.int32)
         )
+        self.averaged: Tensor
+        self.feature_of_column: Tensor
         if self._mixed:
             self.register_buffer("averaged", torch.tensor(averaged).unsqueeze(1))
             self.register_buffer(

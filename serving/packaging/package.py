@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -28,7 +29,7 @@ from tessera.serving.packaging.archive import write_package
 from tessera.serving.packaging.embedding import float_tables, with_stored_tables
 from tessera.serving.packaging.evaluate import evaluate
 from tessera.serving.packaging.golden import golden_batch, golden_info
-from tessera.serving.packaging.lookup import LookupBackend, lookup_backend
+from tessera.serving.packaging.lookup import lookup_backend
 from tessera.serving.packaging.predict import PredictModule
 from tessera.serving.packaging.quantize import StoredTables, quantize_tables
 from tessera.serving.packaging.script import script
@@ -182,7 +183,6 @@ def write_model(
         UserError: something that cannot be packaged, or a file that cannot be written.
     """
     out, origin = _checked_out(out), origin or Origin()
-    backend = lookup_backend(options.backend)
     servable = make_servable(model, options, origin=origin, progress=progress)
     runner: Runner = TorchScriptRunner(optimize(servable.scripted))
     with _bar("evaluate", None, progress=progress) as bar:
@@ -198,7 +198,14 @@ def write_model(
     answers = runner.forward(inputs)
 
     def manifest(records: Mapping[str, RecordInfo]) -> Manifest:
-        return _manifest(model, options, origin, servable, backend, evaluation, records)
+        return _manifest(
+            model=model,
+            options=options,
+            origin=origin,
+            servable=servable,
+            evaluation=evaluation,
+            records=records,
+        )
 
     return write_package(out, servable.scripted, write_golden(inputs, answers), manifest)
 
@@ -240,14 +247,15 @@ def input_schema(model: RankingModel, *, output: str, dense_transform: str) -> I
 
 
 def _manifest(
+    *,
     model: RankingModel,
     options: PackageOptions,
     origin: Origin,
     servable: ServableModel,
-    backend: LookupBackend,
     evaluation: Evaluation | None,
     records: Mapping[str, RecordInfo],
 ) -> Manifest:
+    backend = lookup_backend(options.backend)
     tables = tuple(table.info for table in servable.tables.tables)
     floats = {id(table.weights) for table in float_tables(model)}
     dense = sum(p.numel() * p.element_size() for p in model.parameters() if id(p) not in floats)
@@ -309,7 +317,7 @@ def _validation(trained: TrainedModel) -> Iterable[Batch]:
         ) from error
 
 
-def _bar(what: str, total: int | None, *, progress: bool) -> tqdm[None]:
+def _bar(what: str, total: int | None, *, progress: bool) -> tqdm[Any]:
     # disable=None: only where stderr is a terminal.
     return tqdm(
         total=total,

@@ -26,7 +26,7 @@ class PredictModule(nn.Module):
         self._scored = [feature.name for feature in schema.group("id_score_list")]
         self._output = schema.outputs[0].name
 
-    def forward(
+    def forward(  # noqa: PLR0917 - the package's six inputs, in their order
         self,
         float_features: Tensor,
         id_list_features_lengths: Tensor,
