@@ -1,0 +1,158 @@
+"""What an operator may set, with its unit and its default.
+
+`ModelLimits` changes what a request may ask for and how requests share batches;
+`ServerConfig` holds it together with ports, drain and logging.  Both refuse values that
+cannot work, naming the field, the value and the remedy.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Literal, NoReturn
+
+from tessera.errors import UserError
+
+DEFAULT_GRPC_PORT = 50051
+DEFAULT_HTTP_PORT = 8002
+
+
+def available_cpus() -> int:
+    """CPUs that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def default_workers() -> int:
+    """Half of the CPUs: the other half serves the network and the clients' bytes."""
+    return max(1, available_cpus() // 2)
+
+
+def _refuse(name: str, value: object, remedy: str) -> NoReturn:
+    raise UserError(f"{name} is {value}; {remedy}")
+
+
+def _at_least(minimum: int, **values: int) -> None:
+    for name, value in values.items():
+        if value < minimum:
+            _refuse(name, value, f"give a whole number of at least {minimum}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelLimits:
+    """Bounds of one model's requests, queue and batches.
+
+    Attributes:
+        max_request_samples: samples of one request.
+        max_request_ids: ids of one request, shared features counted once per sample that
+            uses them.
+        max_batch_samples: samples that one forward pass takes.  A larger request is cut into
+            several passes and put together again.
+        max_batch_ids: ids that one forward pass takes; one sample alone may have more.
+        max_queue_requests: requests that may wait.
+        max_queue_samples: samples that may wait.
+        max_delay_us: microseconds that a free worker waits for company; 0: it takes at once
+            whatever is queued.
+        workers: inference threads.
+        threads_per_worker: threads that torch may use inside one forward pass.
+    """
+
+    max_request_samples: int = 16_384
+    max_request_ids: int = 4_194_304
+    max_batch_samples: int = 512
+    max_batch_ids: int = 262_144
+    max_queue_requests: int = 4_096
+    max_queue_samples: int = 65_536
+    max_delay_us: int = 0
+    workers: int = field(default_factory=default_workers)
+    threads_per_worker: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse values that no request could pass.
+
+        Raises:
+            UserError: a limit is too small, or two contradict each other.
+        """
+        _at_least(
+            1,
+            max_request_samples=self.max_request_samples,
+            max_request_ids=self.max_request_ids,
+            max_batch_samples=self.max_batch_samples,
+            max_batch_ids=self.max_batch_ids,
+            max_queue_requests=self.max_queue_requests,
+            max_queue_samples=self.max_queue_samples,
+            workers=self.workers,
+            threads_per_worker=self.threads_per_worker,
+        )
+        _at_least(0, max_delay_us=self.max_delay_us)
+        if self.max_queue_samples < self.max_request_samples:
+            _refuse(
+                "max_queue_samples",
+                self.max_queue_samples,
+                f"a request of max_request_samples={self.max_request_samples} could never wait "
+                "in it: raise the one or lower the other",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """A package to serve.
+
+    Attributes:
+        path: the package's file.
+        name: the name that requests use; empty: the name in the package's manifest.
+    """
+
+    path: str
+    name: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """Everything a `Server` needs to know.
+
+    Attributes:
+        models: packages to serve; the first one answers requests that name no model.
+        host: address to listen on.
+        port: gRPC port; 0: any free one.
+        http_port: port of metrics, probes and the status page; 0: any free one.
+        limits: see `ModelLimits`.
+        max_message_bytes: largest request or response on the wire.
+        drain_propagation_ms: milliseconds between "not serving" and the first refusal, so
+            that load balancers can turn away first.
+        drain_limit_s: seconds that accepted requests may take after SIGTERM.
+        verify_golden: replay the package's golden answers before serving it.
+    """
+
+    models: tuple[ModelSource, ...]
+    host: str = "0.0.0.0"  # noqa: S104 - a server is there to be reached; --host narrows it
+    port: int = DEFAULT_GRPC_PORT
+    http_port: int = DEFAULT_HTTP_PORT
+    limits: ModelLimits = field(default_factory=ModelLimits)
+    max_message_bytes: int = 64 * 1024 * 1024
+    drain_propagation_ms: int = 1_000
+    drain_limit_s: float = 30.0
+    verify_golden: bool = True
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["json", "text"] = "json"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be served.
+
+        Raises:
+            UserError: naming the field, the value and the remedy.
+        """
+        if not self.models:
+            _refuse("models", "empty", "give at least one --model MODEL.pt")
+        for name, port in (("port", self.port), ("http_port", self.http_port)):
+            if not 0 <= port <= 65_535:
+                _refuse(name, port, "give a number from 0 to 65535")
+        if self.port == self.http_port != 0:
+            _refuse("http_port", self.http_port, "the gRPC port is the same: choose another")
+        _at_least(1024, max_message_bytes=self.max_message_bytes)
+        _at_least(0, drain_propagation_ms=self.drain_propagation_ms)
+        if self.drain_limit_s * 1_000 <= self.drain_propagation_ms:
+            _refuse(
+                "drain_limit_s",
+                self.drain_limit_s,
+                f"it must be longer than drain_propagation_ms={self.drain_propagation_ms}",
+            )

@@ -1,0 +1,210 @@
+"""Bytes of a request to checked arrays: every size and every id is looked at here.
+
+What leaves this file is safe for the operators, which read past their buffers when sizes
+disagree.  The arrays are views of the message's bytes; nothing is copied unless shared
+features have to be spread over the samples.
+
+Legend: ``B`` samples, ``F`` features of a group, ``N`` ids of a group.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tessera.serving.protocol import predictor_pb2 as pb
+from tessera.serving.schema import FeatureSpec, InputSchema
+from tessera.serving.server.config import ModelLimits
+from tessera.serving.server.errors import InvalidRequestError
+from tessera.serving.server.request import F32, I32, DecodedRequest, Ids, JaggedGroup
+from tessera.serving.server.shared import SharedGroup, decode_shared, interleave_shared
+from tessera.serving.server.wire import F32_WIRE, read_array, read_jagged
+
+_NO_I32: I32 = np.empty(0, np.int32)
+_NO_F32: F32 = np.empty(0, np.float32)
+_NO_IDS: Ids = np.empty(0, np.int64)
+
+
+class RequestDecoder:
+    """Checks requests against one model's schema and limits.
+
+    Args:
+        schema: what the model takes.
+        limits: the largest request.
+    """
+
+    def __init__(self, schema: InputSchema, limits: ModelLimits) -> None:
+        self._limits = limits
+        self._dense = len(schema.dense_features)
+        self._nan_is_missing = schema.dense_missing == "nan"
+        self._dense_names = schema.dense_features
+        self._plain = _GroupRules("id_list_features", schema.group("id_list"), weighted=False)
+        self._scored = _GroupRules(
+            "id_score_list_features", schema.group("id_score_list"), weighted=True
+        )
+
+    def decode(self, message: pb.PredictionRequest) -> DecodedRequest:
+        """Check ``message`` and give its arrays.
+
+        Raises:
+            InvalidRequestError: naming the field and both numbers.
+        """
+        B = message.batch_size
+        if B <= 0:
+            raise InvalidRequestError(f"batch_size is {B}, expected at least 1")
+        limit = self._limits.max_request_samples
+        if limit < B:
+            raise InvalidRequestError(f"batch_size is {B}, the limit is {limit} samples")
+        _refuse_unused(message)
+        dense = self._decode_dense(message.float_features, B)
+        if message.HasField("shared_features"):
+            plain = self._decode_with_shared(message, B)
+        else:
+            plain = self._plain.decode(message.id_list_features, B)
+        scored = self._scored.decode(message.id_score_list_features, B)
+        ids = plain.values.size + scored.values.size
+        if ids > self._limits.max_request_ids:
+            raise _too_many_ids(ids, self._limits.max_request_ids)
+        self._plain.check_ids(plain, B)
+        self._scored.check_ids(scored, B)
+        return DecodedRequest(B, ids, dense, plain, scored)
+
+    def _decode_dense(self, message: pb.FloatFeatures, B: int) -> F32:
+        if message.num_features != self._dense:
+            raise InvalidRequestError(
+                f"float_features.num_features is {message.num_features}, "
+                f"the model has {self._dense}"
+            )
+        dense: F32 = read_array(
+            "float_features.values",
+            message.values,
+            F32_WIRE,
+            B * self._dense,
+            "batch_size * num_features",
+        )
+        # One pass for the usual case; the slow look is only for the message.
+        if not np.isfinite(dense).all():
+            self._check_not_finite(dense)
+        return dense
+
+    def _check_not_finite(self, dense: F32) -> None:
+        bad = np.isinf(dense) if self._nan_is_missing else ~np.isfinite(dense)
+        where = np.flatnonzero(bad)
+        if where.size:
+            row, column = divmod(int(where[0]), self._dense)
+            rule = (
+                "only NaN (missing) or a finite number"
+                if self._nan_is_missing
+                else "a finite number"
+            )
+            raise InvalidRequestError(
+                f"float_features.values: feature {self._dense_names[column]!r}, row {row} is "
+                f"{dense[where[0]]}, expected {rule}"
+            )
+
+    def _decode_with_shared(self, message: pb.PredictionRequest, B: int) -> JaggedGroup:
+        shared = decode_shared(message.shared_features, self._plain.features, B)
+        # Few bytes can ask for very many ids, so the sum is known before anything is spread.
+        own = self._plain.without(shared.positions).decode(message.id_list_features, B)
+        ids = own.values.size + shared.spread_ids()
+        if ids > self._limits.max_request_ids:
+            raise _too_many_ids(ids, self._limits.max_request_ids)
+        return _join(own, shared, len(self._plain.features), B)
+
+
+class _GroupRules:
+    """One group's features and the ranges of their ids."""
+
+    def __init__(self, field: str, features: tuple[FeatureSpec, ...], *, weighted: bool) -> None:
+        self.field = field
+        self.features = features
+        self._weighted = weighted
+        # The last id that passes, as uint64: a negative id is a huge one there.
+        last = [f.rows - 1 if _rejects(f) else np.iinfo(np.uint64).max for f in features]
+        self._last_id = np.array(last, dtype=np.uint64)
+        self._any_reject = any(_rejects(feature) for feature in features)
+
+    def without(self, positions: tuple[int, ...]) -> _GroupRules:
+        """The same rules for the features that are not at ``positions``."""
+        gone = set(positions)
+        rest = tuple(f for position, f in enumerate(self.features) if position not in gone)
+        return _GroupRules(self.field, rest, weighted=self._weighted)
+
+    def decode(self, message: pb.SparseFeatures, B: int) -> JaggedGroup:
+        """Check every size of ``message`` for ``B`` samples."""
+        field = self.field
+        F = len(self.features)
+        if message.num_features != F:
+            raise InvalidRequestError(
+                f"{field}.num_features is {message.num_features}, expected {F}"
+            )
+        if F == 0:
+            for name in ("lengths", "values", "weights", "values_int64"):
+                size = len(getattr(message, name))
+                if size:
+                    raise InvalidRequestError(
+                        f"{field}.{name} has {size} bytes, expected 0: num_features is 0"
+                    )
+            return JaggedGroup(_NO_I32, _NO_IDS, _NO_F32 if self._weighted else None)
+        lengths, values = read_jagged(field, message, F * B, "num_features * batch_size")
+        weights = None
+        if self._weighted:
+            weights = read_array(
+                f"{field}.weights", message.weights, F32_WIRE, values.size, "sum(lengths)"
+            )
+            if not np.isfinite(weights).all():
+                first = int(np.flatnonzero(~np.isfinite(weights))[0])
+                raise InvalidRequestError(
+                    f"{field}.weights[{first}] is {weights[first]}, expected a finite number"
+                )
+        elif message.weights:
+            raise InvalidRequestError(
+                f"{field}.weights has {len(message.weights)} bytes, expected 0: "
+                "these features have no weights"
+            )
+        return JaggedGroup(lengths, values, weights)
+
+    def check_ids(self, group: JaggedGroup, B: int) -> None:
+        """Refuse ids outside a table whose rule is ``reject``."""
+        if not self._any_reject or not group.values.size:
+            return
+        ids = group.values.astype(np.int64, copy=False).view(np.uint64)
+        per_bag = self._last_id if B == 1 else np.repeat(self._last_id, B)
+        bad = ids > np.repeat(per_bag, group.lengths)
+        if not bad.any():
+            return
+        first = int(np.argmax(bad))
+        bag = int(np.searchsorted(np.cumsum(group.lengths), first, side="right"))
+        feature = self.features[bag // B]
+        raise InvalidRequestError(
+            f"{self.field}: feature {feature.name!r}, row {bag % B}: id "
+            f"{int(group.values[first])} is outside [0, {feature.rows})"
+        )
+
+
+def _join(own: JaggedGroup, shared: SharedGroup, F: int, B: int) -> JaggedGroup:
+    lengths, values = interleave_shared(own, shared, F, B)
+    return JaggedGroup(lengths, values, None)
+
+
+def _rejects(feature: FeatureSpec) -> bool:
+    return feature.hashing == "none" and feature.out_of_range == "reject"
+
+
+def _too_many_ids(ids: int, limit: int) -> InvalidRequestError:
+    return InvalidRequestError(f"the request has {ids} ids, the limit is {limit}")
+
+
+def _refuse_unused(message: pb.PredictionRequest) -> None:
+    """No packaged model has these groups: what is sent in them would be lost silently."""
+    if message.HasField("embedding_features"):
+        _refuse_filled("embedding_features", message.embedding_features)
+    if message.HasField("unary_features"):
+        _refuse_filled("unary_features", message.unary_features)
+
+
+def _refuse_filled(field: str, group: pb.FloatFeatures | pb.SparseFeatures) -> None:
+    if group.ByteSize():
+        raise InvalidRequestError(
+            f"{field} has {group.ByteSize()} bytes (num_features {group.num_features}), expected "
+            "an empty message: no model here uses it"
+        )

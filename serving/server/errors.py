@@ -1,0 +1,69 @@
+"""Every way in which the server says no, and the one table that maps them to metrics.
+
+The gRPC status of a `Code` has the same name; `grpc_service` is the only place that knows it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Code(Enum):
+    """How a request ended.  The value is the ``code`` label of ``tessera_requests_total``."""
+
+    OK = "OK"
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    NOT_FOUND = "NOT_FOUND"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    CANCELLED = "CANCELLED"
+    UNAVAILABLE = "UNAVAILABLE"
+    INTERNAL = "INTERNAL"
+
+
+class Reason(Enum):
+    """Why a request was refused: the ``reason`` label of ``tessera_rejected_total``."""
+
+    QUEUE_FULL = "queue_full"
+    DEADLINE = "deadline"
+    CANCELLED = "cancelled"
+    INVALID = "invalid"
+    DRAINING = "draining"
+
+
+class ServeError(Exception):
+    """A request that gets no scores.
+
+    Attributes:
+        code: what the client is told.
+        message: the sentence that it is told with; it names the field and the numbers.
+        reason: the label under which the refusal is counted; None where the contract counts
+            it by its code alone.
+    """
+
+    def __init__(self, code: Code, message: str, reason: Reason | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.reason = reason
+
+
+class InvalidRequestError(ServeError):
+    """The request itself is wrong; sending it again cannot help."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Code.INVALID_ARGUMENT, message, Reason.INVALID)
+
+
+class QueueFullError(ServeError):
+    """More work is waiting than the server was told to hold."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Code.RESOURCE_EXHAUSTED, message, Reason.QUEUE_FULL)
+
+
+class DeadlineError(ServeError):
+    """The client's deadline passed before the work began; the work was not done."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Code.DEADLINE_EXCEEDED, message, Reason.DEADLINE)

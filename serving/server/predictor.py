@@ -1,0 +1,145 @@
+"""The Predict call, from the request's bytes to the response's, without gRPC.
+
+Every call ends in exactly one count of ``tessera_requests_total`` and, when it was refused,
+one of ``tessera_rejected_total``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from tessera.serving.protocol import predictor_pb2 as pb
+from tessera.serving.server.errors import Code, InvalidRequestError, Reason, ServeError
+from tessera.serving.server.metrics import Metrics, ModelMetrics
+from tessera.serving.server.registry import Registry
+from tessera.serving.server.workers import internal_error
+
+
+class Gate:
+    """Counts the calls that are inside, and refuses new ones once it is shut."""
+
+    def __init__(self) -> None:
+        self.active = 0
+        self._shut = False
+        self._empty = asyncio.Event()
+
+    def enter(self) -> None:
+        """A call comes in.
+
+        Raises:
+            ServeError: UNAVAILABLE, the server is draining.
+        """
+        if self._shut:
+            raise ServeError(Code.UNAVAILABLE, "the server is draining", Reason.DRAINING)
+        self.active += 1
+
+    def leave(self) -> None:
+        """A call that came in has its answer."""
+        self.active -= 1
+        if self._shut and self.active == 0:
+            self._empty.set()
+
+    def shut(self) -> None:
+        """Refuse every new call from now on."""
+        self._shut = True
+        if self.active == 0:
+            self._empty.set()
+
+    async def wait_empty(self) -> None:
+        """Return when the last call has left; only after `shut`."""
+        await self._empty.wait()
+
+
+class Predictor:
+    """See the module's docstring.
+
+    Args:
+        registry: the models.
+        metrics: counts calls that name no known model.
+        gate: see `Gate`.
+        log: one line per call at level debug; bugs at level error.
+    """
+
+    def __init__(self, *, registry: Registry, metrics: Metrics, gate: Gate, log: Any) -> None:
+        self._registry = registry
+        self._unresolved = metrics.unresolved
+        self._gate = gate
+        self._log = log
+
+    async def predict(self, content: bytes, deadline: float) -> bytes:
+        """Score one request.
+
+        Args:
+            content: a serialised PredictionRequest.
+            deadline: seconds of ``time.monotonic``, or `NO_DEADLINE`.
+
+        Returns:
+            A serialised PredictionResponse.
+
+        Raises:
+            ServeError: the status to answer with.
+        """
+        began = time.monotonic()
+        call = _Call(self._unresolved)
+        code = Code.INTERNAL
+        try:
+            self._gate.enter()
+            try:
+                response = await self._score(content, deadline, began, call)
+            finally:
+                self._gate.leave()
+            code = Code.OK
+        except ServeError as error:
+            code = error.code
+            if error.reason is not None:
+                call.metrics.rejected[error.reason] += 1
+            raise
+        except asyncio.CancelledError:
+            # The client went away, or its deadline passed: the queue drops what is left.
+            late = time.monotonic() >= deadline
+            code = Code.DEADLINE_EXCEEDED if late else Code.CANCELLED
+            raise
+        except Exception as failure:
+            raise internal_error(self._log, failure) from failure
+        finally:
+            seconds = time.monotonic() - began
+            call.metrics.requests[code] += 1
+            call.metrics.duration.observe(seconds)
+            self._log.debug(
+                "request",
+                model=call.metrics.model,
+                code=code.value,
+                duration_us=round(seconds * 1e6),
+            )
+        return response
+
+    async def _score(self, content: bytes, deadline: float, began: float, call: _Call) -> bytes:
+        try:
+            message = pb.PredictionRequest.FromString(content)
+        except DecodeError as error:
+            raise InvalidRequestError(
+                f"the {len(content)} bytes are no PredictionRequest: {error}"
+            ) from None
+        model = self._registry.find(message.model_name, message.model_version)
+        call.metrics = metrics = model.metrics
+        request = model.decoder.decode(message)
+        decode_seconds = time.monotonic() - began
+        metrics.stages["decode"].observe(decode_seconds)
+        answer = await model.engine.submit(request, priority=message.priority, deadline=deadline)
+        encoding = time.monotonic()
+        response = model.encoder.encode(answer, decode_seconds)
+        metrics.stages["encode"].observe(time.monotonic() - encoding)
+        return response
+
+
+class _Call:
+    """Which model's counters a call belongs to; known once its name is read."""
+
+    __slots__ = ("metrics",)
+
+    def __init__(self, metrics: ModelMetrics) -> None:
+        self.metrics = metrics

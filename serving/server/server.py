@@ -1,0 +1,291 @@
+"""The server's life: open the ports, load, answer, drain, stop.
+
+``async with Server(config) as server:`` is ready inside the block and drained after it.
+`Server.run` does the same for a program, with signals and an exit status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+import tessera
+from tessera.errors import UserError
+from tessera.serving.server.config import ModelSource, ServerConfig
+from tessera.serving.server.decode import RequestDecoder
+from tessera.serving.server.encode import ResponseEncoder
+from tessera.serving.server.engine import Engine
+from tessera.serving.server.grpc_service import GrpcFront
+from tessera.serving.server.health import Health, Serving
+from tessera.serving.server.http_server import HttpFront
+from tessera.serving.server.logs import make_logger
+from tessera.serving.server.metrics import Metrics, ModelMetrics
+from tessera.serving.server.models import LoadedModel, ModelIdentity, ModelLoader, PackageLoader
+from tessera.serving.server.predictor import Gate, Predictor
+from tessera.serving.server.registry import Registry, ServedModel
+from tessera.serving.server.status import StatusBoard
+
+EXIT_NOT_DRAINED = 1
+_FLUSH_SECONDS = 1.0
+"""What the last answers may take from the handler to the socket."""
+
+_Result = TypeVar("_Result")
+
+
+class Server:
+    """A server of one or more models.
+
+    Must be made inside a running event loop, which then owns it.
+
+    Args:
+        config: see `ServerConfig`.
+        loader: where models come from; package files if None.
+        log: a logger as `make_logger` makes it; made from ``config`` if None.
+
+    Attributes:
+        port: the gRPC port, once the server has started.
+        http_port: the HTTP port, once the server has started.
+
+    Raises:
+        UserError: a package cannot be read, or two models have the same name.
+    """
+
+    def __init__(
+        self, config: ServerConfig, *, loader: ModelLoader | None = None, log: Any = None
+    ) -> None:
+        self.port = 0
+        self.http_port = 0
+        self._config = config
+        self._log = log or make_logger(config.log_level, config.log_format)
+        self._loader = loader or PackageLoader(verify_golden=config.verify_golden)
+        self._models = _identify(config.models, self._loader)
+        names = [identity.name for _, identity in self._models]
+        self._registry = Registry(names)
+        self._metrics = Metrics(tessera.__version__)
+        self._counters = {
+            identity.name: ModelMetrics(identity.name, identity.version)
+            for _, identity in self._models
+        }
+        for counters in self._counters.values():
+            self._metrics.add(counters)
+        self._health = Health(names)
+        self._gate = Gate()
+        self._draining = False
+        self._grpc = GrpcFront(
+            predictor=Predictor(
+                registry=self._registry, metrics=self._metrics, gate=self._gate, log=self._log
+            ),
+            health=self._health,
+            max_message_bytes=config.max_message_bytes,
+        )
+        self._http = HttpFront(
+            metrics=self._metrics,
+            board=StatusBoard(list(self._counters.values()), time.monotonic),
+            state=self.state,
+        )
+
+    def state(self) -> str:
+        """``loading``, ``ready`` or ``draining``."""
+        if self._draining:
+            return "draining"
+        return "ready" if self._registry.is_ready() else "loading"
+
+    async def open(self) -> None:
+        """Open the ports; until `load` is done, calls are answered with UNAVAILABLE.
+
+        Raises:
+            UserError: a port cannot be had.
+        """
+        config = self._config
+        self._log.info(
+            "start", tessera=tessera.__version__, models=[source.path for source in config.models]
+        )
+        # HTTP first: it fails without leaving anything behind that has to be closed in order.
+        self.http_port = await self._http.start(config.host, config.http_port)
+        self.port = await self._grpc.start(config.host, config.port)
+
+    async def load(self) -> None:
+        """Load every model, one after the other.
+
+        Raises:
+            UserError: a package cannot be served.
+        """
+        for source, identity in self._models:
+            self._log.info("load", model=identity.name, version=identity.version, path=source.path)
+            model = await _in_thread(lambda source=source: self._loader.load(source))  # type: ignore[misc] # mypy cannot infer a lambda with a default
+            self._serve(identity, model)
+            self._log.info(
+                "loaded",
+                model=identity.name,
+                version=identity.version,
+                sha256=model.sha256,
+                seconds=round(model.load_seconds, 3),
+            )
+        # What is loaded stays: it need not be looked at by every later collection.
+        gc.collect()
+        gc.freeze()
+        self._log.info("ready", host=self._config.host, port=self.port, http_port=self.http_port)
+
+    def _serve(self, identity: ModelIdentity, model: LoadedModel) -> None:
+        counters = self._counters[identity.name]
+        counters.device = model.device
+        counters.info = {"sha256": model.sha256, "torch": model.torch, "dtype": model.dtype}
+        counters.load_seconds = model.load_seconds
+        counters.memory_bytes["tables"] = lambda: model.table_bytes
+        engine = Engine(
+            schema=model.schema,
+            runner=model.runner,
+            limits=self._config.limits,
+            metrics=counters,
+            loop=asyncio.get_running_loop(),
+            log=self._log,
+            clock=time.monotonic,
+        )
+        self._registry.add(
+            ServedModel(
+                name=identity.name,
+                version=identity.version,
+                decoder=RequestDecoder(model.schema, self._config.limits),
+                encoder=ResponseEncoder(
+                    model.schema.outputs,
+                    model_name=identity.name,
+                    model_version=identity.version,
+                ),
+                engine=engine,
+                metrics=counters,
+            )
+        )
+        counters.ready = True
+        self._health.set(identity.name, Serving.SERVING)
+
+    async def drain(self) -> bool:
+        """Turn new calls away, answer those that were accepted, then close.
+
+        Returns:
+            Whether every accepted call was answered within the drain limit.
+        """
+        limit = time.monotonic() + self._config.drain_limit_s
+        self._draining = True
+        self._health.stop_serving()
+        for counters in self._counters.values():
+            counters.ready = False
+        self._log.info("drain", active=self._gate.active, limit_s=self._config.drain_limit_s)
+        await asyncio.sleep(self._config.drain_propagation_ms / 1e3)
+        self._gate.shut()
+        for model in self._registry.loaded():
+            model.engine.start_draining()
+        try:
+            await asyncio.wait_for(self._gate.wait_empty(), limit - time.monotonic())
+        except asyncio.TimeoutError:  # another class than TimeoutError before Python 3.11
+            self._log.error("drain_limit_passed", unanswered=self._gate.active)
+            await self.close(0.0)
+            return False
+        await self.close(_FLUSH_SECONDS)
+        return True
+
+    async def close(self, grace_s: float) -> None:
+        """Close the ports and end the workers; calls that run get ``grace_s`` seconds."""
+        self._health.close()
+        await self._grpc.stop(grace_s)
+        for model in self._registry.loaded():
+            model.engine.close(grace_s)
+        await self._http.stop()
+        self._log.info("stop")
+
+    async def run(self) -> int:
+        """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once.
+
+        Returns:
+            The exit status: 0 when every accepted request was answered.
+
+        Raises:
+            UserError: a port cannot be had or a package cannot be served.
+        """
+        signals: asyncio.Queue[int] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, signals.put_nowait, number)
+        first = loop.create_task(signals.get())
+        try:
+            await self.open()
+            loading = loop.create_task(self.load())
+            await asyncio.wait({loading, first}, return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                await loading
+            await first
+            loading.cancel()
+        except UserError:
+            await self.close(0.0)
+            raise
+        self._log.info("signal", number=first.result())
+        second = loop.create_task(signals.get())
+        draining = loop.create_task(self.drain())
+        await asyncio.wait({draining, second}, return_when=asyncio.FIRST_COMPLETED)
+        if not draining.done():
+            self._log.error("forced", unanswered=self._gate.active)
+            draining.cancel()
+            return EXIT_NOT_DRAINED
+        return 0 if draining.result() else EXIT_NOT_DRAINED
+
+    async def __aenter__(self) -> Server:  # noqa: PYI034 - typing.Self is newer than Python 3.10
+        try:
+            await self.open()
+            await self.load()
+        except BaseException:
+            await self.close(0.0)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.drain()
+
+
+def _identify(
+    sources: tuple[ModelSource, ...], loader: ModelLoader
+) -> list[tuple[ModelSource, ModelIdentity]]:
+    models = [(source, loader.identify(source)) for source in sources]
+    seen: dict[str, str] = {}
+    for source, identity in models:
+        if identity.name in seen:
+            raise UserError(
+                f"--model: {seen[identity.name]} and {source.path} are both named "
+                f"{identity.name!r}; give one another name with --model NAME={source.path}"
+            )
+        seen[identity.name] = source.path
+    return models
+
+
+async def _in_thread(work: Callable[[], _Result]) -> _Result:
+    """``work()`` on a thread that cannot keep the process alive, unlike an executor's."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_Result] = loop.create_future()
+
+    def settle(result: _Result | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type] # None is right where _Result is None
+
+    def body() -> None:
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - it is raised again where it is awaited
+            loop.call_soon_threadsafe(settle, None, error)
+        else:
+            loop.call_soon_threadsafe(settle, result, None)
+
+    threading.Thread(target=body, name="loader", daemon=True).start()
+    return await done

@@ -1,0 +1,57 @@
+"""The two readers of packed numbers, with the checks that every field needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tessera.serving.protocol import predictor_pb2 as pb
+from tessera.serving.server.errors import InvalidRequestError
+from tessera.serving.server.request import I32, Ids
+
+F32_WIRE = np.dtype("<f4")
+I32_WIRE = np.dtype("<i4")
+I64_WIRE = np.dtype("<i8")
+
+
+def read_array(field: str, content: bytes, dtype: np.dtype[Any], count: int, meaning: str) -> Any:
+    """``content`` as ``count`` little-endian numbers, without a copy.
+
+    Raises:
+        InvalidRequestError: ``content`` has another size.
+    """
+    if len(content) != count * dtype.itemsize:
+        raise InvalidRequestError(
+            f"{field} has {len(content)} bytes, expected {count * dtype.itemsize} "
+            f"({meaning} = {count} {dtype.name} numbers)"
+        )
+    return np.frombuffer(content, dtype)
+
+
+def read_jagged(field: str, message: pb.SparseFeatures, bags: int, meaning: str) -> tuple[I32, Ids]:
+    """Lengths ``[bags]`` and the ids that they promise, both checked.
+
+    Raises:
+        InvalidRequestError: a size is wrong or a length negative.
+    """
+    lengths: I32 = read_array(f"{field}.lengths", message.lengths, I32_WIRE, bags, meaning)
+    if lengths.min() < 0:
+        first = int(np.argmax(lengths < 0))
+        raise InvalidRequestError(f"{field}.lengths[{first}] is {lengths[first]}, expected >= 0")
+    ids = int(lengths.sum(dtype=np.int64))
+    wide = message.values_int64
+    if not wide:
+        narrow = message.values
+        if len(narrow) == 8 * ids and ids:
+            raise InvalidRequestError(
+                f"{field}.values has {len(narrow)} bytes, expected {4 * ids} (sum(lengths) = {ids} "
+                "int32 numbers); int64 ids go into values_int64"
+            )
+        return lengths, read_array(f"{field}.values", narrow, I32_WIRE, ids, "sum(lengths)")
+    if message.values:
+        raise InvalidRequestError(
+            f"{field} has {len(message.values)} bytes of values and {len(wide)} bytes of "
+            "values_int64, expected only one of the two"
+        )
+    return lengths, read_array(f"{field}.values_int64", wide, I64_WIRE, ids, "sum(lengths)")
