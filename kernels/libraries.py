@@ -28,14 +28,16 @@ class OperatorLibrary:
     """Where a library comes from.
 
     Attributes:
-        package: the installed import package whose folder holds ``<name>.so``.
+        package: the installed import package whose folder holds the file.
         operators: qualified names (``namespace::name``) that loading it must register.
         remedy: what to install where it is missing.
+        file: the file inside the package's folder; ``<name>.so`` when empty.
     """
 
     package: str
     operators: tuple[str, ...]
     remedy: str
+    file: str = ""
 
 
 _INSTALL_FBGEMM = "install it with: pip install 'tessera[cpu]' (or 'tessera[cuda]' for a GPU)"
@@ -50,6 +52,12 @@ LIBRARIES: dict[str, OperatorLibrary] = {
         package="fbgemm_gpu",
         operators=("fbgemm::asynchronous_complete_cumsum",),
         remedy=_INSTALL_FBGEMM,
+    ),
+    "tessera_ops": OperatorLibrary(
+        package="tessera",
+        file="kernels/lib/libtessera_ops.so",
+        operators=("tessera::lookup",),
+        remedy="build it with: make build (or python kernels/build.py)",
     ),
     # For the packager: the operators that quantize.  No package's graph calls them.
     "fbgemm_gpu_py": OperatorLibrary(
@@ -74,7 +82,7 @@ def library_path(name: str) -> Path:
     # Finding a top-level package's specification runs none of its code.
     spec = importlib.util.find_spec(library.package)
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        path = Path(folder) / f"{name}.so"
+        path = Path(folder) / (library.file or f"{name}.so")
         if path.is_file():
             return path
     raise LibraryError(

@@ -1,0 +1,86 @@
+"""Builds ``kernels/lib/libtessera_ops.so`` against the torch of the running Python.
+
+    python kernels/build.py [--jobs N] [--check-cuda]
+
+A second run compiles only what changed.  Needs cmake and a C++20 compiler; the CUDA kernels are
+built in where the installed torch is a CUDA build and nvcc is on the path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parent
+DEFAULT_BUILD = SOURCE.parent / "build" / "kernels"
+
+
+def torch_root() -> Path:
+    """The installed torch's folder, found without importing torch.
+
+    Raises:
+        SystemExit: torch is not installed in this Python.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        sys.exit("kernels/build.py: torch is not installed in this Python; install tessera first")
+    return Path(spec.origin).parent
+
+
+def build(
+    *, build_folder: Path = DEFAULT_BUILD, jobs: int | None = None, check_cuda: bool = False
+) -> None:
+    """Configure and compile.
+
+    Args:
+        build_folder: where object files go.
+        jobs: compilers at a time; one per core when None.
+        check_cuda: also compile the CUDA sources for every supported GPU (needs nvcc only).
+
+    Raises:
+        SystemExit: cmake is missing.
+        subprocess.CalledProcessError: a step failed; its output is on the terminal.
+    """
+    cmake = shutil.which("cmake")
+    if cmake is None:
+        sys.exit("kernels/build.py: cmake is not on the path; install cmake (Debian: cmake g++)")
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    configured = (build_folder / "CMakeCache.txt").exists()
+    subprocess.run(
+        [
+            cmake,
+            *("-S", str(SOURCE), "-B", str(build_folder), f"-DTORCH_ROOT={torch_root()}"),
+            *([] if configured else generator),
+        ],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    targets = ["tessera_ops", *(["check_cuda"] if check_cuda else [])]
+    parallel = str(jobs or os.cpu_count() or 1)
+    subprocess.run(
+        [cmake, "--build", str(build_folder), "--parallel", parallel, "--target", *targets],
+        check=True,
+    )
+
+
+def main() -> int:
+    """Command line: see the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--jobs", type=int, help="compilers at a time (default: one per core)")
+    parser.add_argument(
+        "--check-cuda",
+        action="store_true",
+        help="also compile the CUDA sources for all supported GPUs; needs nvcc, no GPU",
+    )
+    args = parser.parse_args()
+    build(jobs=args.jobs, check_cuda=args.check_cuda)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,11 @@
+#include "cpu_kernels.h"
+#include "cpu_vec_avx2.h"
+
+#include "cpu_lookup_impl.h"
+#include "cpu_interaction_impl.h"
+
+namespace tessera {
+
+const CpuKernels kAvx2Kernels = {"avx2", lookup, lookup_rows, dot_interaction, lookup_interaction};
+
+}  // namespace tessera

@@ -1,0 +1,11 @@
+#include "cpu_kernels.h"
+#include "cpu_vec_avx512.h"
+
+#include "cpu_lookup_impl.h"
+#include "cpu_interaction_impl.h"
+
+namespace tessera {
+
+const CpuKernels kAvx512Kernels = {"avx512", lookup, lookup_rows, dot_interaction, lookup_interaction};
+
+}  // namespace tessera

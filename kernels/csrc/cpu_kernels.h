@@ -1,0 +1,66 @@
+// The CPU kernels' interface: raw pointers, no torch header, no allocation, no thread of its own.
+//
+// Every function here may be called from any thread at once; a call touches only what its
+// arguments name.  Sizes and ids have been checked before (see binding_cpu.cpp): kernels trust
+// rows[] to hold values in [-1, rows) and offsets[] to be non-decreasing.
+#pragma once
+
+#include <cstdint>
+
+#include "plan.h"
+
+namespace tessera {
+
+enum class OutType : int32_t { kFloat32, kFloat16, kBFloat16 };
+
+// A pooled lookup of F features over B bags each.  Bag (f, b) is number f * B + b and owns the ids
+// offsets[bag] .. offsets[bag + 1].
+struct LookupJob {
+  const uint8_t* weights;     // the weight buffer
+  const FeaturePlan* plan;    // [features]
+  int64_t features;           // F >= 1
+  int64_t batch;              // B >= 0
+  const int64_t* offsets;     // [F * B + 1]
+  const int64_t* rows;        // [N] rows already resolved; -1: contributes nothing
+  const float* id_weights;    // [N] or nullptr
+  void* out;                  // [B, out_width]
+  OutType out_type;
+  int64_t out_width;          // elements of one output row
+};
+
+// One instruction set's kernels.
+struct CpuKernels {
+  const char* name;
+
+  // Fills the columns of bags [bag_begin, bag_end) (numbers f * B + b).  Every column of a bag is
+  // written, zeros for an empty one.
+  void (*lookup)(const LookupJob& job, int64_t bag_begin, int64_t bag_end);
+
+  // Writes the vector of id i, without pooling, to row i of out [N, out_width].
+  void (*lookup_rows)(const LookupJob& job, int64_t bag_begin, int64_t bag_end);
+
+  // DLRM's interaction.  dense [B, dim], sparse [B, count * dim] (row strides in elements), out
+  // [B, dim + (count + 1) * count / 2] contiguous: the dense vector, then the dot products of each
+  // pair (i, j), j < i, row by row (with_lower = true) or (i, j), i < j, row by row.
+  void (*dot_interaction)(const float* dense, int64_t dense_stride, const float* sparse,
+                          int64_t sparse_stride, int64_t batch, int64_t count, int64_t dim,
+                          bool upper, float* out);
+
+  // Both in one pass for samples [sample_begin, sample_end): pooled vectors stay in `scratch`
+  // ((features + 1) * dim floats).  All features have the same dim; out_column is not read.
+  void (*lookup_interaction)(const LookupJob& job, const float* dense, int64_t dense_stride,
+                             int64_t dim, bool upper, int64_t sample_begin, int64_t sample_end,
+                             float* scratch);
+};
+
+extern const CpuKernels kScalarKernels;
+#if defined(__x86_64__)
+extern const CpuKernels kAvx2Kernels;
+extern const CpuKernels kAvx512Kernels;
+#endif
+
+// The best set for this machine, chosen once.  The environment variable TESSERA_CPU_KERNELS
+// (scalar, avx2, avx512) asks for another one; a set that the machine cannot run is not taken.
+const CpuKernels& cpu_kernels();
+
+}  // namespace tessera

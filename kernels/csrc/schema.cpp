@@ -1,0 +1,22 @@
+// The operators' schemas.  What each argument means is said once, in ../ops.py.
+#include <torch/library.h>
+
+TORCH_LIBRARY(tessera, m) {
+  m.def(
+      "lookup(Tensor weights, Tensor plan, Tensor indices, Tensor lengths, int width, "
+      "Tensor? id_weights=None, Tensor? dense=None, Tensor(a!)? outside=None, "
+      "bool offsets=False, ScalarType? dtype=None, int launch=0) -> Tensor");
+  m.def(
+      "lookup_out(Tensor weights, Tensor plan, Tensor indices, Tensor lengths, Tensor(b!) out, "
+      "Tensor? id_weights=None, Tensor(a!)? outside=None, bool offsets=False, "
+      "int launch=0) -> ()");
+  m.def(
+      "lookup_rows(Tensor weights, Tensor plan, Tensor indices, Tensor lengths, int width, "
+      "Tensor(a!)? outside=None, bool offsets=False, ScalarType? dtype=None, "
+      "int launch=0) -> Tensor");
+  m.def("dot_interaction(Tensor dense, Tensor sparse, bool upper=False) -> Tensor");
+  m.def(
+      "lookup_dot_interaction(Tensor weights, Tensor plan, Tensor indices, Tensor lengths, "
+      "Tensor dense, Tensor? id_weights=None, Tensor(a!)? outside=None, bool offsets=False, "
+      "bool upper=False) -> Tensor");
+}

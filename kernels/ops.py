@@ -1,0 +1,127 @@
+"""The operators ``torch.ops.tessera.*``: loading, shapes for tracing, and one door for Python.
+
+Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vectors per sample.
+
+``lookup(weights, plan, indices, lengths, width, ...) -> [B, width]``
+    Pools the rows of every bag of every feature in one pass.
+``lookup_out(weights, plan, indices, lengths, out, ...) -> ()``
+    The same into the caller's ``out`` [B, width]; columns that no feature writes stay as they are.
+``lookup_rows(weights, plan, indices, lengths, width, ...) -> [N, width]``
+    The row of each id, without pooling; every feature is ``width`` wide.
+``dot_interaction(dense [B, D], sparse [B, F * D], upper) -> [B, D + F (F + 1) / 2]``
+    DLRM's interaction, float32: the dense vector, then the dot product of every pair of the
+    ``F + 1`` vectors: ``(1,0), (2,0), (2,1), ...``, or ``(0,1), (0,2), ...`` with ``upper``.
+``lookup_dot_interaction(weights, plan, indices, lengths, dense, ...)``
+    Both, float32; the pooled vectors never reach memory.  CPU only.
+
+Arguments:
+    weights: uint8 ``[bytes]``, all tables (`tessera.kernels.tables.pack_tables`).
+    plan: int64 ``[F, 13]`` on the same device (`tessera.kernels.tables.make_plan`).
+    indices: int32 or int64 ``[N]``, feature-major: raw ids where the plan hashes them.
+    lengths: int32 or int64 ``[F * B]``; with ``offsets=True`` instead ``[F * B + 1]`` bag starts.
+    id_weights: float32 ``[N]``, a factor per id; None: one.
+    dense: ``[B, G]`` of the output's dtype, copied to columns ``[0, G)`` by `lookup`.
+    outside: int64 ``[F]``; ids outside their table are added to it.
+    dtype: float32 (default), float16 or bfloat16.
+    launch: `launch_hint` of the plan; lets a GPU start a kernel made for its tables.  Values never
+        depend on it.
+
+Columns that no feature and no ``dense`` writes are uninitialised in `lookup`.  On the CPU sizes,
+lengths and the plan are checked in each call (`RuntimeError` names the argument).  On a GPU a
+check of values would wait for the device: there an id or length that is wrong can give a wrong
+vector but never a read outside the buffers; the plan must come from `make_plan`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tessera.kernels.libraries import load_libraries
+
+LIBRARY = "tessera_ops"
+
+
+def launch_hint(plan: Tensor) -> int:
+    """What a GPU launch has to know of a plan [F, 13] before it can read it there.
+
+    Bits 0 to 7: the weight type that all features share, plus one; 0 where they differ.  Above:
+    the largest dimension.
+    """
+    types = set(plan[:, 4].tolist())
+    shared = int(types.pop()) + 1 if len(types) == 1 else 0
+    return shared | int(plan[:, 3].max()) << 8
+
+
+_Fake = Callable[[dict[str, Any]], Tensor | None]
+
+
+def _batch(call: dict[str, Any]) -> Any:
+    bags = call["lengths"].shape[0] - (1 if call["offsets"] else 0)
+    return bags // call["plan"].shape[0]
+
+
+def _fake_lookup(call: dict[str, Any]) -> Tensor:
+    shape = (_batch(call), call["width"])
+    fresh: Tensor = call["weights"].new_empty(shape, dtype=call["dtype"] or torch.float32)
+    return fresh
+
+
+def _fake_lookup_out(call: dict[str, Any]) -> None:
+    del call
+
+
+def _fake_lookup_rows(call: dict[str, Any]) -> Tensor:
+    shape = (call["indices"].shape[0], call["width"])
+    fresh: Tensor = call["weights"].new_empty(shape, dtype=call["dtype"] or torch.float32)
+    return fresh
+
+
+def _fake_dot_interaction(call: dict[str, Any]) -> Tensor:
+    dense: Tensor = call["dense"]
+    batch, dim = dense.shape
+    count = call["sparse"].shape[1] // dim
+    return dense.new_empty((batch, dim + count * (count + 1) // 2))
+
+
+def _fake_lookup_dot_interaction(call: dict[str, Any]) -> Tensor:
+    dense: Tensor = call["dense"]
+    count = call["plan"].shape[0]
+    return dense.new_empty((dense.shape[0], dense.shape[1] + count * (count + 1) // 2))
+
+
+_FAKES: dict[str, _Fake] = {
+    "lookup": _fake_lookup,
+    "lookup_out": _fake_lookup_out,
+    "lookup_rows": _fake_lookup_rows,
+    "dot_interaction": _fake_dot_interaction,
+    "lookup_dot_interaction": _fake_lookup_dot_interaction,
+}
+
+
+def _register_fake(name: str, fake: _Fake) -> None:
+    """Give operator ``name`` the shapes that tracing and export work with."""
+    arguments = getattr(torch.ops.tessera, name).default._schema.arguments  # noqa: SLF001 (torch has no other way to read a schema)
+
+    def from_call(*args: Any, **kwargs: Any) -> Tensor | None:
+        call = {argument.name: argument.default_value for argument in arguments}
+        call |= {argument.name: value for argument, value in zip(arguments, args, strict=False)}
+        return fake(call | kwargs)
+
+    torch.library.register_fake(f"tessera::{name}", from_call)
+
+
+@functools.cache
+def load() -> None:
+    """Load the operator library and register its shape functions; later calls do nothing.
+
+    Raises:
+        LibraryError: the library was not built, or was built for another torch.
+    """
+    load_libraries([LIBRARY])
+    for name, fake in _FAKES.items():
+        _register_fake(name, fake)

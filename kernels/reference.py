@@ -1,0 +1,182 @@
+"""The lookup operators, plain and slow: what every kernel must equal.
+
+Ids are Python integers, rows are decoded by numpy one at a time, sums run in the order of the
+ids.  The multiply-add of a kernel is one rounding: here the product is exact in float64 (two
+24-bit factors), so adding there and rounding once to float32 gives the same value.
+
+Shapes as in `tessera.kernels.ops`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tessera.kernels.tables import IdRule, OutOfRange, Pooling, ScaleType, WeightType
+
+_MASK = 2**64 - 1
+_Floats = NDArray[np.float32]
+
+
+def murmur3(value: int) -> int:
+    """MurmurHash3's 64-bit finaliser of an int64, as an unsigned integer."""
+    h = value & _MASK
+    h ^= h >> 33
+    h = (h * 0xFF51AFD7ED558CCD) & _MASK
+    h ^= h >> 33
+    h = (h * 0xC4CEB9FE1A85EC53) & _MASK
+    return h ^ (h >> 33)
+
+
+def resolve_id(raw: int, rows: int, id_rule: IdRule, out_of_range: OutOfRange) -> tuple[int, bool]:
+    """The row of a raw id (-1: contributes nothing), and whether it was outside the table."""
+    if id_rule is IdRule.MODULO:
+        return raw % rows, False
+    if id_rule is IdRule.MURMUR3:
+        return murmur3(raw) % rows, False
+    if 0 <= raw < rows:
+        return raw, False
+    if out_of_range is OutOfRange.CLAMP:
+        return (0 if raw < 0 else rows - 1), True
+    if out_of_range is OutOfRange.ZERO:
+        return -1, True
+    return murmur3(raw) % rows, True
+
+
+class _Feature:
+    """One row of the plan, decoded."""
+
+    def __init__(self, weights: Tensor, columns: list[int]) -> None:
+        self.weights = weights.numpy()
+        self.data_offset, self.row_stride, self.rows, self.dim = columns[:4]
+        self.weight_type = WeightType(columns[4])
+        self.scale_offset, self.scale_stride = columns[5:7]
+        self.scale_type = ScaleType(columns[7])
+        self.out_column = columns[8]
+        self.pooling = Pooling(columns[9])
+        self.id_rule = IdRule(columns[10])
+        self.out_of_range = OutOfRange(columns[11])
+
+    def data(self, row: int) -> _Floats:
+        """The stored values of a row before scale and bias, float32 [D]."""
+        start = self.data_offset + row * self.row_stride
+        if self.weight_type is WeightType.INT4:
+            packed = self.weights[start : start + (self.dim + 1) // 2]
+            halves = np.stack([packed & 0xF, packed >> 4], axis=1).reshape(-1)
+            return halves[: self.dim].astype(np.float32)
+        dtype, size = {
+            WeightType.FLOAT32: (torch.float32, 4),
+            WeightType.FLOAT16: (torch.float16, 2),
+            WeightType.BFLOAT16: (torch.bfloat16, 2),
+            WeightType.FLOAT8: (torch.float8_e4m3fn, 1),
+            WeightType.INT8: (torch.uint8, 1),
+        }[self.weight_type]
+        row_bytes = torch.from_numpy(self.weights[start : start + size * self.dim].copy())
+        values: _Floats = row_bytes.view(dtype).float().numpy()
+        return values
+
+    def scale_and_bias(self, row: int) -> tuple[np.float32, np.float32]:
+        """The row's scale and bias."""
+        start = self.scale_offset + row * self.scale_stride
+        dtype = np.float16 if self.scale_type is ScaleType.FLOAT16 else np.float32
+        size = 4 * int(self.scale_type)
+        pair = self.weights[start : start + size].copy().view(dtype).astype(np.float32)
+        return pair[0], pair[1]
+
+    def pool(self, raw_ids: list[int], id_weights: list[float] | None) -> tuple[_Floats, int]:
+        """A bag's vector, float32 [D], and how many ids were outside the table."""
+        total = np.zeros(self.dim, dtype=np.float32)
+        bias_total = np.float32(0)
+        outside = 0
+        for position, raw in enumerate(raw_ids):
+            row, was_outside = resolve_id(raw, self.rows, self.id_rule, self.out_of_range)
+            outside += was_outside
+            if row < 0:
+                continue
+            factor = np.float32(1.0 if id_weights is None else id_weights[position])
+            if self.scale_type is not ScaleType.NONE:
+                scale, bias = self.scale_and_bias(row)
+                bias_total = np.float32(bias_total + np.float32(factor * bias))
+                factor = np.float32(factor * scale)
+            product = np.float64(factor) * self.data(row).astype(np.float64)
+            total = (product + total.astype(np.float64)).astype(np.float32)
+        if self.scale_type is not ScaleType.NONE:
+            total = total + bias_total
+        if self.pooling is Pooling.MEAN and len(raw_ids) > 1:
+            total = total / np.float32(len(raw_ids))
+        return total, outside
+
+
+def _features(weights: Tensor, plan: Tensor) -> list[_Feature]:
+    return [_Feature(weights, columns) for columns in plan.tolist()]
+
+
+def lookup(
+    weights: Tensor,
+    plan: Tensor,
+    indices: Tensor,
+    lengths: Tensor,
+    width: int,
+    *,
+    id_weights: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    """Pooled lookup: ``[B, width]`` (NaN in columns that no feature writes) and the counts [F]."""
+    features = _features(weights, plan)
+    batch = lengths.numel() // len(features)
+    out = torch.full((batch, width), float("nan"))
+    outside = torch.zeros(len(features), dtype=torch.int64)
+    ids, sizes = indices.tolist(), lengths.tolist()
+    factors = None if id_weights is None else id_weights.tolist()
+    begin = 0
+    for f, feature in enumerate(features):
+        for sample in range(batch):
+            end = begin + sizes[f * batch + sample]
+            vector, count = feature.pool(
+                ids[begin:end], None if factors is None else factors[begin:end]
+            )
+            last = feature.out_column + feature.dim
+            out[sample, feature.out_column : last] = torch.from_numpy(vector)
+            outside[f] += count
+            begin = end
+    return out.to(dtype), outside
+
+
+def lookup_rows(
+    weights: Tensor,
+    plan: Tensor,
+    indices: Tensor,
+    lengths: Tensor,
+    width: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Unpooled lookup: ``[N, width]``."""
+    features = _features(weights, plan)
+    batch = lengths.numel() // len(features)
+    sizes = lengths.tolist()
+    vectors = []
+    begin = 0
+    for f, feature in enumerate(features):
+        end = begin + sum(sizes[f * batch : (f + 1) * batch])
+        vectors += [
+            torch.from_numpy(feature.pool([raw], None)[0]) for raw in indices[begin:end].tolist()
+        ]
+        begin = end
+    return torch.stack(vectors).to(dtype) if vectors else torch.empty(0, width, dtype=dtype)
+
+
+def dot_interaction(dense: Tensor, sparse: Tensor, *, upper: bool = False) -> Tensor:
+    """DLRM's interaction in float64, rounded once: ``[B, D + n (n - 1) / 2]``."""
+    batch, dim = dense.shape
+    vectors = torch.cat([dense, sparse], dim=1).double().view(batch, -1, dim)
+    n = vectors.shape[1]
+    if upper:
+        pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
+    else:
+        pairs = [(i, j) for i in range(n) for j in range(i)]
+    columns = [dense.double()]
+    columns += [(vectors[:, i] * vectors[:, j]).sum(dim=1, keepdim=True) for i, j in pairs]
+    return torch.cat(columns, dim=1).float()

@@ -1,0 +1,348 @@
+"""Table layout: where each row, scale and feature of a lookup call lies.
+
+A call's tables live in one uint8 buffer.  `pack_tables` lays them out and remembers each table's
+`TablePlace`; `make_plan` turns places and per-feature rules into the int64 ``plan`` tensor that
+every ``tessera::lookup*`` operator takes.  ``csrc/plan.h`` documents the plan's columns for the
+kernels; the numbers here and there are one format.
+
+Shapes: ``R`` rows of a table, ``D`` its dimension, ``F`` features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from tessera.errors import UserError
+
+PLAN_COLUMNS = 13
+TABLE_ALIGNMENT_BYTES = 128
+"""Every table and every scale array starts on a GPU's cache line (two of a CPU's)."""
+DEFAULT_ROW_ALIGNMENT_BYTES = 16
+"""The CUDA kernels read 16 bytes per thread where rows allow it."""
+
+
+class WeightType(IntEnum):
+    """How a row's values are stored."""
+
+    FLOAT32 = 0
+    FLOAT16 = 1
+    BFLOAT16 = 2
+    FLOAT8 = 3
+    """e4m3fn"""
+    INT8 = 4
+    """unsigned byte q: value = scale * q + bias"""
+    INT4 = 5
+    """two per byte, the even column in the low half"""
+
+
+class ScaleType(IntEnum):
+    """How a row's scale and bias are stored, side by side."""
+
+    NONE = 0
+    FLOAT16 = 1
+    FLOAT32 = 2
+
+
+class Pooling(IntEnum):
+    """How the vectors of a bag become one."""
+
+    SUM = 0
+    MEAN = 1
+
+
+class IdRule(IntEnum):
+    """How a raw id becomes a row (the rules of `tessera.serving.schema.FeatureSpec`)."""
+
+    NONE = 0
+    MODULO = 1
+    MURMUR3 = 2
+
+
+class OutOfRange(IntEnum):
+    """What becomes of an id outside ``[0, rows)`` under `IdRule.NONE`."""
+
+    CLAMP = 0
+    ZERO = 1
+    """contributes nothing; under mean pooling it still counts as an id"""
+    HASH = 2
+
+
+def row_data_bytes(weight_type: WeightType, dim: int) -> int:
+    """Bytes of one row's data, without scale and padding."""
+    if weight_type is WeightType.FLOAT32:
+        return 4 * dim
+    if weight_type in (WeightType.FLOAT16, WeightType.BFLOAT16):
+        return 2 * dim
+    if weight_type is WeightType.INT4:
+        return (dim + 1) // 2
+    return dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableRows:
+    """One table as rows of bytes.
+
+    Attributes:
+        data: uint8 ``[R, row_data_bytes(weight_type, dim)]``.
+        weight_type: what the bytes are.
+        dim: columns.
+        scale: fp16 or fp32 ``[R, 2]`` (scale, bias) per row, ``[1, 2]`` for the whole table, or
+            None where the bytes are the values.
+    """
+
+    data: Tensor
+    weight_type: WeightType
+    dim: int
+    scale: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        expected = row_data_bytes(self.weight_type, self.dim) if self.dim >= 1 else 0
+        if self.dim < 1 or self.data.dim() != 2 or self.data.shape[1] != expected:
+            raise UserError(
+                f"data: {list(self.data.shape)} is not [rows, {expected}], the bytes of "
+                f"{self.weight_type.name} rows with dim={self.dim}"
+            )
+        if self.data.dtype != torch.uint8 or self.data.shape[0] < 1:
+            raise UserError(
+                f"data: uint8 with at least one row is needed, got {self.data.dtype} "
+                f"{list(self.data.shape)}"
+            )
+        needs_scale = self.weight_type in (WeightType.INT8, WeightType.INT4)
+        if needs_scale and self.scale is None:
+            raise UserError(f"scale: {self.weight_type.name} rows need one; quantize the table")
+        if self.scale is not None and (
+            self.scale.dtype not in (torch.float16, torch.float32)
+            or self.scale.dim() != 2
+            or self.scale.shape[1] != 2
+            or self.scale.shape[0] not in (1, self.rows)
+        ):
+            raise UserError(
+                f"scale: float16 or float32 [{self.rows} or 1, 2] is needed, got "
+                f"{self.scale.dtype} {list(self.scale.shape)}"
+            )
+
+    @property
+    def rows(self) -> int:
+        """R."""
+        return int(self.data.shape[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePlace:
+    """Where a table lies in the weight buffer; all offsets and strides in bytes."""
+
+    data_offset: int
+    row_stride: int
+    rows: int
+    dim: int
+    weight_type: WeightType
+    scale_offset: int = 0
+    scale_stride: int = 0
+    scale_type: ScaleType = ScaleType.NONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureLookup:
+    """One feature: its table, its rules and where its vector goes.
+
+    Attributes:
+        table: the table's place.
+        out_column: first output column (elements).
+        pooling: sum or mean.
+        id_rule: how a raw id becomes a row.
+        out_of_range: what happens to an id that is no row, under `IdRule.NONE`.
+    """
+
+    table: TablePlace
+    out_column: int
+    pooling: Pooling = Pooling.SUM
+    id_rule: IdRule = IdRule.NONE
+    out_of_range: OutOfRange = OutOfRange.CLAMP
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedTables:
+    """Tables in one buffer.
+
+    Attributes:
+        weights: uint8 ``[bytes]``.
+        places: one per table, in the order given to `pack_tables`.
+    """
+
+    weights: Tensor
+    places: tuple[TablePlace, ...]
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def _scale_type(scale: Tensor | None) -> ScaleType:
+    if scale is None:
+        return ScaleType.NONE
+    return ScaleType.FLOAT16 if scale.dtype == torch.float16 else ScaleType.FLOAT32
+
+
+def _place_table(
+    table: TableRows, start: int, *, scale_beside: bool, row_alignment: int
+) -> tuple[TablePlace, int]:
+    """The table's place from byte ``start`` on, and the first byte after it."""
+    data_bytes = row_data_bytes(table.weight_type, table.dim)
+    scale_type = _scale_type(table.scale)
+    scale_bytes = 4 * int(scale_type)
+    per_row = table.scale is not None and (table.scale.shape[0] > 1 or table.rows == 1)
+    place = TablePlace(
+        data_offset=start,
+        row_stride=_round_up(data_bytes, row_alignment),
+        rows=table.rows,
+        dim=table.dim,
+        weight_type=table.weight_type,
+        scale_type=scale_type,
+    )
+    if scale_beside and per_row:
+        scale_at = _round_up(data_bytes, scale_bytes // 2)
+        stride = _round_up(scale_at + scale_bytes, row_alignment)
+        place = replace(
+            place, row_stride=stride, scale_offset=start + scale_at, scale_stride=stride
+        )
+        return place, start + stride * table.rows
+    end = start + place.row_stride * table.rows
+    if scale_type is not ScaleType.NONE:
+        scale_offset = _round_up(end, TABLE_ALIGNMENT_BYTES)
+        place = replace(
+            place, scale_offset=scale_offset, scale_stride=scale_bytes if per_row else 0
+        )
+        end = scale_offset + scale_bytes * (table.rows if per_row else 1)
+    return place, end
+
+
+def pack_tables(
+    tables: Sequence[TableRows],
+    *,
+    scale_beside: bool = False,
+    row_alignment: int = DEFAULT_ROW_ALIGNMENT_BYTES,
+) -> PackedTables:
+    """Lay tables out in one buffer on the first table's device.
+
+    Args:
+        tables: at least one; all on one device.
+        scale_beside: put a row's scale behind its data instead of in an array of its own.
+        row_alignment: rows start on multiples of this many bytes.
+
+    Raises:
+        UserError: no table, or a non-positive alignment.
+    """
+    if not tables:
+        raise UserError("tables: there is none; give at least one")
+    if row_alignment < 1:
+        raise UserError(f"row_alignment: {row_alignment} is not a number of bytes >= 1")
+    places = []
+    end = 0
+    for table in tables:
+        start = _round_up(end, TABLE_ALIGNMENT_BYTES)
+        place, end = _place_table(
+            table, start, scale_beside=scale_beside, row_alignment=row_alignment
+        )
+        places.append(place)
+    # Whole vectors may be read from the last row: end on a full line.
+    weights = torch.zeros(
+        _round_up(end, TABLE_ALIGNMENT_BYTES), dtype=torch.uint8, device=tables[0].data.device
+    )
+    for table, place in zip(tables, places, strict=True):
+        _write_table(weights, table, place)
+    return PackedTables(weights=weights, places=tuple(places))
+
+
+def _write_table(weights: Tensor, table: TableRows, place: TablePlace) -> None:
+    data_bytes = table.data.shape[1]
+    rows = torch.as_strided(
+        weights, (place.rows, data_bytes), (place.row_stride, 1), place.data_offset
+    )
+    rows.copy_(table.data)
+    if table.scale is not None:
+        scale = table.scale.contiguous().view(torch.uint8)
+        stride = place.scale_stride or scale.shape[1]
+        target = torch.as_strided(weights, tuple(scale.shape), (stride, 1), place.scale_offset)
+        target.copy_(scale)
+
+
+def from_fbgemm_rows(rows: Tensor, *, dim: int, weight_type: WeightType) -> TableRows:
+    """Convert rows in FBGEMM's inference layout.
+
+    Args:
+        rows: uint8 ``[R, stride]``.  int8 and int4: fp16 scale, fp16 bias, then the data; fp16
+            and fp32: the data.  Padding at the end is dropped.
+        dim: columns.
+        weight_type: INT8, INT4, FLOAT16 or FLOAT32.
+
+    Raises:
+        UserError: the type has no such layout, or the rows are too short.
+    """
+    data_bytes = row_data_bytes(weight_type, dim)
+    if weight_type in (WeightType.FLOAT16, WeightType.FLOAT32):
+        header = 0
+    elif weight_type in (WeightType.INT8, WeightType.INT4):
+        header = 4
+    else:
+        raise UserError(f"weight_type: FBGEMM has no row layout for {weight_type.name}")
+    if rows.dim() != 2 or rows.shape[1] < header + data_bytes:
+        raise UserError(
+            f"rows: {list(rows.shape)} is too short for {header + data_bytes} bytes a row"
+        )
+    data = rows[:, header : header + data_bytes].contiguous()
+    scale = rows[:, :4].contiguous().view(torch.float16) if header else None
+    return TableRows(data=data, weight_type=weight_type, dim=dim, scale=scale)
+
+
+def fbgemm_place(
+    *, offset: int, row_stride: int, rows: int, dim: int, weight_type: WeightType
+) -> TablePlace:
+    """The place of a table that stays in FBGEMM's layout, ``offset`` bytes into its buffer."""
+    quantized = weight_type in (WeightType.INT8, WeightType.INT4)
+    return TablePlace(
+        data_offset=offset + (4 if quantized else 0),
+        row_stride=row_stride,
+        rows=rows,
+        dim=dim,
+        weight_type=weight_type,
+        scale_offset=offset,
+        scale_stride=row_stride if quantized else 0,
+        scale_type=ScaleType.FLOAT16 if quantized else ScaleType.NONE,
+    )
+
+
+def make_plan(features: Sequence[FeatureLookup]) -> Tensor:
+    """The ``plan`` of a call: int64 ``[F, 13]`` on the CPU (move it beside the weights).
+
+    Raises:
+        UserError: there is no feature.
+    """
+    if not features:
+        raise UserError("features: there is none; a lookup needs at least one")
+    rows = []
+    for feature in features:
+        place = feature.table
+        reciprocal = (2**64 - 1) // place.rows
+        rows.append(
+            [
+                place.data_offset,
+                place.row_stride,
+                place.rows,
+                place.dim,
+                int(place.weight_type),
+                place.scale_offset,
+                place.scale_stride,
+                int(place.scale_type),
+                feature.out_column,
+                int(feature.pooling),
+                int(feature.id_rule),
+                int(feature.out_of_range),
+                reciprocal - 2**64 if reciprocal >= 2**63 else reciprocal,
+            ]
+        )
+    return torch.tensor(rows, dtype=torch.int64)
