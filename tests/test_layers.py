@@ -1,0 +1,217 @@
+"""The import table of docs/architecture.md, held against the source; and help for every flag.
+
+Imports are read from the syntax tree, so that those inside functions and under TYPE_CHECKING
+count as well: an import that only sometimes runs is still a dependency.
+"""
+
+import argparse
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+
+from tessera.cli import COMMANDS
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("kernels", "training", "serving")
+FOUNDATION = ("tessera", "tessera.errors")  # holds a version and an error type, imports nothing
+
+# The single files of serving/, each of which may import those before it.
+SERVING_FILES = ("schema", "manifest", "records", "runner", "golden", "loading")
+SERVING_BASE = ("tessera.serving.protocol", *(f"tessera.serving.{name}" for name in SERVING_FILES))
+
+# What the modules below a prefix may import of ours, besides themselves and the foundation.
+# The longest matching prefix counts; a module of ours that matches none is an error.
+MAY_IMPORT = {
+    "tessera": ("tessera.cli",),
+    "tessera.kernels": (),
+    "tessera.training": ("tessera.kernels",),
+    "tessera.serving.protocol": (),
+    **{
+        f"tessera.serving.{name}": ("tessera.kernels", *SERVING_BASE[: 1 + position])
+        for position, name in enumerate(SERVING_FILES)
+    },
+    "tessera.serving.server": ("tessera.kernels", *SERVING_BASE),
+    "tessera.serving.client": ("tessera.kernels", *SERVING_BASE),
+    "tessera.serving.packaging": ("tessera.kernels", "tessera.training", *SERVING_BASE),
+    "tessera.serving.commands": ("tessera.kernels", "tessera.serving"),
+    # Measurements look at everything.
+    "tessera.serving.bench": ("tessera.kernels", "tessera.training", "tessera.serving"),
+}
+
+
+def below(module, prefix):
+    return module == prefix or module.startswith(prefix + ".")
+
+
+def imports_of(source, module, *, is_package=False):
+    """(line, dotted name) of everything that the source of ``module`` imports."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                keep = len(module.split(".")) - node.level + is_package
+                base = ".".join([*module.split(".")[:keep], *([base] if base else [])])
+            # `from tessera import serving` imports tessera.serving.
+            names = [f"{base}.{a.name}" for a in node.names] if base == "tessera" else [base]
+            found += [(node.lineno, name) for name in names]
+    return found
+
+
+def violations(source, module, *, is_package=False):
+    """What ``module`` imports of ours and may not, as ``line N: name``."""
+    owner = max((p for p in MAY_IMPORT if below(module, p)), key=len, default=None)
+    assert owner is not None, f"{module}: say in MAY_IMPORT what it may import"
+    wrong = []
+    for line, name in imports_of(source, module, is_package=is_package):
+        if name.split(".")[0] in FOLDERS:
+            wrong.append(f"line {line}: {name} (write tessera.{name})")
+        if name.split(".")[0] != "tessera" or name in FOUNDATION:
+            continue
+        if name.rpartition(".")[0] == "tessera" and name.rpartition(".")[2] not in {
+            *FOLDERS,
+            "cli",
+            "errors",
+        }:
+            continue  # a name in tessera/__init__.py
+        own = owner != "tessera" and below(name, owner)
+        if not own and not any(below(name, prefix) for prefix in MAY_IMPORT[owner]):
+            wrong.append(f"line {line}: {name}")
+    return wrong
+
+
+def our_modules():
+    paths = list((ROOT / "tessera").glob("*.py"))
+    for folder in FOLDERS:
+        paths += (ROOT / folder).rglob("*.py")
+    for path in sorted(paths):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        names = [*(() if parts[0] == "tessera" else ("tessera",)), *parts]
+        yield path, ".".join(names[:-1] if is_package else names), is_package
+
+
+MODULES = list(our_modules())
+
+
+def test_there_is_something_to_check():
+    names = {module for _, module, _ in MODULES}
+    assert {"tessera.cli", "tessera.serving.schema", "tessera.serving.client"} <= names
+    assert len(names) > 30
+
+
+@pytest.mark.parametrize(
+    ("path", "module", "is_package"),
+    [entry for entry in MODULES if entry[1] != "tessera.serving"],
+    ids=[entry[1] for entry in MODULES if entry[1] != "tessera.serving"],
+)
+def test_imports_follow_the_table(path, module, is_package):
+    assert violations(path.read_text(), module, is_package=is_package) == []
+
+
+def test_packages_that_hold_layers_import_none_of_them():
+    for name in ("serving", "kernels"):
+        source = (ROOT / name / "__init__.py").read_text()
+        ours = [n for _, n in imports_of(source, f"tessera.{name}") if below(n, "tessera")]
+        assert ours == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("tessera.kernels.x", "from tessera.training import y"),
+        ("tessera.training.x", "def f():\n    import tessera.serving.schema"),
+        ("tessera.training.x", "from tessera import serving"),
+        ("tessera.training.x", "from ..serving import schema"),
+        ("tessera.serving.client.x", "from tessera.serving.server import y"),
+        ("tessera.serving.server.x", "from tessera.serving.client import y"),
+        ("tessera.serving.client.x", "if TYPE_CHECKING:\n    import tessera.training.config"),
+        ("tessera.serving.schema", "from tessera.serving.manifest import y"),
+        ("tessera.serving.loading", "from tessera.serving.packaging.quantize import y"),
+        ("tessera.serving.commands.x", "import tessera.training"),
+        ("tessera.cli", "import tessera.serving.commands.serve"),
+        ("tessera.kernels.x", "import training"),
+        ("tessera.serving.client.x", "from kernels.libraries import y"),
+    ],
+)
+def test_the_check_sees_a_wrong_import(module, source):
+    assert len(violations(source, module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("tessera.kernels.x", "from tessera.errors import UserError"),
+        ("tessera.kernels.x", "from tessera.kernels.y import z"),
+        ("tessera.training.x", "from tessera import __version__"),
+        ("tessera.training.x", "from . import y"),
+        ("tessera.serving.loading", "from tessera.serving.runner import Runner"),
+        ("tessera.serving.packaging.x", "from tessera.training.models import ranking"),
+        ("tessera.cli", "import tessera\nfrom tessera.errors import UserError"),
+        ("tessera.__main__", "import trainingwheels\nfrom tessera.cli import main"),
+    ],
+)
+def test_the_check_lets_a_right_import_pass(module, source):
+    assert violations(source, module) == []
+
+
+def outside_files():
+    for folder in ("tests", "load_tests", "examples"):
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize(
+    "path", list(outside_files()), ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_nobody_imports_the_bare_folders(path):
+    names = [name for _, name in imports_of(path.read_text(), path.stem)]
+    assert [name for name in names if name.split(".")[0] in FOLDERS] == []
+
+
+COMMAND_FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("commands/*.py"))
+
+
+@pytest.mark.parametrize("path", COMMAND_FILES, ids=lambda path: path.stem)
+def test_commands_import_torch_only_when_run(path):
+    tree = ast.parse(path.read_text())
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [name for _, name in imports_of(ast.unparse(node), "x")]
+            assert not {name.split(".")[0] for name in names} & {"torch", "fbgemm_gpu"}
+
+
+def flags(name):
+    """(parser, its actions other than --help) of a sub-command."""
+    parser = argparse.ArgumentParser(prog=name)
+    importlib.import_module(COMMANDS[name].module).add_arguments(parser)
+    actions = [a for a in parser._actions if not isinstance(a, argparse._HelpAction)]
+    assert actions
+    return parser, actions
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_flag_has_help(name):
+    parser, actions = flags(name)
+    assert [a.dest for a in actions if not (a.help or "").strip()] == []
+    parser.format_help()  # raises where help has a wrong %-format
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_flag_says_its_default(name):
+    parser, actions = flags(name)
+    in_required_group = {
+        id(action)
+        for group in parser._mutually_exclusive_groups
+        if group.required
+        for action in group._group_actions
+    }
+    optional = [
+        action
+        for action in actions
+        if action.option_strings and not action.required and id(action) not in in_required_group
+    ]
+    assert [a.dest for a in optional if a.nargs != 0 and "default" not in a.help.lower()] == []
