@@ -1,0 +1,1 @@
+"""Scripts that measure the serving side, each beside a peer in the same run."""

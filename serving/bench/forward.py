@@ -1,0 +1,149 @@
+"""Time one forward of a package on the CPU, one thread, at B = 1, 8, 64 and 512.
+
+Three forms of the same model, with the same batches, in turns within one run:
+
+* ``package``: the file as a server runs it (`tessera.serving.loading.load_package`);
+* ``script``: the same file through plain ``torch.jit.load``, which is what a user does who
+  knows TorchScript only;
+* ``eager``: the served form before tracing.
+
+The model: 13 dense features, 26 tables of D=64, MLP 13-512-256-64, dot interaction, MLP
+512-256-1, random weights; one id per bag, drawn anew for every batch.
+
+    python -m tessera.serving.bench.forward [--hashing murmur3] [--rows 100000] [--seconds 1]
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from tessera.serving.loading import load_package
+from tessera.serving.packaging.package import PackageOptions, make_servable, write_model
+from tessera.serving.runner import HostBatch, Runner, TorchScriptRunner
+from tessera.training.models.config import Hashing, ModelConfig
+from tessera.training.models.ranking import RankingModel, build_ranking_model
+
+DENSE = 13
+TABLES = 26
+BATCH_SIZES = (1, 8, 64, 512)
+BATCHES = 32  # distinct ones in turn, so that rows do not stay in the first cache
+ROUNDS = 15
+
+
+def dlrm(rows: int, hashing: Hashing) -> RankingModel:
+    """The benchmark's model, with random weights."""
+    torch.manual_seed(0)
+    config = ModelConfig(
+        embedding_dim=64,
+        dense_layers=(512, 256),
+        over_layers=(512, 256),
+        rows=rows,
+        hashing=hashing,
+        dense_missing="zero",
+    )
+    dense = [f"int_{index}" for index in range(DENSE)]
+    return build_ranking_model(config, dense, [f"cat_{index}" for index in range(TABLES)]).eval()
+
+
+def random_batch(batch_size: int, rows: int, generator: torch.Generator) -> HostBatch:
+    """One id per bag, uniform over the table."""
+    count = TABLES * batch_size
+    empty = torch.empty(0, dtype=torch.int32)
+    return HostBatch(
+        float_features=torch.randn(batch_size, DENSE, generator=generator),
+        id_list_features_lengths=torch.ones(count, dtype=torch.int32),
+        id_list_features_values=torch.randint(0, rows, (count,), generator=generator),
+        id_score_list_features_lengths=empty,
+        id_score_list_features_values=empty.long(),
+        id_score_list_features_weights=empty.float(),
+        batch_size=batch_size,
+    )
+
+
+def microseconds(runner: Runner, batches: list[HostBatch], calls: int) -> float:
+    """Mean time of ``calls`` forwards over ``batches`` in turn."""
+    begin = time.perf_counter()
+    for call in range(calls):
+        runner.forward(batches[call % len(batches)])
+    return (time.perf_counter() - begin) / calls * 1e6
+
+
+def measure(
+    runners: dict[str, Runner], batches: list[HostBatch], seconds: float
+) -> dict[str, float]:
+    """The median over rounds of each runner's time per forward, in microseconds."""
+    calls = {}
+    for name, runner in runners.items():
+        microseconds(runner, batches, 10)
+        calls[name] = max(3, int(seconds / ROUNDS * 1e6 / microseconds(runner, batches, 10)))
+    times: dict[str, list[float]] = {name: [] for name in runners}
+    for _ in range(ROUNDS):
+        for name, runner in runners.items():
+            times[name].append(microseconds(runner, batches, calls[name]))
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def make_runners(rows: int, hashing: Hashing, folder: Path) -> dict[str, Runner]:
+    """The three forms of one model."""
+    model = dlrm(rows, hashing)
+    options = PackageOptions(name="dlrm")
+    path = folder / "dlrm.pt"
+    write_model(model, path, options)
+    load: Callable[[str], Callable[..., object]] = torch.jit.load
+    return {
+        "package": load_package(path).runner,
+        "script": TorchScriptRunner(load(str(path))),
+        "eager": TorchScriptRunner(make_servable(model, options).eager),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=100_000, help="rows per table (default 100000)")
+    parser.add_argument(
+        "--hashing",
+        choices=["none", "modulo", "murmur3"],
+        default="murmur3",
+        help="the features' hashing rule (default murmur3)",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="seconds per form and batch size (default 2)"
+    )
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        runners = make_runners(args.rows, args.hashing, Path(folder))
+    print(f"{_processor()}, torch {torch.__version__}, 1 thread, int8, {args.rows} rows a table,")
+    print(f"hashing {args.hashing}; median of {ROUNDS} rounds, microseconds per forward")
+    print("| B | " + " | ".join(runners) + " | script / package | eager / package |")
+    print("| --- " * (len(runners) + 3) + "|")
+    for batch_size in BATCH_SIZES:
+        generator = torch.Generator().manual_seed(batch_size)
+        batches = [random_batch(batch_size, args.rows, generator) for _ in range(BATCHES)]
+        found = measure(runners, batches, args.seconds)
+        cells = [f"{found[name]:.0f}" for name in runners]
+        ratios = [f"{found[name] / found['package']:.2f}" for name in ("script", "eager")]
+        print(f"| {batch_size} | " + " | ".join(cells + ratios) + " |")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{len(names)} x {names[0]}" if names else platform.machine()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Check a package: every record's hash, the operators it needs, and its golden answers.
+
+Exit status: 0 all of it holds; 1 it does not (the line says what); 2 there is no such file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from tessera.errors import UserError
+from tessera.serving.records import PackageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.add_argument(
+        "model", metavar="MODEL.pt", type=Path, help="the file that package-model wrote"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check and say what was checked."""
+    from tessera.serving.loading import load_package  # noqa: PLC0415 - loads torch
+
+    if not args.model.is_file():
+        raise UserError(f"{args.model} is not a file; give the MODEL.pt that package-model wrote")
+    try:
+        package = load_package(args.model)
+    except PackageError as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    manifest = package.manifest
+    print(f"{args.model}: {manifest.name}, version {manifest.version}")
+    print(f"  sha256 {package.sha256}")
+    print(f"  {len(manifest.records)} records have the manifest's SHA-256, and there is no other")
+    print(f"  operators loaded: {', '.join(manifest.operator_libraries)}")
+    print(
+        f"  {manifest.golden.samples} golden samples answered, each within "
+        f"{manifest.golden.atol:g} + {manifest.golden.rtol:g} of the recorded score"
+    )
+    print("verified")
+    return 0
