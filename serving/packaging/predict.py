@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
+from tessera.serving.packaging.same_bits import pad_dense, pad_lengths, sigmoid_of_rows
 from tessera.serving.schema import InputSchema
 from tessera.training.models.ranking import RankingModel
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+
+# Their branches depend on the batch: tracing keeps them whole, scripting compiles them.
+fx.wrap("pad_dense")
+fx.wrap("pad_lengths")
+fx.wrap("sigmoid_of_rows")
 
 
 class PredictModule(nn.Module):
@@ -40,16 +46,16 @@ class PredictModule(nn.Module):
         Returns:
             Probabilities ``[B]`` float32 under the schema's output name.
         """
+        plain_lengths = pad_lengths(id_list_features_lengths, float_features)
+        scored_lengths = pad_lengths(id_score_list_features_lengths, float_features)
         if not self._scored:
-            sparse = KeyedJaggedTensor(
-                self._plain, id_list_features_values, lengths=id_list_features_lengths
-            )
+            sparse = KeyedJaggedTensor(self._plain, id_list_features_values, lengths=plain_lengths)
         elif not self._plain:
             sparse = KeyedJaggedTensor(
                 self._scored,
                 id_score_list_features_values,
                 id_score_list_features_weights,
-                lengths=id_score_list_features_lengths,
+                lengths=scored_lengths,
             )
         else:
             # The model's one collection is weighted: an id without a weight has weight 1.
@@ -58,7 +64,7 @@ class PredictModule(nn.Module):
                 self._plain + self._scored,
                 torch.cat([id_list_features_values.long(), id_score_list_features_values.long()]),
                 torch.cat([ones, id_score_list_features_weights]),
-                lengths=torch.cat([id_list_features_lengths, id_score_list_features_lengths]),
+                lengths=torch.cat([plain_lengths, scored_lengths]),
             )
-        logits = self.model(float_features, sparse)
-        return {self._output: torch.sigmoid(logits)}
+        logits = self.model(pad_dense(float_features), sparse)
+        return {self._output: sigmoid_of_rows(logits, float_features)}
