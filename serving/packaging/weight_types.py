@@ -85,7 +85,9 @@ class WeightType:
         stored = stored.contiguous()
         if not self.quantized:
             return stored.view(torch.float16 if self.bits == 16 else torch.float32).float()
-        scale_bias = stored[:, :SCALE_BIAS_BYTES].contiguous().view(torch.float16).float()
+        # A copy: of one row, contiguous() would keep a stride that view() refuses.
+        header = stored[:, :SCALE_BIAS_BYTES].clone(memory_format=torch.contiguous_format)
+        scale_bias = header.view(torch.float16).float()
         codes = stored[:, SCALE_BIAS_BYTES:]
         if self.bits == 4:
             codes = torch.stack([codes & 15, codes >> 4], dim=2).reshape(len(stored), dim)

@@ -1,0 +1,28 @@
+"""What the packager's tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from package_factory import make_package
+
+from tessera.kernels.libraries import LIBRARIES, load_libraries
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _operators() -> Iterator[None]:
+    load_libraries(name for name in LIBRARIES if name.startswith("fbgemm"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small package that no test may write to."""
+    path, _ = make_package(tmp_path_factory.mktemp("package"))
+    return path

@@ -1,0 +1,166 @@
+"""Stored rows against loops over plain numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from tessera.errors import UserError
+from tessera.serving.packaging.quantize import (
+    TABLE_ALIGNMENT_BYTES,
+    FloatTable,
+    quantize_tables,
+)
+from tessera.serving.packaging.weight_types import WEIGHT_TYPES, weight_type
+
+QUANTIZED = [name for name, kind in WEIGHT_TYPES.items() if kind.quantized]
+
+
+def reference_rows(weights: np.ndarray, bits: int) -> np.ndarray:
+    """FBGEMM's row-wise quantization, one number at a time."""
+    codes = (1 << bits) - 1
+    rows = []
+    for row in weights.astype(np.float32):
+        bias = np.float16(row.min())
+        # The range is measured from the stored bias, in float32.
+        span = np.float32(row.max()) - np.float32(bias)
+        scale = np.float16(1.0) if span == 0 else np.float16(span / np.float32(codes))
+        if scale == 0:
+            scale = np.float16(1.0)
+        inverse = np.float32(1.0) / np.float32(scale)
+        if np.isinf(inverse):
+            scale, inverse = np.float16(1.0), np.float32(1.0)
+        quantized = []
+        for element in row:
+            code = np.rint((element - np.float32(bias)) * inverse)
+            quantized.append(int(min(max(code, 0), codes)))
+        if bits == 4:
+            pairs = zip(quantized[::2], quantized[1::2], strict=True)
+            quantized = [low | high << 4 for low, high in pairs]
+        header = np.array([scale, bias], dtype=np.float16).view(np.uint8)
+        rows.append(np.concatenate([header, np.array(quantized, dtype=np.uint8)]))
+    return np.stack(rows)
+
+
+def tables(dims: st.SearchStrategy[int]) -> st.SearchStrategy[np.ndarray]:
+    shapes = st.tuples(st.integers(1, 6), dims)
+    # Which zero is the minimum of both is nobody's promise, so there is only one.
+    elements = st.floats(-8, 8, width=32).map(lambda element: element + 0.0)
+    return shapes.flatmap(lambda shape: arrays(np.float32, shape, elements=elements))
+
+
+@settings(max_examples=100, deadline=None)
+@given(weights=tables(st.integers(1, 40)))
+def test_int8_rows_are_those_of_the_plain_loop(weights: np.ndarray) -> None:
+    stored = weight_type("int8").encode(torch.from_numpy(weights)).numpy()
+    np.testing.assert_array_equal(stored, reference_rows(weights, 8))
+
+
+@settings(max_examples=100, deadline=None)
+@given(weights=tables(st.integers(1, 20).map(lambda half: 2 * half)))
+def test_int4_rows_are_those_of_the_plain_loop(weights: np.ndarray) -> None:
+    stored = weight_type("int4").encode(torch.from_numpy(weights)).numpy()
+    np.testing.assert_array_equal(stored, reference_rows(weights, 4))
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+@settings(max_examples=50, deadline=None)
+@given(weights=tables(st.integers(1, 20).map(lambda half: 2 * half)))
+def test_a_decoded_element_is_off_by_half_a_step_and_the_rounding_of_scale_and_bias(
+    name: str, weights: np.ndarray
+) -> None:
+    kind = weight_type(name)
+    decoded = kind.decode(kind.encode(torch.from_numpy(weights)), weights.shape[1]).numpy()
+    for row, found in zip(weights, decoded, strict=True):
+        span = float(row.max() - row.min())
+        step = span / ((1 << kind.bits) - 1)
+        # float16 keeps 11 significant bits: bias and scale are each off by a relative 2**-11 at
+        # most, the scale's share being multiplied by up to all codes.  Below float16's normal
+        # range the error is absolute, 2**-25 a step; a scale that rounds to zero loses the span.
+        lost_span = span if step < 2**-24 else 0.0
+        tiny = 2**-25 * (1 << kind.bits)
+        bound = step / 2 + (abs(float(row.min())) + span) * 2**-10 + tiny + lost_span
+        assert np.abs(found - row).max() <= bound
+
+
+def test_rows_of_one_value_are_kept_as_their_bias() -> None:
+    for name in QUANTIZED:
+        kind = weight_type(name)
+        weights = torch.tensor([[0.5] * 4, [0.0] * 4, [-2.0] * 4])
+        assert torch.equal(kind.decode(kind.encode(weights), 4), weights)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("fp16", torch.float16), ("fp32", torch.float32)])
+def test_float_rows_are_the_rounded_numbers(name: str, dtype: torch.dtype) -> None:
+    weights = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
+    kind = weight_type(name)
+    assert torch.equal(kind.decode(kind.encode(weights), 7), weights.to(dtype).float())
+
+
+@pytest.mark.parametrize("name", WEIGHT_TYPES)
+def test_tables_lie_one_after_the_other_on_cache_lines(name: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    kind = weight_type(name)
+    shapes = {"a": (3, 6), "b": (1, 2), "c": (100, 10)}
+    floats = {table: torch.randn(shape, generator=generator) for table, shape in shapes.items()}
+    stored = quantize_tables(
+        [FloatTable(name=table, weights=weights) for table, weights in floats.items()], kind
+    )
+    end = 0
+    for table, weights in floats.items():
+        placed = stored.table(table)
+        assert placed.offset % TABLE_ALIGNMENT_BYTES == 0
+        assert end <= placed.offset < end + TABLE_ALIGNMENT_BYTES
+        end = placed.offset + placed.info.bytes
+        assert torch.equal(stored.rows(table), kind.encode(weights))
+        assert placed.info.bytes == weights.shape[0] * kind.row_bytes(weights.shape[1])
+        assert placed.info.bytes_fp32 == weights.numel() * 4
+
+
+def test_the_errors_of_a_table_are_those_of_all_its_elements(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tessera.serving.packaging.quantize._CHUNK_ELEMENTS", 40)
+    weights = torch.randn(33, 8, generator=torch.Generator().manual_seed(2))
+    kind = weight_type("int4")
+    seen: list[int] = []
+    stored = quantize_tables([FloatTable(name="t", weights=weights)], kind, on_rows=seen.append)
+    assert seen == [5, 5, 5, 5, 5, 5, 3]
+    error = (kind.decode(kind.encode(weights), 8) - weights).double()
+    info = stored.table("t").info
+    assert info.max_abs_error == error.abs().max().item()
+    assert info.rmse == pytest.approx(error.square().mean().sqrt().item(), rel=1e-12)
+    norm = weights.double().square().mean().sqrt().item()
+    assert info.relative_rmse == pytest.approx(info.rmse / norm, rel=1e-12)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 7e4])
+@pytest.mark.parametrize("name", ["int8", "int4", "fp16"])
+def test_a_number_that_float16_cannot_hold_is_refused(name: str, bad: float) -> None:
+    weights = torch.zeros(4, 4)
+    weights[2, 1] = bad
+    with pytest.raises(UserError, match=r"table 't', row 2 .* --dtype fp32"):
+        quantize_tables([FloatTable(name="t", weights=weights)], weight_type(name))
+
+
+def test_float32_rows_hold_large_numbers_but_no_nan() -> None:
+    kind = weight_type("fp32")
+    weights = torch.full((2, 2), 7e4)
+    assert quantize_tables([FloatTable(name="t", weights=weights)], kind).table("t")
+    weights[1, 1] = float("nan")
+    with pytest.raises(UserError, match="row 1"):
+        quantize_tables([FloatTable(name="t", weights=weights)], kind)
+
+
+def test_int4_needs_an_even_dimension() -> None:
+    with pytest.raises(UserError, match="dimension 3; int4 needs an even one"):
+        quantize_tables([FloatTable(name="t", weights=torch.zeros(2, 3))], weight_type("int4"))
+
+
+def test_an_unknown_type_is_named_with_the_known_ones() -> None:
+    with pytest.raises(UserError, match="'int7' is unknown; give one of int8"):
+        weight_type("int7")
