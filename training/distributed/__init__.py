@@ -1,0 +1,1 @@
+"""Model parallelism: tables fused with their optimizer, placed on ranks."""

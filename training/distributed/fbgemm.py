@@ -1,0 +1,95 @@
+"""The one door to FBGEMM's training tables.
+
+FBGEMM is imported when the first table is built, not before: it takes as long as torch itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from types import ModuleType
+
+import torch
+
+from tessera.errors import UserError
+
+# The pairs that Tessera is made for.
+_TORCH_OF_FBGEMM = {"1.6": "2.11", "1.7": "2.12", "1.8": "2.13"}
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _installed_fbgemm() -> str | None:
+    for name in ("fbgemm-gpu-cpu", "fbgemm-gpu"):
+        for distribution in metadata.distributions(name=name):
+            return distribution.version
+    return None
+
+
+def pair_is_known(torch_version: str, fbgemm_version: str) -> bool:
+    """Whether the releases (``2.13.0+cpu``, ``1.8.0``) were made for each other."""
+    return _TORCH_OF_FBGEMM.get(_minor(fbgemm_version)) == _minor(torch_version)
+
+
+class _VersionPairFilter(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "compatible with PyTorch" not in record.getMessage() and (
+            "_fbgemm_torch_compat_table" not in record.getMessage()
+        )
+
+
+@contextmanager
+def root_logger_untouched() -> Iterator[None]:
+    """Keep FBGEMM's log calls from configuring the program's logging.
+
+    They go through the root logger's functions, which install a handler where there is none:
+    everybody's messages would be printed twice, or at all, from then on.
+    """
+    root, placeholder = logging.getLogger(), logging.NullHandler()
+    root.addHandler(placeholder)
+    try:
+        yield
+    finally:
+        root.removeHandler(placeholder)
+
+
+@contextmanager
+def _quiet_about_known_pairs(*, known: bool) -> Iterator[None]:
+    """Drop FBGEMM's remark on versions where the pair is known to fit, and nothing else."""
+    root, remark_filter = logging.getLogger(), _VersionPairFilter()
+    if known:
+        root.addFilter(remark_filter)
+    try:
+        with root_logger_untouched(), warnings.catch_warnings():
+            # Lookups for solid-state tables are absent from every CPU build.
+            warnings.filterwarnings("ignore", r"[\s\S]*Failed to import: fbgemm_gpu")
+            yield
+    finally:
+        root.removeFilter(remark_filter)
+
+
+def import_training_tables() -> ModuleType:
+    """FBGEMM's module of training tables.
+
+    Raises:
+        UserError: FBGEMM is not installed or does not load.
+    """
+    version = _installed_fbgemm()
+    if version is None:
+        raise UserError("fbgemm-gpu is not installed; pip install 'tessera[cpu]' (or [cuda])")
+    known = pair_is_known(torch.__version__, version)
+    try:
+        with _quiet_about_known_pairs(known=known):
+            return importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+    except (ImportError, OSError) as error:
+        raise UserError(
+            f"fbgemm-gpu {version} does not load with torch {torch.__version__}: {error}; "
+            "install the release that goes with it (1.6 with torch 2.11, 1.7 with 2.12, 1.8 "
+            "with 2.13)"
+        ) from error
