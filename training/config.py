@@ -80,14 +80,18 @@ class EmbeddingOptimizerConfig:
         name: which one; ``rowwise_adagrad`` keeps one number per row.
         learning_rate: its peak; see `ScheduleConfig`.
         eps: added to Adagrad's denominator; None: 1e-8.  ``sgd`` has none.
+        weight_decay: a row that a batch touches first shrinks by ``learning_rate *
+            weight_decay`` of itself.
     """
 
     name: Literal["rowwise_adagrad", "adagrad", "sgd"] = "rowwise_adagrad"
     learning_rate: float = 0.02
     eps: float | None = None
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         _positive("learning_rate", self.learning_rate)
+        _not_negative("weight_decay", self.weight_decay)
         if self.eps is not None:
             _positive("eps", self.eps)
             if self.name == "sgd":

@@ -87,7 +87,10 @@ def run(args: argparse.Namespace) -> int:
         hint = f"tessera train --resume --out {shlex.quote(str(out))}"
         print(f"stopped after step {result.step}; go on with: {hint}", file=sys.stderr)
         return EXIT_INTERRUPTED
-    print(f"finished: {RunFolder(out).summary()}; report: {out / 'report.html'}")
+    folder = RunFolder(out)
+    print(f"finished: {folder.summary()}; run folder: {out}")
+    if folder.report.exists():
+        print(f"report: {folder.report}")
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -42,7 +42,7 @@ class Display:
         self._window_samples = 0
         self._first_step = first_step
         self._began = clock()
-        self._bar: tqdm[None] | None = None
+        self._bar: tqdm[Any] | None = None
         if enabled and self._stream.isatty():
             self._bar = tqdm(
                 total=total_steps, initial=first_step, unit="step", file=self._stream, smoothing=0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from tessera.training.trainer.assembly import Assembly, assemble
 
 from tessera.errors import UserError
 from tessera.training.config import (
@@ -24,6 +24,7 @@ from tessera.training.config import (
 )
 from tessera.training.data import open_data
 from tessera.training.data.dataset import DatasetView, DataSplits
+from tessera.training.trainer.assembly import Assembly, assemble
 from tessera.training.trainer.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -273,9 +274,8 @@ class _Run:
         self.folder.write_final(final)  # last: it marks the run as finished
         if self.show_progress:
             for name, evaluation in evaluations.items():
-                Display(total_steps=0, first_step=0, enabled=True).say(
-                    f"{name}, best step {progress.best_step}: {describe(evaluation)}"
-                )
+                line = f"{name}, best step {progress.best_step}: {describe(evaluation)}"
+                print(line, file=sys.stderr, flush=True)
         return final
 
 

@@ -75,8 +75,12 @@ class RunFolder:
     def summary(self) -> str:
         """One line on a finished run."""
         final = self.read_final()
-        valid = final["valid"]
-        return f"best step {final['best_step']}, valid AUC {valid['auc']}"
+        parts = [f"best step {final['best_step']}"]
+        for split in ("valid", "test"):
+            auc = None if final[split] is None else final[split]["auc"]
+            if auc is not None:
+                parts.append(f"{split} AUC {auc:.5f}")
+        return ", ".join(parts)
 
     def create(self) -> None:
         """Make the folder and those in it; existing ones stay."""

@@ -1,0 +1,155 @@
+"""A run that was stopped, or killed, and taken up again equals the run that was not."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tessera.training.trainer.checkpoint import load_checkpoint
+from tessera.training.trainer.files import list_checkpoints
+from tessera.training.trainer.logs import read_metrics
+from tessera.training.trainer.run import train
+from tessera.training.trainer.run_folder import RunFolder
+
+
+def outcome(out):
+    """All that a run computed, as values that are equal only if every bit is."""
+    folder = RunFolder(out)
+    rows = read_metrics(folder.metrics)
+    final = folder.read_final()
+    for timed in (*rows, final):
+        timed.pop("samples_per_second", None)
+        timed.pop("evaluation_samples_per_second", None)
+    weights = {}
+    for step, path in list_checkpoints(folder.checkpoints).items():
+        checkpoint = load_checkpoint(path)
+        for kind in ("model", "fused_optimizer", "dense_optimizer", "rng"):
+            weights[step, kind] = bits(getattr(checkpoint, kind))
+    return {"rows": rows, "final": final, "weights": weights}
+
+
+def bits(value):
+    if isinstance(value, torch.Tensor):
+        return (str(value.dtype), tuple(value.shape), value.contiguous().numpy().tobytes())
+    if isinstance(value, dict):
+        return {key: bits(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [bits(item) for item in value]
+    return value
+
+
+@pytest.fixture(scope="module")
+def straight(tiny_yaml, tmp_path_factory):
+    """The uninterrupted run."""
+    from tessera.training.config import load_config
+
+    out = tmp_path_factory.mktemp("straight") / "run"
+    result = train(load_config(tiny_yaml), out, progress=False)
+    assert result.status == "finished"
+    found = outcome(out)
+    steps = [int(row["step"]) for row in found["rows"] if row["split"] == "train"]
+    assert steps == list(range(1, 41)), "20 batches of 16 of the 320 training rows, twice"
+    assert len({row["loss"] for row in found["rows"]}) == len(found["rows"])
+    return found
+
+
+def stop_after(questions):
+    """A ``should_stop`` that is True from its ``questions``-th call on."""
+    calls = itertools.count(1)
+    return lambda: next(calls) >= questions
+
+
+@pytest.mark.parametrize("questions", [1, 3, 10, 14])
+def test_clean_stops_change_no_bit(tiny, straight, tmp_path, questions):
+    out = tmp_path / "run"
+    stops = 0
+    while True:
+        # Asked after each step and before each batch of an evaluation, so that these stops
+        # fall before, within and right after evaluations, and into the final one.
+        result = train(
+            tiny,
+            out,
+            resume=stops > 0,
+            progress=False,
+            should_stop=stop_after(questions + stops % 2),
+        )
+        if result.status == "finished":
+            break
+        stops += 1
+        assert not RunFolder(out).is_finished
+    assert stops >= 3
+    assert outcome(out) == straight
+
+
+def command(out, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "tessera", "train", "--out", str(out), *map(str, arguments)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def wait_for(process, text):
+    """Read stderr until a line that begins with ``text``."""
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        if line.startswith(text):
+            return
+    raise AssertionError(f"no line {text!r} in {seen}")
+
+
+def test_sigkill_changes_no_bit(tiny_yaml, straight, tmp_path):
+    out = tmp_path / "run"
+    for moment, arguments in (
+        ("step 9:", ["--config", tiny_yaml]),
+        ("step 20:", ["--resume"]),
+    ):
+        process = command(out, *arguments)
+        wait_for(process, moment)
+        process.kill()
+        process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGKILL
+        assert not RunFolder(out).is_finished
+    process = command(out, "--resume")
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    assert "resumed after step" in stderr
+    assert stdout.startswith("finished: best step")
+    assert outcome(out) == straight
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_with_130_a_checkpoint_and_the_way_on(tiny_yaml, straight, tmp_path, number):
+    out = tmp_path / "run"
+    process = command(out, "--config", tiny_yaml)
+    wait_for(process, "step 9:")
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    step = max(list_checkpoints(RunFolder(out).checkpoints))
+    assert f"stopped after step {step}; go on with: tessera train --resume --out {out}" in stderr
+    assert "Traceback" not in stderr
+    process = command(out, "--resume")
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    assert outcome(out) == straight
+
+
+def test_resuming_a_finished_run_only_says_so(tiny, tmp_path):
+    out = tmp_path / "run"
+    first = train(tiny, out, progress=False)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    again = train(tiny, out, resume=True, progress=False)
+    assert again == first
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+    assert json.loads((out / "final.json").read_text()) == first.final

@@ -1,0 +1,149 @@
+"""The model, its optimizers and the loss, joined for training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from tessera.errors import UserError
+from tessera.training.config import ExperimentConfig
+from tessera.training.data.batch import Batch
+from tessera.training.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tessera.training.distributed.model_parallel import DistributedModelParallel
+from tessera.training.models.ranking import build_ranking_model
+from tessera.training.optim.fused import EmbOptimType
+from tessera.training.optim.optimizers import in_backward_optimizer_filter
+from tessera.training.trainer.checkpoint import Checkpoint
+
+DEFAULT_EPS = 1e-8
+
+_FUSED = {
+    "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    "adagrad": EmbOptimType.EXACT_ADAGRAD,
+    "sgd": EmbOptimType.EXACT_SGD,
+}
+_DENSE: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adagrad": torch.optim.Adagrad,
+    "sgd": torch.optim.SGD,
+}
+
+
+@dataclass(kw_only=True)
+class Assembly:
+    """What a step works on.  The tables' optimizer acts within the backward pass.
+
+    Attributes:
+        model: the ranking model; ``model(dense, sparse) -> logits [B]``.
+        dense_optimizer: of every parameter that is not a table.
+        dense_learning_rate: peak learning rate of these.
+        embedding_learning_rate: peak learning rate of the tables.
+    """
+
+    model: DistributedModelParallel
+    dense_optimizer: torch.optim.Optimizer
+    dense_learning_rate: float
+    embedding_learning_rate: float
+    _factor: float | None = None
+
+    def step(self, batch: Batch, *, learning_rate_factor: float) -> float:
+        """One step on ``batch``; its mean loss.
+
+        If the loss is not finite nothing is changed.
+        """
+        self._set_learning_rates(learning_rate_factor)
+        logits = self.model(batch.dense_features, batch.sparse_features)
+        loss = functional.binary_cross_entropy_with_logits(logits, batch.labels)
+        value = loss.item()
+        if math.isfinite(value):
+            self.dense_optimizer.zero_grad(set_to_none=True)
+            torch.autograd.backward(loss)
+            self.dense_optimizer.step()
+        return value
+
+    def learning_rates(self) -> tuple[float, float]:
+        """Those of the last step: (dense part, tables)."""
+        factor = 1.0 if self._factor is None else self._factor
+        return self.dense_learning_rate * factor, self.embedding_learning_rate * factor
+
+    def state(self) -> dict[str, Any]:
+        """The `Checkpoint` fields ``model``, ``fused_optimizer`` and ``dense_optimizer``.
+
+        Their tensors are the live ones, not copies.
+        """
+        return {
+            "model": dict(self.model.state_dict()),
+            "fused_optimizer": self.model.fused_optimizer.state_dict(),
+            "dense_optimizer": self.dense_optimizer.state_dict(),
+        }
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Take over weights and optimizer state.
+
+        Raises:
+            ValueError, KeyError, RuntimeError: they are of another model.
+        """
+        self.load_model(checkpoint)
+        self.model.fused_optimizer.load_state_dict(checkpoint.fused_optimizer)
+        self.dense_optimizer.load_state_dict(checkpoint.dense_optimizer)
+        self._factor = None
+
+    def load_model(self, checkpoint: Checkpoint) -> None:
+        """Take over the weights alone.
+
+        Raises:
+            RuntimeError: they are of another model.
+        """
+        self.model.load_state_dict(checkpoint.model)
+
+    def _set_learning_rates(self, factor: float) -> None:
+        if factor == self._factor:
+            return
+        self._factor = factor
+        dense, embedding = self.learning_rates()
+        for group in self.dense_optimizer.param_groups:
+            group["lr"] = dense
+        for group in self.model.fused_optimizer.param_groups:
+            group["lr"] = embedding
+
+
+def assemble(
+    config: ExperimentConfig, *, dense_names: Sequence[str], sparse_names: Sequence[str]
+) -> Assembly:
+    """Build the model for these features, with fresh weights from torch's generator.
+
+    Raises:
+        UserError: the model's config does not fit the features.
+    """
+    try:
+        # "meta": the tables get their memory once, where they are trained.
+        model = build_ranking_model(config.model, dense_names, sparse_names, device="meta")
+    except UserError as error:
+        raise UserError(f"in section 'model': {error}") from error
+    embedding, dense = config.train.embedding_optimizer, config.train.dense_optimizer
+    sharder = EmbeddingBagCollectionSharder(
+        fused_params={
+            "optimizer": _FUSED[embedding.name],
+            "learning_rate": embedding.learning_rate,
+            "eps": DEFAULT_EPS if embedding.eps is None else embedding.eps,
+            "weight_decay": embedding.weight_decay,
+        }
+    )
+    parallel = DistributedModelParallel(model, sharders=[sharder])
+    parameters = dict(in_backward_optimizer_filter(parallel.named_parameters()))
+    return Assembly(
+        model=parallel,
+        dense_optimizer=_DENSE[dense.name](
+            list(parameters.values()),
+            lr=dense.learning_rate,
+            weight_decay=dense.weight_decay,
+        ),
+        dense_learning_rate=dense.learning_rate,
+        embedding_learning_rate=embedding.learning_rate,
+    )
