@@ -9,9 +9,11 @@ opens locust's page; ``load_tests/run.py`` (``make load-test``) does the same wi
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc.experimental.gevent as grpc_gevent
@@ -92,6 +94,9 @@ def add_arguments(parser: Any) -> None:
     )
     group.add_argument("--timeout-ms", type=int, default=1000, help="of a call (default: 1000 ms)")
     group.add_argument("--seed", type=int, default=0, help="of the requests (default: 0)")
+    group.add_argument(
+        "--result", default="", help="a JSON file to write what was measured to (default: none)"
+    )
 
 
 def draw_requests(environment: Environment, **_: Any) -> None:
@@ -119,11 +124,37 @@ def draw_requests(environment: Environment, **_: Any) -> None:
     )
 
 
-def print_sizes(environment: Environment, **_: Any) -> None:
-    """The sizes of what was sent, which locust's own report does not have."""
-    for name, pool in POOLS.items():
-        if environment.stats.get(name, "gRPC").num_requests:
-            print(f"{name}: {pool.sizes()}")
+def report(environment: Environment, **_: Any) -> None:
+    """Print the sizes of what was sent, and write ``--result`` if it is asked for."""
+    sent = [name for name in POOLS if environment.stats.get(name, "gRPC").num_requests]
+    for name in sent:
+        print(f"{name}: {POOLS[name].sizes()}")
+    options = environment.parsed_options
+    if options is not None and options.result:
+        Path(options.result).write_text(json.dumps(result(environment, sent), indent=1) + "\n")
+
+
+def result(environment: Environment, names: Sequence[str]) -> dict[str, Any]:
+    """What was measured, for a program to read; times in milliseconds."""
+    entries = [environment.stats.get(name, "gRPC") for name in names]
+    return {
+        "calls": [
+            {
+                "name": entry.name,
+                "calls": entry.num_requests,
+                "failures": entry.num_failures,
+                "calls_per_s": entry.total_rps,
+                "p50_ms": entry.get_response_time_percentile(0.50),
+                "p99_ms": entry.get_response_time_percentile(0.99),
+                "max_ms": entry.max_response_time,
+            }
+            for entry in entries
+        ],
+        "failures": [
+            {"name": error.name, "error": str(error.error), "calls": error.occurrences}
+            for error in environment.stats.errors.values()
+        ],
+    }
 
 
 def _shuffled(counts: Sequence[int]) -> list[int]:
@@ -192,4 +223,4 @@ class RankingUser(PredictUser):
 hooks: Any = events  # locust leaves add_listener untyped
 hooks.init_command_line_parser.add_listener(add_arguments)
 hooks.init.add_listener(draw_requests)
-hooks.quitting.add_listener(print_sizes)
+hooks.quitting.add_listener(report)
