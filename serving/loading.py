@@ -8,7 +8,6 @@ does torch open the archive.  A file that fails a check has run nothing.
 from __future__ import annotations
 
 import time
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from tessera.serving.golden import GoldenMismatchError, replay_golden
 from tessera.serving.manifest import GOLDEN_RECORD, Manifest
 from tessera.serving.records import PackageError, Records, file_identity, file_sha256
 from tessera.serving.runner import Runner, TorchScriptRunner, zero_batch
+from tessera.serving.torchscript import expected_deprecation, optimize
 
 __all__ = ["LoadedPackage", "PackageError", "load_package", "open_checked"]
 
@@ -54,8 +54,7 @@ def load_package(
 ) -> LoadedPackage:
     """Check, open and warm up the package at ``path``.
 
-    Side effect: torch's fusion strategy for the process is set to no fusion; the fuser's
-    recompilation at each new shape costs a server far more than fused kernels give it.
+    Side effect: see `tessera.serving.torchscript.optimize`.
 
     Args:
         path: a MODEL.pt that ``package-model`` wrote.
@@ -145,25 +144,13 @@ def _major_minor(version: str) -> tuple[int, int]:
 
 def _open_module(path: Path, device: str) -> Any:
     try:
-        with warnings.catch_warnings():
-            # torch says that TorchScript is deprecated; `Runner` is how it can be replaced.
-            warnings.filterwarnings("ignore", message=".*torch.jit.*deprecated")
+        with expected_deprecation():
             module = torch.jit.load(  # type: ignore[no-untyped-call] # torch's own has no types
                 str(path), map_location=device
             )
-            return optimize(module)
+        return optimize(module)
     except RuntimeError as error:
         raise PackageError(path, f"torch cannot open it: {error}") from error
-
-
-def optimize(module: Any) -> Any:
-    """What every loader does to the scripted module for speed; results may differ in rounding.
-
-    Parameters become constants of the graph, and the dense layers get kernels that know their
-    weights.  Sets torch's fusion strategy, see `load_package`.
-    """
-    torch.jit.set_fusion_strategy([("STATIC", 0)])
-    return torch.jit.optimize_for_inference(torch.jit.freeze(module.eval()))
 
 
 def warm_up(runner: Runner, manifest: Manifest) -> None:

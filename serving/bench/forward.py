@@ -28,6 +28,7 @@ import torch
 from tessera.serving.loading import load_package
 from tessera.serving.packaging.package import PackageOptions, make_servable, write_model
 from tessera.serving.runner import HostBatch, Runner, TorchScriptRunner
+from tessera.serving.torchscript import expected_deprecation
 from tessera.training.models.config import Hashing, ModelConfig
 from tessera.training.models.ranking import RankingModel, build_ranking_model
 
@@ -98,9 +99,11 @@ def make_runners(rows: int, hashing: Hashing, folder: Path) -> dict[str, Runner]
     path = folder / "dlrm.pt"
     write_model(model, path, options)
     load: Callable[[str], Callable[..., object]] = torch.jit.load
+    with expected_deprecation():
+        plain = load(str(path))
     return {
         "package": load_package(path).runner,
-        "script": TorchScriptRunner(load(str(path))),
+        "script": TorchScriptRunner(plain),
         "eager": TorchScriptRunner(make_servable(model, options).eager),
     }
 

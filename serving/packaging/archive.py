@@ -14,6 +14,7 @@ import torch
 from tessera.errors import UserError
 from tessera.serving.manifest import GOLDEN_RECORD, MANIFEST_RECORD, Manifest, RecordInfo
 from tessera.serving.records import Records
+from tessera.serving.torchscript import expected_deprecation
 
 _EXTRA = "extra/"  # where torch.jit.save puts extra files, below the archive's top folder
 _TOP_FOLDER = "model"  # torch names it like the file that it writes
@@ -47,7 +48,8 @@ def write_package(
     try:
         draft = folder / f"{_TOP_FOLDER}.pt"
         extra = {GOLDEN_RECORD.removeprefix(_EXTRA): golden}
-        torch.jit.save(module, str(draft), _extra_files=extra)
+        with expected_deprecation():
+            torch.jit.save(module, str(draft), _extra_files=extra)
         made = manifest(Records(draft).hash_all())
         record = zipfile.ZipInfo(f"{_TOP_FOLDER}/{MANIFEST_RECORD}", date_time=_EPOCH_OF_ZIP)
         with zipfile.ZipFile(draft, "a") as archive:

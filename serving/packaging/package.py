@@ -17,7 +17,6 @@ import tessera
 from tessera.errors import UserError
 from tessera.kernels.libraries import fbgemm_version, load_libraries
 from tessera.serving.golden import write_golden
-from tessera.serving.loading import optimize
 from tessera.serving.manifest import (
     FORMAT_VERSION,
     Evaluation,
@@ -38,6 +37,7 @@ from tessera.serving.packaging.trace import trace
 from tessera.serving.packaging.weight_types import weight_type
 from tessera.serving.runner import Runner, TorchScriptRunner
 from tessera.serving.schema import FeatureSpec, InputSchema, OutputSpec
+from tessera.serving.torchscript import optimize
 from tessera.training.data.batch import Batch
 from tessera.training.models.ranking import RankingModel
 from tessera.training.trained import TrainedModel, load_trained, validation_batches

@@ -1,0 +1,102 @@
+"""The lookup module against a loop over bags."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from tessera.serving.packaging.lookup import lookup_backend
+from tessera.serving.packaging.quantize import FloatTable, StoredTables, quantize_tables
+from tessera.serving.packaging.script import script
+from tessera.serving.packaging.trace import trace
+from tessera.serving.packaging.weight_types import WEIGHT_TYPES
+from tessera.serving.schema import FeatureSpec, Pooling
+
+ROWS = 11
+
+
+class OneLookup(nn.Module):
+    def __init__(self, lookup: nn.Module, *, weighted: bool) -> None:
+        super().__init__()
+        self.lookup = lookup
+        self.weighted = weighted
+
+    def forward(self, ids: Tensor, lengths: Tensor, weights: Tensor) -> Tensor:
+        return self.lookup(ids, lengths, weights if self.weighted else None)
+
+
+def plain_loop(
+    tables: StoredTables,
+    features: list[FeatureSpec],
+    ids: Tensor,
+    lengths: Tensor,
+    weights: Tensor,
+) -> Tensor:
+    """One bag at a time, in float64."""
+    batch_size = len(lengths) // len(features)
+    bags = ids.split(lengths.tolist())
+    factors = weights.split(lengths.tolist())
+    samples = []
+    for sample in range(batch_size):
+        vectors = []
+        for place, feature in enumerate(features):
+            bag = place * batch_size + sample
+            table = tables.kind.decode(tables.rows(feature.table), feature.dim).double()
+            vector = torch.zeros(feature.dim, dtype=torch.float64)
+            for row, factor in zip(bags[bag].tolist(), factors[bag].tolist(), strict=True):
+                vector += factor * table[row]
+            if feature.pooling == "mean":
+                vector /= max(1, len(bags[bag]))
+            vectors.append(vector)
+        samples.append(torch.cat(vectors))
+    return torch.stack(samples)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_every_mix_of_types_widths_poolings_and_shared_tables(data: st.DataObject) -> None:
+    kind = WEIGHT_TYPES[data.draw(st.sampled_from(sorted(WEIGHT_TYPES)))]
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+    even = 2 if kind.name == "int4" else 1
+    dims = [even * dim for dim in data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=3))]
+    floats = [
+        FloatTable(name=str(table), weights=torch.randn(ROWS, dim, generator=generator))
+        for table, dim in enumerate(dims)
+    ]
+    tables = quantize_tables(floats, kind)
+    poolings: list[Pooling] = data.draw(
+        st.lists(st.sampled_from(["sum", "mean"]), min_size=1, max_size=5)
+    )
+    features = [
+        FeatureSpec(
+            name=f"f{place}",
+            group="id_list",
+            table=str(place % len(dims)),
+            rows=ROWS,
+            dim=dims[place % len(dims)],
+            pooling=pooling,
+            hashing="none",
+            out_of_range="reject",
+        )
+        for place, pooling in enumerate(poolings)
+    ]
+    weighted = data.draw(st.booleans())
+    # Scripted once per example, run on batches that it was not traced with.
+    scripted = script(
+        trace(OneLookup(lookup_backend("fbgemm").lookup(tables, features), weighted=weighted))
+    )
+    for batch_size in data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=3)):
+        count = len(features) * batch_size
+        lengths = torch.randint(0, 6, (count,), generator=generator, dtype=torch.int32)
+        if data.draw(st.booleans()):
+            lengths[:] = 0
+        ids = torch.randint(0, ROWS, (int(lengths.sum()),), generator=generator)
+        ids = ids.to(data.draw(st.sampled_from([torch.int32, torch.int64])))
+        weights = torch.rand(len(ids), generator=generator) if weighted else torch.ones(len(ids))
+        pooled = scripted(ids, lengths, weights)
+        assert pooled.dtype == torch.float32
+        expected = plain_loop(tables, features, ids, lengths, weights)
+        # Five terms of a few units, each sum rounded to float32.
+        torch.testing.assert_close(pooled.double(), expected, rtol=0, atol=1e-5)

@@ -1,0 +1,187 @@
+"""The served form against the eager one, and against the trained float32 model."""
+
+from __future__ import annotations
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from batches import random_batch, sparse_features
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from package_factory import FEATURES, make_model, make_package
+
+from tessera.serving.loading import load_package
+from tessera.serving.packaging.package import PackageOptions, ServableModel, make_servable
+from tessera.serving.runner import HostBatch, TorchScriptRunner
+from tessera.training.models.config import TableConfig
+from tessera.training.models.ranking import RankingModel
+
+WEIGHTED = {
+    "click": TableConfig(rows=40, pooling="mean"),
+    "watch": TableConfig(rows=90, weighted=True, dim=6),
+    "user": TableConfig(rows=300, dim=4),
+    "query": TableConfig(rows=90, weighted=True, pooling="mean", dim=10),
+}
+MODELS = {
+    "every rule": {"arch": "dlrm", "features": FEATURES},
+    "one rule, no dense": {
+        "arch": "dlrm",
+        "num_dense": 0,
+        "features": {name: TableConfig(rows=100) for name in ("a", "b", "c")},
+    },
+    "weighted, mixed widths": {"arch": "dlrm_dcn", "features": WEIGHTED},
+    "weighted only": {
+        "arch": "dlrm_dcn",
+        "num_dense": 2,
+        "features": {"watch": TableConfig(rows=90, weighted=True)},
+    },
+    "shared table out of order": {
+        "arch": "dlrm_dcn",
+        "features": {
+            "first": TableConfig(rows=30, table="shared", dim=5),
+            "middle": TableConfig(rows=20, dim=3),
+            "last": TableConfig(rows=30, table="shared", dim=5),
+        },
+    },
+}
+
+Made = tuple[RankingModel, ServableModel]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def made(request: pytest.FixtureRequest) -> Made:
+    model = make_model(**MODELS[request.param])
+    return model, make_servable(model, PackageOptions(name="m"))
+
+
+def dequantized(made: Made) -> RankingModel:
+    """The trained model with the stored rows' values in its float32 tables."""
+    model, servable = made
+    copied = copy.deepcopy(model)
+    for table in servable.tables.tables:
+        values = servable.tables.kind.decode(servable.tables.rows(table.info.name), table.info.dim)
+        bags = copied.arch.sparse_arch.embedding_bag_collection.embedding_bags
+        bags[table.info.name].weight.data.copy_(values)
+    return copied
+
+
+def scores(runner_or_module: object, batch: HostBatch) -> torch.Tensor:
+    with torch.inference_mode():
+        return runner_or_module(*batch.tensors())["default"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    batch_size=st.one_of(st.integers(1, 20), st.sampled_from([64, 511, 512])),
+    max_length=st.sampled_from([0, 1, 3, 50]),
+    id_type=st.sampled_from([torch.int32, torch.int64]),
+    seed=st.integers(0, 1000),
+)
+def test_scripted_scores_are_the_eager_ones_bit_for_bit(
+    made: Made, batch_size: int, max_length: int, id_type: torch.dtype, seed: int
+) -> None:
+    _, servable = made
+    batch = random_batch(
+        servable.schema, batch_size, max_length=max_length, seed=seed, id_type=id_type
+    )
+    found = scores(servable.scripted, batch)
+    assert found.shape == (batch_size,)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, scores(servable.eager, batch))
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5, 64, 512])
+@pytest.mark.parametrize("max_length", [0, 50])
+def test_scores_are_those_of_the_trained_model_over_the_stored_values(
+    made: Made, batch_size: int, max_length: int
+) -> None:
+    _, servable = made
+    batch = random_batch(servable.schema, batch_size, max_length=max_length, seed=batch_size)
+    with torch.inference_mode():
+        logits = dequantized(made)(batch.float_features, sparse_features(batch, servable.schema))
+    # The same numbers summed in other orders; a score moves by a quarter of its logit at most.
+    torch.testing.assert_close(
+        scores(servable.scripted, batch), torch.sigmoid(logits), rtol=0, atol=2e-5
+    )
+
+
+def test_pooled_vectors_are_within_the_error_of_their_rows(made: Made) -> None:
+    model, servable = made
+    batch = random_batch(servable.schema, 33, max_length=50, seed=3)
+    sparse = sparse_features(batch, servable.schema)
+    trained = model.arch.sparse_arch.embedding_bag_collection
+    stored = servable.eager.model.arch.sparse_arch.embedding_bag_collection
+    with torch.inference_mode():
+        hashed = model.hasher(sparse)
+        before = trained(hashed).to_dict()
+        after = stored(sparse).to_dict()
+    bags = sparse.to_dict()
+    assert before.keys() == after.keys()
+    for feature in servable.schema.features:
+        # A bag's error is at most the sum of its rows' errors, each of them at most the
+        # table's largest, times the id's weight, which is at most 1.
+        ids = bags[feature.name].lengths()
+        rows = ids.clamp(max=1) if feature.pooling == "mean" else ids
+        largest = servable.tables.table(feature.table).info.max_abs_error
+        bound = rows.unsqueeze(1) * (largest + 1e-5)
+        assert (after[feature.name] - before[feature.name]).abs().le(bound).all()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4", "fp16", "fp32"])
+def test_a_loaded_package_of_each_type_answers_like_the_eager_model(
+    dtype: str, tmp_path: Path
+) -> None:
+    path, model = make_package(tmp_path, dtype=dtype)
+    package = load_package(path)
+    servable = make_servable(model, PackageOptions(name="m", dtype=dtype))
+    assert package.manifest.schema.features == servable.schema.features
+    for batch_size in (1, 3, 100, 512):
+        batch = random_batch(servable.schema, batch_size, max_length=50, seed=batch_size)
+        # Loading rewrites the dense layers for speed, and so the order of their sums.
+        torch.testing.assert_close(
+            package.runner.forward(batch)["default"],
+            scores(servable.eager, batch),
+            rtol=0,
+            atol=1e-5,
+        )
+        with torch.inference_mode():
+            logits = model(batch.float_features, sparse_features(batch, servable.schema))
+        if dtype == "fp32":
+            torch.testing.assert_close(
+                package.runner.forward(batch)["default"], torch.sigmoid(logits), rtol=0, atol=2e-5
+            )
+
+
+def test_the_trained_model_is_left_as_it_was() -> None:
+    model = make_model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    modules = [type(module) for module in model.modules()]
+    make_servable(model, PackageOptions(name="m"))
+    assert [type(module) for module in model.modules()] == modules
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_the_runner_may_be_called_from_several_threads(package: Path) -> None:
+    loaded = load_package(package)
+    batches = [
+        random_batch(loaded.manifest.schema, size, max_length=5, seed=size) for size in range(1, 33)
+    ]
+    alone = [loaded.runner.forward(batch)["default"] for batch in batches]
+    with ThreadPoolExecutor(4, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for _ in range(3):
+            together = list(pool.map(loaded.runner.forward, batches))
+            for one, other in zip(alone, together, strict=True):
+                assert torch.equal(one, other["default"])
+
+
+def test_outputs_carry_no_gradient(package: Path) -> None:
+    loaded = load_package(package)
+    assert isinstance(loaded.runner, TorchScriptRunner)
+    batch = random_batch(loaded.manifest.schema, 2, max_length=2, seed=0)
+    assert not loaded.runner.forward(batch)["default"].requires_grad
