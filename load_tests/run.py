@@ -16,17 +16,15 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tessera.errors import UserError
+
 HERE = Path(__file__).resolve().parent
 DEMO_PACKAGE = HERE.parent / ".demo" / "model.pt"
-READY_TIMEOUT_S = 120
-DRAIN_TIMEOUT_S = 60
 
 
 class LoadTestError(Exception):
@@ -38,38 +36,22 @@ def own_server(model: Path, log: Path) -> Iterator[str]:
     """``tessera serve`` on free ports of this machine; yields its address.
 
     Raises:
-        LoadTestError: it did not become ready, or did not end by itself after SIGTERM.
+        LoadTestError: it did not become ready, or did not drain after SIGTERM.
     """
-    command = [sys.executable, "-m", "tessera", "serve", "--model", str(model)]
-    command += ["--host", "127.0.0.1", "--port", "0", "--http-port", "0"]
-    with log.open("w") as stream:
-        process = subprocess.Popen(command, stderr=stream)
+    # Brings torch, which a test of somebody else's server does without.
+    from tessera.serving.server.background import ServerProcess  # noqa: PLC0415
+
     try:
-        yield f"127.0.0.1:{_ready_port(process, log)}"
-        process.send_signal(signal.SIGTERM)
-        try:
-            status = process.wait(DRAIN_TIMEOUT_S)
-        except subprocess.TimeoutExpired as error:
-            raise LoadTestError(f"the server did not drain; see {log}") from error
-        if status:
-            raise LoadTestError(f"the server ended with exit status {status}; see {log}")
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-
-
-def _ready_port(process: subprocess.Popen[bytes], log: Path) -> int:
-    """Wait for the log's ``ready`` line, which holds the port that the server took."""
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    while time.monotonic() < deadline and process.poll() is None:
-        for line in log.read_text().splitlines():
-            with contextlib.suppress(ValueError):
-                entry = json.loads(line)
-                if entry.get("event") == "ready":
-                    return int(entry["port"])
-        time.sleep(0.05)
-    raise LoadTestError(f"the server did not become ready; its log:\n{log.read_text()}")
+        with ServerProcess(["--model", str(model)]) as server:
+            yield server.address
+            status = server.terminate()
+        log.write_text("".join(json.dumps(entry) + "\n" for entry in server.log))
+    except UserError as error:
+        raise LoadTestError(str(error)) from error
+    except subprocess.TimeoutExpired as error:
+        raise LoadTestError("the server did not end after SIGTERM and was killed") from error
+    if status:
+        raise LoadTestError(f"the server ended with exit status {status}; see {log}")
 
 
 def random_package(path: Path) -> Path:

@@ -68,7 +68,7 @@ def test_a_package_that_is_none(tmp_path, capfd):
     status = run.main(["--model-file", str(bad), "--out", str(tmp_path / "out")])
     assert status == 1
     error = capfd.readouterr().err
-    assert "the server did not become ready" in error
+    assert "the server did not start" in error
     assert "bad.pt" in error
 
 
