@@ -58,7 +58,7 @@ class ParsedBlock:
 def parse_block(text: bytes, *, file: str, first_line: int = 1) -> ParsedBlock:
     r"""Parse whole lines.
 
-    Works in about 15 times the text's size of memory.
+    Works in about 15 times the text's size of memory for Criteo's own lines; see `criteo_read`.
 
     Args:
         text: lines that each end in ``\n`` or ``\r\n``; the last may end in neither.

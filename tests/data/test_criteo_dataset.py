@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import criteo_plain as plain
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tessera.training.data import criteo
+from tessera.training.data import criteo_format as fmt
+from tessera.training.data.batch import Batch
+from tessera.training.data.criteo import CriteoDataset, write_criteo
+
+ROWS = 150
+GROUP_ROWS = 32
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[plain.PlainRow]:
+    return plain.read_text(plain.random_text(11, ROWS))[0]
+
+
+@pytest.fixture(scope="module")
+def dataset(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> CriteoDataset:
+    folder = tmp_path_factory.mktemp("criteo")
+    (folder / "rows.tsv").write_bytes(plain.random_text(11, ROWS))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(criteo, "GROUP_ROWS", GROUP_ROWS)  # several groups, the last not full
+        yield prepare(folder)
+
+
+def prepare(folder: Path) -> CriteoDataset:
+    prepared = folder / "prepared"
+    prepared.mkdir()
+    details = write_criteo(
+        prepared,
+        [folder / "rows.tsv"],
+        workers=0,
+        strict=True,
+        progress=lambda _bytes, _malformed: None,
+    )
+    return CriteoDataset(prepared, rows=details["rows"])
+
+
+def assert_holds(batch: Batch, rows: list[plain.PlainRow]) -> None:
+    assert batch.size == len(rows)
+    assert batch.labels.tolist() == [row.label for row in rows]
+    dense = np.array([row.dense for row in rows], np.float32).reshape(-1, fmt.NUM_DENSE)
+    np.testing.assert_array_equal(batch.dense_features.numpy(), dense)
+    assert batch.sparse_features.keys() == list(fmt.SPARSE_NAMES)
+    columns = [[row.categories[number] for row in rows] for number in range(fmt.NUM_SPARSE)]
+    lengths = [int(value is not None) for column in columns for value in column]
+    assert batch.sparse_features.lengths().tolist() == lengths
+    ids = [value for column in columns for value in column if value is not None]
+    assert batch.sparse_features.values().tolist() == ids
+
+
+@given(start=st.integers(0, ROWS), count=st.integers(0, ROWS))
+def test_take(
+    dataset: CriteoDataset, expected: list[plain.PlainRow], start: int, count: int
+) -> None:
+    stop = min(start + count, ROWS)
+    assert_holds(dataset.take(start, stop), expected[start:stop])
+
+
+@given(rows=st.lists(st.integers(0, ROWS - 1), max_size=60))
+def test_batch(dataset: CriteoDataset, expected: list[plain.PlainRow], rows: list[int]) -> None:
+    batch = dataset.batch(np.array(rows, np.int64))
+    assert_holds(batch, [expected[row] for row in rows])
+    labels = dataset.labels(np.array(rows, np.int64))
+    assert labels.tolist() == batch.labels.tolist()
+
+
+def test_a_batch_without_missing_categories(tmp_path: Path) -> None:
+    line = b"\t".join([b"1", *[b"7"] * 13, *[b"00ffABCD"] * 26]) + b"\n"
+    (tmp_path / "rows.tsv").write_bytes(line * 3)
+    assert_holds(prepare(tmp_path).take(0, 3), plain.read_text(line * 3)[0])
+
+
+@pytest.mark.parametrize("rows", [0, 1, criteo.GROUP_ROWS, criteo.GROUP_ROWS + 1])
+def test_row_groups_of_the_real_size(tmp_path: Path, rows: int) -> None:
+    line = plain.random_text(0, 1)
+    (tmp_path / "rows.tsv").write_bytes(line * rows)
+    dataset = prepare(tmp_path)
+    assert len(dataset) == rows
+    last = plain.read_text(line)[0][: min(rows, 1)]
+    assert_holds(dataset.take(max(rows - 1, 0), rows), last)
+
+
+def test_batches_do_not_alias_the_prepared_file(dataset: CriteoDataset) -> None:
+    # The mapping is read-only; a write through a tensor that aliases it would crash.
+    batch = dataset.take(0, 5)
+    before = dataset.take(0, 5)
+    batch.labels += 1
+    batch.dense_features += 1
+    batch.sparse_features.values().add_(1)
+    assert_same = dataset.take(0, 5)
+    assert assert_same.labels.tolist() == before.labels.tolist()
+    values = assert_same.sparse_features.values().tolist()
+    assert values == before.sparse_features.values().tolist()

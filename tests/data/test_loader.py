@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tessera.training.data import loader as loader_module
+from tessera.training.data.batch import Batch, make_batch
+from tessera.training.data.dataset import DatasetView
+from tessera.training.data.loader import BatchLoader
+
+
+class Numbers:
+    """Row ``i`` has label ``i``; remembers how many batches it made."""
+
+    dense_names = ()
+    sparse_names = ("a",)
+    dense_transform = ""
+
+    def __init__(self, size: int, fail_at: int | None = None) -> None:
+        self.size, self.made, self.fail_at = size, 0, fail_at
+
+    def __len__(self) -> int:
+        return self.size
+
+    def batch(self, rows: np.ndarray) -> Batch:
+        if self.made == self.fail_at:
+            raise OSError("the disk is gone")
+        self.made += 1
+        return make_batch(
+            dense=np.zeros((len(rows), 0), np.float32),
+            keys=("a",),
+            lengths=np.ones(len(rows), np.int32),
+            values=np.asarray(rows, np.int64),
+            labels=np.asarray(rows, np.float32),
+        )
+
+    def take(self, start: int, stop: int) -> Batch:
+        return self.batch(np.arange(start, stop))
+
+    def labels(self, rows: np.ndarray) -> np.ndarray:
+        return np.asarray(rows, np.float32)
+
+
+def view(size: int) -> DatasetView:
+    return DatasetView(Numbers(size), range(size))
+
+
+def numbers(loader: BatchLoader, epoch: int = 0, start: int = 0) -> list[list[int]]:
+    return [batch.sparse_features.values().tolist() for batch in loader.epoch(epoch, start)]
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [number for batch in batches for number in batch]
+
+
+@pytest.fixture
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of 3 blocks of 5 rows, so that a few dozen rows need several."""
+    monkeypatch.setattr(loader_module, "BLOCK_ROWS", 5)
+    monkeypatch.setattr(loader_module, "WINDOW_BLOCKS", 3)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    size=st.integers(0, 70),
+    batch_size=st.integers(1, 20),
+    seed=st.integers(0, 2**64),
+    epoch=st.integers(0, 5),
+    data=st.data(),
+)
+def test_an_epoch_is_a_permutation_and_can_be_taken_up_at_any_batch(
+    small_windows: None, *, size: int, batch_size: int, seed: int, epoch: int, data: st.DataObject
+) -> None:
+    loader = BatchLoader(view(size), batch_size=batch_size, shuffle=True, seed=seed, prefetch=0)
+    whole = numbers(loader, epoch)
+    assert sorted(flat(whole)) == list(range(size))
+    assert [len(batch) for batch in whole[:-1]] == [batch_size] * (len(whole) - 1)
+    assert len(whole) == loader.num_batches == -(-size // batch_size)
+    start = data.draw(st.integers(0, loader.num_batches))
+    assert numbers(loader, epoch, start) == whole[start:]
+    # A loader made anew, as in a resumed process, with a thread this time.
+    again = BatchLoader(view(size), batch_size=batch_size, shuffle=True, seed=seed, prefetch=2)
+    assert numbers(again, epoch, start) == whole[start:]
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    orders = {
+        tuple(flat(numbers(BatchLoader(view(50), batch_size=7, shuffle=True, seed=seed), epoch)))
+        for seed in (0, 1)
+        for epoch in (0, 1, 2)
+    }
+    assert len(orders) == 6
+
+
+def test_a_view_of_one_window_is_shuffled_as_a_whole() -> None:
+    loader = BatchLoader(view(4000), batch_size=4000, shuffle=True, seed=0)
+    order = np.array(flat(numbers(loader)))
+    # Of a random order: correlation with the sorted one within 5 of its standard deviations,
+    # and rows of the first half evenly among the places.
+    assert abs(np.corrcoef(order, np.arange(4000))[0, 1]) < 5 / np.sqrt(4000)
+    assert abs((order[:2000] < 2000).mean() - 0.5) < 5 * 0.5 / np.sqrt(2000)
+
+
+def test_a_window_mixes_blocks_from_all_over_the_view(small_windows: None) -> None:
+    loader = BatchLoader(view(150), batch_size=15, shuffle=True, seed=3)
+    for batch in numbers(loader):  # a batch is a window here
+        assert len({number // 5 for number in batch}) == 3
+        assert batch != sorted(batch)
+
+
+def test_rows_of_an_array_view(small_windows: None) -> None:
+    rows = np.arange(100, 140, 2)
+    array_view = DatasetView(Numbers(200), rows)
+    in_order = BatchLoader(array_view, batch_size=6, shuffle=False, seed=0)
+    assert flat(numbers(in_order)) == rows.tolist()
+    shuffled = BatchLoader(array_view, batch_size=6, shuffle=True, seed=0)
+    assert sorted(flat(numbers(shuffled))) == rows.tolist()
+    assert flat(numbers(shuffled)) != rows.tolist()
+
+
+def test_in_order_from_a_range_that_does_not_begin_at_zero() -> None:
+    loader = BatchLoader(
+        DatasetView(Numbers(30), range(10, 25)), batch_size=4, shuffle=False, seed=0
+    )
+    assert numbers(loader) == [
+        [10, 11, 12, 13],
+        [14, 15, 16, 17],
+        [18, 19, 20, 21],
+        [22, 23, 24],
+    ]
+    assert numbers(loader, start=3) == [[22, 23, 24]]
+
+
+def test_drop_last() -> None:
+    loader = BatchLoader(view(10), batch_size=4, shuffle=False, seed=0, drop_last=True)
+    assert loader.num_batches == 2
+    assert numbers(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_an_error_surfaces_in_its_place(prefetch: int) -> None:
+    broken = DatasetView(Numbers(100, fail_at=3), range(100))
+    loader = BatchLoader(broken, batch_size=10, shuffle=False, seed=0, prefetch=prefetch)
+    seen = []
+    with pytest.raises(OSError, match="the disk is gone"):
+        seen.extend(batch.size for batch in loader.epoch(0))
+    assert seen == [10, 10, 10]
+    assert "tessera-prefetch" not in threads()
+
+
+def test_closing_early_stops_the_thread() -> None:
+    batches = BatchLoader(view(1000), batch_size=1, shuffle=True, seed=0).epoch(0)
+    next(batches)
+    assert "tessera-prefetch" in threads()
+    batches.close()
+    assert "tessera-prefetch" not in threads()
+
+
+def test_no_more_is_made_ahead_than_asked_for() -> None:
+    dataset = Numbers(400)
+    loader = BatchLoader(
+        DatasetView(dataset, range(400)), batch_size=4, shuffle=False, seed=0, prefetch=3
+    )
+    ahead = [dataset.made - taken for taken, _ in enumerate(loader.epoch(0), start=1)]
+    # 3 wait in the queue, and the thread holds one that has no room yet.
+    assert len(ahead) == 100
+    assert max(ahead) <= 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"prefetch": -1}, "prefetch=-1"),
+        ({"seed": -1}, "seed=-1"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BatchLoader(view(3), **{"batch_size": 1, "shuffle": True, "seed": 0, **arguments})
+
+
+def test_wrong_places() -> None:
+    loader = BatchLoader(view(10), batch_size=4, shuffle=True, seed=0)
+    with pytest.raises(ValueError, match="epoch=-1"):
+        loader.epoch(-1)
+    with pytest.raises(ValueError, match="start_batch=4: an epoch has batches 0 to 3"):
+        loader.epoch(0, 4)

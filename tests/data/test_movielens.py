@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tessera.errors import UserError
+from tessera.training.data.batch import Batch
+from tessera.training.data.malformed import MalformedReport, MalformedRowError
+from tessera.training.data.movielens import (
+    SPARSE_NAMES,
+    MovieLensDataset,
+    build_arrays,
+    write_movielens,
+)
+from tessera.training.data.movielens_read import Item, MovieLens, User, read_movielens
+
+
+def bags(batch: Batch, row: int) -> dict[str, list[int]]:
+    """One row's ids by feature."""
+    lengths = batch.sparse_features.lengths().reshape(len(SPARSE_NAMES), -1)
+    ends = np.cumsum(lengths.numpy().ravel()).reshape(lengths.shape)
+    values = batch.sparse_features.values().tolist()
+    return {
+        name: values[ends[f, row] - int(lengths[f, row]) : ends[f, row]]
+        for f, name in enumerate(SPARSE_NAMES)
+    }
+
+
+def write_100k(folder: Path, ratings: str) -> None:
+    (folder / "u.data").write_text(ratings)
+    (folder / "u.user").write_text("1|24|M|technician|85711\n2|7|F|other|94043\n")
+    flags = {1: "0001110000000000000", 2: "0" * 19, 3: "1" + "0" * 18}
+    (folder / "u.item").write_bytes(
+        "".join(
+            f"{item}|{title}|01-Jan-1995||http://x|{'|'.join(flags[item])}\n"
+            for item, title in ((1, "Toy Story (1995)"), (2, "Le Caf\u00e9 (1996)"), (3, "unknown"))
+        ).encode("latin-1")
+    )
+
+
+def open_folder(source: Path, prepared: Path, *, max_history: int = 50) -> MovieLensDataset:
+    prepared.mkdir()
+    write_movielens(prepared, source, positive_rating=4, strict=True)
+    return MovieLensDataset(prepared, max_history=max_history)
+
+
+def test_the_100k_layout(tmp_path: Path) -> None:
+    write_100k(tmp_path, "1\t1\t5\t100\n1\t2\t4\t200\n2\t1\t3\t150\n1\t3\t2\t300\r\n")
+    dataset = open_folder(tmp_path, tmp_path / "prepared")
+    batch = dataset.take(0, 4)  # in the order of time: 100, 150, 200, 300
+    assert batch.labels.tolist() == [1, 0, 1, 0]
+    assert bags(batch, 0) == {
+        "user": [1],
+        "item": [1],
+        "gender": [1],
+        "age": [1],
+        "occupation": [19],
+        "year": [1995],
+        "genres": [3, 4, 5],
+        "history": [],
+    }
+    assert bags(batch, 1) == {
+        "user": [2],
+        "item": [1],
+        "gender": [0],
+        "age": [0],
+        "occupation": [13],
+        "year": [1995],
+        "genres": [3, 4, 5],
+        "history": [],
+    }
+    assert bags(batch, 2)["history"] == [1]
+    assert bags(batch, 2)["genres"] == []
+    assert bags(batch, 2)["year"] == [1996]
+    assert bags(batch, 3)["history"] == [1, 2]
+    assert bags(batch, 3)["year"] == []
+    # Row 3, of user 1, after two positive ratings, of an item that nobody rated before.
+    np.testing.assert_allclose(batch.dense_features[3], [math.log(3), 4.5 / 7, 0.0, 0.5], rtol=1e-6)
+
+
+def test_the_1m_layout(tmp_path: Path) -> None:
+    (tmp_path / "ratings.dat").write_text("1::1193::5::978300760\n1::661::3::978302109\n")
+    (tmp_path / "users.dat").write_text("1::F::25::10::48067\n")
+    (tmp_path / "movies.dat").write_bytes(
+        "1193::One Flew: Over (1975)::Drama\n661::Am\u00e9lie (2001)::Animation|Comedy\n".encode(
+            "latin-1"
+        )
+    )
+    batch = open_folder(tmp_path, tmp_path / "prepared").take(0, 2)
+    assert batch.labels.tolist() == [1, 0]
+    assert bags(batch, 1) == {
+        "user": [1],
+        "item": [661],
+        "gender": [0],
+        "age": [2],
+        "occupation": [10],
+        "year": [2001],
+        "genres": [3, 5],
+        "history": [1193],
+    }
+
+
+def test_histories_keep_the_latest_items(tmp_path: Path) -> None:
+    write_100k(tmp_path, "1\t1\t5\t1\n1\t2\t5\t2\n1\t3\t5\t3\n1\t1\t1\t4\n")
+    dataset = open_folder(tmp_path, tmp_path / "prepared", max_history=2)
+    assert [bags(dataset.take(row, row + 1), 0)["history"] for row in range(4)] == [
+        [],
+        [1],
+        [1, 2],
+        [2, 3],
+    ]
+
+
+def slow_features(tables: MovieLens, max_history: int) -> list[dict[str, object]]:
+    """Histories and counts of every rating, each looked up by itself among all ratings."""
+    ratings = [tuple(map(int, rating)) for rating in tables.ratings]
+    ratings.sort(key=lambda rating: rating[3])  # stable: equal times stay in the file's order
+    features = []
+    for user, item, rating, time in ratings:
+        past = [other for other in ratings if other[3] < time]
+        mine = [other for other in past if other[0] == user]
+        its = [other for other in past if other[1] == item]
+        positive = [other[1] for other in mine if other[2] >= 4]
+        features.append(
+            {
+                "user": user,
+                "item": item,
+                "label": float(rating >= 4),
+                "history": positive[-max_history:],
+                "dense": [
+                    math.log1p(len(mine)),
+                    (len(positive) + 2.5) / (len(mine) + 5),
+                    math.log1p(len(its)),
+                    (sum(other[2] >= 4 for other in its) + 2.5) / (len(its) + 5),
+                ],
+            }
+        )
+    return features
+
+
+def assert_features(dataset: MovieLensDataset, expected: list[dict[str, object]]) -> None:
+    assert len(dataset) == len(expected)
+    batch = dataset.batch(np.arange(len(expected)))
+    for row, features in enumerate(expected):
+        found = bags(batch, row)
+        assert found["user"] == [features["user"]]
+        assert found["item"] == [features["item"]]
+        assert found["history"] == features["history"]
+        assert float(batch.labels[row]) == features["label"]
+        np.testing.assert_allclose(batch.dense_features[row], features["dense"], rtol=1e-6)
+
+
+def save(tables: MovieLens, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, array in build_arrays(tables, positive_rating=4).items():
+        np.save(folder / f"{name}.npy", array)
+
+
+ratings_strategy = st.lists(
+    st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.integers(0, 6)),
+    max_size=30,
+)
+
+
+@settings(deadline=None)
+@given(ratings=ratings_strategy, max_history=st.integers(1, 4))
+def test_nothing_comes_from_the_future(
+    tmp_path_factory: pytest.TempPathFactory,
+    ratings: list[tuple[int, int, int, int]],
+    max_history: int,
+) -> None:
+    # Seven moments for thirty ratings: ties everywhere.
+    tables = MovieLens(
+        np.array(ratings, np.int64).reshape(-1, 4),
+        {user: User(0, 0, 0) for user in (1, 2, 3)},
+        {item: Item(None, ()) for item in (1, 2, 3)},
+        MalformedReport(),
+    )
+    folder = tmp_path_factory.mktemp("prepared")
+    save(tables, folder)
+    assert_features(
+        MovieLensDataset(folder, max_history=max_history), slow_features(tables, max_history)
+    )
+
+
+def test_nothing_comes_from_the_future_in_the_real_data(shared_data: Path, tmp_path: Path) -> None:
+    tables = read_movielens(shared_data / "ml-100k")
+    assert tables.malformed.total == 0
+    assert tables.ratings.shape == (100_000, 4)
+    users = np.unique(tables.ratings[:, 0])[:12]  # all the ratings of a few users
+    part = MovieLens(
+        tables.ratings[np.isin(tables.ratings[:, 0], users)],
+        tables.users,
+        tables.items,
+        tables.malformed,
+    )
+    save(part, tmp_path)
+    assert_features(MovieLensDataset(tmp_path, max_history=20), slow_features(part, 20))
+
+
+@pytest.mark.parametrize(
+    ("line", "column", "value"),
+    [
+        ("1\t1\t5", "line", "3 columns"),
+        ("1\t1\t6\t100", "rating", "6"),
+        ("1\t1\t4.5\t100", "rating", "4.5"),
+        ("1\t1\t5\t-1", "time", "-1"),
+        ("9\t1\t5\t100", "user", "9"),
+        ("1\t9\t5\t100", "item", "9"),
+        ("x\t1\t5\t100", "user", "x"),
+        ("", "line", "1 columns"),
+    ],
+)
+def test_a_malformed_rating_is_left_out_and_reported(
+    tmp_path: Path, line: str, column: str, value: str
+) -> None:
+    write_100k(tmp_path, f"1\t1\t5\t100\n{line}\n2\t1\t5\t100\n")
+    tables = read_movielens(tmp_path)
+    assert tables.ratings[:, 0].tolist() == [1, 2]
+    assert tables.malformed.total == 1
+    (example,) = tables.malformed.examples
+    assert (example.file, example.line) == (str(tmp_path / "u.data"), 2)
+    assert (example.column, example.value) == (column, value)
+    with pytest.raises(MalformedRowError, match=r"u\.data:2"):
+        write_movielens(tmp_path, tmp_path, positive_rating=4, strict=True)
+
+
+def test_a_malformed_user_takes_its_ratings_along(tmp_path: Path) -> None:
+    write_100k(tmp_path, "1\t1\t5\t100\n2\t1\t5\t100\n")
+    (tmp_path / "u.user").write_text("1|24|M|technician|85711\n2|old|F|other|94043\n")
+    tables = read_movielens(tmp_path)
+    assert tables.ratings[:, 0].tolist() == [1]
+    assert [str(row) for row in tables.malformed.examples] == [
+        f"{tmp_path}/u.user:2: age='old': expected an integer from 0 to 150",
+        f"{tmp_path}/u.data:2: user='2': no such user in u.user",
+    ]
+
+
+def test_a_folder_without_ratings_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no u\.data or ratings\.dat in it"):
+        read_movielens(tmp_path)
+
+
+def test_a_folder_without_items_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ratings.dat").write_text("")
+    with pytest.raises(UserError, match=r"it has ratings\.dat but no movies\.dat"):
+        read_movielens(tmp_path)
