@@ -20,7 +20,7 @@ model:
   dropout: 0.2
 train:
   batch_size: 16
-  eval_batch_size: 50
+  eval_batch_size: 15
   epochs: 2
   dense_optimizer: {name: adam, learning_rate: 0.01}
   embedding_optimizer: {name: rowwise_adagrad, learning_rate: 0.1}

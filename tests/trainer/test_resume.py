@@ -12,7 +12,9 @@ import sys
 import pytest
 import torch
 
+from tessera.cli import main
 from tessera.training.trainer.checkpoint import load_checkpoint
+from tessera.training.trainer.display import Display
 from tessera.training.trainer.files import list_checkpoints
 from tessera.training.trainer.logs import read_metrics
 from tessera.training.trainer.run import train
@@ -66,25 +68,20 @@ def stop_after(questions):
     return lambda: next(calls) >= questions
 
 
-@pytest.mark.parametrize("questions", [1, 3, 10, 14])
+# Asked after each step and before each of the three batches of an evaluation (six of the final
+# one), so that these stops fall before, within and right after evaluations.
+@pytest.mark.parametrize("questions", [(1, 2, 3, 8), (9, 10), (7, 1), (30,)])
 def test_clean_stops_change_no_bit(tiny, straight, tmp_path, questions):
     out = tmp_path / "run"
-    stops = 0
-    while True:
-        # Asked after each step and before each batch of an evaluation, so that these stops
-        # fall before, within and right after evaluations, and into the final one.
+    for stops, question in enumerate(itertools.cycle(questions)):
         result = train(
-            tiny,
-            out,
-            resume=stops > 0,
-            progress=False,
-            should_stop=stop_after(questions + stops % 2),
+            tiny, out, resume=stops > 0, progress=False, should_stop=stop_after(question)
         )
         if result.status == "finished":
             break
-        stops += 1
         assert not RunFolder(out).is_finished
-    assert stops >= 3
+        assert stops < 100, "every round of questions is enough for a step or an evaluation"
+    assert stops >= 1
     assert outcome(out) == straight
 
 
@@ -108,40 +105,43 @@ def wait_for(process, text):
     raise AssertionError(f"no line {text!r} in {seen}")
 
 
-def test_sigkill_changes_no_bit(tiny_yaml, straight, tmp_path):
-    out = tmp_path / "run"
-    for moment, arguments in (
-        ("step 9:", ["--config", tiny_yaml]),
-        ("step 20:", ["--resume"]),
-    ):
-        process = command(out, *arguments)
-        wait_for(process, moment)
-        process.kill()
-        process.communicate(timeout=60)
-        assert process.returncode == -signal.SIGKILL
-        assert not RunFolder(out).is_finished
-    process = command(out, "--resume")
-    stdout, stderr = process.communicate(timeout=120)
-    assert process.returncode == 0, stderr
-    assert "resumed after step" in stderr
-    assert stdout.startswith("finished: best step")
-    assert outcome(out) == straight
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_with_130_a_checkpoint_and_the_way_on(tiny_yaml, straight, tmp_path, number):
+def test_sigkill_and_sigterm_change_no_bit(tiny, tiny_yaml, straight, tmp_path):
     out = tmp_path / "run"
     process = command(out, "--config", tiny_yaml)
     wait_for(process, "step 9:")
-    process.send_signal(number)
+    process.kill()
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    assert not RunFolder(out).is_finished
+
+    process = command(out, "--resume")
+    wait_for(process, "step 20:")
+    process.terminate()
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     step = max(list_checkpoints(RunFolder(out).checkpoints))
     assert f"stopped after step {step}; go on with: tessera train --resume --out {out}" in stderr
     assert "Traceback" not in stderr
-    process = command(out, "--resume")
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 0, stderr
+
+    assert train(tiny, out, resume=True, progress=False).status == "finished"
+    assert outcome(out) == straight
+
+
+def test_sigint_ends_with_130_and_the_way_on(
+    tiny, tiny_yaml, straight, tmp_path, monkeypatch, capsys
+):
+    out = tmp_path / "run"
+    monkeypatch.setattr(Display, "evaluation", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["train", "--config", str(tiny_yaml), "--out", str(out)]) == 130
+    assert signal.getsignal(signal.SIGINT) is before
+    hint = f"stopped after step 9; go on with: tessera train --resume --out {out}\n"
+    assert capsys.readouterr().err.endswith(hint)
+    monkeypatch.undo()
+    assert main(["train", "--resume", "--out", str(out), "--quiet"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("finished: best step")
+    assert captured.err == ""
     assert outcome(out) == straight
 
 

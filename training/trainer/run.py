@@ -304,8 +304,6 @@ def _refuse_other_config(folder: RunFolder, config: ExperimentConfig) -> None:
 
 
 def _check_splits(splits: DataSplits, config: ExperimentConfig) -> None:
-    if len(splits.train) == 0:
-        raise UserError("data.path: there are no training rows; give a file that has some")
     if len(splits.valid) == 0:
         raise UserError(
             f"data.valid_fraction={config.data.valid_fraction}: there are no validation rows, which"
