@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import stat
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -25,16 +26,10 @@ _END_OF_ARCHIVE = b"PK\x05\x06"
 _END_OF_ARCHIVE_BYTES = 22
 _HASHING_THREADS = 4
 
-# zlib.error is no OSError; zipfile raises EOFError on a cut record and RuntimeError on an
-# encrypted one.
-_READ_ERRORS = (
-    zipfile.BadZipFile,
-    zlib.error,
-    OSError,
-    EOFError,
-    RuntimeError,
-    NotImplementedError,
-)
+# Everything that zipfile raises over a damaged archive: ValueError is for names that are no
+# UTF-8, EOFError for a cut record, RuntimeError and NotImplementedError (one of its kind) for
+# encryption and methods that it does not know.
+_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError, ValueError)
 
 
 class PackageError(UserError):
@@ -66,7 +61,7 @@ class Records:
             _check_end(path, status.st_size)
             with zipfile.ZipFile(path) as archive:
                 infos = archive.infolist()
-        except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError) as error:
+        except _DAMAGE as error:
             raise PackageError(
                 path, f"is damaged, cut short or no package at all ({error})"
             ) from error
@@ -118,7 +113,7 @@ class Records:
         try:
             with zipfile.ZipFile(self.path) as archive:
                 return archive.read(info)
-        except _READ_ERRORS as error:
+        except (*_DAMAGE, OSError) as error:
             raise self._damaged(name, error) from error
 
     def manifest(self) -> Manifest:
@@ -158,7 +153,7 @@ class Records:
                 while chunk := stream.read(_CHUNK_BYTES):
                     digest.update(chunk)
                     size += len(chunk)
-        except _READ_ERRORS as error:
+        except (*_DAMAGE, OSError) as error:
             raise self._damaged(name, error) from error
         return RecordInfo(sha256=digest.hexdigest(), bytes=size)
 
