@@ -93,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
             max_delay_us=args.max_delay_us,
             workers=args.workers,
             threads_per_worker=args.threads_per_worker,
+            worker_niceness=args.worker_niceness,
         ),
         max_message_bytes=args.max_message_bytes,
         drain_propagation_ms=args.drain_propagation_ms,
@@ -126,6 +127,12 @@ def _add_batching(parser: argparse._ArgumentGroup) -> None:
         "threads-per-worker",
         _LIMITS.threads_per_worker,
         "threads inside one forward pass",
+    )
+    _add_number(
+        parser,
+        "worker-niceness",
+        _LIMITS.worker_niceness,
+        "nice levels by which inference stands back behind the network when CPUs are short",
     )
     _add_number(parser, "max-batch-samples", _LIMITS.max_batch_samples, "samples of a batch")
     _add_number(parser, "max-batch-ids", _LIMITS.max_batch_ids, "ids of a batch")

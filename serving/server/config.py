@@ -54,6 +54,8 @@ class ModelLimits:
             whatever is queued.
         workers: inference threads.
         threads_per_worker: threads that torch may use inside one forward pass.
+        worker_niceness: how far the inference threads stand back (nice levels) behind the
+            event loop's when CPUs are short, so that batches grow instead of the loop waiting.
     """
 
     max_request_samples: int = 16_384
@@ -65,6 +67,7 @@ class ModelLimits:
     max_delay_us: int = 0
     workers: int = field(default_factory=default_workers)
     threads_per_worker: int = 1
+    worker_niceness: int = 5
 
     def __post_init__(self) -> None:
         """Refuse values that no request could pass.
@@ -83,7 +86,9 @@ class ModelLimits:
             workers=self.workers,
             threads_per_worker=self.threads_per_worker,
         )
-        _at_least(0, max_delay_us=self.max_delay_us)
+        _at_least(0, max_delay_us=self.max_delay_us, worker_niceness=self.worker_niceness)
+        if self.worker_niceness > 19:
+            _refuse("worker_niceness", self.worker_niceness, "give a whole number from 0 to 19")
         if self.max_queue_samples < self.max_request_samples:
             _refuse(
                 "max_queue_samples",

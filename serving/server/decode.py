@@ -9,6 +9,8 @@ Legend: ``B`` samples, ``F`` features of a group, ``N`` ids of a group.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from tessera.serving.protocol import predictor_pb2 as pb
@@ -81,12 +83,13 @@ class RequestDecoder:
             B * self._dense,
             "batch_size * num_features",
         )
-        # One pass for the usual case; the slow look is only for the message.
-        if not np.isfinite(dense).all():
-            self._check_not_finite(dense)
+        # The sum of squares is finite only if every number is; the slow look decides where it
+        # overflowed and finds the words for the message.
+        if not math.isfinite(np.dot(dense, dense)):
+            self._check_each(dense)
         return dense
 
-    def _check_not_finite(self, dense: F32) -> None:
+    def _check_each(self, dense: F32) -> None:
         bad = np.isinf(dense) if self._nan_is_missing else ~np.isfinite(dense)
         where = np.flatnonzero(bad)
         if where.size:
@@ -151,7 +154,7 @@ class _GroupRules:
             weights = read_array(
                 f"{field}.weights", message.weights, F32_WIRE, values.size, "sum(lengths)"
             )
-            if not np.isfinite(weights).all():
+            if not math.isfinite(np.dot(weights, weights)) and not np.isfinite(weights).all():
                 first = int(np.flatnonzero(~np.isfinite(weights))[0])
                 raise InvalidRequestError(
                     f"{field}.weights[{first}] is {weights[first]}, expected a finite number"

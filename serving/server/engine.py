@@ -124,6 +124,7 @@ class Engine:
             runner=runner,
             workers=limits.workers,
             threads_per_worker=limits.threads_per_worker,
+            niceness=limits.worker_niceness,
             loop=loop,
             deliver=self._deliver,
             log=log,

@@ -61,10 +61,14 @@ class Predictor:
         registry: the models.
         metrics: counts calls that name no known model.
         gate: see `Gate`.
-        log: one line per call at level debug; bugs at level error.
+        log: where bugs go, and the line per call.
+        log_requests: write a line per call, at level debug.
     """
 
-    def __init__(self, *, registry: Registry, metrics: Metrics, gate: Gate, log: Any) -> None:
+    def __init__(
+        self, *, registry: Registry, metrics: Metrics, gate: Gate, log: Any, log_requests: bool
+    ) -> None:
+        self._log_requests = log_requests
         self._registry = registry
         self._unresolved = metrics.unresolved
         self._gate = gate
@@ -109,12 +113,13 @@ class Predictor:
             seconds = time.monotonic() - began
             call.metrics.requests[code] += 1
             call.metrics.duration.observe(seconds)
-            self._log.debug(
-                "request",
-                model=call.metrics.model,
-                code=code.value,
-                duration_us=round(seconds * 1e6),
-            )
+            if self._log_requests:
+                self._log.debug(
+                    "request",
+                    model=call.metrics.model,
+                    code=code.value,
+                    duration_us=round(seconds * 1e6),
+                )
         return response
 
     async def _score(self, content: bytes, deadline: float, began: float, call: _Call) -> bytes:

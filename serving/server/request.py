@@ -1,5 +1,8 @@
 """What travels between the stages: a checked request, and its scores on the way back.
 
+None of these objects changes once it is made; they are not declared frozen because that
+triples what making one costs, and every request makes several.
+
 Legend: ``B`` samples of the request, ``F`` features of a group, ``N`` ids of a group.
 """
 
@@ -21,7 +24,7 @@ Ids = NDArray[Any]  # int32 or int64, as the client sent them
 NO_DEADLINE = math.inf
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class JaggedGroup:
     """The ids of one group of features; every size has been checked.
 
@@ -36,7 +39,7 @@ class JaggedGroup:
     weights: F32 | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class DecodedRequest:
     """One request's samples, ready to be merged with others.
 
@@ -55,7 +58,7 @@ class DecodedRequest:
     id_score_list: JaggedGroup
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class BatchTimings:
     """How long the stages of one forward pass took (seconds), and who shared it."""
 
@@ -68,7 +71,7 @@ class BatchTimings:
     ids: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Answer:
     """One request's scores.
 

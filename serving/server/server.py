@@ -79,7 +79,11 @@ class Server:
         self._draining = False
         self._grpc = GrpcFront(
             predictor=Predictor(
-                registry=self._registry, metrics=self._metrics, gate=self._gate, log=self._log
+                registry=self._registry,
+                metrics=self._metrics,
+                gate=self._gate,
+                log=self._log,
+                log_requests=config.log_level == "debug",
             ),
             health=self._health,
             max_message_bytes=config.max_message_bytes,

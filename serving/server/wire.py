@@ -15,6 +15,9 @@ I32_WIRE = np.dtype("<i4")
 I64_WIRE = np.dtype("<i8")
 
 
+_NEGATIVE = 1 << 31
+
+
 def read_array(field: str, content: bytes, dtype: np.dtype[Any], count: int, meaning: str) -> Any:
     """``content`` as ``count`` little-endian numbers, without a copy.
 
@@ -36,10 +39,11 @@ def read_jagged(field: str, message: pb.SparseFeatures, bags: int, meaning: str)
         InvalidRequestError: a size is wrong or a length negative.
     """
     lengths: I32 = read_array(f"{field}.lengths", message.lengths, I32_WIRE, bags, meaning)
-    if lengths.min() < 0:
-        first = int(np.argmax(lengths < 0))
-        raise InvalidRequestError(f"{field}.lengths[{first}] is {lengths[first]}, expected >= 0")
-    ids = int(lengths.sum(dtype=np.int64))
+    # One sum instead of two passes: a negative length is at least 2**31 here, more ids than a
+    # message can hold.
+    ids = int(np.add.reduce(lengths.view(np.uint32), dtype=np.uint64))
+    if ids >= _NEGATIVE:
+        _refuse_negative(field, lengths)
     wide = message.values_int64
     if not wide:
         narrow = message.values
@@ -55,3 +59,9 @@ def read_jagged(field: str, message: pb.SparseFeatures, bags: int, meaning: str)
             "values_int64, expected only one of the two"
         )
     return lengths, read_array(f"{field}.values_int64", wide, I64_WIRE, ids, "sum(lengths)")
+
+
+def _refuse_negative(field: str, lengths: I32) -> None:
+    if lengths.min() < 0:
+        first = int(np.argmax(lengths < 0))
+        raise InvalidRequestError(f"{field}.lengths[{first}] is {lengths[first]}, expected >= 0")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import time
 import uuid
@@ -58,6 +59,7 @@ class WorkerPool:
         runner: the model.
         workers: number of threads.
         threads_per_worker: threads that torch may use inside one forward pass.
+        niceness: how far the threads stand back behind the event loop's for a CPU.
         loop: where outcomes are delivered.
         deliver: called on the loop with each `BatchOutcome`.
         log: where failures go, with their id.
@@ -70,6 +72,7 @@ class WorkerPool:
         runner: Runner,
         workers: int,
         threads_per_worker: int,
+        niceness: int,
         loop: asyncio.AbstractEventLoop,
         deliver: Callable[[BatchOutcome], None],
         log: Any,
@@ -77,6 +80,7 @@ class WorkerPool:
         self._schema = schema
         self._runner = runner
         self._threads_per_worker = threads_per_worker
+        self._niceness = niceness
         self._loop = loop
         self._deliver = deliver
         self._log = log
@@ -109,6 +113,12 @@ class WorkerPool:
         # Only the thread itself can set this: a pool that OpenMP starts here would spin
         # between batches and take the CPU from everybody else.
         torch.set_num_threads(self._threads_per_worker)
+        # Where CPUs are short, the event loop comes first: requests gather and a batch holds
+        # many, instead of the loop waiting while batches of one or two are computed.
+        if self._niceness:
+            this = threading.get_native_id()
+            own = os.getpriority(os.PRIO_PROCESS, this)
+            os.setpriority(os.PRIO_PROCESS, this, own + self._niceness)
         execute = BatchExecutor(self._schema, self._runner, merger, self._log).execute
         while (entries := self._inbox.get()) is not None:
             outcome = execute(entries)
