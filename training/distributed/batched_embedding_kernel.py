@@ -124,5 +124,6 @@ class BatchedFusedEmbeddingBag:
         for table, weight in zip(self.tables, self.weights, strict=True):
             last = first + table.num_features()
             rows = torch.unique(ids[bounds[first] : bounds[last]])
-            weight[rows] *= shrink
+            # .data: autograd would take a change that it sees for an error of the caller's.
+            weight.data[rows] *= shrink
             first = last
