@@ -26,7 +26,7 @@ class DataParallelWrapper(Protocol):
     """Wraps the parts of a model that every rank holds whole."""
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
-        """Replace ``dmp``'s inner module by a wrapped one."""
+        """Set ``dmp._dmp_wrapped_module`` to a wrapped ``dmp.module``."""
 
 
 class DistributedModelParallel(nn.Module):
@@ -143,10 +143,6 @@ class DistributedModelParallel(nn.Module):
     def module(self) -> nn.Module:
         """The model, with its collections in fused form."""
         return self._dmp_wrapped_module
-
-    @module.setter
-    def module(self, module: nn.Module) -> None:
-        self._dmp_wrapped_module = module
 
     @property
     def plan(self) -> ShardingPlan:

@@ -1,0 +1,139 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from jagged_strategies import bags_of, quick
+from references import pooled_reference
+
+from tessera.training import (
+    DataType,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    KeyedJaggedTensor,
+    PoolingType,
+)
+
+ROWS = {"x": 7, "y": 7, "z": 5}
+
+
+def collection(*, mean_z=True, weighted=False, device=None):
+    """Table ``shared`` serves x and y, table ``own`` serves z with another size."""
+    return EmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(7, 3, name="shared", feature_names=["y", "x"]),
+            EmbeddingBagConfig(
+                5,
+                2,
+                name="own",
+                feature_names=["z"],
+                pooling=PoolingType.MEAN if mean_z else PoolingType.SUM,
+            ),
+        ],
+        is_weighted=weighted,
+        device=device,
+    )
+
+
+@quick
+@given(bags_of(ROWS), st.booleans(), st.booleans(), st.sampled_from([torch.int32, torch.int64]))
+def test_lookups_equal_a_plain_loop(bags, weighted, mean_z, values_dtype):
+    ebc = collection(mean_z=mean_z, weighted=weighted)
+    out = ebc(bags.kjt(weighted=weighted, values_dtype=values_dtype))
+    assert out.keys() == ["y", "x", "z"]
+    assert out.values().shape == (bags.batch_size, 8)
+    for key in out.index_per_key():
+        table = ebc.embedding_bags["own" if key == "z" else "shared"].weight
+        expected = pooled_reference(
+            table,
+            bags.ids[key],
+            mean=mean_z and key == "z",
+            weights=bags.weights[key] if weighted else None,
+        )
+        # At most 5 additions of numbers below 2, in another order.
+        torch.testing.assert_close(out[key], expected, rtol=0, atol=5e-6)
+
+
+def test_a_feature_of_two_tables_has_a_vector_from_each():
+    ebc = EmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(4, 2, name="s", feature_names=["x"]),
+            EmbeddingBagConfig(4, 3, name="t", feature_names=["x", "y"]),
+        ]
+    )
+    kjt = KeyedJaggedTensor(["y", "x"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
+    out = ebc(kjt)
+    assert out.keys() == ["x@s", "x@t", "y"]
+    assert torch.equal(out["x@s"][0], ebc.embedding_bags["s"].weight[2])
+    assert torch.equal(out["x@t"][0], ebc.embedding_bags["t"].weight[2])
+    assert torch.equal(out["y"][0], ebc.embedding_bags["t"].weight[1])
+
+
+@pytest.mark.parametrize(("ids", "named"), [([0, 7, -1], -1), ([0, 7, 1], 7)])
+def test_an_id_that_is_no_row_is_named(ids, named):
+    kjt = KeyedJaggedTensor(["x", "y", "z"], torch.tensor(ids), lengths=torch.tensor([2, 1, 0]))
+    with pytest.raises(IndexError, match=f"has id {named}, but table 'shared' has rows 0 to 6"):
+        collection()(kjt)
+
+
+def test_missing_features_and_weights_are_named():
+    kjt = KeyedJaggedTensor(["x"], torch.tensor([1]), lengths=torch.tensor([1]))
+    with pytest.raises(KeyError, match="y"):
+        collection()(kjt)
+    with pytest.raises(ValueError, match="no weights"):
+        collection(weighted=True)(
+            KeyedJaggedTensor(["x", "y", "z"], torch.tensor([1]), lengths=torch.tensor([1, 0, 0]))
+        )
+
+
+def test_first_values_are_uniform_within_the_bounds_asked_for():
+    def fill(weights):
+        return weights.fill_(3.0)
+
+    ebc = EmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(10_000, 4, name="a", feature_names=["a"]),
+            EmbeddingBagConfig(
+                9, 4, name="b", feature_names=["b"], weight_init_min=2.0, weight_init_max=2.5
+            ),
+            EmbeddingBagConfig(9, 4, name="c", feature_names=["c"], init_fn=fill),
+        ]
+    )
+    a, b, c = (ebc.embedding_bags[name].weight.detach() for name in "abc")
+    assert float(a.abs().max()) <= 0.01
+    # A uniform variable on (-w, w) has variance w*w/3; 40,000 draws stay well within 5% of it.
+    assert float(a.var()) == pytest.approx(0.01**2 / 3, rel=0.05)
+    assert 2.0 <= float(b.min()) <= float(b.max()) <= 2.5
+    assert bool((c == 3.0).all())
+
+
+def test_the_meta_device_takes_no_memory():
+    ebc = collection(device="meta")
+    assert ebc.device.type == "meta"
+    assert ebc.embedding_bags["own"].weight.is_meta
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ([("a", 3, ["x"]), ("a", 3, ["y"])], "two tables are called 'a'"),
+        ([("", 3, ["x"])], "table name ''"),
+        ([("a.b", 3, ["x"])], "without a dot"),
+        ([("a", 3, [])], "has no feature_names"),
+        ([("a", 3, ["x", "x"])], "lists a feature twice"),
+        ([("a", 0, ["x"])], "num_embeddings is 0"),
+    ],
+)
+def test_tables_that_make_no_collection_are_refused(tables, message):
+    with pytest.raises(ValueError, match=message):
+        EmbeddingBagCollection(
+            [
+                EmbeddingBagConfig(rows, 2, name=name, feature_names=features)
+                for name, rows, features in tables
+            ]
+        )
+
+
+def test_tables_are_trained_as_fp32():
+    config = EmbeddingBagConfig(3, 2, name="a", feature_names=["x"], data_type=DataType.INT8)
+    with pytest.raises(ValueError, match="data_type is INT8; tables are trained as FP32"):
+        EmbeddingBagCollection([config])

@@ -1,0 +1,78 @@
+import logging
+import subprocess
+import sys
+
+import pytest
+
+import tessera.training
+from tessera.errors import UserError
+from tessera.training.distributed import fbgemm
+
+
+def test_importing_the_library_leaves_fbgemm_alone():
+    code = (
+        "import sys, tessera.training as t\n"
+        "t.DistributedModelParallel, t.build_ranking_model, t.DLRMTrain\n"
+        "assert not [m for m in sys.modules if m.startswith('fbgemm')]\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_promised_name_is_there():
+    for name in tessera.training.__all__:
+        assert getattr(tessera.training, name).__name__ == name
+    assert set(tessera.training.__all__) <= set(dir(tessera.training))
+    with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
+        _ = tessera.training.Nonsense
+
+
+def test_training_tables_leave_the_programs_logging_as_it_was():
+    code = (
+        "import logging\n"
+        "from tessera.training import *\n"
+        "config = EmbeddingBagConfig(4, 4, name='t', feature_names=['x'])\n"
+        "DistributedModelParallel(EmbeddingBagCollection([config]))\n"
+        "assert logging.getLogger().handlers == [] and logging.getLogger().filters == []\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "fbgemm_version", "known"),
+    [
+        ("2.13.0+cpu", "1.8.0", True),
+        ("2.11.1+cu130", "1.6.0", True),
+        ("2.12.0", "1.8.0", False),
+        ("2.13.0", "1.9.0", False),
+    ],
+)
+def test_pairs_of_releases(torch_version, fbgemm_version, known):
+    assert fbgemm.pair_is_known(torch_version, fbgemm_version) == known
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_only_the_remark_on_a_known_pair_is_dropped(known, caplog):
+    with fbgemm._quiet_about_known_pairs(known=known):
+        logging.getLogger().warning("not guaranteed to be compatible with PyTorch 2.13")
+        logging.getLogger().warning("something else")
+    expected = ["something else"]
+    if not known:
+        expected.insert(0, "not guaranteed to be compatible with PyTorch 2.13")
+    assert caplog.messages == expected
+
+
+def test_a_missing_fbgemm_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(fbgemm, "_installed_fbgemm", lambda: None)
+    with pytest.raises(UserError, match=r"pip install 'tessera\[cpu\]'"):
+        fbgemm.import_training_tables()
+
+
+def test_an_fbgemm_that_does_not_load_says_which_would(monkeypatch):
+    def fail(name):
+        raise OSError("undefined symbol")
+
+    monkeypatch.setattr(fbgemm.importlib, "import_module", fail)
+    with pytest.raises(UserError, match=r"does not load with torch .* undefined symbol; install"):
+        fbgemm.import_training_tables()

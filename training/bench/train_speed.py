@@ -1,0 +1,240 @@
+"""Training samples per second, against plain torch in the same run.
+
+Every contender trains the same DLRM (26 tables of 100,000 rows, D=64, one id per feature and
+sample) with Adagrad on the same batches, a few steps in turn, round after round; a number is the
+median over the rounds.
+
+* ``torch, table by table``: 26 ``nn.EmbeddingBag(sparse=True)`` and ``torch.optim.Adagrad``.
+* ``torch, one big table``: the same with all tables in one ``nn.EmbeddingBag``, ids shifted.
+* ``tessera DLRM``: `DistributedModelParallel`, row-wise Adagrad fused into the backward pass.
+* ``tessera RankingModel``: the same, and also what the trainer does around it: raw ids hashed
+  with murmur3, missing dense values encoded.  More work than the others do.
+
+The ratio is to the faster of the two plain loops.
+
+    python -m tessera.training.bench.train_speed [--rounds 7] [--threads 2] [--arch large|small]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from tessera.training import (
+    DLRM,
+    CombinedOptimizer,
+    DistributedModelParallel,
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingBagConfig,
+    KeyedJaggedTensor,
+    KeyedOptimizerWrapper,
+    ModelConfig,
+    build_ranking_model,
+    in_backward_optimizer_filter,
+)
+
+F_SPARSE, F_DENSE, ROWS, DIM = 26, 13, 100_000, 64
+LEARNING_RATE = 0.01
+ARCHS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "large": ((512, 256), (512, 256)),
+    "small": ((128, 64), (128, 64)),
+}
+NAMES = [f"f{index}" for index in range(F_SPARSE)]
+
+
+@dataclass
+class RawBatch:
+    """``dense`` ``[B, 13]``, ``ids_FB`` ``[26, B]`` rows, ``labels`` ``[B]``."""
+
+    dense: Tensor
+    ids_FB: Tensor  # noqa: N815 - shape letters
+    labels: Tensor
+
+    def kjt(self) -> KeyedJaggedTensor:
+        """The ids as a jagged tensor, built anew for every step as a loader would."""
+        return KeyedJaggedTensor(
+            NAMES,
+            self.ids_FB.flatten(),
+            lengths=torch.ones(self.ids_FB.numel(), dtype=torch.int32),
+        )
+
+
+def draw_batches(ids: str, count: int, batch_size: int) -> list[RawBatch]:
+    """``uniform`` ids, or ``power-law``: density proportional to 1/id."""
+    generator = torch.Generator().manual_seed(0)
+    batches = []
+    for _ in range(count):
+        u = torch.rand(F_SPARSE, batch_size, generator=generator, dtype=torch.float64)
+        ids_FB = u * ROWS if ids == "uniform" else ROWS**u - 1
+        batches.append(
+            RawBatch(
+                dense=torch.randn(batch_size, F_DENSE, generator=generator),
+                ids_FB=ids_FB.long().clamp(0, ROWS - 1),
+                labels=(torch.rand(batch_size, generator=generator) < 0.25).float(),
+            )
+        )
+    return batches
+
+
+def layers(size_in: int, sizes: tuple[int, ...]) -> list[nn.Module]:
+    modules: list[nn.Module] = []
+    for size in sizes:
+        modules += [nn.Linear(size_in, size), nn.ReLU()]
+        size_in = size
+    return modules
+
+
+class PlainDLRM(nn.Module):
+    """DLRM as a torch user writes it."""
+
+    def __init__(self, dense: tuple[int, ...], over: tuple[int, ...], *, one_table: bool) -> None:
+        super().__init__()
+        tables, rows = (1, ROWS * F_SPARSE) if one_table else (F_SPARSE, ROWS)
+        self.bags = nn.ModuleList(
+            nn.EmbeddingBag(rows, DIM, mode="sum", sparse=True, include_last_offset=True)
+            for _ in range(tables)
+        )
+        self.one_table = one_table
+        self.bottom = nn.Sequential(*layers(F_DENSE, (*dense, DIM)))
+        pairs = F_SPARSE * (F_SPARSE + 1) // 2
+        self.top = nn.Sequential(*layers(DIM + pairs, over), nn.Linear(over[-1], 1))
+        lower = torch.tril_indices(F_SPARSE + 1, F_SPARSE + 1, offset=-1)
+        self.pairs = lower[0] * (F_SPARSE + 1) + lower[1]
+        self.shift = torch.arange(F_SPARSE).unsqueeze(1) * ROWS
+
+    def forward(self, batch: RawBatch) -> Tensor:
+        """Logits ``[B]``."""
+        size = batch.dense.size(0)
+        bottom = self.bottom(batch.dense)
+        if self.one_table:
+            ids = (batch.ids_FB + self.shift).t().flatten()
+            sparse = self.bags[0](ids, torch.arange(ids.numel() + 1)).view(size, F_SPARSE, DIM)
+            vectors = torch.cat([bottom.unsqueeze(1), sparse], dim=1)
+        else:
+            offsets = torch.arange(size + 1)
+            looked_up = [
+                bag(ids, offsets) for bag, ids in zip(self.bags, batch.ids_FB, strict=True)
+            ]
+            vectors = torch.stack([bottom, *looked_up], dim=1)
+        dots = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+        logits: Tensor = self.top(torch.cat([bottom, dots.index_select(1, self.pairs)], dim=1))
+        return logits.squeeze(1)
+
+
+Step = Callable[[RawBatch], None]
+
+
+def make_step(score: Callable[[RawBatch], Tensor], optimizer: torch.optim.Optimizer) -> Step:
+    loss_fn = nn.BCEWithLogitsLoss()
+
+    def step(batch: RawBatch) -> None:
+        optimizer.zero_grad()
+        loss_fn(score(batch), batch.labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def plain_step(arch: str, *, one_table: bool) -> Step:
+    model = PlainDLRM(*ARCHS[arch], one_table=one_table)
+    return make_step(model, torch.optim.Adagrad(model.parameters(), lr=LEARNING_RATE))
+
+
+def fused_step(model: nn.Module, score: Callable[[nn.Module, RawBatch], Tensor]) -> Step:
+    sharder = EmbeddingBagCollectionSharder({"learning_rate": LEARNING_RATE})
+    dmp = DistributedModelParallel(model, sharders=[sharder])
+    dense = KeyedOptimizerWrapper(
+        dict(in_backward_optimizer_filter(dmp.named_parameters())),
+        lambda params: torch.optim.Adagrad(params, lr=LEARNING_RATE),
+    )
+    optimizer = CombinedOptimizer([dmp.fused_optimizer, dense])
+    return make_step(lambda batch: score(dmp, batch), optimizer)
+
+
+def dlrm_step(arch: str) -> Step:
+    dense, over = ARCHS[arch]
+    tables = [EmbeddingBagConfig(ROWS, DIM, name=f"t_{n}", feature_names=[n]) for n in NAMES]
+    collection = EmbeddingBagCollection(tables, device="meta")
+    model = DLRM(collection, F_DENSE, [*dense, DIM], [*over, 1])
+    return fused_step(model, lambda dmp, batch: dmp(batch.dense, batch.kjt()).squeeze(1))
+
+
+def ranking_step(arch: str) -> Step:
+    dense, over = ARCHS[arch]
+    config = ModelConfig(embedding_dim=DIM, rows=ROWS, dense_layers=dense, over_layers=over)
+    model = build_ranking_model(config, [f"d{i}" for i in range(F_DENSE)], NAMES, device="meta")
+    return fused_step(model, lambda dmp, batch: dmp(batch.dense, batch.kjt()))
+
+
+def measure(contenders: dict[str, Step], batches: list[RawBatch], rounds: int) -> dict[str, float]:
+    """Median samples per second of each contender."""
+    for step in contenders.values():
+        for batch in batches[:2]:
+            step(batch)
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, step in contenders.items():
+            start = time.perf_counter()
+            for batch in batches:
+                step(batch)
+            seconds[name].append(time.perf_counter() - start)
+    samples = sum(batch.labels.numel() for batch in batches)
+    return {name: samples / statistics.median(times) for name, times in seconds.items()}
+
+
+def machine() -> str:
+    model = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":")[1].strip()
+            break
+    return f"{model}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each contender (7)")
+    parser.add_argument("--batches", type=int, default=4, help="steps per turn (4)")
+    parser.add_argument("--batch-size", type=int, default=4096, help="samples (4096)")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads")
+    parser.add_argument("--arch", choices=ARCHS, action="append", help="MLP sizes (all)")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    results = []
+    print(machine())
+    print("| MLPs | ids | contender | samples/s | ratio |\n| --- | --- | --- | --- | --- |")
+    for arch in args.arch or list(ARCHS):
+        for ids in ("uniform", "power-law"):
+            torch.manual_seed(0)
+            contenders = {
+                "torch, table by table": plain_step(arch, one_table=False),
+                "torch, one big table": plain_step(arch, one_table=True),
+                "tessera DLRM": dlrm_step(arch),
+                "tessera RankingModel": ranking_step(arch),
+            }
+            batches = draw_batches(ids, args.batches, args.batch_size)
+            speeds = measure(contenders, batches, args.rounds)
+            peer = max(speed for name, speed in speeds.items() if name.startswith("torch"))
+            for name, speed in speeds.items():
+                row = {"arch": arch, "ids": ids, "name": name, "samples_per_second": speed}
+                results.append({**row, "ratio": speed / peer})
+                print(
+                    f"| {arch} | {ids} | {name} | {speed:,.0f} | {speed / peer:.2f} |", flush=True
+                )
+    if args.json:
+        args.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
