@@ -48,9 +48,9 @@ def assemble(
     Raises:
         UserError: a name, size or dtype that the model cannot take; nothing was sent.
     """
-    bags = {name: to_bags(name, given) for name, given in sparse.items()}
+    bags = {name: _to_bags(name, given) for name, given in sparse.items()}
     shared_bags = (
-        {} if shared is None else {name: to_bags(name, g) for name, g in shared.features.items()}
+        {} if shared is None else {name: _to_bags(name, g) for name, g in shared.features.items()}
     )
     _check_shared_names(bags, shared_bags)
     dense_array = None if dense is None else _dense_array(dense)
@@ -70,50 +70,10 @@ def assemble(
     return RequestArrays(
         batch_size=batch_size,
         dense=dense_array,
-        id_list=_join([bags[name] for name in id_list]),
-        id_score_list=_join([bags[name] for name in id_score_list]),
+        id_list=_join({name: bags[name] for name in id_list}),
+        id_score_list=_join({name: bags[name] for name in id_score_list}),
         shared=shared_arrays,
     )
-
-
-def to_bags(name: str, given: BagsLike) -> Bags:
-    """Read any accepted form of one feature and check its sizes and dtypes.
-
-    Returns:
-        Bags with int32 lengths ``[B]``, int32 or int64 values ``[N]``, float32 weights or None.
-
-    Raises:
-        UserError: naming the feature and what does not fit.
-    """
-    bags = _parse_bags(name, given)
-    lengths = _integers(name, "lengths", bags.lengths)
-    values = _integers(name, "values", bags.values)
-    if lengths.size and int(lengths.min()) < 0:
-        raise UserError(
-            f"feature {name!r}: lengths hold {int(lengths.min())}; none may be negative"
-        )
-    total = int(lengths.sum(dtype=np.int64))
-    if total != values.size:
-        raise UserError(
-            f"feature {name!r}: lengths sum to {total} but there are {values.size} values"
-        )
-    if total > _INT32_MAX:
-        raise UserError(f"feature {name!r}: {total} ids; one request holds at most {_INT32_MAX}")
-    weights = None
-    if bags.weights is not None:
-        weights = np.asarray(bags.weights)
-        if weights.dtype.kind not in "fiu" or weights.ndim != 1:
-            raise UserError(
-                f"feature {name!r}: weights are {weights.dtype} of shape {weights.shape};"
-                " give one float per id"
-            )
-        if weights.size != values.size:
-            raise UserError(
-                f"feature {name!r}: {weights.size} weights for {values.size} values;"
-                " give one float per id"
-            )
-        weights = weights.astype(np.float32, copy=False)
-    return Bags(lengths.astype(np.int32, copy=False), values, weights)
 
 
 def nearest(name: str, known: Collection[str]) -> str:
@@ -152,17 +112,43 @@ def _parse_bags(name: str, given: BagsLike) -> Bags:
         ) from error
 
 
-def _integers(name: str, part: str, array: Array) -> Array:
-    array = np.asarray(array)
+def _to_bags(name: str, given: BagsLike) -> Bags:
+    """Read any accepted form of one feature; `_join` checks the lengths, of all at once.
+
+    Returns:
+        Bags with lengths ``[B]`` and values ``[N]`` of int32 or int64, float32 weights or None.
+    """
+    bags = _parse_bags(name, given)
+    values = _integers(name, "values", bags.values)
+    weights = None
+    if bags.weights is not None:
+        weights = np.asarray(bags.weights)
+        if weights.dtype.kind not in "fiu" or weights.ndim != 1:
+            raise UserError(
+                f"feature {name!r}: weights are {weights.dtype} of shape {weights.shape};"
+                " give one float per id"
+            )
+        if weights.size != values.size:
+            raise UserError(
+                f"feature {name!r}: {weights.size} weights for {values.size} values;"
+                " give one float per id"
+            )
+        weights = weights.astype(np.float32, copy=False)
+    return Bags(_integers(name, "lengths", bags.lengths), values, weights)
+
+
+def _integers(name: str, part: str, given: Array) -> Array:
+    array = np.asarray(given)
     if array.ndim != 1:
         raise UserError(f"feature {name!r}: {part} have shape {array.shape}; they must be flat")
-    if array.size == 0 and array.dtype.kind == "f":  # numpy's dtype for an empty list
-        return array.astype(np.int64)
-    if array.dtype.kind not in "iu":
-        raise UserError(f"feature {name!r}: {part} are {array.dtype}; they must be 64-bit integers")
-    if array.dtype in (np.int32, np.int64):
+    kind, size = array.dtype.kind, array.dtype.itemsize
+    if kind == "i" and size in (4, 8):
         return array
-    if array.dtype == np.uint64 and array.size and int(array.max()) > _INT64_MAX:
+    if array.size == 0 and kind == "f":  # numpy's dtype for an empty list
+        return array.astype(np.int64)
+    if kind not in "iu":
+        raise UserError(f"feature {name!r}: {part} are {array.dtype}; they must be 64-bit integers")
+    if kind == "u" and array.size and int(array.max()) > _INT64_MAX:
         raise UserError(
             f"feature {name!r}: {part} hold {int(array.max())}, which does not fit in int64;"
             " if these are 64-bit hashes, send the same bits with .view(numpy.int64)"
@@ -269,17 +255,40 @@ def _shared_arrays(bags: Mapping[str, Bags], row_index: Array) -> SharedArrays:
             f"shared row_index: holds {int(row_index.min())} to {int(row_index.max())};"
             f" the shared features have rows 0 to {num_rows - 1}"
         )
-    group = _join(list(bags.values()))
+    group = _join(bags)
     assert group is not None
     return SharedArrays(tuple(bags), group, row_index.astype(np.int32, copy=False))
 
 
-def _join(bags: Sequence[Bags]) -> GroupArrays | None:
+def _join(bags: Mapping[str, Bags]) -> GroupArrays | None:
+    """One group, feature-major; its bags have the same number of rows.  None if there are none.
+
+    Lengths are checked here, once for the group: numpy calls cost more than what they do.
+    """
     if not bags:
         return None
-    weights = [bag.weights for bag in bags if bag.weights is not None]
+    lengths = np.concatenate([bag.lengths for bag in bags.values()]).reshape(len(bags), -1)
+    _check_lengths(lengths, bags)
+    weights = [bag.weights for bag in bags.values() if bag.weights is not None]
     return GroupArrays(
-        lengths=np.concatenate([bag.lengths for bag in bags]).reshape(len(bags), -1),
-        values=np.concatenate([bag.values for bag in bags]),
+        lengths=lengths.astype(np.int32, copy=False),
+        values=np.concatenate([bag.values for bag in bags.values()]),
         weights=np.concatenate(weights) if weights else None,
     )
+
+
+def _check_lengths(lengths: Array, bags: Mapping[str, Bags]) -> None:
+    names = list(bags)
+    for wrong, bound in ((lengths < 0, "negative"), (lengths > _INT32_MAX, "so long")):
+        if wrong.any():
+            row, column = np.argwhere(wrong)[0]
+            raise UserError(
+                f"feature {names[row]!r}: lengths hold {lengths[row, column]}; none may be {bound}"
+            )
+    sizes = [bag.values.size for bag in bags.values()]
+    totals = lengths.sum(axis=1, dtype=np.int64).tolist()
+    for name, size, total in zip(names, sizes, totals, strict=True):
+        if size != total:
+            raise UserError(f"feature {name!r}: lengths sum to {total} but there are {size} values")
+    if sum(sizes) > _INT32_MAX:
+        raise UserError(f"{sum(sizes)} ids; one request holds at most {_INT32_MAX}")

@@ -91,6 +91,7 @@ WRONG = {
     "batch": (np.zeros((3, 2)), sparse(), "dense has 3 samples but feature 'C1' has 2"),
     "lengths": (DENSE, sparse(C1=([1, 1], [1])), "lengths sum to 2 but there are 1 values"),
     "negative": (DENSE, sparse(C1=([3, -1], [1, 2])), "lengths hold -1"),
+    "long": (DENSE, sparse(C1=([2**32 + 1, 1], [1, 2])), "lengths hold 4294967297; none may be so"),
     "float ids": (DENSE, sparse(C1=([1, 1], [1.0, 2.0])), "values are float64; they must be"),
     "float lists": (DENSE, sparse(C1=[[1], [1.5]]), "values are float64; they must be"),
     "bool ids": (DENSE, sparse(C1=np.array([True, False])), "values are bool"),
