@@ -30,6 +30,7 @@ def make_model(
     num_dense: int = 4,
     features: Mapping[str, TableConfig] = FEATURES,
     dim: int = 8,
+    dropout: float = 0.0,
     seed: int = 0,
 ) -> RankingModel:
     """An untrained float32 model whose scores spread over (0, 1)."""
@@ -42,6 +43,7 @@ def make_model(
         dcn_num_layers=2,
         dcn_low_rank_dim=8,
         tables=dict(features),
+        dropout=dropout,
         embedding_init=1.0,
     )
     names = [f"dense_{index}" for index in range(num_dense)]

@@ -180,6 +180,23 @@ def test_the_runner_may_be_called_from_several_threads(package: Path) -> None:
                 assert torch.equal(one, other["default"])
 
 
+def test_dropout_is_gone_and_the_graph_is_flat() -> None:
+    model = make_model(dropout=0.5)
+    servable = make_servable(model, PackageOptions(name="m"))
+    operators = {node.kind() for node in servable.scripted.inlined_graph.nodes()}
+    assert "aten::linear" in operators
+    assert not {kind for kind in operators if "dropout" in kind or "norm" in kind}
+    # One operator looks all bags of all features up.
+    lookups = [
+        node
+        for node in servable.scripted.inlined_graph.nodes()
+        if node.kind() == "fbgemm::int_nbit_split_embedding_codegen_lookup_function"
+    ]
+    assert len(lookups) == 1
+    batch = random_batch(servable.schema, 3, max_length=2, seed=0)
+    assert torch.equal(scores(servable.scripted, batch), scores(servable.scripted, batch))
+
+
 def test_outputs_carry_no_gradient(package: Path) -> None:
     loaded = load_package(package)
     assert isinstance(loaded.runner, TorchScriptRunner)
