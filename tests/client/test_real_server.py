@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from package_factory import make_package
 
 from tessera.cli import run_command
 from tessera.serving.client import (
@@ -19,23 +18,6 @@ from tessera.serving.client import (
 )
 from tessera.serving.loading import load_package
 from tessera.serving.runner import HostBatch
-from tessera.serving.server.background import ServerThread
-from tessera.serving.server.config import ModelSource, ServerConfig
-
-
-@pytest.fixture(scope="module")
-def package(tmp_path_factory):
-    path, _ = make_package(tmp_path_factory.mktemp("package"), name="small", version="3")
-    return path
-
-
-@pytest.fixture(scope="module")
-def server(package):
-    config = ServerConfig(
-        models=(ModelSource(path=str(package)),), host="127.0.0.1", port=0, http_port=0
-    )
-    with ServerThread(config) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +26,8 @@ def schema(package):
 
 
 @pytest.fixture
-def client(server, schema):
-    with PredictorClient(server.address, schema=schema, timeout_s=60) as connected:
+def client(server_address, schema):
+    with PredictorClient(server_address, schema=schema, timeout_s=60) as connected:
         yield connected
 
 
@@ -90,12 +72,12 @@ def test_shared_features_score_as_if_repeated(client, schema):
     assert np.array_equal(whole, once)
 
 
-def test_every_width_of_ids_scores_the_same(server, schema, client):
+def test_every_width_of_ids_scores_the_same(server_address, schema, client):
     dense, bags = by_name(schema, 4, lambda _: np.array([[1, 2], [3, 4], [5, 6], [7, 8]]))
     wide = client.predict(dense, bags).outputs["default"]
     narrow = {name: ids.astype(np.int32) for name, ids in bags.items()}
     assert np.array_equal(wide, client.predict(dense, narrow).outputs["default"])
-    with PredictorClient(server.address, schema=schema, compact_ids=True) as compact:
+    with PredictorClient(server_address, schema=schema, compact_ids=True) as compact:
         assert np.array_equal(wide, compact.predict(dense, bags).outputs["default"])
 
 
@@ -114,14 +96,14 @@ def test_unknown_models_and_versions(client, schema):
             client.predict(dense, bags, model=model, version=version)
 
 
-def test_predict_prints_what_the_client_gets(server, package, client, tmp_path, capsys):
+def test_predict_prints_what_the_client_gets(server_address, package, client, tmp_path, capsys):
     path = tmp_path / "samples.jsonl"
     lines = [
         {"dense": {"dense_0": 0.5}, "sparse": {"user": [2**62, -5], "genre": [3]}},
         {"dense": [1, None, 2, 3], "sparse": {"tag": [1000]}},
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    flags = ["--address", server.address, "--model-file", str(package)]
+    flags = ["--address", server_address, "--model-file", str(package)]
     assert run_command("predict", [*flags, "--input", str(path)]) == 0
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
@@ -132,16 +114,16 @@ def test_predict_prints_what_the_client_gets(server, package, client, tmp_path, 
     assert [np.float32(answer["scores"]["default"]) for answer in answers] == expected.tolist()
 
 
-def test_predict_draws_samples_that_the_server_takes(server, package, capsys):
-    flags = ["--address", server.address, "--model-file", str(package)]
+def test_predict_draws_samples_that_the_server_takes(server_address, package, capsys):
+    flags = ["--address", server_address, "--model-file", str(package)]
     assert run_command("predict", [*flags, "--random", "200", "--batch", "30"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 200
 
 
-def test_a_file_that_is_no_package(server, tmp_path, capsys):
+def test_a_file_that_is_no_package(server_address, tmp_path, capsys):
     bad = tmp_path / "bad.pt"
     bad.write_bytes(b"no package at all, but long enough to look for an end record")
-    flags = ["--address", server.address, "--model-file", str(bad), "--random", "1"]
+    flags = ["--address", server_address, "--model-file", str(bad), "--random", "1"]
     assert run_command("predict", flags) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert str(bad) in line
