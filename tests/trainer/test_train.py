@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from conftest import changed, write_criteo
+from tiny_runs import changed, write_criteo
 
 from tessera.cli import main
 from tessera.errors import UserError
