@@ -16,7 +16,7 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
 
 Arguments:
     weights: uint8 ``[bytes]``, all tables (`tessera.kernels.tables.pack_tables`).
-    plan: int64 ``[F, 13]`` on the same device (`tessera.kernels.tables.make_plan`).
+    plan: int64 ``[F, 15]`` on the same device (`tessera.kernels.tables.make_plan`).
     indices: int32 or int64 ``[N]``, feature-major: raw ids where the plan hashes them.
     lengths: int32 or int64 ``[F * B]``; with ``offsets=True`` instead ``[F * B + 1]`` bag starts.
     id_weights: float32 ``[N]``, a factor per id; None: one.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tessera.errors import UserError
-from tessera.kernels.tables import TableRows, WeightType
+from tessera.kernels.tables import TABLE_SCALE_SHIFT, TableRows, WeightType
 
 _FLOAT8_MAX = 448.0
 _CASTS = {
@@ -25,7 +25,7 @@ def quantize_table(
     weight_type: WeightType,
     *,
     scale_dtype: torch.dtype = torch.float16,
-    per_table: bool = False,
+    scale_shift: int = 0,
 ) -> TableRows:
     """Store a table in another type.
 
@@ -33,7 +33,9 @@ def quantize_table(
         values: float32 ``[R, D]``, finite.
         weight_type: the type of the result.
         scale_dtype: float16 or float32, for scale and bias.
-        per_table: one scale and bias for the whole table instead of one per row.
+        scale_shift: one scale and bias per ``2**scale_shift`` neighbouring rows; 0: per row;
+            `tables.TABLE_SCALE_SHIFT`: per table.  A GPU reads a row of a large table faster when
+            the scales fit its cache.
 
     Returns:
         The rows.  The largest error of an element is half its scale, plus the rounding of the
@@ -50,35 +52,49 @@ def quantize_table(
         raise UserError("values: the table holds NaN or infinity, which no row can scale")
     if scale_dtype not in (torch.float16, torch.float32):
         raise UserError(f"scale_dtype: float16 or float32 is needed, got {scale_dtype}")
-    dim = int(values.shape[1])
+    rows, dim = values.shape
     if weight_type in _CASTS:
         data = values.to(_CASTS[weight_type]).contiguous().view(torch.uint8)
         return TableRows(data=data, weight_type=weight_type, dim=dim)
-    source = values.reshape(1, -1) if per_table else values
+    if not 0 <= scale_shift <= TABLE_SCALE_SHIFT:
+        raise UserError(f"scale_shift: {scale_shift} is not in 0 to {TABLE_SCALE_SHIFT}")
+    group_of_row = torch.arange(rows, device=values.device) >> scale_shift
+    low = _by_group(values.amin(dim=1), group_of_row, "amin")
+    high = _by_group(values.amax(dim=1), group_of_row, "amax")
     if weight_type is WeightType.FLOAT8:
-        scale = source.abs().amax(dim=1, keepdim=True) / _FLOAT8_MAX
-        scale = _usable_scale(scale, scale_dtype)
+        largest = torch.maximum(low.abs(), high.abs())
+        scale = _usable_scale(largest / _FLOAT8_MAX, scale_dtype)
         # The stored scale may be a little smaller than the exact one; stay inside the type.
-        scaled = (values / scale.float()).clamp(-_FLOAT8_MAX, _FLOAT8_MAX)
-        data = scaled.to(torch.float8_e4m3fn).view(torch.uint8)
+        scaled = values / scale.float()[group_of_row, None]
+        data = scaled.clamp(-_FLOAT8_MAX, _FLOAT8_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
         return TableRows(
             data=data,
             weight_type=weight_type,
             dim=dim,
-            scale=torch.cat([scale, torch.zeros_like(scale)], dim=1),
+            scale=torch.stack([scale, torch.zeros_like(scale)], dim=1),
+            scale_shift=scale_shift,
         )
     levels = 255 if weight_type is WeightType.INT8 else 15
-    bias = source.amin(dim=1, keepdim=True).to(scale_dtype)
-    spread = source.amax(dim=1, keepdim=True) - bias.float()
-    scale = _usable_scale(spread / levels, scale_dtype)
-    q = torch.round((values - bias.float()) / scale.float()).clamp(0, levels).to(torch.uint8)
+    bias = low.to(scale_dtype)
+    scale = _usable_scale((high - bias.float()) / levels, scale_dtype)
+    steps = (values - bias.float()[group_of_row, None]) / scale.float()[group_of_row, None]
+    q = torch.round(steps).clamp(0, levels).to(torch.uint8)
     if weight_type is WeightType.INT4:
         q = _pack_halves(q)
     return TableRows(
         data=q.contiguous(),
         weight_type=weight_type,
         dim=dim,
-        scale=torch.cat([scale, bias], dim=1),
+        scale=torch.stack([scale, bias], dim=1),
+        scale_shift=scale_shift,
+    )
+
+
+def _by_group(per_row: Tensor, group_of_row: Tensor, reduce: str) -> Tensor:
+    """The least or largest of each group of rows: ``[S]``."""
+    groups = int(group_of_row[-1]) + 1
+    return per_row.new_zeros(groups).scatter_reduce(
+        0, group_of_row, per_row, reduce=reduce, include_self=False
     )
 
 

@@ -58,6 +58,7 @@ class _Feature:
         self.pooling = Pooling(columns[9])
         self.id_rule = IdRule(columns[10])
         self.out_of_range = OutOfRange(columns[11])
+        self.scale_shift = columns[13]
 
     def data(self, row: int) -> _Floats:
         """The stored values of a row before scale and bias, float32 [D]."""
@@ -79,7 +80,7 @@ class _Feature:
 
     def scale_and_bias(self, row: int) -> tuple[np.float32, np.float32]:
         """The row's scale and bias."""
-        start = self.scale_offset + row * self.scale_stride
+        start = self.scale_offset + (row >> self.scale_shift) * self.scale_stride
         dtype = np.float16 if self.scale_type is ScaleType.FLOAT16 else np.float32
         size = 4 * int(self.scale_type)
         pair = self.weights[start : start + size].copy().view(dtype).astype(np.float32)
@@ -87,7 +88,7 @@ class _Feature:
 
     def pool(self, raw_ids: list[int], id_weights: list[float] | None) -> tuple[_Floats, int]:
         """A bag's vector, float32 [D], and how many ids were outside the table."""
-        total = np.zeros(self.dim, dtype=np.float32)
+        total: _Floats = np.zeros(self.dim, dtype=np.float32)
         bias_total = np.float32(0)
         outside = 0
         for position, raw in enumerate(raw_ids):

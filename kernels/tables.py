@@ -19,9 +19,12 @@ from torch import Tensor
 
 from tessera.errors import UserError
 
-PLAN_COLUMNS = 13
+PLAN_COLUMNS = 15
 TABLE_ALIGNMENT_BYTES = 128
 """Every table and every scale array starts on a GPU's cache line (two of a CPU's)."""
+MAX_ROWS = 2**31 - 1
+TABLE_SCALE_SHIFT = 32
+"""A scale shift under which all rows share one scale."""
 DEFAULT_ROW_ALIGNMENT_BYTES = 16
 """The CUDA kernels read 16 bytes per thread where rows allow it."""
 
@@ -83,6 +86,11 @@ def row_data_bytes(weight_type: WeightType, dim: int) -> int:
     return dim
 
 
+def scale_count(rows: int, scale_shift: int) -> int:
+    """How many pairs of scale and bias ``rows`` rows need."""
+    return ((rows - 1) >> scale_shift) + 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class TableRows:
     """One table as rows of bytes.
@@ -91,14 +99,17 @@ class TableRows:
         data: uint8 ``[R, row_data_bytes(weight_type, dim)]``.
         weight_type: what the bytes are.
         dim: columns.
-        scale: fp16 or fp32 ``[R, 2]`` (scale, bias) per row, ``[1, 2]`` for the whole table, or
-            None where the bytes are the values.
+        scale: fp16 or fp32 ``[S, 2]``, pairs of scale and bias, or None where the bytes are the
+            values.  Row r uses pair ``r >> scale_shift``.
+        scale_shift: 0 for a pair per row; k for one per ``2**k`` neighbouring rows;
+            `TABLE_SCALE_SHIFT` for one pair, ``S = 1``.
     """
 
     data: Tensor
     weight_type: WeightType
     dim: int
     scale: Tensor | None = None
+    scale_shift: int = 0
 
     def __post_init__(self) -> None:
         expected = row_data_bytes(self.weight_type, self.dim) if self.dim >= 1 else 0
@@ -119,12 +130,15 @@ class TableRows:
             self.scale.dtype not in (torch.float16, torch.float32)
             or self.scale.dim() != 2
             or self.scale.shape[1] != 2
-            or self.scale.shape[0] not in (1, self.rows)
+            or self.scale.shape[0] != scale_count(self.rows, self.scale_shift)
         ):
             raise UserError(
-                f"scale: float16 or float32 [{self.rows} or 1, 2] is needed, got "
+                f"scale: float16 or float32 [{scale_count(self.rows, self.scale_shift)}, 2] is "
+                f"needed for {self.rows} rows with scale_shift={self.scale_shift}, got "
                 f"{self.scale.dtype} {list(self.scale.shape)}"
             )
+        if self.rows > MAX_ROWS:
+            raise UserError(f"data: {self.rows} rows are more than {MAX_ROWS}; split the table")
 
     @property
     def rows(self) -> int:
@@ -144,6 +158,7 @@ class TablePlace:
     scale_offset: int = 0
     scale_stride: int = 0
     scale_type: ScaleType = ScaleType.NONE
+    scale_shift: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +171,9 @@ class FeatureLookup:
         pooling: sum or mean.
         id_rule: how a raw id becomes a row.
         out_of_range: what happens to an id that is no row, under `IdRule.NONE`.
+        expected_ids: about how many ids a bag holds.  A GPU starts the features with the longest
+            bags first, so that none of them is left running alone at the end; values never
+            depend on it.
     """
 
     table: TablePlace
@@ -163,6 +181,7 @@ class FeatureLookup:
     pooling: Pooling = Pooling.SUM
     id_rule: IdRule = IdRule.NONE
     out_of_range: OutOfRange = OutOfRange.CLAMP
+    expected_ids: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +214,6 @@ def _place_table(
     data_bytes = row_data_bytes(table.weight_type, table.dim)
     scale_type = _scale_type(table.scale)
     scale_bytes = 4 * int(scale_type)
-    per_row = table.scale is not None and (table.scale.shape[0] > 1 or table.rows == 1)
     place = TablePlace(
         data_offset=start,
         row_stride=_round_up(data_bytes, row_alignment),
@@ -203,8 +221,9 @@ def _place_table(
         dim=table.dim,
         weight_type=table.weight_type,
         scale_type=scale_type,
+        scale_shift=table.scale_shift,
     )
-    if scale_beside and per_row:
+    if scale_beside and scale_bytes and table.scale_shift == 0:
         scale_at = _round_up(data_bytes, scale_bytes // 2)
         stride = _round_up(scale_at + scale_bytes, row_alignment)
         place = replace(
@@ -214,10 +233,8 @@ def _place_table(
     end = start + place.row_stride * table.rows
     if scale_type is not ScaleType.NONE:
         scale_offset = _round_up(end, TABLE_ALIGNMENT_BYTES)
-        place = replace(
-            place, scale_offset=scale_offset, scale_stride=scale_bytes if per_row else 0
-        )
-        end = scale_offset + scale_bytes * (table.rows if per_row else 1)
+        place = replace(place, scale_offset=scale_offset, scale_stride=scale_bytes)
+        end = scale_offset + scale_bytes * scale_count(table.rows, table.scale_shift)
     return place, end
 
 
@@ -266,8 +283,9 @@ def _write_table(weights: Tensor, table: TableRows, place: TablePlace) -> None:
     rows.copy_(table.data)
     if table.scale is not None:
         scale = table.scale.contiguous().view(torch.uint8)
-        stride = place.scale_stride or scale.shape[1]
-        target = torch.as_strided(weights, tuple(scale.shape), (stride, 1), place.scale_offset)
+        target = torch.as_strided(
+            weights, tuple(scale.shape), (place.scale_stride, 1), place.scale_offset
+        )
         target.copy_(scale)
 
 
@@ -317,15 +335,16 @@ def fbgemm_place(
 
 
 def make_plan(features: Sequence[FeatureLookup]) -> Tensor:
-    """The ``plan`` of a call: int64 ``[F, 13]`` on the CPU (move it beside the weights).
+    """The ``plan`` of a call: int64 ``[F, 15]`` on the CPU (move it beside the weights).
 
     Raises:
         UserError: there is no feature.
     """
     if not features:
         raise UserError("features: there is none; a lookup needs at least one")
+    order = sorted(range(len(features)), key=lambda f: -features[f].expected_ids)
     rows = []
-    for feature in features:
+    for feature, launched in zip(features, order, strict=True):
         place = feature.table
         reciprocal = (2**64 - 1) // place.rows
         rows.append(
@@ -343,6 +362,8 @@ def make_plan(features: Sequence[FeatureLookup]) -> Tensor:
                 int(feature.id_rule),
                 int(feature.out_of_range),
                 reciprocal - 2**64 if reciprocal >= 2**63 else reciprocal,
+                place.scale_shift,
+                launched,
             ]
         )
     return torch.tensor(rows, dtype=torch.int64)

@@ -58,7 +58,9 @@ void check_plan(const FeaturePlan* plan, int64_t features, int64_t bytes, int64_
     const auto under = [](int64_t value, int64_t limit) { return value >= 0 && value < limit; };
     TORCH_CHECK(under(p.weight_type, kWeightTypes) && under(p.scale_type, kScaleTypes) &&
                     under(p.pooling, kPoolings) && under(p.id_rule, kIdRules) &&
-                    under(p.out_of_range, kOutOfRanges) && p.rows >= 1 && p.dim >= 1,
+                    under(p.out_of_range, kOutOfRanges) && under(p.scale_shift, 63) &&
+                    under(p.launch_order, features) && p.dim >= 1 && p.rows >= 1 &&
+                    p.rows <= kMaxRows,
                 "plan: feature ", f, " has a value that no kernel knows");
     TORCH_CHECK(static_cast<uint64_t>(p.reciprocal) ==
                     ~uint64_t{0} / static_cast<uint64_t>(p.rows),
@@ -66,7 +68,8 @@ void check_plan(const FeaturePlan* plan, int64_t features, int64_t bytes, int64_
     TORCH_CHECK(region_fits(p.data_offset, p.row_stride, p.rows,
                             row_data_bytes(p.weight_type, p.dim), bytes) &&
                     (p.scale_type == kNoScale ||
-                     region_fits(p.scale_offset, p.scale_stride, p.rows,
+                     region_fits(p.scale_offset, p.scale_stride,
+                                 ((p.rows - 1) >> p.scale_shift) + 1,
                                  scale_bytes(p.scale_type), bytes)),
                 "plan: feature ", f, " reaches outside the weights' ", bytes, " bytes");
     TORCH_CHECK(p.out_column >= 0 && p.dim <= width && p.out_column <= width - p.dim,

@@ -88,7 +88,8 @@ inline void prefetch_sample(const LookupJob& job, int64_t sample) {
       if (row < 0) continue;
       prefetch_bytes(job.weights + plan.data_offset + row * plan.row_stride, bytes);
       if (plan.scale_type != tessera::kNoScale) {
-        prefetch_bytes(job.weights + plan.scale_offset + row * plan.scale_stride, 1);
+        const int64_t scale = row >> plan.scale_shift;
+        prefetch_bytes(job.weights + plan.scale_offset + scale * plan.scale_stride, 1);
       }
     }
   }

@@ -11,8 +11,6 @@
 
 namespace tessera {
 
-enum class OutType : int32_t { kFloat32, kFloat16, kBFloat16 };
-
 // A pooled lookup of F features over B bags each.  Bag (f, b) is number f * B + b and owns the ids
 // offsets[bag] .. offsets[bag + 1].
 struct LookupJob {

@@ -50,7 +50,7 @@ class Prefetcher {
     const int64_t row = job_.rows[next_++];
     if (row < 0) return;
     prefetch_bytes(data_ + row * row_stride_, row_bytes_);
-    if (scale_apart_) prefetch_bytes(scale_ + row * scale_stride_, 1);
+    if (scale_apart_) prefetch_bytes(scale_ + (row >> scale_shift_) * scale_stride_, 1);
   }
 
  private:
@@ -59,11 +59,12 @@ class Prefetcher {
     feature_end_ = job_.offsets[(feature_ + 1) * job_.batch];
     row_stride_ = plan.row_stride;
     scale_stride_ = plan.scale_stride;
+    scale_shift_ = plan.scale_shift;
     scale_ = job_.weights + plan.scale_offset;
     data_ = job_.weights + plan.data_offset;
     row_bytes_ = tessera::row_data_bytes(plan.weight_type, plan.dim);
     const bool has_scale = plan.scale_type != tessera::kNoScale;
-    const bool beside = scale_stride_ == row_stride_ && has_scale;
+    const bool beside = has_scale && scale_shift_ == 0 && scale_stride_ == row_stride_;
     scale_apart_ = has_scale && !beside;
     if (beside) {  // one run of bytes covers both
       const int64_t gap = plan.scale_offset - plan.data_offset;
@@ -80,6 +81,7 @@ class Prefetcher {
   int64_t feature_end_ = 0;
   int64_t row_stride_ = 0;
   int64_t scale_stride_ = 0;
+  int64_t scale_shift_ = 0;
   int64_t row_bytes_ = 0;
   const uint8_t* data_ = nullptr;
   const uint8_t* scale_ = nullptr;
@@ -92,6 +94,7 @@ struct Bag {
   const uint8_t* scale;
   int64_t row_stride;
   int64_t scale_stride;
+  int64_t scale_shift;
   int64_t scale_type;
   const int64_t* rows;
   const float* weights;  // or nullptr
@@ -100,7 +103,7 @@ struct Bag {
 
 inline Bag feature_bag(const LookupJob& job, const FeaturePlan& plan) {
   return {job.weights + plan.data_offset, job.weights + plan.scale_offset, plan.row_stride,
-          plan.scale_stride, plan.scale_type, nullptr, nullptr, 0};
+          plan.scale_stride, plan.scale_shift, plan.scale_type, nullptr, nullptr, 0};
 }
 
 inline void take_ids(const LookupJob& job, int64_t begin, int64_t end, Bag* bag) {
@@ -142,7 +145,7 @@ inline Vec load_some_weights(const uint8_t* row, int64_t column, int64_t count) 
 }
 
 inline void load_scale(const Bag& bag, int64_t row, float* scale, float* bias) {
-  const uint8_t* at = bag.scale + row * bag.scale_stride;
+  const uint8_t* at = bag.scale + (row >> bag.scale_shift) * bag.scale_stride;
   if (bag.scale_type == tessera::kHalfScale) {
     load_half_pair(at, scale, bias);
   } else {

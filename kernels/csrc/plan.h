@@ -5,9 +5,10 @@
 // and rules go through one call, and two features may name the same table.
 //
 // Row r of a table lives at `data_offset + r * row_stride` (bytes from the start of the weight
-// buffer) and its scale and bias at `scale_offset + r * scale_stride`.  So the same kernels read
-// rows with the scale beside the data (FBGEMM: scale_offset = row start, data_offset = row start
-// + 4), rows with the scales in an array of their own, and one scale per table (scale_stride 0).
+// buffer) and its scale and bias at `scale_offset + (r >> scale_shift) * scale_stride`.  So the
+// same kernels read rows with the scale beside the data (FBGEMM: scale_offset = row start,
+// data_offset = row start + 4), rows with the scales in an array of their own, one scale for every
+// 2^k neighbouring rows, and one for the table (scale_stride 0).
 //
 // Plain C++: no torch header, usable in device code.
 #pragma once
@@ -39,23 +40,28 @@ enum IdRule : int64_t { kIdIsRow = 0, kModulo = 1, kMurmur3 = 2, kIdRules = 3 };
 // murmur3(id) mod rows.  All three are counted where the caller asks for counts.
 enum OutOfRange : int64_t { kClamp = 0, kZero = 1, kHash = 2, kOutOfRanges = 3 };
 
+// Type of an output element.
+enum class OutType : int32_t { kFloat32, kFloat16, kBFloat16 };
+
 struct FeaturePlan {
   int64_t data_offset;   // bytes
   int64_t row_stride;    // bytes
-  int64_t rows;          // >= 1
+  int64_t rows;          // 1 to 2^31 - 1
   int64_t dim;           // columns, >= 1
   int64_t weight_type;   // WeightType
   int64_t scale_offset;  // bytes; unused under kNoScale
-  int64_t scale_stride;  // bytes; 0: one scale for the table
+  int64_t scale_stride;  // bytes
   int64_t scale_type;    // ScaleType
   int64_t out_column;    // first output column, elements
   int64_t pooling;       // Pooling
   int64_t id_rule;       // IdRule
   int64_t out_of_range;  // OutOfRange
   int64_t reciprocal;    // floor((2^64 - 1) / rows), its bits as int64
+  int64_t scale_shift;   // row r uses scale number r >> scale_shift; 0: a scale per row
+  int64_t launch_order;  // of plan row k: the feature that a GPU starts k-th; a permutation
 };
 
-constexpr int64_t kPlanColumns = 13;
+constexpr int64_t kPlanColumns = 15;
 static_assert(sizeof(FeaturePlan) == kPlanColumns * sizeof(int64_t), "a plan row is a record");
 
 // Bytes that the data of one row takes, without scale and padding.
@@ -72,6 +78,8 @@ constexpr int64_t row_data_bytes(int64_t weight_type, int64_t dim) {
       return dim;
   }
 }
+
+constexpr int64_t kMaxRows = 0x7fffffff;
 
 constexpr int64_t scale_bytes(int64_t scale_type) { return 4 * scale_type; }
 
