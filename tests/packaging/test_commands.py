@@ -1,0 +1,193 @@
+"""package-model, inspect and verify as a user runs them, on a run that was really trained."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from archives import read_records, write_records
+
+from tessera.cli import main
+from tessera.serving.loading import load_package
+from tessera.serving.manifest import Manifest
+from tessera.serving.packaging.evaluate import host_batch
+from tessera.training.trained import load_trained, validation_batches
+
+CONFIG = """
+data: {format: criteo, path: clicks.tsv, workers: 0}
+model: {embedding_dim: 8, rows: 500, dense_layers: [16], over_layers: [16]}
+train: {batch_size: 256, epochs: 1}
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    data, config = folder / "clicks.tsv", folder / "small.yaml"
+    assert main(["datagen", "--rows", "3000", "--out", str(data), "--workers", "0"]) == 0
+    config.write_text(CONFIG)
+    out = folder / "run"
+    arguments = ["train", "--config", str(config), "--out", str(out), f"data.path={data}"]
+    assert main(arguments) == 0
+    return out
+
+
+def package_model(*arguments: object) -> int:
+    return main(["package-model", *(str(argument) for argument in arguments)])
+
+
+def test_a_run_is_packaged_measured_and_summarized(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "clicks.pt"
+    assert package_model(run, "--out", out) == 0
+    printed = capsys.readouterr().out
+    manifest = load_package(out).manifest
+    assert manifest.name == "clicks"
+    assert manifest.dtype == "int8"
+    assert manifest.evaluation is not None
+    assert manifest.evaluation.rows == sum(
+        batch.size for batch in validation_batches(load_trained(run), 100)
+    )
+    assert f"{manifest.evaluation.packaged.auc:.6f}" in printed
+    assert re.search(r"weights: \S+ KiB fp32 -> \S+ KiB \(tables int8\), \d\.\d\d times", printed)
+    assert "quantization error of 26 tables" in printed
+    assert all(table.name in printed for table in manifest.tables)
+    assert f"wrote {out}" in printed
+    assert manifest.source["step"] == str(load_trained(run).step)
+    assert manifest.schema.dense_transform
+    assert manifest.training_metrics["valid"]["auc"] == pytest.approx(
+        manifest.evaluation.fp32.auc, abs=1e-4
+    )
+
+
+def test_the_package_answers_the_trained_models_validation_set(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "m.pt"
+    assert package_model(run, "--out", out, "--dtype", "fp32", "--no-evaluate") == 0
+    loaded, trained = load_package(out), load_trained(run)
+    assert loaded.manifest.evaluation is None
+    for batch in validation_batches(trained, 128):
+        with torch.inference_mode():
+            logits = trained.model(batch.dense_features, batch.sparse_features)
+        found = loaded.runner.forward(host_batch(batch, loaded.manifest.schema))["default"]
+        torch.testing.assert_close(found, torch.sigmoid(logits), rtol=0, atol=2e-5)
+
+
+def test_every_choice_reaches_the_manifest(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "m.pt"
+    checkpoint = load_trained(run).checkpoint_path
+    choices = ["--dtype", "fp16", "--name", "ads", "--model-version", "7", "--output-name", "ctr"]
+    assert package_model(checkpoint, "--out", out, *choices, "--evaluate-rows", "1") == 0
+    manifest = load_package(out).manifest
+    assert (manifest.name, manifest.version, manifest.dtype) == ("ads", "7", "fp16")
+    assert manifest.schema.outputs[0].name == "ctr"
+    assert manifest.source["checkpoint"] == checkpoint.name
+    assert manifest.evaluation is not None
+    assert 1 <= manifest.evaluation.rows <= 4096
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dtype", "int7"], "invalid choice"),
+        (["--evaluate-rows", "0"], "0 is not a number of rows; give 1 or more"),
+        (["--evaluate-rows", "5", "--no-evaluate"], "not allowed with"),
+        (["--shards", "2"], "unrecognized arguments"),
+    ],
+)
+def test_a_wrong_flag_ends_with_2(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        package_model(tmp_path, "--out", tmp_path / "m.pt", *arguments)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def fails_with(capsys: pytest.CaptureFixture[str], message: str, *arguments: object) -> None:
+    assert package_model(*arguments) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error), error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_what_cannot_be_packaged_ends_with_2_and_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "m.pt"
+    fails_with(capsys, "holds no checkpoint", tmp_path, "--out", out)
+    fails_with(capsys, "nowhere", tmp_path / "nowhere", "--out", out)
+    fails_with(capsys, "does not exist; make it first", tmp_path, "--out", tmp_path / "a" / "m.pt")
+    fails_with(capsys, "model's name is 'a b'", tmp_path, "--out", out, "--name", "a b")
+    assert not out.exists()
+
+
+def test_missing_validation_data_says_how_to_do_without(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hidden = tmp_path / "hidden"
+    names = [path for path in run.parent.iterdir() if path.name.startswith("clicks")]
+    hidden.mkdir()
+    for path in names:
+        path.rename(hidden / path.name)
+    try:
+        out = tmp_path / "m.pt"
+        fails_with(capsys, r"validation data .* --no-evaluate", run, "--out", out)
+        assert not out.exists()
+        assert package_model(run, "--out", out, "--no-evaluate") == 0
+    finally:
+        for path in names:
+            (hidden / path.name).rename(path)
+
+
+def test_inspect_shows_the_manifest(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(package)]) == 0
+    text = capsys.readouterr().out
+    for part in ("model, version 1", "item_table", "murmur3", "1 shard on cpu", "default [B]"):
+        assert part in text
+    assert main(["inspect", str(package), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert Manifest.from_json(shown) == load_package(package).manifest
+
+
+def test_inspect_of_something_else_ends_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.pt"
+    other.write_bytes(b"something else altogether")
+    for path in (other, tmp_path / "none.pt", tmp_path):
+        assert main(["inspect", str(path)]) == 2
+        assert str(path) in capsys.readouterr().err
+
+
+def test_verify_says_what_it_checked(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(package)]) == 0
+    text = capsys.readouterr().out
+    loaded = load_package(package)
+    assert loaded.sha256 in text
+    assert f"{len(loaded.manifest.records)} records" in text
+    assert "9 golden samples" in text
+    assert text.endswith("verified\n")
+
+
+def test_verify_of_a_changed_package_ends_with_1(
+    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = read_records(package)
+    name = next(name for name in records if name.endswith("/data.pkl"))
+    changed = write_records(tmp_path / "m.pt", {**records, name: records[name][:-1]})
+    assert main(["verify", str(changed)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "failed: " in captured.err
+    assert "'data.pkl' was changed" in captured.err
+
+
+def test_verify_without_a_file_ends_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(tmp_path / "none.pt")]) == 2
+    assert "none.pt is not a file" in capsys.readouterr().err
