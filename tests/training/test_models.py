@@ -61,6 +61,16 @@ def test_dot_interaction_and_its_gradient_equal_a_plain_loop(batch_size, feature
     torch.testing.assert_close(ours, theirs)
 
 
+def test_dot_interaction_trains_under_autocast():
+    x = torch.randn(4, 3, 8, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        dots = DotInteraction(3)(x)
+    dots.sum().backward()
+    assert dots.dtype == torch.bfloat16
+    # Each vector's gradient is the sum of the other two, multiplied in float32.
+    torch.testing.assert_close(x.grad, x.detach().sum(1, keepdim=True) - x.detach())
+
+
 def test_the_cross_network_is_its_equation():
     net = LowRankCrossNet(5, num_layers=2, low_rank=3)
     x_0 = torch.randn(4, 5)

@@ -10,9 +10,11 @@ median over the rounds.
 * ``tessera RankingModel``: the same, and also what the trainer does around it: raw ids hashed
   with murmur3, missing dense values encoded.  More work than the others do.
 
-The ratio is to the faster of the two plain loops.
+The ratio is to the faster of the two plain loops.  ``MLPs`` says how large the dense part is,
+which all contenders share: ``large`` is 512-256 on both sides, ``small`` 128-64, and ``none``
+leaves it out (lookups, their backward and the tables' update only).
 
-    python -m tessera.training.bench.train_speed [--rounds 7] [--threads 2] [--arch large|small]
+    python -m tessera.training.bench.train_speed [--rounds 7] [--threads 2] [--arch large|small|none] [--bf16]
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ LEARNING_RATE = 0.01
 ARCHS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "large": ((512, 256), (512, 256)),
     "small": ((128, 64), (128, 64)),
+    "none": ((), ()),
 }
 NAMES = [f"f{index}" for index in range(F_SPARSE)]
 
@@ -95,7 +98,7 @@ def layers(size_in: int, sizes: tuple[int, ...]) -> list[nn.Module]:
 
 
 class PlainDLRM(nn.Module):
-    """DLRM as a torch user writes it."""
+    """DLRM as a torch user writes it; without layers, the sum of all looked-up numbers."""
 
     def __init__(self, dense: tuple[int, ...], over: tuple[int, ...], *, one_table: bool) -> None:
         super().__init__()
@@ -105,91 +108,114 @@ class PlainDLRM(nn.Module):
             for _ in range(tables)
         )
         self.one_table = one_table
+        self.shift = torch.arange(F_SPARSE).unsqueeze(1) * ROWS
+        self.only_tables = not over
+        if self.only_tables:
+            return
         self.bottom = nn.Sequential(*layers(F_DENSE, (*dense, DIM)))
         pairs = F_SPARSE * (F_SPARSE + 1) // 2
         self.top = nn.Sequential(*layers(DIM + pairs, over), nn.Linear(over[-1], 1))
         lower = torch.tril_indices(F_SPARSE + 1, F_SPARSE + 1, offset=-1)
         self.pairs = lower[0] * (F_SPARSE + 1) + lower[1]
-        self.shift = torch.arange(F_SPARSE).unsqueeze(1) * ROWS
 
     def forward(self, batch: RawBatch) -> Tensor:
         """Logits ``[B]``."""
-        size = batch.dense.size(0)
+        sparse = self.look_up(batch)
+        if self.only_tables:
+            return sparse.flatten(1).sum(1)
         bottom = self.bottom(batch.dense)
-        if self.one_table:
-            ids = (batch.ids_FB + self.shift).t().flatten()
-            sparse = self.bags[0](ids, torch.arange(ids.numel() + 1)).view(size, F_SPARSE, DIM)
-            vectors = torch.cat([bottom.unsqueeze(1), sparse], dim=1)
-        else:
-            offsets = torch.arange(size + 1)
-            looked_up = [
-                bag(ids, offsets) for bag, ids in zip(self.bags, batch.ids_FB, strict=True)
-            ]
-            vectors = torch.stack([bottom, *looked_up], dim=1)
+        vectors = torch.cat([bottom.unsqueeze(1), sparse], dim=1)
         dots = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
         logits: Tensor = self.top(torch.cat([bottom, dots.index_select(1, self.pairs)], dim=1))
         return logits.squeeze(1)
+
+    def look_up(self, batch: RawBatch) -> Tensor:
+        """``[B, 26, D]``."""
+        size = batch.dense.size(0)
+        if self.one_table:
+            ids = (batch.ids_FB + self.shift).t().flatten()
+            looked_up: Tensor = self.bags[0](ids, torch.arange(ids.numel() + 1))
+            return looked_up.view(size, F_SPARSE, DIM)
+        offsets = torch.arange(size + 1)
+        return torch.stack(
+            [bag(ids, offsets) for bag, ids in zip(self.bags, batch.ids_FB, strict=True)], dim=1
+        )
 
 
 Step = Callable[[RawBatch], None]
 
 
-def make_step(score: Callable[[RawBatch], Tensor], optimizer: torch.optim.Optimizer) -> Step:
+def make_step(
+    score: Callable[[RawBatch], Tensor], optimizer: torch.optim.Optimizer, *, bf16: bool
+) -> Step:
     loss_fn = nn.BCEWithLogitsLoss()
 
     def step(batch: RawBatch) -> None:
         optimizer.zero_grad()
-        loss_fn(score(batch), batch.labels).backward()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+            logits = score(batch)
+        loss_fn(logits.float(), batch.labels).backward()
         optimizer.step()
 
     return step
 
 
-def plain_step(arch: str, *, one_table: bool) -> Step:
+def plain_step(arch: str, *, one_table: bool, bf16: bool) -> Step:
     model = PlainDLRM(*ARCHS[arch], one_table=one_table)
-    return make_step(model, torch.optim.Adagrad(model.parameters(), lr=LEARNING_RATE))
+    return make_step(model, torch.optim.Adagrad(model.parameters(), lr=LEARNING_RATE), bf16=bf16)
 
 
-def fused_step(model: nn.Module, score: Callable[[nn.Module, RawBatch], Tensor]) -> Step:
+def fused_step(
+    model: nn.Module, score: Callable[[nn.Module, RawBatch], Tensor], *, bf16: bool
+) -> Step:
     sharder = EmbeddingBagCollectionSharder({"learning_rate": LEARNING_RATE})
     dmp = DistributedModelParallel(model, sharders=[sharder])
-    dense = KeyedOptimizerWrapper(
-        dict(in_backward_optimizer_filter(dmp.named_parameters())),
-        lambda params: torch.optim.Adagrad(params, lr=LEARNING_RATE),
+    parts = [dmp.fused_optimizer]
+    if dense := dict(in_backward_optimizer_filter(dmp.named_parameters())):
+        parts.append(
+            KeyedOptimizerWrapper(dense, lambda p: torch.optim.Adagrad(p, lr=LEARNING_RATE))
+        )
+    optimizer = CombinedOptimizer(parts)
+    return make_step(lambda batch: score(dmp, batch), optimizer, bf16=bf16)
+
+
+def tables() -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(
+        [EmbeddingBagConfig(ROWS, DIM, name=f"t_{n}", feature_names=[n]) for n in NAMES],
+        device="meta",
     )
-    optimizer = CombinedOptimizer([dmp.fused_optimizer, dense])
-    return make_step(lambda batch: score(dmp, batch), optimizer)
 
 
-def dlrm_step(arch: str) -> Step:
+def tables_step(*, bf16: bool) -> Step:
+    return fused_step(tables(), lambda dmp, batch: dmp(batch.kjt()).values().sum(1), bf16=bf16)
+
+
+def dlrm_step(arch: str, *, bf16: bool) -> Step:
     dense, over = ARCHS[arch]
-    tables = [EmbeddingBagConfig(ROWS, DIM, name=f"t_{n}", feature_names=[n]) for n in NAMES]
-    collection = EmbeddingBagCollection(tables, device="meta")
-    model = DLRM(collection, F_DENSE, [*dense, DIM], [*over, 1])
-    return fused_step(model, lambda dmp, batch: dmp(batch.dense, batch.kjt()).squeeze(1))
+    model = DLRM(tables(), F_DENSE, [*dense, DIM], [*over, 1])
+    return fused_step(model, lambda dmp, batch: dmp(batch.dense, batch.kjt()).squeeze(1), bf16=bf16)
 
 
-def ranking_step(arch: str) -> Step:
+def ranking_step(arch: str, *, bf16: bool) -> Step:
     dense, over = ARCHS[arch]
     config = ModelConfig(embedding_dim=DIM, rows=ROWS, dense_layers=dense, over_layers=over)
     model = build_ranking_model(config, [f"d{i}" for i in range(F_DENSE)], NAMES, device="meta")
-    return fused_step(model, lambda dmp, batch: dmp(batch.dense, batch.kjt()))
+    return fused_step(model, lambda dmp, batch: dmp(batch.dense, batch.kjt()), bf16=bf16)
 
 
 def measure(contenders: dict[str, Step], batches: list[RawBatch], rounds: int) -> dict[str, float]:
-    """Median samples per second of each contender."""
+    """Median samples per second of each contender; they take turns after every batch."""
     for step in contenders.values():
         for batch in batches[:2]:
             step(batch)
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    speeds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
-        for name, step in contenders.items():
-            start = time.perf_counter()
-            for batch in batches:
+        for batch in batches:
+            for name, step in contenders.items():
+                start = time.perf_counter()
                 step(batch)
-            seconds[name].append(time.perf_counter() - start)
-    samples = sum(batch.labels.numel() for batch in batches)
-    return {name: samples / statistics.median(times) for name, times in seconds.items()}
+                speeds[name].append(batch.labels.numel() / (time.perf_counter() - start))
+    return {name: statistics.median(values) for name, values in speeds.items()}
 
 
 def machine() -> str:
@@ -201,13 +227,28 @@ def machine() -> str:
     return f"{model}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
+def make_contenders(arch: str, *, bf16: bool) -> dict[str, Step]:
+    contenders = {
+        "torch, table by table": plain_step(arch, one_table=False, bf16=bf16),
+        "torch, one big table": plain_step(arch, one_table=True, bf16=bf16),
+    }
+    if arch == "none":
+        return {**contenders, "tessera tables": tables_step(bf16=bf16)}
+    return {
+        **contenders,
+        "tessera DLRM": dlrm_step(arch, bf16=bf16),
+        "tessera RankingModel": ranking_step(arch, bf16=bf16),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each contender (7)")
-    parser.add_argument("--batches", type=int, default=4, help="steps per turn (4)")
+    parser.add_argument("--rounds", type=int, default=7, help="passes over the batches (7)")
+    parser.add_argument("--batches", type=int, default=4, help="different batches (4)")
     parser.add_argument("--batch-size", type=int, default=4096, help="samples (4096)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads")
     parser.add_argument("--arch", choices=ARCHS, action="append", help="MLP sizes (all)")
+    parser.add_argument("--bf16", action="store_true", help="all under bfloat16 autocast (no)")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -217,12 +258,7 @@ def main() -> None:
     for arch in args.arch or list(ARCHS):
         for ids in ("uniform", "power-law"):
             torch.manual_seed(0)
-            contenders = {
-                "torch, table by table": plain_step(arch, one_table=False),
-                "torch, one big table": plain_step(arch, one_table=True),
-                "tessera DLRM": dlrm_step(arch),
-                "tessera RankingModel": ranking_step(arch),
-            }
+            contenders = make_contenders(arch, bf16=args.bf16)
             batches = draw_batches(ids, args.batches, args.batch_size)
             speeds = measure(contenders, batches, args.rounds)
             peer = max(speed for name, speed in speeds.items() if name.startswith("torch"))

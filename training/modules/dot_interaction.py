@@ -32,8 +32,8 @@ class _PairDots(torch.autograd.Function):
         x_BFD, places_FF = ctx.saved_tensors
         (grad_BP,) = grads
         features = x_BFD.size(1)
-        # Column P is the diagonal's zero.
-        padded = nn.functional.pad(grad_BP, (0, 1))
+        # Column P is the diagonal's zero.  Under autocast the pairs are narrower than ``x``.
+        padded = nn.functional.pad(grad_BP.to(x_BFD.dtype), (0, 1))
         symmetric_BFF = padded.index_select(1, places_FF).view(-1, features, features)
         return torch.bmm(symmetric_BFF, x_BFD), None, None
 
