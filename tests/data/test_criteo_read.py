@@ -1,11 +1,6 @@
 from __future__ import annotations
 
 import gzip
-import os
-import signal
-import subprocess
-import sys
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -136,41 +131,3 @@ def test_a_file_that_is_no_gzip_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"absent\.tsv"):
         read([tmp_path / "absent.tsv"])
-
-
-_READS_SLOWLY = """
-import multiprocessing, sys
-from pathlib import Path
-from tessera.training.data import criteo_read
-if __name__ == "__main__":
-    criteo_read.TASK_BYTES = 10_000
-    for part in criteo_read.read_criteo([Path(sys.argv[1])], workers=2):
-        print(*[child.pid for child in multiprocessing.active_children()], flush=True)
-        sys.stdin.read()
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
-def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
-    file, script = tmp_path / "a.tsv", tmp_path / "reads_slowly.py"
-    file.write_bytes(plain.random_text(0, 500))
-    script.write_text(_READS_SLOWLY)
-    with subprocess.Popen(
-        [sys.executable, script, file], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as reader:
-        assert reader.stdout is not None
-        workers = [int(pid) for pid in reader.stdout.readline().split()]
-        assert len(workers) == 2
-        os.kill(reader.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 20
-        while any(map(_runs, workers)) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not any(map(_runs, workers))
-
-
-def _runs(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"

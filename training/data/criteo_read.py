@@ -83,8 +83,7 @@ def read_criteo(files: Iterable[Path], *, workers: int = 0) -> Iterator[Part]:
     Args:
         files: Criteo's text; a name ending in ``.gz`` says that it is compressed.
         workers: parsing processes; below 2, or where all the text fits two tasks, none but
-            this one.  They are spawned, so a script that asks for them needs the usual
-            ``if __name__ == "__main__":``.
+            this one.
 
     Raises:
         UserError: a file is not there, is not readable, or is not whole gzip.
