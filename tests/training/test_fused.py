@@ -229,6 +229,17 @@ def test_a_new_learning_rate_holds_from_the_next_forward_on():
         torch.testing.assert_close(before - row, torch.full_like(row, expected))
 
 
+def test_a_new_eps_holds_from_the_next_forward_on():
+    fused = fuse(collection(), learning_rate=1.0)
+    fused.fused_optimizer.param_groups[0]["eps"] = 1e6
+    kjt = KeyedJaggedTensor(list(ROWS), torch.tensor([3]), lengths=torch.tensor([1, 0, 0, 0]))
+    row = fused.state_dict()["embedding_bags.shared.weight"][3]
+    before = row.clone()
+    fused(kjt)["x"].sum().backward()
+    # A gradient of ones over (1 + eps) instead of over 1.
+    torch.testing.assert_close(before - row, torch.full_like(row, 1e-6), rtol=0, atol=1e-7)
+
+
 def test_lookups_without_gradients_change_nothing():
     fused = fuse(collection(), learning_rate=1.0)
     before = copy.deepcopy(fused.state_dict())
@@ -350,6 +361,19 @@ def test_more_than_one_rank_is_refused(monkeypatch):
         DistributedModelParallel(collection())
     with pytest.raises(ValueError, match="rank is 2 in a world of 2"):
         ShardingEnv.from_local(2, 2)
+
+
+def test_an_environment_is_read_from_a_process_group(tmp_path):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
+    )
+    try:
+        env = ShardingEnv.from_process_group(torch.distributed.group.WORLD)
+        assert (env.world_size, env.rank) == (1, 0)
+        kjt = KeyedJaggedTensor(list(ROWS), torch.tensor([3]), lengths=torch.tensor([1, 0, 0, 0]))
+        assert DistributedModelParallel(collection(), env=env)(kjt).values().shape == (1, 32)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_what_would_cut_the_tables_from_their_operator_is_refused():

@@ -166,7 +166,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
             self.reset_parameters()
             return
         for name, bag in module.embedding_bags.items():
-            self._weight(name).copy_(bag.weight)  # type: ignore[arg-type] # a module's attribute
+            assert isinstance(bag, nn.EmbeddingBag)
+            self._weight(name).copy_(bag.weight)
 
     def _weight(self, table: str) -> Tensor:
         weight = self.embedding_bags[table].weight

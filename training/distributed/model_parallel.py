@@ -80,6 +80,7 @@ class DistributedModelParallel(nn.Module):
         self._data_parallel_wrapper = data_parallel_wrapper
         self._data_parallel_done = False
         self._dmp_wrapped_module = self._shard(module)
+        self._fused_optimizer = self._combine_fused_optimizers()
         if init_parameters:
             self._init_parameters()
         if init_data_parallel:
@@ -156,14 +157,17 @@ class DistributedModelParallel(nn.Module):
         Raises:
             ValueError: the model has no fused tables.
         """
+        if self._fused_optimizer is None:
+            raise ValueError("the model has no fused tables")
+        return self._fused_optimizer
+
+    def _combine_fused_optimizers(self) -> KeyedOptimizer | None:
         parts: list[KeyedOptimizer | tuple[str, KeyedOptimizer]] = [
             (path, part.fused_optimizer)
             for path, part in self._dmp_wrapped_module.named_modules()
             if isinstance(part, ShardedEmbeddingBagCollection)
         ]
-        if not parts:
-            raise ValueError("the model has no fused tables")
-        return CombinedOptimizer(parts)
+        return CombinedOptimizer(parts) if parts else None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward."""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -245,9 +246,9 @@ class KeyedJaggedTensor:
         if self._offset_per_key is None:
             stride, offsets, count = self.stride(), self.offsets(), len(self._keys)
             if is_traced(self._values, offsets):
-                # 0-dimensional traced tensors: slices take them as bounds.
-                bounds: list[int] = [offsets[key * stride] for key in range(count + 1)]  # type: ignore[misc] # stand in for int while traced
-                self._offset_per_key = bounds
+                # 0-dimensional traced tensors stand in for ints: slices take them as bounds.
+                traced = [offsets[key * stride] for key in range(count + 1)]
+                self._offset_per_key = cast("list[int]", traced)
             elif stride == 0:
                 self._offset_per_key = [0] * (count + 1)
             else:
