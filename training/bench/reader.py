@@ -5,14 +5,12 @@
 Rows come from `tessera datagen`.  "cache" is an epoch of batches in the order of the file, "shuffled" one
 in random order, both to the finished `Batch`; the text's rate is that of the same rows to the end
 of preparation in memory, by one process and by ``--workers``.  Rounds are interleaved and the
-median is printed.  The peer is pandas' C parser on the same file, where pandas is installed (it is
-no dependency of Tessera); it leaves the categories as strings.
+median is printed; torch has one thread, as the little that it does here is not worth more.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import platform
 import statistics
@@ -20,6 +18,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import torch
 
 from tessera.training.data.config import DataConfig
 from tessera.training.data.criteo_read import read_criteo
@@ -43,13 +43,6 @@ def read_batches(view: DatasetView, *, shuffle: bool) -> None:
         pass
 
 
-def parse_with_pandas(file: Path) -> None:
-    import pandas  # type: ignore[import-untyped,import-not-found,unused-ignore]  # noqa: PLC0415 - optional peer
-
-    for _frame in pandas.read_csv(file, sep="\t", header=None, chunksize=1 << 16):
-        pass
-
-
 def seconds(work: Callable[[], None]) -> float:
     start = time.perf_counter()
     work()
@@ -61,6 +54,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=400_000, help="rows (default: 400000)")
     parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
     args = parser.parse_args()
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.tsv"
         generate(file, rows=args.rows, seed=0, workers=args.workers)
@@ -74,8 +68,6 @@ def main() -> None:
             "cache, in order": lambda: read_batches(view, shuffle=False),
             "cache, shuffled": lambda: read_batches(view, shuffle=True),
         }
-        if importlib.util.find_spec("pandas"):
-            ways["text, pandas.read_csv"] = lambda: parse_with_pandas(file)
         times: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(ROUNDS):
             for name, work in ways.items():

@@ -61,6 +61,8 @@ def make_batch(
 ) -> Batch:
     """A `Batch` over the memory of numpy arrays, which nobody may write to afterwards.
 
+    The caller answers for the lengths: none below 0, and their sum is ``N``.
+
     Args:
         dense: ``[B, F_dense]``.
         keys: the ``F`` sparse features' names.
@@ -70,10 +72,16 @@ def make_batch(
     """
     return Batch(
         dense_features=torch.from_numpy(dense),
-        sparse_features=KeyedJaggedTensor(
-            keys=list(keys),
-            values=torch.from_numpy(values),
-            lengths=torch.from_numpy(lengths),
+        sparse_features=KeyedJaggedTensor._trusted(  # noqa: SLF001 - our own arrays; see below
+            # Checking them would be half of a batch's cost, and would wake torch's threads in
+            # the middle of the step that they are busy with.
+            list(keys),
+            torch.from_numpy(values),
+            None,
+            torch.from_numpy(lengths),
+            None,
+            len(labels),
+            None,
         ),
         labels=torch.from_numpy(labels),
     )
