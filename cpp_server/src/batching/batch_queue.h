@@ -1,0 +1,79 @@
+// Where requests wait and workers take batches: the one place where the front end's threads
+// and the workers meet.
+//
+// The queue, the policy's view of it and the cost model are behind one mutex that is held for
+// a push or a cut and for nothing else: no request is answered, no metric's lock is taken and
+// nothing is computed under it. A thread of its own between the two would cost every request
+// two more context switches.
+//
+// Contract: every method may be called from any thread. submit, observe and drain do not
+// block (beyond the mutex); next blocks until there is a batch. Dropped parts are handed to
+// the caller, who drops their requests.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "batching/cost_model.h"
+#include "batching/pending.h"
+#include "batching/policy.h"
+#include "batching/request_queue.h"
+#include "common/clock.h"
+
+namespace tessera {
+
+struct CutBatch {
+  std::vector<Part> parts;
+  std::vector<DroppedPart> dropped;
+  CutReason reason = CutReason::kIdle;
+};
+
+struct QueueDepth {
+  std::int64_t entries = 0;
+  std::int64_t samples = 0;
+};
+
+class BatchQueue {
+ public:
+  // `clock` must outlive the queue.
+  BatchQueue(QueueLimits queue_limits, BatchLimits batch_limits, const Clock& clock)
+      : queue_limits_(queue_limits), batch_limits_(batch_limits), clock_(clock),
+        queue_(queue_limits) {}
+
+  const BatchLimits& batch_limits() const { return batch_limits_; }
+
+  // Lets the request's parts wait and takes responsibility for it. Otherwise (the queue is
+  // full) the status says why, and the request is still the caller's.
+  Status submit(std::vector<Part> parts, std::vector<DroppedPart>& dropped);
+
+  // Fills `batch`, whose memory is reused, with at least one living or dropped part. False:
+  // the queue is closed and empty.
+  bool next(CutBatch& batch);
+
+  // What a forward pass took, for the policy's estimate.
+  void observe(std::int64_t samples, Duration took);
+
+  // From now on batches are cut without waiting for company.
+  void drain();
+
+  // Wakes every worker; next returns false once nothing is queued.
+  void close();
+
+  QueueDepth depth() const;
+
+ private:
+  const QueueLimits queue_limits_;
+  const BatchLimits batch_limits_;
+  const Clock& clock_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  RequestQueue queue_;       // guarded by mutex_
+  CostModel cost_;           // guarded by mutex_
+  int idle_workers_ = 0;     // guarded by mutex_
+  bool draining_ = false;    // guarded by mutex_
+  bool closed_ = false;      // guarded by mutex_
+};
+
+}  // namespace tessera

@@ -1,0 +1,57 @@
+// Runs one batch: merge, forward, split. A batch that fails is run again request by request,
+// so that one bad request never fails its neighbours.
+//
+// Contract: an Executor is owned by one worker thread. execute blocks while the model
+// computes, calls deliver or drop once for every part, and does not throw for what a model
+// may throw.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "batching/merger.h"
+#include "batching/pending.h"
+#include "common/clock.h"
+#include "model/runner.h"
+#include "package/schema.h"
+
+namespace tessera {
+
+// Told of what happens to batches; calls come from the worker's thread.
+class ExecutionObserver {
+ public:
+  virtual ~ExecutionObserver() = default;
+  // A forward pass succeeded and its scores were split in `split`.
+  virtual void on_pass(const PassTimings& pass, Duration split) = 0;
+  // A batch of several parts failed; each is tried alone.
+  virtual void on_retry(std::size_t parts, const std::string& error) = 0;
+  // A part failed alone. Returns what its client is told.
+  virtual Status on_failure(const std::string& error) = 0;
+};
+
+class Executor {
+ public:
+  // All references must outlive the executor.
+  Executor(const InputSchema& schema, Runner& runner, const Clock& clock,
+           ExecutionObserver& observer);
+
+  void execute(std::span<const Part> parts);
+
+  std::size_t buffer_bytes() const { return merger_.bytes(); }
+
+ private:
+  // Scores of all parts, or throws what the model threw.
+  void run(std::span<const Part> parts);
+
+  const InputSchema& schema_;
+  Runner& runner_;
+  const Clock& clock_;
+  ExecutionObserver& observer_;
+  Merger merger_;
+  std::vector<OutputView> views_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,103 @@
+#include "batching/request_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera {
+
+std::optional<RejectReason> death(const Part& part, TimePoint now) {
+  // gRPC cancels a call when its deadline passes, so the deadline is looked at first.
+  if (now >= part.request->deadline) return RejectReason::kDeadline;
+  if (part.request->dead()) return RejectReason::kCancelled;
+  return std::nullopt;
+}
+
+bool RequestQueue::fits(std::int64_t entries, std::int64_t samples) const {
+  return entries_ + entries <= limits_.max_entries && samples_ + samples <= limits_.max_samples;
+}
+
+void RequestQueue::forget(const Part& part) {
+  entries_ -= 1;
+  samples_ -= part.samples();
+  ids_ -= part.ids;
+}
+
+bool RequestQueue::push(std::vector<Part>& parts, TimePoint now,
+                        std::vector<DroppedPart>& dropped) {
+  const auto count = static_cast<std::int64_t>(parts.size());
+  std::int64_t samples = 0;
+  for (const Part& part : parts) samples += part.samples();
+  if (!fits(count, samples)) {
+    purge(now, dropped);
+    if (!fits(count, samples)) return false;
+  }
+  std::deque<Part>& level = by_priority_[parts.front().request->priority];
+  for (Part& part : parts) {
+    entries_ += 1;
+    samples_ += part.samples();
+    ids_ += part.ids;
+    level.push_back(std::move(part));
+  }
+  return true;
+}
+
+void RequestQueue::purge(TimePoint now, std::vector<DroppedPart>& dropped) {
+  for (auto level = by_priority_.begin(); level != by_priority_.end();) {
+    std::deque<Part> living;
+    for (Part& part : level->second) {
+      const auto reason = death(part, now);
+      if (reason.has_value()) {
+        forget(part);
+        dropped.push_back({std::move(part), *reason});
+      } else {
+        living.push_back(std::move(part));
+      }
+    }
+    level->second = std::move(living);
+    level = level->second.empty() ? by_priority_.erase(level) : std::next(level);
+  }
+}
+
+void RequestQueue::cut(std::int64_t max_samples, std::int64_t max_ids, TimePoint now,
+                       std::vector<Part>& taken, std::vector<DroppedPart>& dropped) {
+  std::int64_t samples = 0;
+  std::int64_t ids = 0;
+  while (!by_priority_.empty()) {
+    const auto level = by_priority_.begin();
+    std::deque<Part>& parts = level->second;
+    while (!parts.empty()) {
+      Part& part = parts.front();
+      const auto reason = death(part, now);
+      const bool full = samples + part.samples() > max_samples || ids + part.ids > max_ids;
+      if (!reason.has_value() && !taken.empty() && full) return;
+      forget(part);
+      if (reason.has_value()) {
+        dropped.push_back({std::move(part), *reason});
+      } else {
+        samples += part.samples();
+        ids += part.ids;
+        taken.push_back(std::move(part));
+      }
+      parts.pop_front();
+    }
+    by_priority_.erase(level);
+  }
+}
+
+TimePoint RequestQueue::oldest() const {
+  TimePoint oldest = kNever;
+  for (const auto& [priority, parts] : by_priority_) {
+    oldest = std::min(oldest, parts.front().request->arrival);
+  }
+  return oldest;
+}
+
+TimePoint RequestQueue::earliest_deadline() const {
+  TimePoint earliest = kNever;
+  for (const auto& [priority, parts] : by_priority_) {
+    for (const Part& part : parts) earliest = std::min(earliest, part.request->deadline);
+  }
+  return earliest;
+}
+
+}  // namespace tessera

@@ -1,0 +1,69 @@
+// The bounded queue of one model. Order: higher priority first, then arrival. A part whose
+// request was cancelled, has failed or has passed its deadline is dropped when a batch is cut
+// or when its place is needed, never computed.
+//
+// Contract: not thread-safe (BatchQueue guards it); no clock of its own; never blocks. It does
+// not own the requests behind its parts, which live until their parts have been delivered or
+// dropped.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "batching/pending.h"
+#include "common/clock.h"
+
+namespace tessera {
+
+struct QueueLimits {
+  std::int64_t max_entries = 4'096;
+  std::int64_t max_samples = 65'536;
+};
+
+// A part that will not be computed; the caller drops it with this reason, outside any lock.
+struct DroppedPart {
+  Part part;
+  RejectReason reason;
+};
+
+class RequestQueue {
+ public:
+  explicit RequestQueue(QueueLimits limits) : limits_(limits) {}
+
+  // Takes all of `parts` (of one request), or none: false when there is no room even without
+  // the dead ones, which are moved to `dropped`.
+  bool push(std::vector<Part>& parts, TimePoint now, std::vector<DroppedPart>& dropped);
+
+  // Moves the first parts that fit together to `taken` and the dead ones before them to
+  // `dropped`. The first living part is taken whatever its size, so that none waits for ever.
+  void cut(std::int64_t max_samples, std::int64_t max_ids, TimePoint now,
+           std::vector<Part>& taken, std::vector<DroppedPart>& dropped);
+
+  std::int64_t entries() const { return entries_; }
+  std::int64_t samples() const { return samples_; }
+  std::int64_t ids() const { return ids_; }
+
+  // When the part that waits longest came; kNever when none waits.
+  TimePoint oldest() const;
+  // The next deadline of a waiting part; kNever when there is none. Looks at every part.
+  TimePoint earliest_deadline() const;
+
+ private:
+  bool fits(std::int64_t entries, std::int64_t samples) const;
+  void purge(TimePoint now, std::vector<DroppedPart>& dropped);
+  void forget(const Part& part);
+
+  QueueLimits limits_;
+  std::map<std::int32_t, std::deque<Part>, std::greater<>> by_priority_;
+  std::int64_t entries_ = 0;
+  std::int64_t samples_ = 0;
+  std::int64_t ids_ = 0;
+};
+
+// Why `part` must not be computed, if it must not.
+std::optional<RejectReason> death(const Part& part, TimePoint now);
+
+}  // namespace tessera

@@ -1,0 +1,31 @@
+// Time as the server sees it: monotonic, and injected wherever a decision depends on it, so
+// that tests decide what time it is and never sleep.
+//
+// Contract: Clock::now may be called from any thread and does not block.
+#pragma once
+
+#include <chrono>
+
+namespace tessera {
+
+using Duration = std::chrono::nanoseconds;
+using TimePoint = std::chrono::time_point<std::chrono::steady_clock, Duration>;
+
+inline constexpr TimePoint kNever = TimePoint::max();
+
+inline double seconds(Duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual TimePoint now() const = 0;
+};
+
+class SteadyClock final : public Clock {
+ public:
+  TimePoint now() const override { return std::chrono::steady_clock::now(); }
+};
+
+}  // namespace tessera

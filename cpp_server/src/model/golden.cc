@@ -1,0 +1,134 @@
+#include "model/golden.h"
+
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "common/text.h"
+#include "package/safetensors.h"
+#include "request/packed.h"
+
+namespace tessera {
+namespace {
+
+// TorchScript's executor plans anew for the first calls it sees: it profiles one, optimizes
+// at the second, and the third is the steady state.
+constexpr int kWarmUpCalls = 3;
+constexpr std::int64_t kWarmUpBatchSizes[] = {1, 2, 8, 64};
+
+using Tensors = std::map<std::string, TensorView>;
+
+const TensorView& tensor_at(const Tensors& tensors, const std::string& name) {
+  const auto found = tensors.find(name);
+  if (found == tensors.end()) throw std::runtime_error("golden.bin lacks tensor '" + name + "'");
+  return found->second;
+}
+
+template <typename T>
+std::vector<T> numbers(const TensorView& view, const char* dtype) {
+  if (view.dtype != dtype) {
+    throw std::runtime_error(text("golden.bin: expected ", dtype, ", found ", view.dtype));
+  }
+  std::vector<T> values(view.bytes.size() / sizeof(T));
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = load<T>(view.bytes.data(), i);
+  return values;
+}
+
+// One group of the recorded inputs, and the memory under it.
+struct Recorded {
+  std::vector<std::int32_t> lengths;
+  std::vector<std::int64_t> values;
+  std::vector<float> weights;
+
+  HostGroup host() { return {lengths, values, weights}; }
+};
+
+Recorded read_group(const Tensors& tensors, const std::string& prefix, bool weighted) {
+  Recorded group;
+  group.lengths = numbers<std::int32_t>(tensor_at(tensors, prefix + "_lengths"), "I32");
+  const TensorView& ids = tensor_at(tensors, prefix + "_values");
+  if (ids.dtype == "I32") {
+    for (const std::int32_t id : numbers<std::int32_t>(ids, "I32")) group.values.push_back(id);
+  } else {
+    group.values = numbers<std::int64_t>(ids, "I64");
+  }
+  if (weighted) group.weights = numbers<float>(tensor_at(tensors, prefix + "_weights"), "F32");
+  return group;
+}
+
+void compare(const OutputSpec& output, std::span<const float> found,
+             const std::vector<float>& golden, const Manifest& manifest) {
+  if (found.size() != golden.size()) {
+    throw std::runtime_error(text("does not give its golden answers: output '", output.name,
+                                  "' has ", found.size(), " numbers, recorded were ",
+                                  golden.size()));
+  }
+  for (std::size_t i = 0; i < golden.size(); ++i) {
+    const double bound = manifest.golden_atol + manifest.golden_rtol * std::abs(golden[i]);
+    // Written so that a NaN fails.
+    if (!(std::abs(double{found[i]} - double{golden[i]}) <= bound)) {
+      throw std::runtime_error(
+          text("does not give its golden answers: output '", output.name, "' of golden sample ",
+               i / static_cast<std::size_t>(output.width), " is ", found[i], ", recorded was ",
+               golden[i]));
+    }
+  }
+}
+
+}  // namespace
+
+void replay_golden(Runner& runner, const Manifest& manifest,
+                   std::span<const std::byte> content) {
+  Tensors tensors;
+  try {
+    tensors = read_safetensors(content);
+  } catch (const std::invalid_argument& error) {
+    throw std::runtime_error(text("golden.bin cannot be read: ", error.what()));
+  }
+  const TensorView& dense_view = tensor_at(tensors, "in.float_features");
+  std::vector<float> dense = numbers<float>(dense_view, "F32");
+  const auto dense_features = static_cast<std::int64_t>(manifest.schema.dense_features.size());
+  if (dense_view.shape.size() != 2 || dense_view.shape[1] != dense_features) {
+    throw std::runtime_error("golden.bin: in.float_features does not fit the schema");
+  }
+  Recorded plain = read_group(tensors, "in.id_list_features", /*weighted=*/false);
+  Recorded scored = read_group(tensors, "in.id_score_list_features", /*weighted=*/true);
+  HostBatch batch{.samples = dense_view.shape[0],
+                  .dense_features = dense_features,
+                  .dense = dense,
+                  .id_list = plain.host(),
+                  .id_score_list = scored.host()};
+  const auto scores = runner.forward(batch);
+  for (std::size_t i = 0; i < manifest.schema.outputs.size(); ++i) {
+    const OutputSpec& output = manifest.schema.outputs[i];
+    const auto golden = numbers<float>(tensor_at(tensors, "out." + output.name), "F32");
+    compare(output, scores->output(i), golden, manifest);
+  }
+}
+
+void warm_up(Runner& runner, const InputSchema& schema) {
+  for (const std::int64_t samples : kWarmUpBatchSizes) {
+    for (int call = 0; call < kWarmUpCalls; ++call) {
+      const auto B = static_cast<std::size_t>(samples);
+      std::vector<float> dense(B * schema.dense_features.size());
+      const auto group = [&](Group kind, bool weighted) {
+        // One id per bag.
+        const std::size_t bags = B * schema.group(kind).size();
+        return Recorded{std::vector<std::int32_t>(bags, 1), std::vector<std::int64_t>(bags),
+                     std::vector<float>(weighted ? bags : 0)};
+      };
+      Recorded plain = group(Group::kIdList, false);
+      Recorded scored = group(Group::kIdScoreList, true);
+      runner.forward({.samples = samples,
+                      .dense_features = static_cast<std::int64_t>(schema.dense_features.size()),
+                      .dense = dense,
+                      .id_list = plain.host(),
+                      .id_score_list = scored.host()});
+    }
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,70 @@
+#include "model/loader.h"
+
+#include <stdexcept>
+
+#include "common/text.h"
+#include "model/golden.h"
+#include "model/operator_libraries.h"
+#include "model/torchscript_runner.h"
+#include "package/package_error.h"
+#include "package/records.h"
+#include "package/verify.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::uint64_t kMaxGoldenBytes = 256ULL << 20;
+
+std::string printed(MajorMinor version) { return text(version.first, ".", version.second); }
+
+void check_torch(const std::string& path, const Manifest& manifest) {
+  const MajorMinor running = major_minor(torch_version());
+  if (running < manifest.torch_min || running >= manifest.torch_below) {
+    throw PackageError(path, text("needs torch >=", printed(manifest.torch_min), ",<",
+                                  printed(manifest.torch_below), ", running is ",
+                                  torch_version(),
+                                  "; build the server with a torch of that range or package "
+                                  "the model again"));
+  }
+}
+
+}  // namespace
+
+LoadedPackage load_package(const std::string& path, const LoadOptions& options) {
+  const TimePoint begin = std::chrono::steady_clock::now();
+  const auto file = std::make_shared<const PackageFile>(path);
+  const Records records(*file);
+  LoadedPackage package;
+  package.manifest = read_manifest(records);
+  const Manifest& manifest = package.manifest;
+  package.sha256 = verify_records(records, manifest);
+  if (manifest.device != options.device) {
+    throw PackageError(path, text("was packaged for device '", manifest.device,
+                                  "', asked for is '", options.device, "'"));
+  }
+  check_torch(path, manifest);
+  try {
+    load_operator_libraries(manifest.operator_libraries, options.library_folders);
+  } catch (const LibraryError& error) {
+    throw PackageError(path, error.what());
+  }
+  auto runner = std::make_unique<TorchScriptRunner>(file, manifest.schema);
+  file->check_unchanged();
+  runner->prepare_thread(1);
+  try {
+    warm_up(*runner, manifest.schema);
+    if (options.verify_golden) {
+      replay_golden(*runner, manifest, records.read(kGoldenRecord, kMaxGoldenBytes));
+    }
+  } catch (const PackageError&) {
+    throw;
+  } catch (const std::exception& error) {
+    const std::string message = error.what();
+    throw PackageError(path, message.substr(0, message.find('\n')));
+  }
+  package.runner = std::move(runner);
+  package.load_time = std::chrono::steady_clock::now() - begin;
+  return package;
+}
+
+}  // namespace tessera

@@ -1,0 +1,39 @@
+// From a package file to something that answers: check everything, then open, then warm up.
+//
+// The order is the safety: the file is read as a plain zip, its manifest understood, every
+// record's hash compared, torch's version checked and the operator libraries loaded, and only
+// then does torch open the archive. A file that fails a check has run nothing.
+//
+// Contract: load_package blocks for as long as all this takes; one call at a time. Side
+// effect: torch's fusion strategy for the process is set to no fusion.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/clock.h"
+#include "model/runner.h"
+#include "package/manifest.h"
+
+namespace tessera {
+
+struct LoadOptions {
+  std::string device = "cpu";
+  bool verify_golden = true;
+  std::vector<std::filesystem::path> library_folders;
+};
+
+// A package that has passed every check and is ready for its first request.
+struct LoadedPackage {
+  Manifest manifest;
+  std::unique_ptr<Runner> runner;
+  std::string sha256;  // of the whole file, lower-case hex
+  Duration load_time{0};
+};
+
+// Throws PackageError naming the file and why it is not served.
+LoadedPackage load_package(const std::string& path, const LoadOptions& options);
+
+}  // namespace tessera

@@ -1,0 +1,98 @@
+#include "model/operator_libraries.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <map>
+#include <sstream>
+
+#include "common/text.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kInstall =
+    "install it with: pip install 'tessera[cpu]' (or 'tessera[cuda]' for a GPU), or name its "
+    "folder with --ops-dir";
+
+// The libraries that a package may name, and the operators that loading each must register.
+const std::map<std::string, std::vector<std::string>>& known_libraries() {
+  static const std::map<std::string, std::vector<std::string>> known = {
+      {"fbgemm_gpu_tbe_inference", {"fbgemm::int_nbit_split_embedding_codegen_lookup_function"}},
+      {"fbgemm_gpu_sparse_async_cumsum", {"fbgemm::asynchronous_complete_cumsum"}},
+  };
+  return known;
+}
+
+std::string known_names() {
+  std::string names;
+  for (const auto& [name, operators] : known_libraries()) {
+    names += (names.empty() ? "" : ", ") + name;
+  }
+  return names;
+}
+
+fs::path find_library(const std::string& name, const std::vector<fs::path>& folders) {
+  std::string searched;
+  for (const fs::path& folder : folders) {
+    const fs::path path = folder / (name + ".so");
+    std::error_code ignored;
+    if (fs::is_regular_file(path, ignored)) return path;
+    searched += (searched.empty() ? "" : ", ") + folder.string();
+  }
+  throw LibraryError(text("operator library '", name, "' was not found in ",
+                          searched.empty() ? "any folder" : searched, "; ", kInstall));
+}
+
+}  // namespace
+
+std::vector<fs::path> library_folders(const std::vector<std::string>& given) {
+  std::vector<fs::path> folders(given.begin(), given.end());
+  if (const char* const variable = std::getenv("TESSERA_OPS_DIR"); variable != nullptr) {
+    std::istringstream parts(variable);
+    for (std::string part; std::getline(parts, part, ':');) {
+      if (!part.empty()) folders.emplace_back(part);
+    }
+  }
+  // site-packages/torch/lib/libtorch_cpu.so -> site-packages/fbgemm_gpu
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<const void*>(&c10::Dispatcher::realSingleton), &info) != 0 &&
+      info.dli_fname != nullptr) {
+    std::error_code failed;
+    const fs::path library = fs::canonical(info.dli_fname, failed);
+    if (!failed) {
+      folders.push_back(library.parent_path().parent_path().parent_path() / "fbgemm_gpu");
+    }
+  }
+  return folders;
+}
+
+void load_operator_libraries(const std::vector<std::string>& names,
+                             const std::vector<fs::path>& folders) {
+  for (const std::string& name : names) {
+    const auto known = known_libraries().find(name);
+    if (known == known_libraries().end()) {
+      throw LibraryError(
+          text("operator library '", name, "' is unknown; known are: ", known_names()));
+    }
+    const fs::path path = find_library(name, folders);
+    // Global, because the libraries find each other's symbols that way.
+    if (dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+      const char* const reason = dlerror();
+      throw LibraryError(text("operator library '", name, "' (", path.string(),
+                              ") does not load: ", reason == nullptr ? "unknown" : reason, "; ",
+                              kInstall));
+    }
+    for (const std::string& op : known->second) {
+      if (!c10::Dispatcher::singleton().findSchema({op, ""}).has_value()) {
+        throw LibraryError(text("operator library '", name, "' (", path.string(),
+                                ") does not register ", op, "; ", kInstall));
+      }
+    }
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,61 @@
+// What `tessera/manifest.json` inside a package says, as far as a server needs it.
+// serving/FORMAT.md describes the whole.
+//
+// Contract: plain values, never changed once read.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "package/records.h"
+#include "package/schema.h"
+
+namespace tessera {
+
+inline constexpr int kFormatVersion = 1;
+inline constexpr const char* kManifestRecord = "extra/tessera/manifest.json";
+inline constexpr const char* kGoldenRecord = "extra/tessera/golden.bin";
+
+// A torch release without its patch level.
+using MajorMinor = std::pair<int, int>;
+
+struct RecordInfo {
+  std::string sha256;  // lower-case hex
+  std::uint64_t bytes = 0;
+};
+
+struct Manifest {
+  std::string name;
+  std::string version;
+  std::string created;
+  std::string tessera_version;
+  std::string torch_version;
+  MajorMinor torch_min;    // the oldest torch that may load the package
+  MajorMinor torch_below;  // the first that may not
+  std::vector<std::string> operator_libraries;
+  InputSchema schema;
+  std::string dtype;
+  std::string device;
+  std::uint64_t table_bytes = 0;     // of all tables, as stored
+  std::uint64_t bytes_packaged = 0;  // of all weights
+  int num_shards = 1;
+  double golden_atol = 0;
+  double golden_rtol = 0;
+  std::map<std::string, RecordInfo> records;  // every record but the manifest
+};
+
+// "2.13.0+cpu" -> {2, 13}. Throws std::invalid_argument on anything else.
+MajorMinor major_minor(const std::string& version);
+
+// Reads the manifest's JSON strictly: a key that is missing or unknown, or a value of the
+// wrong type, throws std::invalid_argument naming it.
+Manifest parse_manifest(std::span<const std::byte> json);
+
+// Reads the manifest of an archive. Throws PackageError.
+Manifest read_manifest(const Records& records);
+
+}  // namespace tessera

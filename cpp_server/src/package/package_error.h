@@ -1,0 +1,16 @@
+// The one error of opening a package: which file, and why it is not served.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace tessera {
+
+// what() reads "package PATH: REASON", one line, for the operator to act on.
+class PackageError : public std::runtime_error {
+ public:
+  PackageError(const std::string& path, const std::string& reason)
+      : std::runtime_error("package " + path + ": " + reason) {}
+};
+
+}  // namespace tessera

@@ -1,0 +1,64 @@
+#include "package/package_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "common/text.h"
+#include "package/package_error.h"
+
+namespace tessera {
+namespace {
+
+std::int64_t modified_ns(const struct stat& status) {
+  return std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
+}
+
+}  // namespace
+
+PackageFile::PackageFile(std::string path) : path_(std::move(path)) {
+  // O_NONBLOCK: opening a pipe by mistake must not wait for its writer.
+  descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor_ < 0) {
+    throw PackageError(path_, text("cannot be read: ", std::strerror(errno)));
+  }
+  struct stat status {};
+  const bool known = ::fstat(descriptor_, &status) == 0;
+  if (!known || !S_ISREG(status.st_mode)) {
+    ::close(descriptor_);
+    throw PackageError(path_, "is not a file; give the MODEL.pt that package-model wrote");
+  }
+  size_ = static_cast<std::uint64_t>(status.st_size);
+  modified_ns_ = modified_ns(status);
+}
+
+PackageFile::~PackageFile() { ::close(descriptor_); }
+
+void PackageFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
+  if (offset > size_ || out.size() > size_ - offset) {
+    throw PackageError(path_, text("is damaged or cut short (", out.size(), " bytes at byte ",
+                                   offset, " are beyond its ", size_, " bytes)"));
+  }
+  while (!out.empty()) {
+    const ssize_t got = ::pread(descriptor_, out.data(), out.size(), static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw PackageError(path_, text("cannot be read: ", std::strerror(errno)));
+    if (got == 0) throw PackageError(path_, "was cut short while it was being read");
+    offset += static_cast<std::uint64_t>(got);
+    out = out.subspan(static_cast<std::size_t>(got));
+  }
+}
+
+void PackageFile::check_unchanged() const {
+  struct stat status {};
+  if (::fstat(descriptor_, &status) != 0 || modified_ns(status) != modified_ns_ ||
+      static_cast<std::uint64_t>(status.st_size) != size_) {
+    throw PackageError(path_, "was changed while it was being loaded; load it again");
+  }
+}
+
+}  // namespace tessera

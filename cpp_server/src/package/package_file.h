@@ -1,0 +1,39 @@
+// A package's bytes: one open file that every later step reads, so that all of them (hashing,
+// the manifest, torch) see the same file even when its path is replaced meanwhile.
+//
+// Contract: owns the descriptor. read_at may be called from several threads at once; it
+// blocks on the disk. Everything throws PackageError.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace tessera {
+
+class PackageFile {
+ public:
+  // Opens `path`, which must be a regular file.
+  explicit PackageFile(std::string path);
+  ~PackageFile();
+  PackageFile(const PackageFile&) = delete;
+  PackageFile& operator=(const PackageFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::uint64_t size() const { return size_; }
+
+  // Fills `out` from byte `offset`; the range must lie within the file.
+  void read_at(std::uint64_t offset, std::span<std::byte> out) const;
+
+  // Throws if the file was written to since it was opened.
+  void check_unchanged() const;
+
+ private:
+  std::string path_;
+  int descriptor_ = -1;
+  std::uint64_t size_ = 0;
+  std::int64_t modified_ns_ = 0;
+};
+
+}  // namespace tessera

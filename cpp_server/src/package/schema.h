@@ -1,0 +1,52 @@
+// The description of a served model's inputs and outputs, as the manifest gives it.
+//
+// Contract: plain values, never changed once read; shared freely between threads.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+enum class Group { kIdList, kIdScoreList };
+enum class Hashing { kNone, kModulo, kMurmur3 };
+enum class OutOfRange { kReject, kClamp, kHash };
+
+// One sparse feature and the table that it looks up.
+struct FeatureSpec {
+  std::string name;
+  Group group = Group::kIdList;
+  std::string table;
+  std::int64_t rows = 0;  // of the table
+  std::int64_t dim = 0;
+  std::string pooling;  // "sum" or "mean"
+  Hashing hashing = Hashing::kNone;
+  // What happens under Hashing::kNone to an id outside [0, rows).
+  OutOfRange out_of_range = OutOfRange::kReject;
+};
+
+// One output: [B] when width is 1, else [B, width], float32.
+struct OutputSpec {
+  std::string name;
+  std::int64_t width = 1;
+};
+
+struct InputSchema {
+  std::vector<std::string> dense_features;
+  bool dense_may_be_missing = false;  // NaN stands for a missing value; else NaN is refused
+  std::string dense_transform;
+  std::vector<FeatureSpec> features;
+  std::vector<OutputSpec> outputs;
+
+  // The features of `group`, in the order of that group's lengths.
+  std::vector<FeatureSpec> group(Group group) const {
+    std::vector<FeatureSpec> chosen;
+    for (const FeatureSpec& feature : features) {
+      if (feature.group == group) chosen.push_back(feature);
+    }
+    return chosen;
+  }
+};
+
+}  // namespace tessera

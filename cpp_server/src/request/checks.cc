@@ -1,0 +1,87 @@
+#include "request/checks.h"
+
+#include <cmath>
+#include <numeric>
+
+#include "common/text.h"
+#include "request/packed.h"
+
+namespace tessera {
+
+Status check_size(std::string_view parent, std::string_view field, Bytes content,
+                  std::int64_t count, std::size_t item_bytes, std::string_view type,
+                  std::string_view meaning) {
+  const auto expected = static_cast<std::uint64_t>(count) * item_bytes;
+  if (content.size() == expected) return {};
+  return Status::invalid(text(parent, ".", field, " has ", content.size(),
+                              " bytes, expected ", expected, " (", meaning, " = ", count, " ", type, " numbers)"));
+}
+
+Status read_jagged(std::string_view field, const SparseFeaturesView& message, std::int64_t F,
+                   std::int64_t rows, std::string_view meaning, JaggedView& group) {
+  if (Status status = check_size(field, "lengths", message.lengths, F * rows, 4, "int32", meaning);
+      !status.ok()) {
+    return status;
+  }
+  group.lengths = message.lengths;
+  group.ids.assign(static_cast<std::size_t>(F), 0);
+  std::int64_t total = 0;
+  for (std::int64_t f = 0; f < F; ++f) {
+    std::int64_t sum = 0;
+    std::int32_t least = 0;
+    const std::byte* const row = message.lengths.data() + f * rows * 4;
+    for (std::int64_t b = 0; b < rows; ++b) {
+      const auto length = load<std::int32_t>(row, static_cast<std::size_t>(b));
+      sum += length;
+      least = std::min(least, length);
+    }
+    if (least < 0) {
+      std::size_t b = 0;
+      while (load<std::int32_t>(row, b) >= 0) ++b;
+      return Status::invalid(text(field, ".lengths[", static_cast<std::size_t>(f * rows) + b,
+                                  "] is ", load<std::int32_t>(row, b), ", expected >= 0"));
+    }
+    group.ids[static_cast<std::size_t>(f)] = sum;
+    total += sum;
+  }
+  group.wide = !message.values_int64.empty();
+  if (group.wide) {
+    if (!message.values.empty()) {
+      return Status::invalid(text(field, " has ", message.values.size(), " bytes of values and ",
+                                  message.values_int64.size(),
+                                  " bytes of values_int64, expected only one of the two"));
+    }
+    group.values = message.values_int64;
+    return check_size(field, "values_int64", group.values, total, 8, "int64",
+                      "sum(lengths)");
+  }
+  group.values = message.values;
+  if (total > 0 && group.values.size() == 8 * static_cast<std::uint64_t>(total)) {
+    return Status::invalid(text(field, ".values has ", group.values.size(), " bytes, expected ",
+                                4 * total, " (sum(lengths) = ", total,
+                                " int32 numbers); int64 ids go into values_int64"));
+  }
+  return check_size(field, "values", group.values, total, 4, "int32", "sum(lengths)");
+}
+
+std::int64_t total_ids(const JaggedView& group) {
+  return std::accumulate(group.ids.begin(), group.ids.end(), std::int64_t{0});
+}
+
+std::ptrdiff_t first_not_finite(Bytes floats, bool nan_passes) {
+  const std::size_t count = floats.size() / sizeof(float);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto value = load<float>(floats.data(), i);
+    if (!std::isfinite(value) && !(nan_passes && std::isnan(value))) {
+      return static_cast<std::ptrdiff_t>(i);
+    }
+  }
+  return -1;
+}
+
+std::int64_t id_at(const JaggedView& group, std::size_t index) {
+  return group.wide ? load<std::int64_t>(group.values.data(), index)
+                    : load<std::int32_t>(group.values.data(), index);
+}
+
+}  // namespace tessera

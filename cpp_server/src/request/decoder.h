@@ -1,0 +1,60 @@
+// From a parsed message to a checked request: every size and every id is looked at here,
+// because the operators read past their buffers when sizes disagree.
+//
+// Contract: a RequestDecoder is immutable after construction and used from any number of
+// threads at once. It never blocks. What it refuses it names: field and both numbers.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "common/status.h"
+#include "package/schema.h"
+#include "request/request.h"
+#include "request/wire.h"
+
+namespace tessera {
+
+// The largest request. Shared features count once per sample that uses them.
+struct RequestLimits {
+  std::int64_t max_samples = 16'384;
+  std::int64_t max_ids = 4'194'304;
+};
+
+class RequestDecoder {
+ public:
+  RequestDecoder(const InputSchema& schema, RequestLimits limits);
+
+  // Checks `message` and fills `request`, whose memory is reused. On a refusal `request` is
+  // left in no particular state.
+  Status decode(const PredictionRequestView& message, DecodedRequest& request) const;
+
+ private:
+  // One group's features, by position.
+  struct GroupRules {
+    std::string field;
+    bool weighted = false;
+    std::vector<FeatureSpec> features;
+  };
+
+  Status decode_dense(const FloatFeaturesView& message, std::int64_t B,
+                      DecodedRequest& request) const;
+  Status decode_group(const GroupRules& rules, const SparseFeaturesView& message,
+                      std::int64_t F, std::int64_t B, JaggedView& group) const;
+  Status decode_with_shared(const PredictionRequestView& message, std::int64_t B,
+                            DecodedRequest& request) const;
+  Status check_ids(const GroupRules& rules, std::int64_t B, const JaggedView& group,
+                   std::int64_t& out_of_range) const;
+  Status check_total(std::int64_t ids) const;
+
+  RequestLimits limits_;
+  std::vector<std::string> dense_names_;
+  bool nan_is_missing_;
+  GroupRules plain_;
+  GroupRules scored_;
+  std::unordered_map<std::string, std::size_t> plain_position_;
+};
+
+}  // namespace tessera

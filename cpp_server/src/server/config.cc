@@ -1,0 +1,216 @@
+#include "server/config.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "common/text.h"
+
+namespace tessera {
+namespace {
+
+// One flag: how it is shown, what it says of itself and what it sets.
+struct Flag {
+  std::string name;      // without the dashes
+  std::string metavar;   // empty: it takes no value
+  std::string help;
+  std::function<void(const std::string& value)> set;
+};
+
+[[noreturn]] void refuse(const std::string& name, const std::string& value,
+                         const std::string& remedy) {
+  throw UsageError(text("--", name, " is ", value, "; ", remedy));
+}
+
+template <typename T>
+T parse_number(const std::string& name, const std::string& value) {
+  T number{};
+  const char* const end = value.data() + value.size();
+  const auto parsed = std::from_chars(value.data(), end, number);
+  if (parsed.ec != std::errc() || parsed.ptr != end) {
+    refuse(name, "'" + value + "'",
+           std::is_integral_v<T> ? "give a whole number" : "give a number");
+  }
+  return number;
+}
+
+template <typename T>
+Flag number(const std::string& name, const std::string& help, T& target, std::int64_t least,
+            std::int64_t most = std::numeric_limits<std::int64_t>::max()) {
+  return {name, "N", text(help, " (default: ", target, ")"),
+          [=, &target](const std::string& value) {
+            const auto parsed = parse_number<std::int64_t>(name, value);
+            if (parsed < least) {
+              refuse(name, value, text("give a whole number of at least ", least));
+            }
+            const std::int64_t top =
+                std::min<std::int64_t>(most, std::numeric_limits<T>::max());
+            if (parsed > top) refuse(name, value, text("give a number of at most ", top));
+            target = static_cast<T>(parsed);
+          }};
+}
+
+ModelSource parse_model(const std::string& value) {
+  const auto equals = value.find('=');
+  if (equals == std::string::npos) return {value, ""};
+  if (equals == 0 || equals + 1 == value.size()) {
+    refuse("model", "'" + value + "'", "give MODEL.pt or NAME=MODEL.pt");
+  }
+  return {value.substr(equals + 1), value.substr(0, equals)};
+}
+
+std::vector<Flag> flags(ServerConfig& config) {
+  return {
+      {"model", "[NAME=]MODEL.pt",
+       "a package to serve, and the name that requests use for it (default: the name in the "
+       "package); may be given several times, the first one answers requests without a name",
+       [&](const std::string& value) { config.models.push_back(parse_model(value)); }},
+      {"host", "HOST",
+       text("address to listen on, for both ports (default: ", config.host,
+            ", every interface)"),
+       [&](const std::string& value) { config.host = value; }},
+      number("port", "gRPC port; 0: any free one, see the ready line", config.port, 0, 65'535),
+      number("http-port", "HTTP port; 0: any free one", config.http_port, 0, 65'535),
+      number("workers", "inference threads; the default is half of the CPUs", config.workers, 1,
+             4'096),
+      number("threads-per-worker", "threads inside one forward pass", config.threads_per_worker,
+             1, 4'096),
+      number("max-batch-samples", "samples of a batch", config.batch_limits.max_samples, 1),
+      number("max-batch-ids", "ids of a batch", config.batch_limits.max_ids, 1),
+      {"max-delay-us", "N",
+       "how long a free worker waits for more requests, microseconds; 0: not at all "
+       "(default: 0)",
+       [&](const std::string& value) {
+         const auto micros = parse_number<std::int64_t>("max-delay-us", value);
+         if (micros < 0) refuse("max-delay-us", value, "give a whole number of at least 0");
+         if (micros > 60'000'000) refuse("max-delay-us", value, "give a minute at most");
+         config.batch_limits.max_delay = std::chrono::microseconds(micros);
+       }},
+      number("max-request-samples", "samples of a request", config.request_limits.max_samples, 1),
+      number("max-request-ids", "ids of a request", config.request_limits.max_ids, 1),
+      number("max-queue-requests", "requests that may wait", config.queue_limits.max_entries, 1),
+      number("max-queue-samples", "samples that may wait", config.queue_limits.max_samples, 1),
+      number("max-message-bytes", "largest message, bytes", config.max_message_bytes, 1'024),
+      number("drain-propagation-ms", "between NOT_SERVING and the first refusal, milliseconds",
+             config.drain_propagation_ms, 0),
+      {"drain-limit-s", "S",
+       text("what accepted requests may take after SIGTERM, seconds (default: ",
+            config.drain_limit_s, ")"),
+       [&](const std::string& value) {
+         config.drain_limit_s = parse_number<double>("drain-limit-s", value);
+       }},
+      {"skip-golden", "",
+       "do not replay the package's golden answers before serving (default: replay them)",
+       [&](const std::string&) { config.verify_golden = false; }},
+      {"ops-dir", "DIR",
+       "a folder with operator libraries, searched before the folders of TESSERA_OPS_DIR and "
+       "the fbgemm_gpu wheel beside the torch wheel; may be given several times",
+       [&](const std::string& value) { config.ops_dirs.push_back(value); }},
+      {"log-level", "{debug,info,warning,error}",
+       "debug has a line per request (default: info)",
+       [&](const std::string& value) {
+         const std::pair<const char*, LogLevel> levels[] = {{"debug", LogLevel::kDebug},
+                                                            {"info", LogLevel::kInfo},
+                                                            {"warning", LogLevel::kWarning},
+                                                            {"error", LogLevel::kError}};
+         for (const auto& [name, level] : levels) {
+           if (value == name) {
+             config.log_level = level;
+             return;
+           }
+         }
+         refuse("log-level", "'" + value + "'", "give debug, info, warning or error");
+       }},
+      {"log-format", "{json,text}", "json: one object per line (default: json)",
+       [&](const std::string& value) {
+         if (value != "json" && value != "text") {
+           refuse("log-format", "'" + value + "'", "give json or text");
+         }
+         config.log_json = value == "json";
+       }},
+      {"version", "", "print the version and exit",
+       [&](const std::string&) { config.version = true; }},
+      {"help", "", "print this and exit", [&](const std::string&) { config.help = true; }},
+  };
+}
+
+void check(const ServerConfig& config) {
+  if (config.models.empty()) throw UsageError("--model is missing; give at least one MODEL.pt");
+  if (config.port == config.http_port && config.port != 0) {
+    refuse("http-port", text(config.http_port), "the gRPC port is the same: choose another");
+  }
+  if (config.queue_limits.max_samples < config.request_limits.max_samples) {
+    refuse("max-queue-samples", text(config.queue_limits.max_samples),
+           text("a request of --max-request-samples ", config.request_limits.max_samples,
+                " could never wait in it: raise the one or lower the other"));
+  }
+  // Written so that a NaN is refused.
+  if (!(config.drain_limit_s * 1'000 > static_cast<double>(config.drain_propagation_ms)) ||
+      !(config.drain_limit_s < 1e6)) {
+    refuse("drain-limit-s", text(config.drain_limit_s),
+           text("it must be longer than --drain-propagation-ms ", config.drain_propagation_ms,
+                " and below 1000000"));
+  }
+}
+
+}  // namespace
+
+int default_workers() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  const bool known = sched_getaffinity(0, sizeof(allowed), &allowed) == 0;
+  return std::max(1, (known ? CPU_COUNT(&allowed) : 1) / 2);
+}
+
+ServerConfig parse_flags(const std::vector<std::string>& arguments) {
+  ServerConfig config;
+  const std::vector<Flag> known = flags(config);
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
+    const auto equals = argument.find('=');
+    const std::string name = argument == "-h" ? "--help" : argument.substr(0, equals);
+    const auto flag = std::find_if(known.begin(), known.end(), [&](const Flag& candidate) {
+      return "--" + candidate.name == name;
+    });
+    if (flag == known.end()) {
+      throw UsageError(text("unrecognized argument '", argument, "'; see --help"));
+    }
+    const bool attached = equals != std::string::npos;
+    if (flag->metavar.empty()) {
+      if (attached) throw UsageError(text(name, " takes no value"));
+      flag->set("");
+      continue;
+    }
+    if (!attached && i + 1 == arguments.size()) throw UsageError(text(name, " needs a value"));
+    flag->set(attached ? argument.substr(equals + 1) : arguments[++i]);
+  }
+  if (!config.help && !config.version) check(config);
+  return config;
+}
+
+std::string usage() {
+  ServerConfig config;
+  std::string out =
+      "usage: tessera-server --model [NAME=]MODEL.pt [flags]\n\n"
+      "Answer Predict calls over gRPC for one or more packages, until SIGTERM.\n\n"
+      "The gRPC port speaks predictor.Predictor, grpc.health.v1.Health and server reflection;\n"
+      "the HTTP port has /metrics (Prometheus), /healthz, /readyz and a status page at /. Log\n"
+      "lines go to stderr; the line with \"event\": \"ready\" names both ports.\n\n"
+      "SIGTERM or SIGINT: health turns NOT_SERVING at once, after --drain-propagation-ms new\n"
+      "calls get UNAVAILABLE, every accepted request is answered, exit status 0. A second\n"
+      "signal ends at once.\n\n"
+      "Exit status: 0 drained; 1 the drain limit passed or a second signal came with requests\n"
+      "unanswered; 2 a flag, a package or a port has to be changed.\n\n"
+      "flags:\n";
+  for (const Flag& flag : flags(config)) {
+    out += "  --" + flag.name + (flag.metavar.empty() ? "" : " " + flag.metavar) + "\n      " +
+           flag.help + "\n";
+  }
+  return out;
+}
+
+}  // namespace tessera

@@ -1,0 +1,62 @@
+// What an operator may set, with its unit and its default: the same flags as `tessera serve`.
+//
+// Contract: plain values. parse_flags has no side effects and throws UsageError, whose text is
+// one line that names the flag, the value and the remedy.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "batching/policy.h"
+#include "batching/request_queue.h"
+#include "request/decoder.h"
+
+namespace tessera {
+
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// A package to serve; an empty name stands for the name in its manifest.
+struct ModelSource {
+  std::string path;
+  std::string name;
+};
+
+enum class LogLevel { kDebug, kInfo, kWarning, kError };
+
+// Half of the CPUs that this process may run on: the other half serves the network.
+int default_workers();
+
+struct ServerConfig {
+  std::vector<ModelSource> models;  // the first one answers requests that name no model
+  std::string host = "0.0.0.0";
+  int port = 50051;      // 0: any free one
+  int http_port = 8002;  // 0: any free one
+  RequestLimits request_limits;
+  BatchLimits batch_limits;
+  QueueLimits queue_limits;
+  int workers = default_workers();
+  int threads_per_worker = 1;
+  int max_message_bytes = 64 * 1024 * 1024;
+  std::int64_t drain_propagation_ms = 1'000;
+  double drain_limit_s = 30.0;
+  bool verify_golden = true;
+  LogLevel log_level = LogLevel::kInfo;
+  bool log_json = true;
+  std::vector<std::string> ops_dirs;
+  bool help = false;
+  bool version = false;
+};
+
+// `arguments` are those after the program's name. With --help or --version nothing else is
+// checked.
+ServerConfig parse_flags(const std::vector<std::string>& arguments);
+
+// The text of --help.
+std::string usage();
+
+}  // namespace tessera

@@ -1,0 +1,44 @@
+// Counts the calls that are inside, and refuses new ones once it is shut.
+//
+// Contract: any thread; nothing blocks. `on_empty` is called when the gate is shut and the
+// last call has left, from whichever thread noticed; perhaps more than once.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+namespace tessera {
+
+class Gate {
+ public:
+  explicit Gate(std::function<void()> on_empty) : on_empty_(std::move(on_empty)) {}
+
+  // False: the gate is shut, and the caller is not inside.
+  bool enter() {
+    // First in, then look: shut() either sees this call or is seen by it.
+    active_.fetch_add(1);
+    if (!shut_.load()) return true;
+    leave();
+    return false;
+  }
+
+  void leave() {
+    if (active_.fetch_sub(1) == 1 && shut_.load()) on_empty_();
+  }
+
+  void shut() {
+    shut_.store(true);
+    if (active_.load() == 0) on_empty_();
+  }
+
+  std::int64_t active() const { return active_.load(); }
+
+ private:
+  std::function<void()> on_empty_;
+  std::atomic<std::int64_t> active_ = 0;
+  std::atomic<bool> shut_ = false;
+};
+
+}  // namespace tessera

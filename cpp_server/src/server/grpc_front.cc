@@ -1,0 +1,299 @@
+#include "server/grpc_front.h"
+
+#include <grpcpp/alarm.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "common/text.h"
+#include "predictor.grpc.pb.h"
+#include "server/config.h"
+
+namespace tessera {
+namespace {
+
+// Characters of a status message: it travels in a header, and may quote the client's text.
+constexpr std::size_t kMaxMessage = 1'000;
+// Calls that wait on each queue for a client: a burst of so many needs no turn of the queue.
+constexpr int kWaitingCalls = 32;
+// Calls kept for reuse on each queue; a burst above it allocates and frees.
+constexpr std::size_t kKeptCalls = 1'024;
+// A call that held a larger message gives its memory back instead of keeping it.
+constexpr std::size_t kKeptBytes = 256 * 1024;
+
+using Service = predictor::Predictor::WithRawMethod_Predict<predictor::Predictor::Service>;
+
+TimePoint deadline_of(const grpc::ServerContext& context) {
+  const gpr_timespec deadline = context.raw_deadline();
+  if (gpr_time_cmp(deadline, gpr_inf_future(deadline.clock_type)) == 0) return kNever;
+  const gpr_timespec left = gpr_time_sub(
+      gpr_convert_clock_type(deadline, GPR_CLOCK_MONOTONIC), gpr_now(GPR_CLOCK_MONOTONIC));
+  const Duration remaining =
+      std::chrono::seconds(left.tv_sec) + std::chrono::nanoseconds(left.tv_nsec);
+  return std::chrono::steady_clock::now() + remaining;
+}
+
+// What a completion queue hands back.
+struct Event {
+  void (*handle)(void* target, bool ok) = nullptr;
+  void* target = nullptr;
+};
+
+class Lane;
+
+// One call, used again and again. It belongs to its lane's thread; only begin_reply,
+// send_reply and refuse may come from a worker, and touch nothing after they have handed the
+// answer to gRPC.
+class GrpcCall final : public PredictCall {
+ public:
+  GrpcCall(const PredictContext& context, Lane& lane) : PredictCall(context), lane_(lane) {}
+
+  // Waits for a client.
+  void arm();
+
+ private:
+  template <void (GrpcCall::*Method)(bool)>
+  Event event() {
+    return {[](void* target, bool ok) { (static_cast<GrpcCall*>(target)->*Method)(ok); }, this};
+  }
+
+  void on_received(bool ok);
+  void on_done(bool ok);
+  void on_sent(bool ok);
+  void one_event_fewer();
+  std::byte* begin_reply(std::size_t bytes) override;
+  void send_reply() override;
+  void refuse(const Status& status) override;
+
+  Lane& lane_;
+  std::optional<grpc::ServerContext> context_;
+  std::optional<grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>> writer_;
+  grpc::ByteBuffer message_;
+  grpc::Slice content_;
+  grpc::Slice response_;
+  int events_ = 0;  // that are still to come for the call in work
+  Event received_ = event<&GrpcCall::on_received>();
+  Event done_ = event<&GrpcCall::on_done>();
+  Event sent_ = event<&GrpcCall::on_sent>();
+};
+
+// A completion queue, its thread and its calls.
+class Lane {
+ public:
+  Lane(const PredictContext& context, Service& service,
+       std::unique_ptr<grpc::ServerCompletionQueue> queue)
+      : context_(context), service_(service), queue_(std::move(queue)) {}
+
+  void start() {
+    for (int i = 0; i < kWaitingCalls; ++i) take()->arm();
+    thread_ = std::jthread([this] { run(); });
+  }
+
+  // After the server has shut down: ends the thread once its last call has been answered.
+  // Nothing may be asked of a queue that has ended, so the thread itself ends it, behind
+  // whatever was queued before.
+  void end() {
+    if (thread_.joinable()) {
+      look_again(Duration::zero());
+      thread_.join();
+    } else {
+      queue_->Shutdown();
+      run();
+    }
+  }
+
+  Service& service() { return service_; }
+  grpc::ServerCompletionQueue* queue() { return queue_.get(); }
+
+  GrpcCall* take() {
+    if (free_.empty()) return new GrpcCall(context_, *this);
+    GrpcCall* const call = free_.back().release();
+    free_.pop_back();
+    return call;
+  }
+
+  void put(GrpcCall* call, bool keep) {
+    std::unique_ptr<GrpcCall> owned(call);
+    if (keep && free_.size() < kKeptCalls) free_.push_back(std::move(owned));
+  }
+
+  // A call came in, or has been answered.
+  void count(int change) { in_work_ += change; }
+
+ private:
+  void run() {
+    void* tag = nullptr;
+    bool ok = false;
+    while (queue_->Next(&tag, &ok)) {
+      const auto* const event = static_cast<const Event*>(tag);
+      event->handle(event->target, ok);
+    }
+  }
+
+  void look_again(Duration delay) {
+    alarm_.Set(queue_.get(),
+               std::chrono::system_clock::now() +
+                   std::chrono::duration_cast<std::chrono::system_clock::duration>(delay),
+               &looked_);
+  }
+
+  void on_look(bool /*ok*/) {
+    if (in_work_ == 0) {
+      queue_->Shutdown();
+    } else {
+      look_again(std::chrono::milliseconds(5));
+    }
+  }
+
+  const PredictContext& context_;
+  Service& service_;
+  std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  std::vector<std::unique_ptr<GrpcCall>> free_;  // the lane's thread's
+  int in_work_ = 0;                              // the lane's thread's
+  grpc::Alarm alarm_;
+  Event looked_{[](void* target, bool ok) { static_cast<Lane*>(target)->on_look(ok); }, this};
+  std::jthread thread_;
+};
+
+void GrpcCall::arm() {
+  context_.emplace();
+  writer_.emplace(&*context_);
+  message_.Clear();
+  cancelled.store(false, std::memory_order_relaxed);
+  context_->AsyncNotifyWhenDone(&done_);
+  lane_.service().RequestPredict(&*context_, &message_, &*writer_, lane_.queue(), lane_.queue(),
+                                 &received_);
+}
+
+void GrpcCall::on_received(bool ok) {
+  if (!ok) {  // the server is shutting down; without a call there is no "done" to come either
+    lane_.put(this, /*keep=*/false);
+    return;
+  }
+  lane_.count(+1);
+  lane_.take()->arm();
+  events_ = 2;  // done and sent
+  deadline = deadline_of(*context_);
+  // One piece, without a copy where it came as one.
+  if (!message_.TrySingleSlice(&content_).ok() && !message_.DumpToSingleSlice(&content_).ok()) {
+    content_ = grpc::Slice();
+  }
+  start({reinterpret_cast<const std::byte*>(content_.begin()), content_.size()});
+}
+
+void GrpcCall::on_done(bool /*ok*/) {
+  if (context_->IsCancelled()) cancelled.store(true, std::memory_order_relaxed);
+  one_event_fewer();
+}
+
+void GrpcCall::on_sent(bool /*ok*/) {
+  leave();
+  one_event_fewer();
+}
+
+void GrpcCall::one_event_fewer() {
+  if (--events_ > 0) return;
+  const bool keep = content_.size() <= kKeptBytes && request.spread.values.size() <= kKeptBytes / 8;
+  content_ = grpc::Slice();
+  response_ = grpc::Slice();
+  message_.Clear();
+  writer_.reset();
+  context_.reset();
+  lane_.count(-1);
+  lane_.put(this, keep);
+}
+
+std::byte* GrpcCall::begin_reply(std::size_t bytes) {
+  // gRPC owns the memory from the beginning, so that the answer is written once.
+  grpc_slice memory = grpc_slice_malloc(bytes);
+  response_ = grpc::Slice(memory, grpc::Slice::STEAL_REF);
+  return reinterpret_cast<std::byte*>(const_cast<std::uint8_t*>(response_.begin()));
+}
+
+void GrpcCall::send_reply() {
+  const grpc::ByteBuffer buffer(&response_, 1);
+  writer_->Finish(buffer, grpc::Status::OK, &sent_);
+}
+
+void GrpcCall::refuse(const Status& status) {
+  writer_->FinishWithError(grpc::Status(static_cast<grpc::StatusCode>(status.code),
+                                        status.message.substr(0, kMaxMessage)),
+                           &sent_);
+}
+
+}  // namespace
+
+struct GrpcFront::State {
+  explicit State(const PredictContext& given) : context(given) {}
+
+  const PredictContext& context;
+  Service service;
+  std::vector<std::unique_ptr<Lane>> lanes;
+  std::unique_ptr<grpc::Server> server;
+};
+
+GrpcFront::GrpcFront(const PredictContext& context)
+    : state_(std::make_unique<State>(context)) {}
+
+GrpcFront::~GrpcFront() {
+  stop(Duration::zero());
+  release();
+}
+
+int GrpcFront::start(const GrpcOptions& options) {
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  const bool v6 = options.host.find(':') != std::string::npos;
+  const std::string address = v6 ? text("[", options.host, "]:", options.port)
+                                 : text(options.host, ":", options.port);
+  int port = 0;
+  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&state_->service);
+  builder.SetMaxReceiveMessageSize(options.max_message_bytes);
+  builder.SetMaxSendMessageSize(options.max_message_bytes);
+  // A second server on the port must fail, not share its calls.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  // Clients may ping as often as they like, also between calls: the defaults send GOAWAY to
+  // whoever pings more often than every five minutes.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1'000);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
+  for (int i = 0; i < options.threads; ++i) {
+    state_->lanes.push_back(std::make_unique<Lane>(state_->context, state_->service,
+                                                   builder.AddCompletionQueue()));
+  }
+  state_->server = builder.BuildAndStart();
+  if (state_->server == nullptr || port == 0) {
+    throw UsageError(text("the gRPC address ", address,
+                          " cannot be listened on: another program has the port or the host is "
+                          "not this machine's; choose another --port or --host"));
+  }
+  set_serving("", false);
+  for (const auto& lane : state_->lanes) lane->start();
+  return port;
+}
+
+void GrpcFront::set_serving(const std::string& service, bool serving) {
+  auto* const health = state_->server->GetHealthCheckService();
+  health->SetServingStatus(service, serving);
+}
+
+void GrpcFront::stop(Duration grace) {
+  if (state_->server == nullptr) return;
+  state_->server->Shutdown(std::chrono::system_clock::now() +
+                           std::chrono::duration_cast<std::chrono::system_clock::duration>(grace));
+}
+
+void GrpcFront::release() {
+  for (const auto& lane : state_->lanes) lane->end();
+  state_->lanes.clear();
+  state_->server.reset();
+}
+
+}  // namespace tessera

@@ -1,0 +1,73 @@
+// Counts per bucket, without a lock: an observation is a bisection and three atomic additions.
+//
+// Contract: observe may be called from any thread. A reader sees every observation that was
+// finished before it began to read; one that runs meanwhile may be seen in part.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace tessera {
+
+// Upper bounds in seconds.
+inline constexpr std::array<double, 27> kLatencyBuckets = {
+    .0001, .0002, .0003, .0006, .001, .002, .003, .004, .005, .006, .008, .01, .013, .016,
+    .02,   .025,  .03,   .04,   .05,  .065, .08,  .1,   .2,   .5,   1.0,  2.0, 5.0};
+
+// 1, 2, 4, ...: `N` of them.
+template <std::size_t N>
+constexpr std::array<double, N> powers_of_two() {
+  std::array<double, N> bounds{};
+  double bound = 1;
+  for (double& value : bounds) {
+    value = bound;
+    bound *= 2;
+  }
+  return bounds;
+}
+
+inline constexpr auto kRequestBuckets = powers_of_two<13>();
+inline constexpr auto kSampleBuckets = powers_of_two<17>();
+inline constexpr auto kIdBuckets = powers_of_two<23>();
+
+class Histogram {
+ public:
+  // `bounds` is sorted and outlives the histogram.
+  explicit Histogram(std::span<const double> bounds)
+      : bounds_(bounds), counts_(bounds.size() + 1) {}
+
+  // Counts `value` in the first bucket whose upper bound is not below it.
+  void observe(double value) {
+    const auto at = std::lower_bound(bounds_.begin(), bounds_.end(), value) - bounds_.begin();
+    counts_[static_cast<std::size_t>(at)].fetch_add(1, std::memory_order_relaxed);
+    sum_.fetch_add(value, std::memory_order_relaxed);
+  }
+
+  std::span<const double> bounds() const { return bounds_; }
+
+  // Per bucket, not cumulated; the last one is above every bound.
+  std::vector<std::uint64_t> counts() const {
+    std::vector<std::uint64_t> counts;
+    for (const auto& count : counts_) counts.push_back(count.load(std::memory_order_relaxed));
+    return counts;
+  }
+
+  double sum() const { return sum_.load(std::memory_order_relaxed); }
+
+ private:
+  std::span<const double> bounds_;
+  std::vector<std::atomic<std::uint64_t>> counts_;
+  std::atomic<double> sum_ = 0;
+};
+
+// An estimate of the `fraction` quantile of `counts`, linear inside its bucket; NaN without
+// observations, the last bound above all bounds.
+double quantile(std::span<const double> bounds, std::span<const std::uint64_t> counts,
+                double fraction);
+
+}  // namespace tessera

@@ -1,0 +1,50 @@
+// tessera-server: see usage() in config.cc, or --help.
+#include <cstdio>
+#include <exception>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "package/package_error.h"
+#include "server/config.h"
+#include "server/events.h"
+#include "server/log.h"
+#include "server/server.h"
+#include "server/version.h"
+
+namespace {
+
+constexpr int kExitUserError = 2;
+
+int user_error(const char* what) {
+  std::cerr << "tessera-server: error: " << what << '\n';
+  return kExitUserError;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // First of all: threads inherit which signals are blocked.
+  tessera::block_signals();
+  try {
+    const tessera::ServerConfig config =
+        tessera::parse_flags(std::vector<std::string>(argv + 1, argv + argc));
+    if (config.help) {
+      std::cout << tessera::usage();
+      return 0;
+    }
+    if (config.version) {
+      std::cout << "tessera-server " << tessera::kVersion << '\n';
+      return 0;
+    }
+    const tessera::Log log(config.log_level, config.log_json);
+    return tessera::Server(config, log).run();
+  } catch (const tessera::UsageError& error) {
+    return user_error(error.what());
+  } catch (const tessera::PackageError& error) {
+    return user_error(error.what());
+  } catch (const std::exception& error) {
+    std::cerr << "tessera-server: bug: " << error.what() << '\n';
+    return 1;
+  }
+}

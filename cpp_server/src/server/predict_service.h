@@ -1,0 +1,61 @@
+// The Predict call between its bytes and its model, without gRPC: parse, find the model,
+// check, submit; and on the way back count and encode. Every call ends in exactly one count of
+// tessera_requests_total and, when it was refused, one of tessera_rejected_total.
+//
+// Contract: start is called once per use of a PredictCall, from any thread, and does not
+// block; send_reply (after begin_reply) or refuse is called exactly once after it, from any
+// thread, perhaps before start returns, and is the last use of the call.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "batching/pending.h"
+#include "common/clock.h"
+#include "request/wire.h"
+#include "server/gate.h"
+#include "server/log.h"
+#include "server/model_metrics.h"
+#include "server/registry.h"
+
+namespace tessera {
+
+// What every call needs; all of it outlives every call.
+struct PredictContext {
+  const Registry& registry;
+  ModelMetrics& unresolved;  // counts calls that name no known model
+  Gate& gate;
+  const Clock& clock;
+  const Log& log;
+};
+
+class PredictCall : public PendingRequest {
+ public:
+  explicit PredictCall(const PredictContext& context) : context_(context) {}
+
+ protected:
+  // Answers `message`, which must live until send_reply or refuse. `deadline` of the base
+  // class and `cancelled` are the transport's to set, the former before this.
+  void start(Bytes message);
+
+  // The transport's memory for a response of `bytes` bytes; send_reply follows.
+  virtual std::byte* begin_reply(std::size_t bytes) = 0;
+  virtual void send_reply() = 0;
+  virtual void refuse(const Status& status) = 0;
+
+  // To be called when what was sent has left: the drain waits for it.
+  void leave();
+
+ private:
+  void answer(std::span<const OutputView> outputs, const StageTimings& timings) final;
+  void fail(const Refusal& refusal) final;
+  void count(Code code);
+
+  const PredictContext& context_;
+  bool inside_ = false;
+  TimePoint began_{};
+  ServedModel* model_ = nullptr;
+  PredictionRequestView view_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,124 @@
+#include "server/served_model.h"
+
+#include <random>
+#include <utility>
+
+namespace tessera {
+namespace {
+
+Refusal refusal_of(RejectReason reason) {
+  if (reason == RejectReason::kDeadline) {
+    return {{Code::kDeadlineExceeded,
+             "the deadline passed while the request waited for a worker"},
+            reason};
+  }
+  return {{Code::kCancelled, "the client cancelled the request"}, reason};
+}
+
+void drop_all(std::vector<DroppedPart>& dropped) {
+  for (const DroppedPart& part : dropped) part.part.request->drop(refusal_of(part.reason));
+  dropped.clear();
+}
+
+}  // namespace
+
+std::string new_error_id() {
+  thread_local std::mt19937_64 generator{std::random_device{}()};
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string id;
+  std::uint64_t bits = generator();
+  for (int i = 0; i < 12; ++i, bits >>= 4) id += kDigits[bits & 15];
+  return id;
+}
+
+ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config,
+                         ModelMetrics& metrics, const Clock& clock, const Log& log)
+    : package_(std::move(package)),
+      metrics_(metrics),
+      clock_(clock),
+      log_(log),
+      threads_per_worker_(config.threads_per_worker),
+      decoder_(package_.manifest.schema, config.request_limits),
+      queue_(config.queue_limits, config.batch_limits, clock) {
+  const Manifest& manifest = package_.manifest;
+  metrics_.facts = {.sha256 = package_.sha256,
+                    .torch = manifest.torch_version,
+                    .dtype = manifest.dtype,
+                    .device = manifest.device,
+                    .load_seconds = seconds(package_.load_time),
+                    .table_bytes = manifest.table_bytes};
+  metrics_.gauges = {.queue_requests = [this] { return queue_.depth().entries; },
+                     .queue_samples = [this] { return queue_.depth().samples; }};
+  metrics_.loaded.store(true, std::memory_order_release);
+  for (int i = 0; i < config.workers; ++i) workers_.emplace_back([this] { work(); });
+}
+
+ServedModel::~ServedModel() { close(); }
+
+void ServedModel::close() {
+  queue_.close();
+  workers_.clear();  // joins
+}
+
+void ServedModel::submit(PendingRequest& request) {
+  request.arrival = clock_.now();
+  if (request.arrival >= request.deadline) {
+    request.expect_parts(1, 0);
+    request.drop({{Code::kDeadlineExceeded, "the deadline passed before the request was queued"},
+                  RejectReason::kDeadline});
+    return;
+  }
+  const BatchLimits& limits = queue_.batch_limits();
+  std::vector<Part> parts = split_request(request, package_.manifest.schema.outputs.size(),
+                                          limits.max_samples, limits.max_ids);
+  const std::size_t count = parts.size();
+  std::vector<DroppedPart> dropped;
+  Status status = queue_.submit(std::move(parts), dropped);
+  drop_all(dropped);
+  if (!status.ok()) {
+    const Refusal refusal{std::move(status), RejectReason::kQueueFull};
+    for (std::size_t i = 0; i < count; ++i) request.drop(refusal);
+  }
+}
+
+void ServedModel::work() {
+  package_.runner->prepare_thread(threads_per_worker_);
+  Executor executor(package_.manifest.schema, *package_.runner, clock_, *this);
+  CutBatch batch;
+  while (queue_.next(batch)) {
+    drop_all(batch.dropped);
+    if (batch.parts.empty()) continue;
+    metrics_.count_batch(batch.reason);
+    metrics_.inflight_batches.fetch_add(1, std::memory_order_relaxed);
+    const TimePoint now = clock_.now();
+    // Before the batch runs: afterwards the requests are no longer ours to look at.
+    for (const Part& part : batch.parts) {
+      metrics_.observe_stage(Stage::kQueue, seconds(now - part.request->arrival));
+      if (part.index == 0) {
+        metrics_.out_of_range_ids.fetch_add(
+            static_cast<std::uint64_t>(part.request->request.out_of_range_ids),
+            std::memory_order_relaxed);
+      }
+    }
+    executor.execute(batch.parts);
+    metrics_.inflight_batches.fetch_sub(1, std::memory_order_relaxed);
+  }
+}
+
+void ServedModel::on_pass(const PassTimings& pass, Duration split) {
+  metrics_.observe_pass(pass, split);
+  queue_.observe(pass.samples, pass.assemble + pass.forward + split);
+}
+
+void ServedModel::on_retry(std::size_t parts, const std::string& error) {
+  log_.warning("batch_failed_retrying_each",
+               {{"requests", static_cast<std::int64_t>(parts)}, {"error", error}});
+}
+
+Status ServedModel::on_failure(const std::string& error) {
+  const std::string id = new_error_id();
+  log_.error("internal_error", {{"error_id", id}, {"model", name()}, {"error", error}});
+  return {Code::kInternal, "internal error, id " + id + " in the server's log"};
+}
+
+}  // namespace tessera

@@ -1,0 +1,214 @@
+#include "server/server.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "common/text.h"
+#include "model/loader.h"
+#include "model/operator_libraries.h"
+#include "package/manifest.h"
+#include "package/package_file.h"
+#include "package/records.h"
+#include "server/served_model.h"
+#include "server/version.h"
+
+namespace tessera {
+namespace {
+
+// What the last answers may take from gRPC to the socket.
+constexpr Duration kFlush = std::chrono::seconds(1);
+
+std::vector<std::unique_ptr<ModelMetrics>> make_counters(const std::vector<std::string>& names,
+                                                         const std::vector<std::string>& versions) {
+  std::vector<std::unique_ptr<ModelMetrics>> counters;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    counters.push_back(std::make_unique<ModelMetrics>(names[i], versions[i]));
+  }
+  return counters;
+}
+
+}  // namespace
+
+Server::Names Server::read_names(const ServerConfig& config) {
+  Names result;
+  std::map<std::string, std::string> paths;
+  for (const ModelSource& source : config.models) {
+    const PackageFile file(source.path);
+    const Manifest manifest = read_manifest(Records(file));
+    const std::string name = source.name.empty() ? manifest.name : source.name;
+    const auto [other, is_new] = paths.emplace(name, source.path);
+    if (!is_new) {
+      throw UsageError(text("--model: ", other->second, " and ", source.path,
+                            " are both named '", name, "'; give one another name with --model "
+                            "NAME=", source.path));
+    }
+    result.names.push_back(name);
+    result.versions.push_back(manifest.version);
+  }
+  return result;
+}
+
+Server::Server(const ServerConfig& config, const Log& log)
+    : config_(config),
+      log_(log),
+      names_(read_names(config)),
+      gate_([this] { events_.raise(); }),
+      counters_(make_counters(names_.names, names_.versions)),
+      registry_(names_.names),
+      metrics_(all_metrics(), unresolved_, kVersion),
+      board_(all_metrics(), clock_),
+      context_{registry_, unresolved_, gate_, clock_, log},
+      grpc_(context_) {}
+
+Server::~Server() { close(); }
+
+std::vector<const ModelMetrics*> Server::all_metrics() const {
+  std::vector<const ModelMetrics*> metrics;
+  for (const auto& model : counters_) metrics.push_back(model.get());
+  return metrics;
+}
+
+std::string Server::state() const {
+  if (draining_) return "draining";
+  return registry_.ready() ? "ready" : "loading";
+}
+
+HttpAnswer Server::page(const std::string& path) const {
+  if (path == "/metrics") {
+    return {.content_type = "text/plain; version=0.0.4; charset=utf-8",
+            .body = metrics_.render()};
+  }
+  if (path == "/healthz") return {.body = "ok\n"};
+  if (path == "/readyz") {
+    const std::string now = state();
+    return {.status = now == "ready" ? 200 : 503, .body = now + "\n"};
+  }
+  if (path == "/") {
+    return {.content_type = "text/html; charset=utf-8", .body = board_.page(state(), kVersion)};
+  }
+  return {.status = 404, .body = "there is /, /metrics, /healthz and /readyz\n"};
+}
+
+void Server::open() {
+  std::vector<std::string> paths;
+  for (const ModelSource& source : config_.models) paths.push_back(source.path);
+  log_.info("start", {{"tessera", kVersion}, {"models", paths}});
+  http_ = std::make_unique<HttpFront>(
+      config_.host, config_.http_port, [this](const std::string& path) { return page(path); },
+      [this] { board_.tick(); });
+  port_ = grpc_.start({.host = config_.host,
+                       .port = config_.port,
+                       .max_message_bytes = config_.max_message_bytes,
+                       .threads = default_workers()});
+  for (const std::string& name : names_.names) grpc_.set_serving(name, false);
+}
+
+void Server::load() {
+  try {
+    load_all();
+    loading_ = Loading::kDone;
+  } catch (const std::exception&) {
+    load_failure_ = std::current_exception();
+    loading_ = Loading::kFailed;
+  }
+  events_.raise();
+}
+
+void Server::load_all() {
+  const LoadOptions options{.verify_golden = config_.verify_golden,
+                            .library_folders = library_folders(config_.ops_dirs)};
+  for (std::size_t i = 0; i < config_.models.size(); ++i) {
+    const std::string& path = config_.models[i].path;
+    log_.info("load", {{"model", names_.names[i]},
+                       {"version", names_.versions[i]},
+                       {"path", path}});
+    LoadedPackage package = load_package(path, options);
+    const std::string sha256 = package.sha256;
+    const double took = seconds(package.load_time);
+    registry_.publish(i, std::make_unique<ServedModel>(std::move(package), config_, *counters_[i],
+                                                       clock_, log_));
+    if (!draining_) {
+      counters_[i]->ready = true;
+      grpc_.set_serving(names_.names[i], true);
+    }
+    log_.info("loaded", {{"model", names_.names[i]},
+                         {"version", names_.versions[i]},
+                         {"sha256", sha256},
+                         {"seconds", took}});
+  }
+  if (!draining_) grpc_.set_serving("", true);
+  log_.info("ready", {{"host", config_.host},
+                      {"port", std::int64_t{port_}},
+                      {"http_port", std::int64_t{http_->port()}}});
+}
+
+int Server::run() {
+  open();
+  loader_ = std::thread([this] { load(); });
+  std::optional<int> signal;
+  while (!signal.has_value() && loading_ != Loading::kFailed) signal = events_.wait(kNever);
+  if (loading_ == Loading::kFailed) {
+    close();
+    std::rethrow_exception(load_failure_);
+  }
+  log_.info("signal", {{"number", std::int64_t{*signal}}});
+  if (loading_ == Loading::kRuns) {
+    // torch cannot be told to stop opening an archive, and nobody waits for it any more.
+    log_.info("stop");
+    std::_Exit(0);
+  }
+  if (!drain()) {
+    // Workers may hold calls for as long as they like; their clients have been given up.
+    log_.info("stop");
+    std::_Exit(1);
+  }
+  close();
+  log_.info("stop");
+  return 0;
+}
+
+bool Server::drain() {
+  const TimePoint begin = clock_.now();
+  const TimePoint limit =
+      begin + std::chrono::duration_cast<Duration>(
+                  std::chrono::duration<double>(config_.drain_limit_s));
+  draining_ = true;
+  for (const std::string& name : names_.names) grpc_.set_serving(name, false);
+  grpc_.set_serving("", false);
+  for (const auto& model : counters_) model->ready = false;
+  log_.info("drain", {{"active", gate_.active()}, {"limit_s", config_.drain_limit_s}});
+
+  const auto forced = [&] {
+    log_.error("forced", {{"unanswered", gate_.active()}});
+    return false;
+  };
+  const TimePoint refuse_from =
+      begin + std::chrono::milliseconds(config_.drain_propagation_ms);
+  while (clock_.now() < refuse_from) {
+    if (events_.wait(refuse_from).has_value()) return forced();
+  }
+  gate_.shut();
+  for (ServedModel* model : registry_.loaded()) model->drain();
+  while (gate_.active() > 0) {
+    if (clock_.now() >= limit) {
+      log_.error("drain_limit_passed", {{"unanswered", gate_.active()}});
+      return false;
+    }
+    if (events_.wait(limit).has_value()) return forced();
+  }
+  return true;
+}
+
+void Server::close() {
+  if (loader_.joinable()) loader_.join();
+  grpc_.stop(draining_ ? kFlush : Duration::zero());
+  // Every call has its answer or is one; then nothing touches the queues any more.
+  for (ServedModel* model : registry_.loaded()) model->close();
+  grpc_.release();
+  http_.reset();
+}
+
+}  // namespace tessera

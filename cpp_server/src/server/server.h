@@ -1,0 +1,80 @@
+// The server's life: open the ports, load, answer, drain, stop.
+//
+// Contract: made and run by the main thread, after block_signals; run blocks until a signal
+// has come and the drain is over.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/clock.h"
+#include "server/config.h"
+#include "server/events.h"
+#include "server/gate.h"
+#include "server/grpc_front.h"
+#include "server/http_front.h"
+#include "server/log.h"
+#include "server/metrics.h"
+#include "server/predict_service.h"
+#include "server/registry.h"
+#include "server/status_board.h"
+
+namespace tessera {
+
+class Server {
+ public:
+  // Reads every package's manifest. Throws PackageError, or UsageError when two models have
+  // the same name.
+  Server(const ServerConfig& config, const Log& log);
+  ~Server();
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  // Serves until SIGTERM or SIGINT, then drains; a second signal ends at once. Returns the
+  // exit status: 0 when every accepted request was answered, else 1. Throws UsageError or
+  // PackageError when a port cannot be had or a package not be served.
+  int run();
+
+ private:
+  struct Names {
+    std::vector<std::string> names;
+    std::vector<std::string> versions;
+  };
+  enum class Loading { kRuns, kDone, kFailed };
+
+  static Names read_names(const ServerConfig& config);
+  std::vector<const ModelMetrics*> all_metrics() const;
+  std::string state() const;
+  HttpAnswer page(const std::string& path) const;
+  void open();
+  void load();
+  void load_all();
+  bool drain();
+  void close();
+
+  const ServerConfig& config_;
+  const Log& log_;
+  SteadyClock clock_;
+  Events events_;
+  Names names_;
+  Gate gate_;
+  std::vector<std::unique_ptr<ModelMetrics>> counters_;
+  ModelMetrics unresolved_{"", ""};
+  Registry registry_;
+  Metrics metrics_;
+  StatusBoard board_;
+  PredictContext context_;
+  GrpcFront grpc_;
+  std::unique_ptr<HttpFront> http_;
+  std::atomic<bool> draining_ = false;
+  std::atomic<Loading> loading_ = Loading::kRuns;
+  std::exception_ptr load_failure_;  // written before loading_ turns kFailed
+  std::thread loader_;
+  int port_ = 0;
+};
+
+}  // namespace tessera

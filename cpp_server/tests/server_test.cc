@@ -1,0 +1,203 @@
+// Flags, metrics, the HTTP port's answers, the gate, log lines.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <thread>
+
+#include "server/config.h"
+#include "server/gate.h"
+#include "server/histogram.h"
+#include "server/http_front.h"
+#include "server/log.h"
+#include "server/metrics.h"
+#include "server/status_board.h"
+#include "support.h"
+
+namespace tessera {
+namespace {
+
+std::string usage_error(const std::vector<std::string>& arguments) {
+  try {
+    parse_flags(arguments);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Flags, SetWhatTheySay) {
+  const ServerConfig config = parse_flags(
+      {"--model", "a.pt", "--model=b=dir/b=1.pt", "--port", "0", "--http-port=9", "--workers",
+       "3", "--max-delay-us", "250", "--drain-limit-s", "2.5", "--log-format", "text",
+       "--log-level=debug", "--skip-golden", "--ops-dir", "x", "--max-queue-requests", "5"});
+  ASSERT_EQ(config.models.size(), 2u);
+  EXPECT_EQ(config.models[0].path, "a.pt");
+  EXPECT_EQ(config.models[0].name, "");
+  EXPECT_EQ(config.models[1].name, "b");
+  EXPECT_EQ(config.models[1].path, "dir/b=1.pt");
+  EXPECT_EQ(config.port, 0);
+  EXPECT_EQ(config.http_port, 9);
+  EXPECT_EQ(config.workers, 3);
+  EXPECT_EQ(config.batch_limits.max_delay, std::chrono::microseconds(250));
+  EXPECT_EQ(config.drain_limit_s, 2.5);
+  EXPECT_FALSE(config.log_json);
+  EXPECT_EQ(config.log_level, LogLevel::kDebug);
+  EXPECT_FALSE(config.verify_golden);
+  EXPECT_EQ(config.queue_limits.max_entries, 5);
+}
+
+TEST(Flags, RefuseWithTheRemedy) {
+  EXPECT_EQ(usage_error({}), "--model is missing; give at least one MODEL.pt");
+  EXPECT_EQ(usage_error({"--model", "=x"}), "--model is '=x'; give MODEL.pt or NAME=MODEL.pt");
+  EXPECT_EQ(usage_error({"--model", "a", "--port", "70000"}),
+            "--port is 70000; give a number of at most 65535");
+  EXPECT_EQ(usage_error({"--model", "a", "--port", "1x"}),
+            "--port is '1x'; give a whole number");
+  EXPECT_EQ(usage_error({"--model", "a", "--workers", "0"}),
+            "--workers is 0; give a whole number of at least 1");
+  EXPECT_EQ(usage_error({"--model", "a", "--port", "5", "--http-port", "5"}),
+            "--http-port is 5; the gRPC port is the same: choose another");
+  EXPECT_EQ(usage_error({"--model", "a", "--max-queue-samples", "5"}),
+            "--max-queue-samples is 5; a request of --max-request-samples 16384 could never wait "
+            "in it: raise the one or lower the other");
+  EXPECT_EQ(usage_error({"--model", "a", "--drain-limit-s", "nan"}).substr(0, 22),
+            "--drain-limit-s is nan");
+  EXPECT_EQ(usage_error({"--model", "a", "--frobnicate"}),
+            "unrecognized argument '--frobnicate'; see --help");
+  EXPECT_EQ(usage_error({"--model"}), "--model needs a value");
+  EXPECT_EQ(usage_error({"--skip-golden=yes"}), "--skip-golden takes no value");
+}
+
+TEST(Flags, HelpNeedsNothingElse) {
+  EXPECT_TRUE(parse_flags({"--help"}).help);
+  EXPECT_NE(usage().find("--max-batch-samples N"), std::string::npos);
+}
+
+TEST(HistogramTest, CountsUpToTheBoundInclusive) {
+  Histogram histogram(kRequestBuckets);  // 1, 2, 4, ...
+  for (const double value : {0.5, 1.0, 1.5, 2.0, 3.0, 1e9}) histogram.observe(value);
+  const auto counts = histogram.counts();
+  EXPECT_EQ(counts[0], 2u);
+  EXPECT_EQ(counts[1], 2u);
+  EXPECT_EQ(counts[2], 1u);
+  EXPECT_EQ(counts.back(), 1u);
+  EXPECT_DOUBLE_EQ(histogram.sum(), 1e9 + 8);
+}
+
+TEST(HistogramTest, LosesNothingBetweenThreads) {
+  Histogram histogram(kLatencyBuckets);
+  {
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < 4; ++i) {
+      threads.emplace_back([&] {
+        for (int k = 0; k < 10'000; ++k) histogram.observe(0.25);
+      });
+    }
+  }
+  EXPECT_DOUBLE_EQ(histogram.sum(), 10'000);
+}
+
+TEST(HistogramTest, EstimatesQuantiles) {
+  const std::vector<double> bounds = {1, 2, 4};
+  EXPECT_TRUE(std::isnan(quantile(bounds, std::vector<std::uint64_t>{0, 0, 0, 0}, 0.5)));
+  EXPECT_DOUBLE_EQ(quantile(bounds, std::vector<std::uint64_t>{2, 2, 0, 0}, 0.5), 1.0);
+  EXPECT_DOUBLE_EQ(quantile(bounds, std::vector<std::uint64_t>{0, 0, 4, 0}, 0.5), 3.0);
+  EXPECT_DOUBLE_EQ(quantile(bounds, std::vector<std::uint64_t>{0, 0, 0, 9}, 0.5), 4.0);
+}
+
+TEST(MetricsTest, PageHasEveryFamily) {
+  ModelMetrics model("ranker", "3");
+  ModelMetrics unresolved("", "");
+  model.count_request(Code::kOk, 0.0025);
+  unresolved.count_request(Code::kNotFound, 0.0001);
+  const std::string page = Metrics({&model}, unresolved, "9.9").render();
+  for (const char* line : {
+           "tessera_requests_total{model=\"ranker\",version=\"3\",code=\"OK\"} 1\n",
+           "tessera_requests_total{model=\"\",version=\"\",code=\"NOT_FOUND\"} 1\n",
+           "tessera_rejected_total{model=\"ranker\",version=\"3\",reason=\"queue_full\"} 0\n",
+           "tessera_batches_total{model=\"ranker\",version=\"3\",reason=\"drain\"} 0\n",
+           "tessera_request_duration_seconds_count{model=\"ranker\",version=\"3\"} 1\n",
+           "tessera_model_ready{model=\"ranker\",version=\"3\"} 0\n",
+           "tessera_build_info{server=\"cpp\",version=\"9.9\"} 1\n",
+           "# TYPE process_resident_memory_bytes gauge\n",
+           "# TYPE process_cpu_seconds_total counter\n",
+       }) {
+    EXPECT_NE(page.find(line), std::string::npos) << line;
+  }
+  // A model without requests of no known model shows no rows for them.
+  EXPECT_EQ(page.find("model=\"\",version=\"\",code=\"OK\""), std::string::npos);
+}
+
+TEST(Http, AnswersGetAndHead) {
+  const auto answer = [](const std::string& path) {
+    return HttpAnswer{.status = path == "/a" ? 200 : 404, .body = "body of " + path};
+  };
+  EXPECT_EQ(http_response("GET /a?x=1 HTTP/1.1\r\nHost: h", answer),
+            "HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: "
+            "10\r\nConnection: close\r\n\r\nbody of /a");
+  EXPECT_TRUE(http_response("HEAD /a HTTP/1.1", answer).ends_with("\r\n\r\n"));
+  EXPECT_TRUE(http_response("GET /b HTTP/1.1", answer).starts_with("HTTP/1.1 404 Not Found"));
+  EXPECT_TRUE(http_response("POST /a HTTP/1.1", answer).starts_with("HTTP/1.1 405"));
+  for (const char* bad : {"", "GET", "GET a HTTP/1.1", "GET /a", "GET /a SMTP"}) {
+    EXPECT_TRUE(http_response(bad, answer).starts_with("HTTP/1.1 400")) << bad;
+  }
+}
+
+TEST(StatusPage, ShowsTheLastMinute) {
+  test::FakeClock clock;
+  ModelMetrics model("<ranker>", "3");
+  StatusBoard board({&model}, clock);
+  for (int i = 0; i < 100; ++i) model.count_request(Code::kOk, 0.0035);
+  clock.advance(std::chrono::seconds(10));
+  board.tick();
+  EXPECT_NE(board.page("ready", "1").find("<td>10.0</td>"), std::string::npos);
+  EXPECT_NE(board.page("ready", "1").find("&lt;ranker&gt;"), std::string::npos);
+  EXPECT_EQ(board.page("ready", "1").find("<ranker>"), std::string::npos);
+  clock.advance(std::chrono::seconds(61));  // the requests are out of the window
+  board.tick();
+  clock.advance(std::chrono::seconds(1));
+  board.tick();
+  EXPECT_EQ(board.page("ready", "1").find("<td>10.0</td>"), std::string::npos);
+}
+
+TEST(GateTest, TellsWhenTheLastCallHasLeft) {
+  int empty = 0;
+  Gate gate([&] { ++empty; });
+  EXPECT_TRUE(gate.enter());
+  EXPECT_TRUE(gate.enter());
+  gate.leave();
+  gate.shut();
+  EXPECT_EQ(empty, 0);
+  EXPECT_FALSE(gate.enter());
+  EXPECT_EQ(gate.active(), 1);
+  gate.leave();
+  EXPECT_GE(empty, 1);
+  EXPECT_EQ(gate.active(), 0);
+}
+
+std::string logged(LogLevel level, bool json) {
+  int ends[2];
+  EXPECT_EQ(::pipe(ends), 0);
+  const Log log(level, json, ends[1]);
+  log.debug("unseen");
+  log.info("ready", {{"port", std::int64_t{5}}, {"name", std::string("a\"\xff")}});
+  ::close(ends[1]);
+  std::string out(4096, '\0');
+  out.resize(static_cast<std::size_t>(std::max<ssize_t>(::read(ends[0], out.data(), 4096), 0)));
+  ::close(ends[0]);
+  return out;
+}
+
+TEST(LogTest, WritesOneLinePerEvent) {
+  const std::string json = logged(LogLevel::kInfo, true);
+  EXPECT_TRUE(json.starts_with("{\"event\":\"ready\",\"port\":5,\"name\":\"a\\\"\xef\xbf\xbd\","
+                               "\"level\":\"info\",\"timestamp\":\"20"))
+      << json;
+  EXPECT_EQ(std::count(json.begin(), json.end(), '\n'), 1);
+  EXPECT_NE(logged(LogLevel::kInfo, false).find(" [info] ready port=5 name="), std::string::npos);
+  EXPECT_EQ(logged(LogLevel::kError, true), "");
+}
+
+}  // namespace
+}  // namespace tessera
