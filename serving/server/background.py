@@ -37,7 +37,7 @@ class ServerThread:
         port: the gRPC port.
         http_port: the HTTP port.
         loop: the server's event loop.
-        server: the server; to be touched on ``loop`` only.
+        server: the server, from before it is ready; to be touched on ``loop`` only.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class ServerThread:
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
-        async with Server(self._config, loader=self._loader, log=self._log) as server:
-            self.server = server
+        self.server = server = Server(self._config, loader=self._loader, log=self._log)
+        async with server:
             self.port, self.http_port = server.port, server.http_port
             self._ready.set()
             await self._stop.wait()

@@ -9,8 +9,6 @@ Legend: ``B`` samples, ``F`` features of a group, ``N`` ids of a group.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from tessera.serving.protocol import predictor_pb2 as pb
@@ -83,9 +81,8 @@ class RequestDecoder:
             B * self._dense,
             "batch_size * num_features",
         )
-        # The sum of squares is finite only if every number is; the slow look decides where it
-        # overflowed and finds the words for the message.
-        if not math.isfinite(np.dot(dense, dense)):
+        # The quick look first; the slow one finds the words for the message.
+        if not _all_finite(dense):
             self._check_each(dense)
         return dense
 
@@ -154,7 +151,7 @@ class _GroupRules:
             weights = read_array(
                 f"{field}.weights", message.weights, F32_WIRE, values.size, "sum(lengths)"
             )
-            if not math.isfinite(np.dot(weights, weights)) and not np.isfinite(weights).all():
+            if not _all_finite(weights):
                 first = int(np.flatnonzero(~np.isfinite(weights))[0])
                 raise InvalidRequestError(
                     f"{field}.weights[{first}] is {weights[first]}, expected a finite number"
@@ -187,6 +184,11 @@ class _GroupRules:
 def _join(own: JaggedGroup, shared: SharedGroup, F: int, B: int) -> JaggedGroup:
     lengths, values = interleave_shared(own, shared, F, B)
     return JaggedGroup(lengths, values, None)
+
+
+def _all_finite(numbers: F32) -> bool:
+    # Half the price of ``.all()``, which goes through Python.
+    return bool(np.logical_and.reduce(np.isfinite(numbers)))
 
 
 def _rejects(feature: FeatureSpec) -> bool:

@@ -20,10 +20,16 @@ from tessera.serving.server.workers import internal_error
 
 
 class Gate:
-    """Counts the calls that are inside, and refuses new ones once it is shut."""
+    """Counts the calls that are inside, and refuses new ones once it is shut.
+
+    Attributes:
+        active: calls that are inside.
+        refused: calls that came too late.
+    """
 
     def __init__(self) -> None:
         self.active = 0
+        self.refused = 0
         self._shut = False
         self._empty = asyncio.Event()
 
@@ -34,6 +40,7 @@ class Gate:
             ServeError: UNAVAILABLE, the server is draining.
         """
         if self._shut:
+            self.refused += 1
             raise ServeError(Code.UNAVAILABLE, "the server is draining", Reason.DRAINING)
         self.active += 1
 

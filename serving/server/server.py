@@ -35,6 +35,10 @@ EXIT_NOT_DRAINED = 1
 _FLUSH_SECONDS = 1.0
 """What the last answers may take from the handler to the socket."""
 
+_QUIET_SECONDS = 0.05
+"""No call for so long: nobody is left who has not heard."""
+_QUIET_TRIES = 20
+
 _Result = TypeVar("_Result")
 
 
@@ -180,7 +184,7 @@ class Server:
         for counters in self._counters.values():
             counters.ready = False
         self._log.info("drain", active=self._gate.active, limit_s=self._config.drain_limit_s)
-        await asyncio.sleep(self._config.drain_propagation_ms / 1e3)
+        await self._let_the_news_spread()
         self._gate.shut()
         for model in self._registry.loaded():
             model.engine.start_draining()
@@ -190,8 +194,21 @@ class Server:
             self._log.error("drain_limit_passed", unanswered=self._gate.active)
             await self.close(0.0)
             return False
+        await self._wait_for_quiet()
         await self.close(_FLUSH_SECONDS)
         return True
+
+    async def _wait_for_quiet(self) -> None:
+        # Closing gRPC's port cancels calls that it has read but not yet handed over; those
+        # should hear "draining", too.
+        for _ in range(_QUIET_TRIES):
+            refused = self._gate.refused
+            await asyncio.sleep(_QUIET_SECONDS)
+            if self._gate.refused == refused:
+                return
+
+    async def _let_the_news_spread(self) -> None:
+        await asyncio.sleep(self._config.drain_propagation_ms / 1e3)
 
     async def close(self, grace_s: float) -> None:
         """Close the ports and end the workers; calls that run get ``grace_s`` seconds."""

@@ -1,0 +1,57 @@
+import math
+
+import pytest
+
+from tessera.serving.server.batching import (
+    BatchPolicy,
+    CutNow,
+    CutReason,
+    QueueState,
+    WaitForEvent,
+    WaitUntil,
+    decide,
+)
+
+AT_ONCE = BatchPolicy(max_samples=8, max_ids=100, max_delay_s=0.0)
+WITH_DELAY = BatchPolicy(max_samples=8, max_ids=100, max_delay_s=0.5)
+
+
+def state(**changes):
+    fields = {
+        "requests": 1,
+        "samples": 1,
+        "ids": 1,
+        "free_workers": 1,
+        "oldest": 10.0,
+        "earliest_deadline": math.inf,
+        "expected_forward_s": 0.125,
+        "draining": False,
+    }
+    return QueueState(**(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes", "now", "expected"),
+    [
+        (AT_ONCE, {"requests": 0, "samples": 0, "ids": 0}, 10.0, WaitForEvent()),
+        (AT_ONCE, {"free_workers": 0, "samples": 99}, 10.0, WaitForEvent()),
+        (AT_ONCE, {}, 10.0, CutNow(CutReason.IDLE)),
+        (AT_ONCE, {"samples": 8}, 10.0, CutNow(CutReason.FULL)),
+        (AT_ONCE, {"ids": 100}, 10.0, CutNow(CutReason.FULL)),
+        (AT_ONCE, {"draining": True}, 10.0, CutNow(CutReason.DRAIN)),
+        (AT_ONCE, {"draining": True, "samples": 9}, 10.0, CutNow(CutReason.FULL)),
+        (WITH_DELAY, {}, 10.0, WaitUntil(10.5)),
+        (WITH_DELAY, {}, 10.4999, WaitUntil(10.5)),
+        (WITH_DELAY, {}, 10.5, CutNow(CutReason.DELAY)),
+        (WITH_DELAY, {"samples": 7}, 10.1, WaitUntil(10.5)),
+        (WITH_DELAY, {"samples": 8}, 10.1, CutNow(CutReason.FULL)),
+        (WITH_DELAY, {"draining": True}, 10.1, CutNow(CutReason.DRAIN)),
+        # Two passes of 0.125 s must fit before the deadline.
+        (WITH_DELAY, {"earliest_deadline": 10.375}, 10.0, WaitUntil(10.125)),
+        (WITH_DELAY, {"earliest_deadline": 10.375}, 10.125, CutNow(CutReason.DEADLINE)),
+        (WITH_DELAY, {"earliest_deadline": 20.0}, 10.2, WaitUntil(10.5)),
+        (WITH_DELAY, {"earliest_deadline": 10.1}, 10.0, CutNow(CutReason.DEADLINE)),
+    ],
+)
+def test_decision(policy, changes, now, expected):
+    assert decide(state(**changes), policy, now) == expected

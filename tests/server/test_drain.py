@@ -1,0 +1,133 @@
+"""SIGTERM: nothing that was accepted is lost, and the process ends with 0."""
+
+import asyncio
+import signal
+import threading
+import time
+
+import grpc
+import pytest
+from package_factory import make_package
+from server_harness import config, request, serving, value
+
+from tessera.serving.client import RequestDrawer, read_schema
+from tessera.serving.client.encode import encode_request
+from tessera.serving.server.background import ServerProcess
+from tessera.serving.server.config import ModelLimits
+from tessera.serving.server.server import Server
+
+
+def test_accepted_requests_are_answered_and_new_ones_refused():
+    limits = ModelLimits(workers=1, max_batch_samples=2, max_delay_us=60_000_000)
+    with serving(config(limits=limits, drain_limit_s=60)) as server:
+        server.runner.open.clear()
+        accepted = [server.start(request()) for _ in range(9)]
+        wait_until(lambda: queued(server) == 7)  # two are held by the worker
+        stopping = threading.Thread(target=server.thread.__exit__, args=(None, None, None))
+        stopping.start()
+        wait_until(lambda: server.http_state() == 503)
+        late = server.refused(request())
+        assert late.code() is grpc.StatusCode.UNAVAILABLE
+        assert "draining" in late.details()
+        metrics = server.metrics()
+        assert value(metrics, "tessera_rejected_total", reason="draining") == 1
+        assert value(metrics, "tessera_model_ready") == 0
+        server.runner.open.set()
+        assert [call.code().name for call in accepted] == ["OK"] * 9
+        stopping.join(60)
+        assert not stopping.is_alive()
+    assert '"event": "stop"' in server.log.getvalue()
+
+
+def test_calls_are_still_taken_while_the_news_spreads(monkeypatch):
+    known = asyncio.Event()
+    monkeypatch.setattr(Server, "_let_the_news_spread", lambda _: known.wait())
+    with serving() as server:
+        stopping = threading.Thread(target=server.thread.__exit__, args=(None, None, None))
+        stopping.start()
+        wait_until(lambda: server.http_state() == 503)
+        server.predict(request())
+        server.thread.loop.call_soon_threadsafe(known.set)
+        stopping.join(60)
+        assert not stopping.is_alive()
+
+
+def test_the_limit_ends_what_never_ends():
+    with serving(config(drain_limit_s=0.2)) as server:
+        server.runner.open.clear()
+        stuck = server.start(request())
+        server.runner.entered.acquire()
+        server.thread.__exit__(None, None, None)
+        assert stuck.code() is not grpc.StatusCode.OK
+        assert "drain_limit_passed" in server.log.getvalue()
+        server.runner.open.set()
+
+
+def queued(server):
+    return value(server.metrics(), "tessera_queue_requests")
+
+
+def wait_until(holds):
+    """Ask again until another process or thread got that far."""
+    until = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < until, "it never happened"
+        threading.Event().wait(0.005)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    path, _ = make_package(tmp_path_factory.mktemp("package"))
+    return path
+
+
+def test_sigterm_under_load_loses_no_accepted_request(package):
+    """Every call ends in an answer, or in UNAVAILABLE once the server refuses; exit status 0."""
+    drawer = RequestDrawer(read_schema(package), seed=0)
+    contents = [encode_request(drawer.samples(4)) for _ in range(8)]
+    with ServerProcess(["--model", str(package), "--drain-propagation-ms", "100"]) as server:
+        outcomes = []
+        stopped = threading.Event()
+
+        def client():
+            with grpc.insecure_channel(server.address) as channel:
+                call = channel.unary_unary("/predictor.Predictor/Predict")
+                for count in range(100_000):
+                    try:
+                        call(contents[count % 8], timeout=30)
+                        outcomes.append("OK")
+                    except grpc.RpcError as error:
+                        outcomes.append(error.code().name)
+                        return
+                    if count == 20:
+                        stopped.set()
+
+        clients = [threading.Thread(target=client) for _ in range(4)]
+        for thread in clients:
+            thread.start()
+        assert stopped.wait(60)
+        assert server.terminate() == 0
+        for thread in clients:
+            thread.join(60)
+    assert outcomes.count("OK") > 20
+    assert set(outcomes) == {"OK", "UNAVAILABLE"}
+    events = [line["event"] for line in server.log]
+    assert events == ["start", "load", "loaded", "ready", "signal", "drain", "stop"]
+
+
+def test_second_signal_ends_at_once(package):
+    arguments = [
+        "--model",
+        str(package),
+        "--drain-propagation-ms",
+        "60000",
+        "--drain-limit-s",
+        "99",
+    ]
+    with ServerProcess(arguments) as server:
+        server.process.send_signal(signal.SIGINT)
+        wait_until(lambda: any(line["event"] == "drain" for line in server.log))
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 1
+        server._reader.join(60)
+    assert server.log[-1]["event"] == "forced"

@@ -1,0 +1,120 @@
+"""The command line: what a user can get wrong ends with status 2 and one line that says what."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from package_factory import make_package
+
+from tessera.cli import run_command
+from tessera.errors import UserError
+from tessera.serving.commands.serve import parse_model
+from tessera.serving.server.background import ServerProcess
+from tessera.serving.server.config import ModelLimits, ModelSource, ServerConfig
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    path, _ = make_package(tmp_path_factory.mktemp("package"))
+    return str(path)
+
+
+def refused(capsys, *arguments):
+    """The one line on stderr, log lines aside, of a command that must end with status 2."""
+    assert run_command("serve", [*arguments, "--host", "127.0.0.1"]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("{")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_missing_package(capsys, tmp_path):
+    line = refused(capsys, "--model", str(tmp_path / "none.pt"))
+    assert "none.pt" in line
+    assert line.startswith("tessera serve: error: ")
+
+
+def test_damaged_package(capsys, tmp_path, package):
+    content = bytearray(Path(package).read_bytes())
+    content[len(content) // 3] ^= 1
+    damaged = tmp_path / "damaged.pt"
+    damaged.write_bytes(content)
+    line = refused(capsys, "--model", str(damaged), "--port", "0", "--http-port", "0")
+    assert "damaged.pt" in line
+
+
+@pytest.mark.parametrize(("flag", "other"), [("--port", "--http-port"), ("--http-port", "--port")])
+def test_port_in_use(capsys, package, flag, other):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        line = refused(capsys, "--model", package, flag, str(port), other, "0")
+    assert f"127.0.0.1:{port} cannot be listened on" in line
+    assert flag in line
+
+
+def test_a_second_server_does_not_share_the_port(capsys, package):
+    with ServerProcess(["--model", package]) as first:
+        line = refused(capsys, "--model", package, "--port", str(first.port), "--http-port", "0")
+    assert "cannot be listened on" in line
+
+
+def test_two_models_of_one_name(capsys, package):
+    line = refused(capsys, "--model", package, "--model", package)
+    assert "are both named 'model'" in line
+    assert f"--model NAME={package}" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--workers", "0"], "workers is 0; give a whole number of at least 1"),
+        (["--max-queue-samples", "5"], "max_queue_samples is 5; a request of max_request_samples"),
+        (["--port", "70000"], "port is 70000; give a number from 0 to 65535"),
+        (["--port", "7000", "--http-port", "7000"], "http_port is 7000; the gRPC port is the same"),
+        (["--drain-limit-s", "0.5"], "drain_limit_s is 0.5; it must be longer than"),
+        (["--max-delay-us", "-1"], "max_delay_us is -1"),
+        (["--worker-niceness", "20"], "worker_niceness is 20"),
+    ],
+)
+def test_values_that_cannot_work(capsys, package, arguments, text):
+    assert text in refused(capsys, "--model", package, *arguments)
+
+
+def test_no_models():
+    with pytest.raises(UserError, match="give at least one --model"):
+        ServerConfig(models=())
+
+
+@pytest.mark.parametrize("arguments", [[], ["--model", "=x"], ["--model", "a="], ["--nonsense"]])
+def test_wrong_flags_end_with_2(arguments):
+    with pytest.raises(SystemExit) as caught:
+        run_command("serve", arguments)
+    assert caught.value.code == 2
+
+
+def test_model_argument():
+    assert parse_model("a/b.pt") == ModelSource(path="a/b.pt")
+    assert parse_model("n=a=b.pt") == ModelSource(path="a=b.pt", name="n")
+
+
+def test_flags_reach_the_server(package):
+    arguments = ["--model", f"first={package}", "--model", f"second={package}", "--log-format"]
+    with ServerProcess([*arguments, "json", "--log-level", "debug", "--skip-golden"]) as server:
+        loaded = [line["model"] for line in server.log if line["event"] == "loaded"]
+    assert loaded == ["first", "second"]
+
+
+def test_help_needs_no_torch():
+    code = (
+        "import sys, tessera.serving.commands.serve as s, argparse;"
+        "p = argparse.ArgumentParser(); s.add_arguments(p); p.format_help();"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_defaults_are_possible():
+    assert ModelLimits().workers >= 1
