@@ -18,6 +18,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent
 DEFAULT_BUILD = SOURCE.parent / "build" / "kernels"
+LIBRARY = SOURCE / "lib" / "libtessera_ops.so"
 
 
 def torch_root() -> Path:
@@ -30,6 +31,12 @@ def torch_root() -> Path:
     if spec is None or spec.origin is None:
         sys.exit("kernels/build.py: torch is not installed in this Python; install tessera first")
     return Path(spec.origin).parent
+
+
+def find_cmake() -> str | None:
+    """The cmake of this Python's environment, or else the one on the path."""
+    beside = Path(sys.executable).with_name("cmake")
+    return str(beside) if beside.is_file() else shutil.which("cmake")
 
 
 def build(
@@ -46,9 +53,9 @@ def build(
         SystemExit: cmake is missing.
         subprocess.CalledProcessError: a step failed; its output is on the terminal.
     """
-    cmake = shutil.which("cmake")
+    cmake = find_cmake()
     if cmake is None:
-        sys.exit("kernels/build.py: cmake is not on the path; install cmake (Debian: cmake g++)")
+        sys.exit("kernels/build.py: cmake was not found; install it with: pip install cmake")
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     configured = (build_folder / "CMakeCache.txt").exists()
     subprocess.run(

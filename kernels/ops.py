@@ -42,19 +42,31 @@ import torch
 from torch import Tensor
 
 from tessera.kernels.libraries import load_libraries
+from tessera.kernels.tables import WeightType
 
 LIBRARY = "tessera_ops"
 
 
-def launch_hint(plan: Tensor) -> int:
-    """What a GPU launch has to know of a plan [F, 13] before it can read it there.
+_COLUMNS_PER_THREAD = {
+    WeightType.FLOAT32: 4,
+    WeightType.FLOAT16: 8,
+    WeightType.BFLOAT16: 8,
+    WeightType.FLOAT8: 16,
+    WeightType.INT8: 16,
+    WeightType.INT4: 16,
+}
 
-    Bits 0 to 7: the weight type that all features share, plus one; 0 where they differ.  Above:
-    the largest dimension.
+
+def launch_hint(plan: Tensor) -> int:
+    """What a GPU launch has to know of a plan [F, 15] before it can read it there.
+
+    The number of threads that the widest bag takes, 1 to 32.
     """
-    types = set(plan[:, 4].tolist())
-    shared = int(types.pop()) + 1 if len(types) == 1 else 0
-    return shared | int(plan[:, 3].max()) << 8
+    widest = max(
+        -(-dim // _COLUMNS_PER_THREAD[WeightType(weight_type)])
+        for dim, weight_type in plan[:, 3:5].tolist()
+    )
+    return min(widest, 32)
 
 
 _Fake = Callable[[dict[str, Any]], Tensor | None]

@@ -42,7 +42,8 @@ def quantize_table(
         bias to ``scale_dtype`` (int8, int4).
 
     Raises:
-        UserError: ``values`` is not a finite float32 matrix, or ``scale_dtype`` is another.
+        UserError: ``values`` is not a finite float32 matrix or too large for ``scale_dtype``, or
+            another argument is out of its range.
     """
     if values.dtype != torch.float32 or values.dim() != 2 or values.numel() == 0:
         raise UserError(
@@ -75,7 +76,7 @@ def quantize_table(
             scale_shift=scale_shift,
         )
     levels = 255 if weight_type is WeightType.INT8 else 15
-    bias = low.to(scale_dtype)
+    bias = _stored(low, scale_dtype)
     scale = _usable_scale((high - bias.float()) / levels, scale_dtype)
     steps = (values - bias.float()[group_of_row, None]) / scale.float()[group_of_row, None]
     q = torch.round(steps).clamp(0, levels).to(torch.uint8)
@@ -98,9 +99,19 @@ def _by_group(per_row: Tensor, group_of_row: Tensor, reduce: str) -> Tensor:
     )
 
 
+def _stored(values: Tensor, dtype: torch.dtype) -> Tensor:
+    stored = values.to(dtype)
+    if not bool(torch.isfinite(stored).all()):
+        raise UserError(
+            f"values: up to {float(values.abs().max()):g}, too large for scales of {dtype}; give "
+            "scale_dtype=torch.float32"
+        )
+    return stored
+
+
 def _usable_scale(scale: Tensor, dtype: torch.dtype) -> Tensor:
     """The scale as stored; one where it would be zero, since nothing is left to scale."""
-    stored = scale.to(dtype)
+    stored = _stored(scale, dtype)
     return torch.where(stored > 0, stored, torch.ones_like(stored))
 
 

@@ -172,8 +172,8 @@ def lookup_rows(
 def dot_interaction(dense: Tensor, sparse: Tensor, *, upper: bool = False) -> Tensor:
     """DLRM's interaction in float64, rounded once: ``[B, D + n (n - 1) / 2]``."""
     batch, dim = dense.shape
-    vectors = torch.cat([dense, sparse], dim=1).double().view(batch, -1, dim)
-    n = vectors.shape[1]
+    n = 1 + sparse.shape[1] // dim
+    vectors = torch.cat([dense, sparse], dim=1).double().view(batch, n, dim)
     if upper:
         pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
     else:

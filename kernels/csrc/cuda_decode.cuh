@@ -1,0 +1,138 @@
+// From the bytes of a row to float32, per weight type, and from float32 to an output type.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "plan.h"
+
+namespace tessera {
+
+// One thread's share of a row: kBytes bytes (one load) that hold kColumns columns.
+template <int64_t T>
+struct Share {
+  static constexpr int kBytes = T == kInt4 ? 8 : 16;
+  static constexpr int kColumns = T == kFloat32                          ? 4
+                                  : (T == kFloat16 || T == kBFloat16) ? 8
+                                                                      : 16;
+};
+
+__device__ __forceinline__ float half_bits_to_float(uint32_t bits) {
+  return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+}
+
+// e4m3fn read as an fp16 whose exponent is 8 too small.
+__device__ __forceinline__ float float8_to_float(uint32_t x) {
+  return half_bits_to_float(((x & 0x80u) << 8) | ((x & 0x7fu) << 7)) * 256.0f;
+}
+
+// Byte k of a word as a float: put it under the exponent of 2^23 and take 2^23 away.  Exact, and
+// cheaper than a conversion instruction.
+template <int K>
+__device__ __forceinline__ float byte_to_float(uint32_t word) {
+  return __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7650 | K)) - 8388608.0f;
+}
+
+__device__ __forceinline__ void bytes_to_floats(uint32_t word, float* out) {
+  out[0] = byte_to_float<0>(word);
+  out[1] = byte_to_float<1>(word);
+  out[2] = byte_to_float<2>(word);
+  out[3] = byte_to_float<3>(word);
+}
+
+template <int64_t T>
+__device__ __forceinline__ void decode_share(const uint32_t* words,
+                                             float (&out)[Share<T>::kColumns]) {
+  if constexpr (T == kFloat32) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) out[k] = __uint_as_float(words[k]);
+  } else if constexpr (T == kFloat16) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      out[2 * k] = half_bits_to_float(words[k] & 0xffffu);
+      out[2 * k + 1] = half_bits_to_float(words[k] >> 16);
+    }
+  } else if constexpr (T == kBFloat16) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      out[2 * k] = __uint_as_float(words[k] << 16);
+      out[2 * k + 1] = __uint_as_float(words[k] & 0xffff0000u);
+    }
+  } else if constexpr (T == kFloat8) {
+#pragma unroll
+    for (int k = 0; k < 16; ++k) out[k] = float8_to_float((words[k / 4] >> (8 * (k % 4))) & 0xffu);
+  } else if constexpr (T == kInt8) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) bytes_to_floats(words[k], out + 4 * k);
+  } else {
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      float even[4];
+      float odd[4];
+      bytes_to_floats(words[k] & 0x0f0f0f0fu, even);
+      bytes_to_floats((words[k] >> 4) & 0x0f0f0f0fu, odd);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        out[8 * k + 2 * j] = even[j];
+        out[8 * k + 2 * j + 1] = odd[j];
+      }
+    }
+  }
+}
+
+// One column of a row, for rows that are not aligned for shares.
+__device__ __forceinline__ float decode_column(int64_t weight_type, const uint8_t* row,
+                                               int64_t column) {
+  switch (weight_type) {
+    case kFloat32: {
+      const uint8_t* at = row + 4 * column;
+      return __uint_as_float(at[0] | at[1] << 8 | at[2] << 16 | static_cast<uint32_t>(at[3]) << 24);
+    }
+    case kFloat16:
+      return half_bits_to_float(row[2 * column] | row[2 * column + 1] << 8);
+    case kBFloat16:
+      return __uint_as_float(static_cast<uint32_t>(row[2 * column] | row[2 * column + 1] << 8)
+                             << 16);
+    case kFloat8:
+      return float8_to_float(row[column]);
+    case kInt8:
+      return static_cast<float>(row[column]);
+    default:
+      return static_cast<float>((row[column / 2] >> (4 * (column & 1))) & 0xf);
+  }
+}
+
+__device__ __forceinline__ void store_element(OutType type, void* out, int64_t at, float value) {
+  if (type == OutType::kFloat32) {
+    static_cast<float*>(out)[at] = value;
+  } else if (type == OutType::kFloat16) {
+    static_cast<__half*>(out)[at] = __float2half_rn(value);
+  } else {
+    static_cast<__nv_bfloat16*>(out)[at] = __float2bfloat16_rn(value);
+  }
+}
+
+__device__ __forceinline__ uint32_t pack_pair(OutType type, float low, float high) {
+  if (type == OutType::kFloat16) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  }
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// Results are not read again by this kernel: keep the cache for rows.
+__device__ __forceinline__ void store_streaming(void* at, uint32_t a, uint32_t b, uint32_t c,
+                                                uint32_t d) {
+  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(a), "r"(b), "r"(c),
+               "r"(d)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_streaming(void* at, uint32_t a, uint32_t b) {
+  asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(at), "r"(a), "r"(b) : "memory");
+}
+
+}  // namespace tessera

@@ -1,0 +1,45 @@
+// The CUDA kernels' interface: plain pointers and a stream, no torch header.
+//
+// Both functions only launch: they return at once with cudaGetLastError().  All pointers are
+// device pointers that must stay valid until the stream has passed the launch.  Ids may hold any
+// value: no id leads outside its table, and a bag's ids are taken from [0, ids) even where offsets
+// are wrong.  The plan is trusted (tables.py builds it, the CPU binding's checks describe it).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "plan.h"
+
+namespace tessera {
+
+struct CudaLookup {
+  const uint8_t* weights;  // 16-byte aligned
+  int64_t weight_bytes;
+  const FeaturePlan* plan;  // [features]
+  int64_t features;         // F, 1 to 65,534
+  int64_t batch;            // B >= 1; F * B < 2^31
+  const void* indices;      // [ids], int64 when wide_ids, else int32
+  int64_t ids;
+  const void* offsets;  // [F * B + 1], int64 when wide_offsets, else int32
+  bool wide_ids;
+  bool wide_offsets;
+  OutType out_type;
+  const float* id_weights;  // [ids] or nullptr
+  void* out;                // [B, out_width], or [ids, out_width] for rows
+  int64_t out_width;        // elements
+  const void* dense;        // [B, dense_width] of the output's type or nullptr: columns [0, ...)
+  int64_t dense_stride;     // elements
+  int64_t dense_width;
+  int64_t* outside;  // [F] counts of ids outside their table, or nullptr
+  int64_t lanes;     // threads of the widest bag (1 to 32; 0: unknown); values never depend on it
+};
+
+// Pooled: every column of a bag is written, zeros for an empty one.
+cudaError_t launch_lookup(const CudaLookup& job, int multiprocessors, cudaStream_t stream);
+
+// Unpooled: the vector of id i to row i.
+cudaError_t launch_lookup_rows(const CudaLookup& job, int multiprocessors, cudaStream_t stream);
+
+}  // namespace tessera

@@ -1,0 +1,184 @@
+"""The lookup operators against the plain reference, on the CPU and (marked gpu) on CUDA.
+
+Both sum a bag in the order of its ids and round each step once, as the reference does: equality
+is bit for bit.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import calls, random_table
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tessera.kernels import ops, reference
+from tessera.kernels.tables import (
+    FeatureLookup,
+    OutOfRange,
+    Pooling,
+    WeightType,
+    make_plan,
+    pack_tables,
+)
+
+SETTINGS = settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+def on(device, *tensors):
+    return [None if tensor is None else tensor.to(device) for tensor in tensors]
+
+
+def same(ours, expected):
+    """Bitwise; NaN marks columns that the reference leaves unwritten."""
+    written = ~torch.isnan(expected)
+    return torch.equal(ours.cpu()[written], expected[written])
+
+
+@SETTINGS
+@given(call=calls(), as_offsets=st.booleans(), hint=st.booleans())
+def test_pooled_equals_the_reference(device, call, as_offsets, hint):
+    expected, outside = reference.lookup(
+        call.tables.weights,
+        call.plan,
+        call.indices,
+        call.lengths,
+        call.width,
+        id_weights=call.id_weights,
+        dtype=call.dtype,
+    )
+    jagged = call.offsets() if as_offsets else call.lengths
+    weights, plan, indices, jagged, id_weights = on(
+        device, call.tables.weights, call.plan, call.indices, jagged, call.id_weights
+    )
+    counts = torch.zeros(plan.shape[0], dtype=torch.int64, device=device)
+    ours = torch.ops.tessera.lookup(
+        weights,
+        plan,
+        indices,
+        jagged,
+        call.width,
+        id_weights,
+        outside=counts,
+        offsets=as_offsets,
+        dtype=call.dtype,
+        launch=ops.launch_hint(call.plan) if hint else 0,
+    )
+    assert same(ours, expected)
+    assert counts.tolist() == outside.tolist()
+
+
+@SETTINGS
+@given(call=calls())
+def test_without_counts_and_into_the_callers_buffer(device, call):
+    expected, _ = reference.lookup(
+        call.tables.weights, call.plan, call.indices, call.lengths, call.width, dtype=call.dtype
+    )
+    weights, plan, indices, lengths = on(
+        device, call.tables.weights, call.plan, call.indices, call.lengths
+    )
+    out = torch.full((expected.shape[0], call.width), 7.0, dtype=call.dtype, device=device)
+    torch.ops.tessera.lookup_out(weights, plan, indices, lengths, out)
+    assert same(out, expected)
+    assert bool((out.cpu()[torch.isnan(expected)] == 7.0).all()), "the gap was touched"
+
+
+@SETTINGS
+@given(call=calls(dim=24, rows_output=True))
+def test_unpooled_equals_the_reference(device, call):
+    expected = reference.lookup_rows(
+        call.tables.weights, call.plan, call.indices, call.lengths, call.width, dtype=call.dtype
+    )
+    weights, plan, indices, lengths = on(
+        device, call.tables.weights, call.plan, call.indices, call.lengths
+    )
+    ours = torch.ops.tessera.lookup_rows(
+        weights, plan, indices, lengths, call.width, dtype=call.dtype
+    )
+    assert torch.equal(ours.cpu(), expected)
+
+
+@pytest.mark.parametrize("weight_type", list(WeightType))
+@pytest.mark.parametrize("dim", [512, 513, 1024, 2048])
+def test_wide_rows(device, weight_type, dim):
+    generator = torch.Generator().manual_seed(dim)
+    packed = pack_tables([random_table(generator, 6, dim, weight_type)])
+    plan = make_plan([FeatureLookup(table=packed.places[0], out_column=0, pooling=Pooling.MEAN)])
+    lengths = torch.tensor([3, 0, 40])
+    indices = torch.arange(43) % 6
+    expected, _ = reference.lookup(packed.weights, plan, indices, lengths, dim)
+    ours = torch.ops.tessera.lookup(*on(device, packed.weights, plan, indices, lengths), dim)
+    assert same(ours, expected)
+
+
+def test_a_thousand_tables(device):
+    generator = torch.Generator().manual_seed(1)
+    kinds = list(WeightType)
+    packed = pack_tables(
+        [random_table(generator, 1 + t % 5, 4 + t % 9, kinds[t % len(kinds)]) for t in range(1000)]
+    )
+    features, column = [], 0
+    for place in packed.places:
+        features.append(FeatureLookup(table=place, out_column=column, out_of_range=OutOfRange.ZERO))
+        column += place.dim
+    plan = make_plan(features)
+    lengths = torch.randint(0, 3, (3000,), generator=generator)
+    indices = torch.randint(-1, 6, (int(lengths.sum()),), generator=generator)
+    expected, _ = reference.lookup(packed.weights, plan, indices, lengths, column)
+    ours = torch.ops.tessera.lookup(*on(device, packed.weights, plan, indices, lengths), column)
+    assert same(ours, expected)
+
+
+@pytest.mark.parametrize("batch", [1, 33, 700])
+def test_large_batches_of_long_and_short_bags(device, batch):
+    generator = torch.Generator().manual_seed(batch)
+    packed = pack_tables(
+        [random_table(generator, 50, 128, WeightType.INT8, scale_shift=s) for s in (0, 3, 32)]
+    )
+    features = [
+        FeatureLookup(table=place, out_column=128 * k) for k, place in enumerate(packed.places)
+    ]
+    plan = make_plan(features)
+    most = torch.tensor([2, 9, 3])[:, None].expand(3, batch).reshape(-1)
+    lengths = (torch.rand(3 * batch, generator=generator) * most).long()
+    indices = torch.randint(0, 50, (int(lengths.sum()),), generator=generator)
+    expected, _ = reference.lookup(packed.weights, plan, indices, lengths, 384, dtype=torch.float16)
+    ours = torch.ops.tessera.lookup(
+        *on(device, packed.weights, plan, indices, lengths),
+        384,
+        dtype=torch.float16,
+        launch=ops.launch_hint(plan),
+    )
+    assert same(ours, expected)
+
+
+def test_the_dense_vector_fills_the_gap(device):
+    generator = torch.Generator().manual_seed(3)
+    packed = pack_tables([random_table(generator, 4, 16, WeightType.FLOAT16)])
+    plan = make_plan([FeatureLookup(table=packed.places[0], out_column=8)])
+    dense = torch.randn(3, 8, generator=generator)
+    indices, lengths = torch.tensor([0, 1, 2]), torch.tensor([1, 0, 2])
+    expected, _ = reference.lookup(packed.weights, plan, indices, lengths, 24)
+    expected[:, :8] = dense
+    weights, plan, indices, lengths, dense = on(
+        device, packed.weights, plan, indices, lengths, dense
+    )
+    ours = torch.ops.tessera.lookup(weights, plan, indices, lengths, 24, dense=dense)
+    assert torch.equal(ours.cpu(), expected)
+
+
+@pytest.mark.gpu
+def test_wrong_offsets_never_leave_the_ids():
+    """A GPU cannot refuse them without waiting; compute-sanitizer watches this test for reads."""
+    generator = torch.Generator().manual_seed(4)
+    packed = pack_tables([random_table(generator, 4, 128, WeightType.INT8)])
+    plan = make_plan([FeatureLookup(table=packed.places[0], out_column=0)])
+    offsets = torch.tensor([5, -7, 10**12, 2, 2**40])
+    weights, plan, indices, offsets = on("cuda", packed.weights, plan, torch.arange(6), offsets)
+    ours = torch.ops.tessera.lookup(weights, plan, indices, offsets, 128, offsets=True)
+    assert ours.shape == (4, 128)
+    torch.cuda.synchronize()
