@@ -1,0 +1,164 @@
+"""Starts either server as a program and speaks to it as any client would.
+
+What the suite knows of a server is what the contract says: flags, protocols, status codes,
+metrics, log lines with ``"event": "ready"``, signals and exit statuses.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import grpc
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+
+from tessera.serving.protocol import predictor_pb2 as pb
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 60
+
+
+def cpp_program():
+    """The built C++ server, or None.  ``TESSERA_CPP_SERVER`` names another build."""
+    path = Path(os.environ.get("TESSERA_CPP_SERVER", REPOSITORY / "build/cpp/release/tessera-server"))
+    return path if path.exists() else None
+
+
+def commands():
+    """How each server that is there is started, by its name in ``tessera_build_info``."""
+    found = {"python": [sys.executable, "-m", "tessera", "serve"]}
+    if cpp_program():
+        found["cpp"] = [str(cpp_program())]
+    return found
+
+
+class RunningServer:
+    """A server on free ports of 127.0.0.1; ready inside the ``with`` block."""
+
+    def __init__(self, kind, *flags):
+        self.kind = kind
+        self.log = []
+        self.noise = []
+        self.port = self.http_port = 0
+        ports = ["--host", "127.0.0.1", "--port", "0", "--http-port", "0"]
+        self.process = subprocess.Popen(
+            [*commands()[kind], *map(str, flags), *ports],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        for line in self.process.stderr:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                self.noise.append(line)
+                continue
+            self.log.append(entry)
+            if entry["event"] == "ready":
+                self.port, self.http_port = entry["port"], entry["http_port"]
+                self._ready.set()
+        self._ready.set()
+
+    def __enter__(self):
+        assert self._ready.wait(TIMEOUT_S)
+        assert self.port, "".join(self.noise)
+        self.channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
+        self.raw = self.channel.unary_unary("/predictor.Predictor/Predict")
+        return self
+
+    def __exit__(self, *_):
+        self.channel.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                raise
+        self._reader.join()
+        self.process.stderr.close()
+
+    def signal(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+
+    def exit_status(self):
+        return self.process.wait(TIMEOUT_S)
+
+    def predict(self, message, **options):
+        options.setdefault("timeout", TIMEOUT_S)
+        return pb.PredictionResponse.FromString(self.raw(message.SerializeToString(), **options))
+
+    def start(self, message, **options):
+        """A call that is not waited for."""
+        return self.raw.future(message.SerializeToString(), **options)
+
+    def outcome(self, content):
+        """Status name and details of a call with these bytes; details are empty for OK."""
+        try:
+            self.raw(content, timeout=TIMEOUT_S)
+        except grpc.RpcError as error:
+            return error.code().name, error.details()
+        return "OK", ""
+
+    def http(self, path):
+        """Status and text of a page."""
+        url = f"http://127.0.0.1:{self.http_port}{path}"
+        try:
+            with urllib.request.urlopen(url, timeout=TIMEOUT_S) as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def families(self):
+        """The metrics page as parsed families by name."""
+        text = self.http("/metrics")[1]
+        return {family.name: family for family in text_string_to_metric_families(text)}
+
+    def value(self, name, **labels):
+        """The sum of the samples called ``name`` whose labels include ``labels``."""
+        wanted = labels.items()
+        return sum(
+            sample.value
+            for family in self.families().values()
+            for sample in family.samples
+            if sample.name == name and wanted <= sample.labels.items()
+        )
+
+    def wait_for(self, condition):
+        """Until ``condition()`` holds: for counts that follow an answer, not precede it."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not condition():
+            assert time.monotonic() < deadline, "did not become true"
+            time.sleep(0.01)
+
+
+def scores_of(response):
+    return np.array(response.predictions["default"].data, "<f4")
+
+
+def same_bits(a, b):
+    return np.asarray(a, "<f4").tobytes() == np.asarray(b, "<f4").tobytes()
+
+
+def i32(numbers):
+    return np.asarray(numbers, "<i4").tobytes()
+
+
+def i64(numbers):
+    return np.asarray(numbers, "<i8").tobytes()
+
+
+def f32(numbers):
+    return np.asarray(numbers, "<f4").tobytes()

@@ -1,0 +1,67 @@
+"""Both servers give the same answer, status and message to the same bytes, good or bad."""
+
+import numpy as np
+import pytest
+from conformance_harness import RunningServer
+
+from tessera.serving.protocol import predictor_pb2 as pb
+
+ROUNDS = 1500
+
+
+@pytest.fixture(scope="module")
+def pair(both_kinds, package):
+    flags = ["--model", package, "--max-request-samples", 1000, "--max-request-ids", 5000]
+    flags += ["--drain-propagation-ms", 0]
+    with RunningServer(both_kinds[0], *flags) as one, RunningServer(both_kinds[1], *flags) as two:
+        yield one, two
+
+
+def mutated(rng, content):
+    """A few bytes changed, cut out or put in."""
+    data = bytearray(content)
+    for _ in range(rng.integers(1, 4)):
+        at = int(rng.integers(0, max(len(data), 1)))
+        kind = rng.integers(0, 4)
+        if kind == 0 and data:
+            data[at] = rng.integers(0, 256)
+        elif kind == 1:
+            del data[at : at + int(rng.integers(1, 9))]
+        elif kind == 2:
+            data[at:at] = rng.bytes(int(rng.integers(1, 9)))
+        elif data:
+            data[at] ^= 1 << int(rng.integers(0, 8))
+    return bytes(data)
+
+
+def comparable(code, text):
+    # What a parser says of bytes that it cannot read is the parser's own.
+    return code, text.partition(" are no PredictionRequest")[0]
+
+
+def test_mutated_requests(pair, draw_with):
+    rng = np.random.default_rng(0)
+    drawn = draw_with(seed=3, max_bag=3)
+    seen = {}
+    for round_number in range(ROUNDS):
+        B = int(rng.integers(1, 4))
+        message = drawn.ranking(B) if rng.random() < 0.3 else drawn.samples(B)
+        content = mutated(rng, message.SerializeToString())
+        one, two = (comparable(*server.outcome(content)) for server in pair)
+        assert one == two, (round_number, content)
+        seen[one[0]] = seen.get(one[0], 0) + 1
+    # The mutations reach all three; else the comparison says little.
+    assert {"OK", "INVALID_ARGUMENT", "NOT_FOUND"} <= seen.keys() | {"NOT_FOUND"}
+    assert seen["INVALID_ARGUMENT"] > ROUNDS // 3
+    assert seen["OK"] > ROUNDS // 20
+
+
+def test_good_answers_are_the_same_messages(pair, drawn):
+    for size in (1, 7, 100):
+        content = drawn.samples(size).SerializeToString()
+        one, two = (
+            pb.PredictionResponse.FromString(server.raw(content, timeout=60)) for server in pair
+        )
+        one.ClearField("timings")
+        two.ClearField("timings")
+        assert one == two

@@ -1,0 +1,285 @@
+"""Health, reflection, the HTTP port, the metrics page, flags and packages that are refused."""
+
+import re
+import socket
+import subprocess
+
+import grpc
+import pytest
+from conformance_harness import REPOSITORY, TIMEOUT_S, RunningServer, commands
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+STATUS = health_pb2.HealthCheckResponse.ServingStatus
+
+MODEL = {"model", "version"}
+LATENCY = (
+    ".0001 .0002 .0003 .0006 .001 .002 .003 .004 .005 .006 .008 .01 .013 .016 .02 .025 .03 .04 "
+    ".05 .065 .08 .1 .2 .5 1 2 5"
+)
+LATENCY_BOUNDS = [*map(float, LATENCY.split()), float("inf")]
+# Family name (counters without _total), type, labels.
+FAMILIES = {
+    "tessera_requests": ("counter", MODEL | {"code"}),
+    "tessera_request_duration_seconds": ("histogram", MODEL),
+    "tessera_stage_duration_seconds": ("histogram", MODEL | {"stage"}),
+    "tessera_queue_requests": ("gauge", MODEL),
+    "tessera_queue_samples": ("gauge", MODEL),
+    "tessera_inflight_batches": ("gauge", MODEL | {"device"}),
+    "tessera_batch_requests": ("histogram", MODEL),
+    "tessera_batch_samples": ("histogram", MODEL),
+    "tessera_batch_ids": ("histogram", MODEL),
+    "tessera_batches": ("counter", MODEL | {"reason"}),
+    "tessera_rejected": ("counter", MODEL | {"reason"}),
+    "tessera_ids": ("counter", MODEL),
+    "tessera_out_of_range_ids": ("counter", MODEL),
+    "tessera_model_load_duration_seconds": ("gauge", MODEL),
+    "tessera_model_ready": ("gauge", MODEL),
+    "tessera_model_info": ("gauge", MODEL | {"sha256", "torch", "dtype", "device"}),
+    "tessera_device_memory_bytes": ("gauge", MODEL | {"device", "kind"}),
+    "tessera_build_info": ("gauge", {"server", "version"}),
+    "process_virtual_memory_bytes": ("gauge", set()),
+    "process_resident_memory_bytes": ("gauge", set()),
+    "process_start_time_seconds": ("gauge", set()),
+    "process_cpu_seconds": ("counter", set()),
+    "process_open_fds": ("gauge", set()),
+    "process_max_fds": ("gauge", set()),
+}
+VALUES = {
+    ("tessera_requests", "code"): {
+        *("OK", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"),
+        *("CANCELLED", "UNAVAILABLE", "INTERNAL"),
+    },
+    ("tessera_stage_duration_seconds", "stage"): {
+        *("decode", "queue", "assemble", "transfer", "forward", "split", "encode")
+    },
+    ("tessera_batches", "reason"): {"full", "delay", "idle", "deadline", "drain"},
+    ("tessera_rejected", "reason"): {
+        *("queue_full", "deadline", "cancelled", "invalid", "draining")
+    },
+    ("tessera_inflight_batches", "device"): {"cpu"},
+    ("tessera_device_memory_bytes", "kind"): {"tables"},
+}
+
+
+def test_the_metrics_page_has_every_family_and_no_other(server, kind):
+    families = server.families()
+    assert families.keys() == FAMILIES.keys()
+    for name, (type_, labels) in FAMILIES.items():
+        family = families[name]
+        assert family.type == type_, name
+        assert family.documentation, name
+        for sample in family.samples:
+            assert sample.labels.keys() - {"le"} == labels, sample
+    for (name, label), values in VALUES.items():
+        assert {sample.labels[label] for sample in families[name].samples} == values, name
+    (build,) = families["tessera_build_info"].samples
+    assert build.labels["server"] == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [
+        ("tessera_request_duration_seconds", LATENCY_BOUNDS),
+        ("tessera_batch_requests", [*(float(2**n) for n in range(13)), float("inf")]),
+        ("tessera_batch_samples", [*(float(2**n) for n in range(17)), float("inf")]),
+        ("tessera_batch_ids", [*(float(2**n) for n in range(23)), float("inf")]),
+    ],
+)
+def test_buckets(server, name, bounds):
+    found = [
+        float(sample.labels["le"])
+        for sample in server.families()[name].samples
+        if sample.name.endswith("_bucket") and sample.labels["model"] == "ranker"
+    ]
+    assert found == bounds
+
+
+def test_what_a_request_counts(server, drawn):
+    names = {
+        "tessera_requests_total": {"code": "OK"},
+        "tessera_request_duration_seconds_count": {},
+        "tessera_batches_total": {"reason": "idle"},
+        "tessera_batch_requests_sum": {},
+        **{
+            "tessera_stage_duration_seconds_count": {"stage": stage}
+            for stage in ("decode", "queue", "assemble", "forward", "split", "encode")
+        },
+    }
+    before = {n: server.value(n, model="second", **labels) for n, labels in names.items()}
+    samples = server.value("tessera_batch_samples_sum", model="second")
+    server.predict(drawn.samples(5, model="second"))
+    server.wait_for(
+        lambda: server.value("tessera_batch_samples_sum", model="second") == samples + 5
+    )
+    for name, labels in names.items():
+        assert server.value(name, model="second", **labels) == before[name] + 1, name
+
+
+def test_facts_of_the_model(server, in_process):
+    (info,) = (
+        sample.labels
+        for sample in server.families()["tessera_model_info"].samples
+        if sample.labels["model"] == "ranker"
+    )
+    manifest = in_process.manifest
+    assert info["sha256"] == in_process.sha256
+    assert (info["torch"], info["dtype"]) == (manifest.versions.torch, manifest.dtype)
+    tables = sum(table.bytes for table in manifest.tables)
+    assert server.value("tessera_device_memory_bytes", model="ranker", kind="tables") == tables
+
+
+@pytest.mark.parametrize("name", ["", "ranker", "second"])
+def test_health_check(server, name):
+    stub = health_pb2_grpc.HealthStub(server.channel)
+    reply = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=TIMEOUT_S)
+    assert reply.status == STATUS.SERVING
+
+
+def test_health_of_an_unknown_name(server):
+    stub = health_pb2_grpc.HealthStub(server.channel)
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=TIMEOUT_S)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    watch = stub.Watch(health_pb2.HealthCheckRequest(service="nobody"), timeout=TIMEOUT_S)
+    assert next(watch).status == STATUS.SERVICE_UNKNOWN
+    watch.cancel()
+
+
+def test_a_watch_sees_the_drain_and_does_not_hold_it_up(kind, package):
+    with RunningServer(kind, "--model", package, "--drain-propagation-ms", 0) as server:
+        stub = health_pb2_grpc.HealthStub(server.channel)
+        watches = [
+            stub.Watch(health_pb2.HealthCheckRequest(service=name), timeout=TIMEOUT_S)
+            for name in ("", "ranker")
+        ]
+        assert [next(watch).status for watch in watches] == [STATUS.SERVING] * 2
+        server.signal()
+        assert [next(watch).status for watch in watches] == [STATUS.NOT_SERVING] * 2
+        assert server.exit_status() == 0
+
+
+def test_reflection_lists_and_describes_the_services(server):
+    stub = reflection_pb2_grpc.ServerReflectionStub(server.channel)
+    asked = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="predictor.Predictor"),
+    ]
+    names, described = list(stub.ServerReflectionInfo(iter(asked), timeout=TIMEOUT_S))
+    listed = {service.name for service in names.list_services_response.service}
+    assert {"predictor.Predictor", "grpc.health.v1.Health"} <= listed
+    assert b"SharedFeatures" in described.file_descriptor_response.file_descriptor_proto[0]
+
+
+def test_http_pages(server):
+    assert server.http("/healthz") == (200, "ok\n")
+    assert server.http("/readyz") == (200, "ready\n")
+    status, page = server.http("/")
+    assert status == 200
+    assert "ranker" in page
+    assert "second" in page
+    assert server.http("/nothing")[0] == 404
+
+
+def run(kind, *flags):
+    """A server that must not start: its exit status and what it says besides log lines."""
+    done = subprocess.run(
+        [*commands()[kind], *map(str, flags)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    return done.returncode, lines
+
+
+def free(*flags):
+    return ["--host", "127.0.0.1", "--port", 0, "--http-port", 0, *flags]
+
+
+def damaged(package, folder, change):
+    path = folder / "damaged.pt"
+    content = bytearray(package.read_bytes())
+    path.write_bytes(change(content))
+    return path
+
+
+def flip(content):
+    content[len(content) // 3] ^= 1
+    return content
+
+
+@pytest.mark.parametrize(
+    "change",
+    [flip, lambda content: content[:-100], lambda _: b"", lambda _: b"no package at all"],
+    ids=["flipped", "cut_short", "empty", "foreign"],
+)
+def test_a_bad_package_ends_with_2_and_one_line(kind, package, tmp_path, change):
+    path = damaged(package, tmp_path, change)
+    status, lines = run(kind, *free("--model", path))
+    assert status == 2
+    assert len(lines) == 1, lines
+    assert f"error: package {path}: " in lines[0]
+
+
+def test_a_package_that_is_not_there(kind, tmp_path):
+    status, lines = run(kind, *free("--model", tmp_path / "none.pt"))
+    assert status == 2
+    assert len(lines) == 1, lines
+    assert "none.pt" in lines[0]
+
+
+def test_two_models_of_one_name(kind, package):
+    status, lines = run(kind, *free("--model", package, "--model", package))
+    assert status == 2
+    assert f"are both named 'ranker'; give one another name with --model NAME={package}" in lines[0]
+
+
+@pytest.mark.parametrize(("flag", "other"), [("--port", "--http-port"), ("--http-port", "--port")])
+def test_a_port_that_is_taken(kind, package, flag, other):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        flags = ["--host", "127.0.0.1", "--model", package, flag, port, other, 0]
+        status, lines = run(kind, *flags)
+    assert status == 2
+    assert f"127.0.0.1:{port} cannot be listened on" in lines[0]
+    assert f"choose another {flag} or --host" in lines[0]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--workers", "0"],
+        ["--port", "70000"],
+        ["--port", "x"],
+        ["--max-queue-samples", "5"],
+        ["--port", "7000", "--http-port", "7000"],
+        ["--drain-limit-s", "0.5"],
+        ["--max-delay-us", "-1"],
+        ["--log-level", "loud"],
+        ["--nonsense"],
+        ["--model", "=x"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_flag_ends_with_2(kind, package, flags):
+    status, lines = run(kind, "--model", package, *flags)
+    assert status == 2
+    assert flags[0].strip("-").replace("-", "_") in lines[-1].replace("-", "_")
+
+
+def help_flags(kind):
+    done = subprocess.run(
+        [*commands()[kind], "--help"], capture_output=True, text=True, check=True, cwd=REPOSITORY
+    )
+    return set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", done.stdout, re.MULTILINE))
+
+
+def test_both_servers_have_the_same_flags(both_kinds):
+    python, cpp = map(help_flags, both_kinds)
+    # Python finds operator libraries as packages, and prints its version as `tessera --version`.
+    assert cpp - python == {"--ops-dir", "--version"}
+    assert python - cpp == set()
