@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import signal
 import threading
@@ -135,9 +136,6 @@ class Server:
                 sha256=model.sha256,
                 seconds=round(model.load_seconds, 3),
             )
-        # What is loaded stays: it need not be looked at by every later collection.
-        gc.collect()
-        gc.freeze()
         self._log.info("ready", host=self._config.host, port=self.port, http_port=self.http_port)
 
     def _serve(self, identity: ModelIdentity, model: LoadedModel) -> None:
@@ -228,31 +226,45 @@ class Server:
         Raises:
             UserError: a port cannot be had or a package cannot be served.
         """
-        signals: asyncio.Queue[int] = asyncio.Queue()
         loop = asyncio.get_running_loop()
+        signals: asyncio.Queue[int] = asyncio.Queue()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signals.put_nowait, number)
-        first = loop.create_task(signals.get())
+        try:
+            await self._serve_until_signal(signals)
+            return await self._drain_until_signal(signals)
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    async def _serve_until_signal(self, signals: asyncio.Queue[int]) -> None:
+        signalled = asyncio.ensure_future(signals.get())
         try:
             await self.open()
-            loading = loop.create_task(self.load())
-            await asyncio.wait({loading, first}, return_when=asyncio.FIRST_COMPLETED)
+            loading = asyncio.ensure_future(self.load())
+            await asyncio.wait({loading, signalled}, return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
                 await loading
-            await first
+                # What is loaded stays: it need not be looked at by every later collection.
+                gc.collect()
+                gc.freeze()
+            self._log.info("signal", number=await signalled)
             loading.cancel()
         except UserError:
+            signalled.cancel()
             await self.close(0.0)
             raise
-        self._log.info("signal", number=first.result())
-        second = loop.create_task(signals.get())
-        draining = loop.create_task(self.drain())
-        await asyncio.wait({draining, second}, return_when=asyncio.FIRST_COMPLETED)
-        if not draining.done():
-            self._log.error("forced", unanswered=self._gate.active)
-            draining.cancel()
-            return EXIT_NOT_DRAINED
-        return 0 if draining.result() else EXIT_NOT_DRAINED
+
+    async def _drain_until_signal(self, signals: asyncio.Queue[int]) -> int:
+        draining = asyncio.ensure_future(self.drain())
+        signalled = asyncio.ensure_future(signals.get())
+        await asyncio.wait({draining, signalled}, return_when=asyncio.FIRST_COMPLETED)
+        if draining.done():
+            signalled.cancel()
+            return 0 if draining.result() else EXIT_NOT_DRAINED
+        self._log.error("forced", unanswered=self._gate.active)
+        draining.cancel()
+        return EXIT_NOT_DRAINED
 
     async def __aenter__(self) -> Server:  # noqa: PYI034 - typing.Self is newer than Python 3.10
         try:
@@ -301,12 +313,14 @@ async def _in_thread(work: Callable[[], _Result]) -> _Result:
             done.set_result(result)  # type: ignore[arg-type] # None is right where _Result is None
 
     def body() -> None:
+        result: _Result | None = None
+        error: BaseException | None = None
         try:
             result = work()
-        except BaseException as error:  # noqa: BLE001 - it is raised again where it is awaited
-            loop.call_soon_threadsafe(settle, None, error)
-        else:
-            loop.call_soon_threadsafe(settle, result, None)
+        except BaseException as raised:  # noqa: BLE001 - it is raised again where it is awaited
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop was closed without waiting
+            loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=body, name="loader", daemon=True).start()
     return await done

@@ -1,6 +1,7 @@
 """SIGTERM: nothing that was accepted is lost, and the process ends with 0."""
 
 import asyncio
+import os
 import signal
 import threading
 import time
@@ -8,12 +9,13 @@ import time
 import grpc
 import pytest
 from package_factory import make_package
-from server_harness import config, request, serving, value
+from server_harness import FakeLoader, config, request, serving, value
 
 from tessera.serving.client import RequestDrawer, read_schema
 from tessera.serving.client.encode import encode_request
 from tessera.serving.server.background import ServerProcess
 from tessera.serving.server.config import ModelLimits
+from tessera.serving.server.logs import make_logger
 from tessera.serving.server.server import Server
 
 
@@ -131,3 +133,19 @@ def test_second_signal_ends_at_once(package):
         assert server.process.wait(60) == 1
         server._reader.join(60)
     assert server.log[-1]["event"] == "forced"
+
+
+def test_sigterm_while_loading_ends_with_0():
+    loader = FakeLoader()
+    loader.open.clear()
+
+    async def body():
+        server = Server(config(), loader=loader, log=make_logger("error", "json"))
+        running = asyncio.ensure_future(server.run())
+        while server.port == 0:  # noqa: ASYNC110 - the server has no event for "listening"
+            await asyncio.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return await asyncio.wait_for(running, 60)
+
+    assert asyncio.run(body()) == 0
+    loader.open.set()
