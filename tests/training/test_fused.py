@@ -240,6 +240,29 @@ def test_a_new_eps_holds_from_the_next_forward_on():
     torch.testing.assert_close(before - row, torch.full_like(row, 1e-6), rtol=0, atol=1e-7)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_inference_mode_looks_up_and_training_goes_on_after_it(kind, weighted):
+    plain = collection(weighted=weighted)
+    expected_of = copy.deepcopy(plain)
+    fused = fuse(plain, optimizer=kind, learning_rate=1.0)
+
+    def features():
+        weights = torch.tensor([2.0, 0.5]) if weighted else None
+        return KeyedJaggedTensor(
+            list(ROWS), torch.tensor([3, 1]), weights, torch.tensor([1, 0, 0, 1])
+        )
+
+    with torch.inference_mode():
+        found = fused(features()).values()
+        torch.testing.assert_close(found, expected_of(features()).values())
+    before = copy.deepcopy(fused.state_dict())
+    fused(features()).values().sum().backward()
+    assert not torch.equal(
+        fused.state_dict()["embedding_bags.shared.weight"], before["embedding_bags.shared.weight"]
+    )
+
+
 def test_lookups_without_gradients_change_nothing():
     fused = fuse(collection(), learning_rate=1.0)
     before = copy.deepcopy(fused.state_dict())

@@ -7,6 +7,7 @@ What FBGEMM's tables do on a CPU (1.8), and what is done about it here:
   means are summed with weights that were divided before.
 * The learning rate of a batch is the one at its forward pass: `BatchedFusedEmbeddingBag.forward`
   takes it from the optimizer's groups each time.
+* The operators exist behind autograd only, so they fail in inference mode: left for the call.
 * An id outside the table ends in a RuntimeError that does not name it: the caller looks again.
 """
 
@@ -108,10 +109,18 @@ class BatchedFusedEmbeddingBag:
             assert weights is not None
             sizes = offsets[1:] - offsets[:-1]
             weights = weights / torch.repeat_interleave(sizes, sizes)
-        pooled: Tensor = self._tbe(ids, offsets, weights)
+        pooled = self._pool(ids, offsets, weights)
         if weight_decay and pooled.requires_grad:
             shrink = 1.0 - self._pushed[0] * weight_decay
             pooled.register_hook(lambda _: self._decay(ids, offsets, shrink))  # type: ignore[no-untyped-call] # torch leaves it untyped
+        return pooled
+
+    def _pool(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(mode=False), torch.no_grad():
+                without_grad: Tensor = self._tbe(ids, offsets, weights)
+                return without_grad
+        pooled: Tensor = self._tbe(ids, offsets, weights)
         return pooled
 
     @torch.no_grad()
