@@ -215,6 +215,26 @@ def test_an_id_that_is_no_row_is_named(bad, dim):
         fused(kjt.permute([0]))
 
 
+def test_values_that_are_no_ids_are_refused():
+    kjt = KeyedJaggedTensor(list(ROWS), torch.tensor([3.5]), lengths=torch.tensor([1, 0, 0, 0]))
+    model = build_ranking_model(ModelConfig(rows=9), [], list(ROWS))
+    for refuses in (collection(), fuse(collection()), model.hasher):
+        with pytest.raises(ValueError, match=r"dtype torch.float32; ids are int32 or int64"):
+            refuses(kjt)
+
+
+def test_tensors_with_gaps_in_memory_are_looked_up_alike():
+    plain = collection(weighted=True)
+    expected_of = copy.deepcopy(plain)
+    kjt = KeyedJaggedTensor(
+        list(ROWS),
+        torch.tensor([3, 9, 1, 9])[::2],
+        torch.tensor([2.0, 9.0, 0.5, 9.0])[::2],
+        offsets=torch.tensor([0, 9, 1, 9, 1, 9, 1, 9, 2])[::2],
+    )
+    torch.testing.assert_close(fuse(plain)(kjt).values(), expected_of(kjt).values())
+
+
 def test_a_new_learning_rate_holds_from_the_next_forward_on():
     fused = fuse(collection(), optimizer="exact_sgd", learning_rate=1.0)
     optimizer = fused.fused_optimizer

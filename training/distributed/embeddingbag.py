@@ -19,6 +19,7 @@ from tessera.training.modules.embedding_configs import EmbeddingBagConfig, Pooli
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection, check_ids
 from tessera.training.optim.fused import FusedOptimizer, FusedParams
 from tessera.training.optim.optimizers import IN_BACKWARD_OPTIMIZERS
+from tessera.training.sparse.checks import check_id_dtype
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 
@@ -209,8 +210,10 @@ class ShardedEmbeddingBagCollection(nn.Module):
         Raises:
             IndexError: an id is not a row of its table.
             KeyError: a feature is missing.
-            ValueError: the collection is weighted and the features are not.
+            ValueError: the values are not int32 or int64, or the collection is weighted and the
+                features are not.
         """
+        check_id_dtype(features.values())
         group = self._fused_optimizer.param_groups[0]
         pooled = []
         for lookup in self._lookups:

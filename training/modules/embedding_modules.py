@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.training.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
-from tessera.training.sparse.checks import is_traced
+from tessera.training.sparse.checks import check_id_dtype, is_traced
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 
@@ -157,8 +157,10 @@ class EmbeddingBagCollection(nn.Module):
         Raises:
             IndexError: an id is not a row of its table.
             KeyError: a feature is missing.
-            ValueError: the collection is weighted and the features are not.
+            ValueError: the values are not int32 or int64, or the collection is weighted and the
+                features are not.
         """
+        check_id_dtype(features.values())
         bags = features.to_dict()
         pooled = []
         for table in self._configs:

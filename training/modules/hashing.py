@@ -18,6 +18,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from tessera.training.sparse.checks import check_id_dtype
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 Hashing = Literal["none", "modulo", "murmur3"]
@@ -169,7 +170,9 @@ class FeatureHasher(nn.Module):
 
         Raises:
             KeyError: a feature is missing.
+            ValueError: the values are not int32 or int64.
         """
+        check_id_dtype(features.values())
         if features.keys() != self._names:
             features = features.permute([self._place(name, features) for name in self._names])
         ids = features.values().long()

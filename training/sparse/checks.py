@@ -101,6 +101,16 @@ def _check_offsets(offsets: Tensor, total: int) -> None:
         raise ValueError("offsets decrease somewhere; they are a running sum and cannot")
 
 
+def check_id_dtype(ids: Tensor) -> None:
+    """Refuse values that are no ids.
+
+    Raises:
+        ValueError: the values are not int32 or int64.
+    """
+    if not is_traced(ids) and not _is_integer(ids):
+        raise ValueError(f"values has dtype {ids.dtype}; ids are int32 or int64")
+
+
 def check_keyed_jagged(
     keys: list[str],
     lengths: Tensor | None,
