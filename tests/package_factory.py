@@ -30,6 +30,8 @@ def make_model(
     num_dense: int = 4,
     features: Mapping[str, TableConfig] = FEATURES,
     dim: int = 8,
+    dense_layers: tuple[int, ...] = (16,),
+    over_layers: tuple[int, ...] = (32, 16),
     dropout: float = 0.0,
     seed: int = 0,
 ) -> RankingModel:
@@ -38,8 +40,8 @@ def make_model(
     config = ModelConfig(
         arch=arch,
         embedding_dim=dim,
-        dense_layers=(16,),
-        over_layers=(32, 16),
+        dense_layers=dense_layers,
+        over_layers=over_layers,
         dcn_num_layers=2,
         dcn_low_rank_dim=8,
         tables=dict(features),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import fx
 from tqdm import tqdm
 
 import tessera
@@ -29,6 +30,7 @@ from tessera.serving.packaging.embedding import float_tables, with_stored_tables
 from tessera.serving.packaging.evaluate import evaluate
 from tessera.serving.packaging.golden import golden_batch, golden_info
 from tessera.serving.packaging.lookup import lookup_backend
+from tessera.serving.packaging.pack import pack_linears
 from tessera.serving.packaging.predict import PredictModule
 from tessera.serving.packaging.quantize import StoredTables, quantize_tables
 from tessera.serving.packaging.script import script
@@ -104,13 +106,16 @@ class ServableModel:
     Attributes:
         schema: inputs and outputs.
         tables: the stored tables.
-        eager: the served form as a plain module; slow, and what the scripted one must equal.
+        eager: the served form as a plain module.
+        graph: the same, traced and with packed dense layers, run by Python op by op; what the
+            scripted one must equal bit for bit.
         scripted: the same as TorchScript.
     """
 
     schema: InputSchema
     tables: StoredTables
     eager: PredictModule
+    graph: fx.GraphModule
     scripted: torch.jit.ScriptModule
 
 
@@ -231,8 +236,11 @@ def make_servable(
     schema = input_schema(model, output=options.output, dense_transform=origin.dense_transform)
     features = (*schema.group("id_list"), *schema.group("id_score_list"))
     eager = PredictModule(with_stored_tables(model, tables, features, backend), schema).eval()
-    scripted = script(trace(eager))
-    return ServableModel(schema=schema, tables=tables, eager=eager, scripted=scripted)
+    graph = trace(eager)
+    pack_linears(graph)
+    return ServableModel(
+        schema=schema, tables=tables, eager=eager, graph=graph, scripted=script(graph)
+    )
 
 
 def input_schema(model: RankingModel, *, output: str, dense_transform: str) -> InputSchema:

@@ -1,14 +1,17 @@
 """A sample's score has the same bits whoever shares its batch.
 
-Two parts of a forward pass look at the batch size on the CPU: matrix products take other
-kernels, with another order of summation, for the rows beyond the last multiple of `ROW_BLOCK`;
-and elementwise functions compute whole blocks of `VECTOR_BLOCK` numbers with vector
-instructions but the rest with scalar ones, whose ``exp`` rounds differently.  A server batches
-what happens to be waiting, so without the functions here the same request would get answers
-that differ in the last bit from call to call.
+A server batches what happens to be waiting; without care the same request would get answers
+that differ in the last bit from call to call.  Two parts of a forward pass look at the batch
+size on the CPU:
+
+* Matrix products take other kernels, with another order of summation, for the rows beyond the
+  last multiple of `ROW_BLOCK` (oneMKL) or for a single long row (oneDNN).  `pad_dense` and
+  `pad_lengths` leave neither.
+* Elementwise functions compute whole blocks of `VECTOR_BLOCK` numbers with vector instructions
+  but the rest with scalar ones, whose ``exp`` rounds differently.
 
 The price is the arithmetic of up to three more samples.  Found by measuring (x86, AVX-512 and
-AVX2, oneMKL of torch 2.13); the tests hold it.
+AVX2, torch 2.13); the tests hold it.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import torch
 from torch import Tensor
 
 ROW_BLOCK = 4
-"""Rows that the matrix kernels take at a time."""
+"""Rows that oneMKL's kernels take at a time."""
 
 VECTOR_BLOCK = 32
 """Elements of two AVX-512 registers, the block of torch's elementwise loops; narrower
@@ -34,9 +37,9 @@ def pad_dense(dense: Tensor) -> Tensor:
         ``[B rounded up, F]``.
     """
     missing = -dense.size(0) % 4  # ROW_BLOCK; TorchScript knows no module constants
-    if missing > 0:
-        return torch.cat([dense, dense.new_zeros([missing, dense.size(1)])])
-    return dense
+    if missing == 0:
+        return dense
+    return torch.constant_pad_nd(dense, [0, 0, 0, missing])
 
 
 def pad_lengths(lengths: Tensor, dense: Tensor) -> Tensor:
@@ -51,11 +54,9 @@ def pad_lengths(lengths: Tensor, dense: Tensor) -> Tensor:
     """
     rows = dense.size(0)
     missing = -rows % 4  # ROW_BLOCK
-    if missing > 0:
-        lengths_FB = lengths.view(-1, rows)
-        zeros = lengths.new_zeros([lengths_FB.size(0), missing])
-        return torch.cat([lengths_FB, zeros], 1).view(-1)
-    return lengths
+    if missing == 0:
+        return lengths
+    return torch.constant_pad_nd(lengths.view(-1, rows), [0, missing]).view(-1)
 
 
 def sigmoid_of_rows(logits: Tensor, dense: Tensor) -> Tensor:
@@ -71,5 +72,5 @@ def sigmoid_of_rows(logits: Tensor, dense: Tensor) -> Tensor:
     rows = dense.size(0)
     missing = -logits.size(0) % 32  # VECTOR_BLOCK
     if missing > 0:
-        logits = torch.cat([logits, logits.new_zeros([missing])])
+        logits = torch.constant_pad_nd(logits, [0, missing])
     return torch.sigmoid(logits)[:rows]

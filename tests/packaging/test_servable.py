@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 from package_factory import FEATURES, make_model, make_package
 
 from tessera.serving.loading import load_package
-from tessera.serving.packaging.package import PackageOptions, ServableModel, make_servable
+from tessera.serving.packaging.pack import SMALLEST_PACKED
+from tessera.serving.packaging.package import (
+    PackageOptions,
+    ServableModel,
+    make_servable,
+    write_model,
+)
 from tessera.serving.runner import HostBatch, TorchScriptRunner
+from tessera.serving.schema import InputSchema
 from tessera.training.models.config import TableConfig
 from tessera.training.models.ranking import RankingModel
 
@@ -80,7 +87,7 @@ def scores(runner_or_module: object, batch: HostBatch) -> torch.Tensor:
     id_type=st.sampled_from([torch.int32, torch.int64]),
     seed=st.integers(0, 1000),
 )
-def test_scripted_scores_are_the_eager_ones_bit_for_bit(
+def test_scripted_scores_are_the_eager_graphs_bit_for_bit(
     made: Made, batch_size: int, max_length: int, id_type: torch.dtype, seed: int
 ) -> None:
     _, servable = made
@@ -90,7 +97,7 @@ def test_scripted_scores_are_the_eager_ones_bit_for_bit(
     found = scores(servable.scripted, batch)
     assert found.shape == (batch_size,)
     assert found.dtype == torch.float32
-    assert torch.equal(found, scores(servable.eager, batch))
+    assert torch.equal(found, scores(servable.graph, batch))
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5, 64, 512])
@@ -180,19 +187,17 @@ def test_the_runner_may_be_called_from_several_threads(package: Path) -> None:
                 assert torch.equal(one, other["default"])
 
 
-def test_dropout_is_gone_and_the_graph_is_flat() -> None:
+def graph_operators(servable: ServableModel) -> list[str]:
+    return [node.kind() for node in servable.scripted.inlined_graph.nodes()]
+
+
+def test_dropout_is_gone_and_one_operator_looks_everything_up() -> None:
     model = make_model(dropout=0.5)
     servable = make_servable(model, PackageOptions(name="m"))
-    operators = {node.kind() for node in servable.scripted.inlined_graph.nodes()}
-    assert "aten::linear" in operators
-    assert not {kind for kind in operators if "dropout" in kind or "norm" in kind}
-    # One operator looks all bags of all features up.
-    lookups = [
-        node
-        for node in servable.scripted.inlined_graph.nodes()
-        if node.kind() == "fbgemm::int_nbit_split_embedding_codegen_lookup_function"
-    ]
-    assert len(lookups) == 1
+    operators = graph_operators(servable)
+    assert operators.count("aten::linear") == 5
+    assert not [kind for kind in operators if "dropout" in kind]
+    assert operators.count("fbgemm::int_nbit_split_embedding_codegen_lookup_function") == 1
     batch = random_batch(servable.schema, 3, max_length=2, seed=0)
     assert torch.equal(scores(servable.scripted, batch), scores(servable.scripted, batch))
 
@@ -202,3 +207,66 @@ def test_outputs_carry_no_gradient(package: Path) -> None:
     assert isinstance(loaded.runner, TorchScriptRunner)
     batch = random_batch(loaded.manifest.schema, 2, max_length=2, seed=0)
     assert not loaded.runner.forward(batch)["default"].requires_grad
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RankingModel]:
+    """A model with layers large enough to be packed, one of them longer than 1,024."""
+    features = {f"f{number}": TableConfig(rows=50) for number in range(40)}
+    model = make_model(
+        arch="dlrm_dcn", features=features, dim=32, dense_layers=(512, 256), over_layers=(256, 64)
+    )
+    path = tmp_path_factory.mktemp("wide") / "m.pt"
+    write_model(model, path, PackageOptions(name="m"))
+    return path, model
+
+
+def test_large_layers_are_packed_with_their_relu(wide: tuple[Path, RankingModel]) -> None:
+    _, model = wide
+    servable = make_servable(model, PackageOptions(name="m"))
+    operators = graph_operators(servable)
+    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    large = [linear for linear in linears if linear.weight.numel() >= SMALLEST_PACKED]
+    assert len(large) == 2
+    assert operators.count("mkldnn::_linear_pointwise") == len(large)
+    assert operators.count("aten::linear") == len(linears) - len(large)
+    relus = 5  # one behind each layer of the two MLPs; the cross network has none
+    assert operators.count("aten::relu") == relus - len(large)
+    batch = random_batch(servable.schema, 9, max_length=3, seed=0)
+    torch.testing.assert_close(
+        scores(servable.scripted, batch), scores(servable.eager, batch), rtol=0, atol=1e-5
+    )
+    assert torch.equal(scores(servable.scripted, batch), scores(servable.graph, batch))
+
+
+def rows_of(batch: HostBatch, schema: InputSchema, begin: int, end: int) -> HostBatch:
+    """Samples ``[begin, end)`` of a batch of ``id_list`` features."""
+    features = len(schema.group("id_list"))
+    lengths = batch.id_list_features_lengths
+    bags = batch.id_list_features_values.split(lengths.tolist())
+    size = batch.batch_size
+    places = [f * size + sample for f in range(features) for sample in range(begin, end)]
+    return HostBatch(
+        float_features=batch.float_features[begin:end],
+        id_list_features_lengths=lengths[places],
+        id_list_features_values=torch.cat([bags[place] for place in places]),
+        id_score_list_features_lengths=batch.id_score_list_features_lengths,
+        id_score_list_features_values=batch.id_score_list_features_values,
+        id_score_list_features_weights=batch.id_score_list_features_weights,
+        batch_size=end - begin,
+    )
+
+
+@pytest.mark.parametrize("which", ["small", "wide"])
+def test_a_samples_score_has_the_same_bits_in_every_batch(
+    which: str, package: Path, wide: tuple[Path, RankingModel]
+) -> None:
+    loaded = load_package(package if which == "small" else wide[0])
+    schema = loaded.manifest.schema
+    whole = random_batch(schema, 131, max_length=7, seed=5)
+    expected = loaded.runner.forward(whole)["default"]
+    cuts = torch.randint(0, 131, (60, 2), generator=torch.Generator().manual_seed(0)).tolist()
+    spans = [(begin, begin + size) for size in range(1, 40) for begin in (0, 3, 91)]
+    for begin, end in [*spans, *((min(cut), max(cut) + 1) for cut in cuts)]:
+        found = loaded.runner.forward(rows_of(whole, schema, begin, end))["default"]
+        assert torch.equal(found, expected[begin:end]), (begin, end)

@@ -1,0 +1,109 @@
+"""Replace the graph's matrix products by oneDNN's, with packed weights.
+
+`torch.nn.functional.linear` packs its weights anew on each call.  oneDNN's product takes packed
+weights, adds the bias and applies a ReLU on the way out.
+
+Packed weights are of the processor's own layout, so the archive holds the plain ones:
+`PackedLinear` packs them in ``__setstate__``, which TorchScript runs in every loader.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import Tensor, fx, nn
+
+SMALLEST_PACKED = 1 << 16
+"""Weights of fewer elements are left to oneMKL: calling oneDNN costs 12 us, a small product 3."""
+
+_RELUS = (torch.relu, nn.functional.relu, "relu")
+
+
+class PackedLinear(nn.Module):
+    """``x W^T + b``, then ReLU if asked for.
+
+    Args:
+        weight: ``[out, in]`` float32 on the CPU.
+        bias: ``[out]`` or None.
+        relu: whether a ReLU follows.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, relu: bool) -> None:
+        super().__init__()
+        self.weight = weight.detach()
+        self.bias = weight.new_zeros(len(weight)) if bias is None else bias.detach()
+        self.activation = "relu" if relu else "none"
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight)  # noqa: SLF001 - torch's own name for it
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, in]`` to ``[B, out]`` float32."""
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001 - likewise
+            x, self.packed, self.bias, self.activation, [], None
+        )
+        return y
+
+    @torch.jit.export
+    def __getstate__(self) -> tuple[Tensor, Tensor, str, bool]:
+        return self.weight, self.bias, self.activation, self.training
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[Tensor, Tensor, str, bool]) -> None:
+        self.weight = state[0]
+        self.bias = state[1]
+        self.activation = state[2]
+        self.training = state[3]
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(state[0])  # noqa: SLF001 - see above
+
+
+def pack_linears(module: fx.GraphModule) -> None:
+    """Replace every linear function of large, fixed float32 weights, in place.
+
+    Where this torch has no oneDNN, nothing is replaced.
+    """
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return
+    graph = module.graph
+    linears = graph.find_nodes(op="call_function", target=nn.functional.linear)
+    for number, node in enumerate(linears):
+        x, weight, bias = _arguments(node)
+        if _parameter(module, weight).numel() < SMALLEST_PACKED:
+            continue
+        relu = _only_relu(node)
+        name = f"linear_{number}"
+        packed = PackedLinear(
+            _parameter(module, weight),
+            None if bias is None else _parameter(module, bias),
+            relu=relu is not None,
+        )
+        module.add_module(name, packed)
+        with graph.inserting_before(node):
+            call = graph.call_module(name, (x,))
+        (relu or node).replace_all_uses_with(call)
+    graph.eliminate_dead_code()
+    module.delete_all_unused_submodules()
+    module.recompile()
+
+
+def _arguments(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None]:
+    """Input, weight and bias of a call of `torch.nn.functional.linear`."""
+    given = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
+    x, weight, bias = given["input"], given["weight"], given.get("bias")
+    assert isinstance(x, fx.Node)
+    assert isinstance(weight, fx.Node)
+    assert bias is None or isinstance(bias, fx.Node)
+    return x, weight, bias
+
+
+def _only_relu(node: fx.Node) -> fx.Node | None:
+    """The ReLU that is the only user of ``node``, if so."""
+    users = list(node.users)
+    return users[0] if len(users) == 1 and users[0].target in _RELUS else None
+
+
+def _parameter(module: fx.GraphModule, node: fx.Node) -> Tensor:
+    """The parameter that ``node`` reads."""
+    assert node.op == "get_attr", node
+    found = operator.attrgetter(str(node.target))(module)
+    assert isinstance(found, Tensor)
+    return found
