@@ -3,8 +3,8 @@
 Three forms of the same model, with the same batches, in turns within one run:
 
 * ``package``: the file as a server runs it (`tessera.serving.loading.load_package`);
-* ``script``: the same file through plain ``torch.jit.load``, which is what a user does who
-  knows TorchScript only;
+* ``script``: the same traced graph through ``torch.jit.script`` as it comes: no packed layers, no
+  preparation at load;
 * ``eager``: the served form before tracing.
 
 The model: 13 dense features, 26 tables of D=64, MLP 13-512-256-64, dot interaction, MLP
@@ -20,15 +20,15 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from tessera.serving.loading import load_package
 from tessera.serving.packaging.package import PackageOptions, make_servable, write_model
+from tessera.serving.packaging.script import script
+from tessera.serving.packaging.trace import trace
 from tessera.serving.runner import HostBatch, Runner, TorchScriptRunner
-from tessera.serving.torchscript import expected_deprecation
 from tessera.training.models.config import Hashing, ModelConfig
 from tessera.training.models.ranking import RankingModel, build_ranking_model
 
@@ -98,13 +98,11 @@ def make_runners(rows: int, hashing: Hashing, folder: Path) -> dict[str, Runner]
     options = PackageOptions(name="dlrm")
     path = folder / "dlrm.pt"
     write_model(model, path, options)
-    load: Callable[[str], Callable[..., object]] = torch.jit.load
-    with expected_deprecation():
-        plain = load(str(path))
+    eager = make_servable(model, options).eager
     return {
         "package": load_package(path).runner,
-        "script": TorchScriptRunner(plain),
-        "eager": TorchScriptRunner(make_servable(model, options).eager),
+        "script": TorchScriptRunner(script(trace(eager))),
+        "eager": TorchScriptRunner(eager),
     }
 
 

@@ -22,6 +22,7 @@ from tessera.serving.loading import load_package
 from tessera.serving.manifest import GOLDEN_RECORD, GoldenInfo, RecordInfo
 from tessera.serving.records import PackageError, Records, file_sha256
 from tessera.serving.runner import HostBatch
+from tessera.serving.torchscript import expected_deprecation
 
 Change = Callable[[dict[str, Any]], None]
 
@@ -222,7 +223,8 @@ def test_golden_inputs_meet_every_edge(package: Path) -> None:
 
 def test_stock_torch_opens_the_file_and_reads_the_manifest(package: Path) -> None:
     extra = {"tessera/manifest.json": "", "tessera/golden.bin": ""}
-    module = torch.jit.load(str(package), _extra_files=extra)
+    with expected_deprecation():
+        module = torch.jit.load(str(package), _extra_files=extra)
     loaded = load_package(package)
     assert extra["tessera/manifest.json"] == loaded.manifest.to_bytes()
     batch = random_batch(loaded.manifest.schema, 17, max_length=5, seed=0)
