@@ -100,7 +100,8 @@ def run_command(name: str, arguments: Sequence[str], *, prog: str | None = None)
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
-    args = parser.parse_args(arguments)
+    # Intermixed: positional words may stand before, between and after the flags.
+    args = parser.parse_intermixed_args(arguments)
     try:
         return int(module.run(args))
     except (UserError, FileNotFoundError, PermissionError, IsADirectoryError) as error:
