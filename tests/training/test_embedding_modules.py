@@ -118,6 +118,7 @@ def test_the_meta_device_takes_no_memory():
         ([("a", 3, ["x"]), ("a", 3, ["y"])], "two tables are called 'a'"),
         ([("", 3, ["x"])], "table name ''"),
         ([("a.b", 3, ["x"])], "without a dot"),
+        ([("items", 3, ["x"])], "'items' is a word that torch's modules use"),
         ([("a", 3, [])], "has no feature_names"),
         ([("a", 3, ["x", "x"])], "lists a feature twice"),
         ([("a", 0, ["x"])], "num_embeddings is 0"),

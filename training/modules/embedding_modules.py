@@ -43,6 +43,11 @@ def check_tables(tables: list[EmbeddingBagConfig]) -> None:
                 f"table name {table.name!r}: give a name without a dot (it becomes a part of the "
                 "parameter's name)"
             )
+        if hasattr(nn.ModuleDict(), table.name):
+            raise ValueError(
+                f"table name {table.name!r} is a word that torch's modules use themselves; give "
+                "another, such as one that ends in _table"
+            )
         if table.name in seen:
             raise ValueError(f"two tables are called {table.name!r}; names are unique")
         seen.add(table.name)
