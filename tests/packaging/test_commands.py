@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from pathlib import Path
@@ -11,9 +12,12 @@ import torch
 from archives import read_records, write_records
 
 from tessera.cli import main
+from tessera.serving.commands import package_model as package_model_command
 from tessera.serving.loading import load_package
 from tessera.serving.manifest import Manifest
 from tessera.serving.packaging.evaluate import host_batch
+from tessera.serving.packaging.lookup import BACKENDS
+from tessera.serving.packaging.weight_types import WEIGHT_TYPES
 from tessera.training.trained import load_trained, validation_batches
 
 CONFIG = """
@@ -87,6 +91,14 @@ def test_every_choice_reaches_the_manifest(run: Path, tmp_path: Path) -> None:
     assert manifest.source["checkpoint"] == checkpoint.name
     assert manifest.evaluation is not None
     assert 1 <= manifest.evaluation.rows <= 4096
+
+
+def test_the_flags_offer_what_the_packager_has() -> None:
+    parser = argparse.ArgumentParser()
+    package_model_command.add_arguments(parser)
+    choices = {action.dest: action.choices for action in parser._actions}
+    assert choices["dtype"] == list(WEIGHT_TYPES)
+    assert choices["backend"] == list(BACKENDS)
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,17 @@ def test_large_layers_are_packed_with_their_relu(wide: tuple[Path, RankingModel]
     assert torch.equal(scores(servable.scripted, batch), scores(servable.graph, batch))
 
 
+def test_without_onednn_the_layers_stay_as_they_are(
+    wide: tuple[Path, RankingModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, model = wide
+    monkeypatch.setattr(torch.ops, "mkldnn", object())
+    servable = make_servable(model, PackageOptions(name="m"))
+    assert "mkldnn::_linear_pointwise" not in graph_operators(servable)
+    batch = random_batch(servable.schema, 5, max_length=3, seed=0)
+    assert torch.equal(scores(servable.scripted, batch), scores(servable.eager, batch))
+
+
 def rows_of(batch: HostBatch, schema: InputSchema, begin: int, end: int) -> HostBatch:
     """Samples ``[begin, end)`` of a batch of ``id_list`` features."""
     features = len(schema.group("id_list"))
