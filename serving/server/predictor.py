@@ -18,6 +18,9 @@ from tessera.serving.server.metrics import Metrics, ModelMetrics
 from tessera.serving.server.registry import Registry
 from tessera.serving.server.workers import internal_error
 
+_DEADLINE_SLACK_SECONDS = 0.005
+"""gRPC's timer and ours do not strike at the same instant."""
+
 
 class Gate:
     """Counts the calls that are inside, and refuses new ones once it is shut.
@@ -98,11 +101,7 @@ class Predictor:
         call = _Call(self._unresolved)
         code = Code.INTERNAL
         try:
-            self._gate.enter()
-            try:
-                response = await self._score(content, deadline, began, call)
-            finally:
-                self._gate.leave()
+            response = await self._score(content, deadline, began, call)
             code = Code.OK
         except ServeError as error:
             code = error.code
@@ -111,7 +110,7 @@ class Predictor:
             raise
         except asyncio.CancelledError:
             # The client went away, or its deadline passed: the queue drops what is left.
-            late = time.monotonic() >= deadline
+            late = time.monotonic() >= deadline - _DEADLINE_SLACK_SECONDS
             code = Code.DEADLINE_EXCEEDED if late else Code.CANCELLED
             raise
         except Exception as failure:
@@ -138,13 +137,18 @@ class Predictor:
             ) from None
         model = self._registry.find(message.model_name, message.model_version)
         call.metrics = metrics = model.metrics
-        request = model.decoder.decode(message)
-        decode_seconds = time.monotonic() - began
-        metrics.stages["decode"].observe(decode_seconds)
-        answer = await model.engine.submit(request, priority=message.priority, deadline=deadline)
-        encoding = time.monotonic()
-        response = model.encoder.encode(answer, decode_seconds)
-        metrics.stages["encode"].observe(time.monotonic() - encoding)
+        self._gate.enter()
+        try:
+            request = model.decoder.decode(message)
+            decode_seconds = time.monotonic() - began
+            metrics.stages["decode"].observe(decode_seconds)
+            engine = model.engine
+            answer = await engine.submit(request, priority=message.priority, deadline=deadline)
+            encoding = time.monotonic()
+            response = model.encoder.encode(answer, decode_seconds)
+            metrics.stages["encode"].observe(time.monotonic() - encoding)
+        finally:
+            self._gate.leave()
         return response
 
 

@@ -52,6 +52,11 @@ def decode_shared(
     Raises:
         InvalidRequestError: naming the field and both numbers.
     """
+    if len(message.names) > len(features):
+        raise InvalidRequestError(
+            f"shared_features.names has {len(message.names)} names, the model has only "
+            f"{len(features)} id_list features"
+        )
     known = {feature.name: position for position, feature in enumerate(features)}
     positions: list[int] = []
     for name in message.names:

@@ -32,7 +32,8 @@ def test_accepted_requests_are_answered_and_new_ones_refused():
         assert late.code() is grpc.StatusCode.UNAVAILABLE
         assert "draining" in late.details()
         metrics = server.metrics()
-        assert value(metrics, "tessera_rejected_total", reason="draining") == 1
+        assert value(metrics, "tessera_rejected_total", reason="draining", model="m") == 1
+        assert value(metrics, "tessera_requests_total", code="UNAVAILABLE", model="m") == 1
         assert value(metrics, "tessera_model_ready") == 0
         server.runner.open.set()
         assert [call.code().name for call in accepted] == ["OK"] * 9

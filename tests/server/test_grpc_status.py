@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from server_harness import (
     FakeLoader,
+    Running,
     config,
     f32,
     i32,
@@ -215,6 +216,11 @@ def test_unavailable_while_loading():
             call(request().SerializeToString(), timeout=30)
         assert status(caught.value) == "UNAVAILABLE"
         assert "model 'm' is still loading" in caught.value.details()
+        running = Running(thread, channel, loader, None)
+        thread.http_port = thread.server.http_port
+        assert running.http("/healthz") == "ok\n"
+        assert running.http_state() == 503
+        assert value(running.metrics(), "tessera_model_ready", model="m") == 0
         loader.open.set()
         thread._ready.wait(30)
         call(request().SerializeToString(), timeout=30)
