@@ -18,8 +18,12 @@ FBGEMM := $(if $(filter cuda,$(ACCEL)),fbgemm-gpu,fbgemm-gpu-cpu)==$(FBGEMM_VERS
 # The command line, the folders it is linked to, and what is beside them.
 SOURCES := tessera training serving kernels tests load_tests examples
 
+# Each prints a table and names the machine; docs/benchmarks.md holds the results.
+BENCHES := training.bench.reader training.bench.train_speed training.bench.quality \
+  serving.bench.forward serving.bench.server_load serving.bench.memory
+
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev build demo test check format protos bench load-test clean
+.PHONY: help install install-dev build build-kernels build-server demo test check format protos bench load-test clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -44,9 +48,18 @@ $(VENV)/.installed-$(ACCEL)-dev: pyproject.toml | $(VENV)/.installed-$(ACCEL)
 install: $(VENV)/.installed-$(ACCEL)  ## the virtual environment with Tessera in it
 install-dev: $(VENV)/.installed-$(ACCEL)-dev  ## the same with the development tools
 
-build: install  ## compile what is compiled
+build: build-kernels build-server  ## compile the lookup operators and the C++ server
 
-demo: install build  ## the whole way on generated data: train, package, serve, predict, scrape
+# The operators that the packages use; a second run compiles only what changed.
+build-kernels: install
+	@command -v cmake >/dev/null || test -x $(BIN)/cmake || $(PIP) install 'cmake>=3.25,<5'
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python kernels/build.py
+
+# Says which Debian packages to install where it cannot build.
+build-server: install
+	@PYTHON=$(BIN)/python cpp_server/build.sh
+
+demo: install build-kernels  ## the whole way on generated data: train, package, serve, predict, scrape
 	@$(BIN)/python examples/demo.py --dir .demo
 
 test: install-dev build  ## every test that can run on this machine
@@ -66,11 +79,15 @@ format: install-dev  ## rewrite the sources as the formatter wants them
 protos: install-dev  ## generate serving/protocol from protos/
 	$(BIN)/python tests/check_protos.py --write
 
-load-test: install-dev build  ## locust without a screen, against a server of its own; ADDRESS=HOST:PORT for another
+load-test: install-dev build-kernels  ## locust without a screen, against a server of its own; ADDRESS=HOST:PORT for another
 	@$(BIN)/python load_tests/run.py $(if $(ADDRESS),--address $(ADDRESS))
 
 bench: install-dev build  ## the benchmarks behind docs/benchmarks.md (about 30 minutes)
-	@$(BIN)/python examples/bench.py --out bench-out
+	@mkdir -p bench-out
+	@for module in $(BENCHES); do \
+	  echo "== python -m tessera.$$module"; \
+	  $(BIN)/python -m tessera.$$module | tee bench-out/$$module.txt || exit 1; \
+	done
 
 clean:  ## remove what the other targets made, the virtual environment included
 	rm -rf $(VENV) .demo build dist bench-out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
