@@ -1,6 +1,6 @@
 """Builds ``kernels/lib/libtessera_ops.so`` against the torch of the running Python.
 
-    python kernels/build.py [--jobs N] [--check-cuda]
+    python kernels/build.py [--jobs N] [--check-cuda] [--cuda-architectures 80;90;100]
 
 A second run compiles only what changed.  Needs cmake and a C++20 compiler; the CUDA kernels are
 built in where the installed torch is a CUDA build and nvcc is on the path.
@@ -40,7 +40,11 @@ def find_cmake() -> str | None:
 
 
 def build(
-    *, build_folder: Path = DEFAULT_BUILD, jobs: int | None = None, check_cuda: bool = False
+    *,
+    build_folder: Path = DEFAULT_BUILD,
+    jobs: int | None = None,
+    check_cuda: bool = False,
+    cuda_architectures: str = "",
 ) -> None:
     """Configure and compile.
 
@@ -48,6 +52,8 @@ def build(
         build_folder: where object files go.
         jobs: compilers at a time; one per core when None.
         check_cuda: also compile the CUDA sources for every supported GPU (needs nvcc only).
+        cuda_architectures: GPU generations as compute capability x 10, separated by semicolons;
+            empty: all supported ones.
 
     Raises:
         SystemExit: cmake is missing.
@@ -63,9 +69,10 @@ def build(
             cmake,
             *("-S", str(SOURCE), "-B", str(build_folder), f"-DTORCH_ROOT={torch_root()}"),
             *([] if configured else generator),
+            *([f"-DTESSERA_CUDA_ARCHITECTURES={cuda_architectures}"] if cuda_architectures else []),
         ],
         check=True,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,  # its errors go to stderr
     )
     targets = ["tessera_ops", *(["check_cuda"] if check_cuda else [])]
     parallel = str(jobs or os.cpu_count() or 1)
@@ -84,8 +91,18 @@ def main() -> int:
         action="store_true",
         help="also compile the CUDA sources for all supported GPUs; needs nvcc, no GPU",
     )
+    parser.add_argument(
+        "--cuda-architectures",
+        default="",
+        metavar="LIST",
+        help="GPU generations, such as '80;90' (default: all supported)",
+    )
     args = parser.parse_args()
-    build(jobs=args.jobs, check_cuda=args.check_cuda)
+    build(
+        jobs=args.jobs,
+        check_cuda=args.check_cuda,
+        cuda_architectures=args.cuda_architectures,
+    )
     return 0
 
 

@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from tessera.kernels.libraries import load_libraries
-from tessera.kernels.tables import WeightType
+from tessera.kernels.tables import IdRule, OutOfRange, ScaleType, WeightType
 
 LIBRARY = "tessera_ops"
 
@@ -60,13 +60,26 @@ _COLUMNS_PER_THREAD = {
 def launch_hint(plan: Tensor) -> int:
     """What a GPU launch has to know of a plan [F, 15] before it can read it there.
 
-    The number of threads that the widest bag takes, 1 to 32.
+    Bits 0 to 7: the number of threads that the widest bag takes, 1 to 32.  Bits 8 to 15: 0 where
+    the features differ in kind; 1 where all have one weight type, take ids as rows (clamped) and
+    have one scale per table or none; 2 the same with float16 scales per row or few rows.  Bits 16
+    to 23: that weight type.
     """
-    widest = max(
-        -(-dim // _COLUMNS_PER_THREAD[WeightType(weight_type)])
-        for dim, weight_type in plan[:, 3:5].tolist()
-    )
-    return min(widest, 32)
+    columns = plan.tolist()
+    widest = max(-(-row[3] // _COLUMNS_PER_THREAD[WeightType(row[4])]) for row in columns)
+    kinds = {_kind(row) for row in columns}
+    weight_type, alike = kinds.pop() if len(kinds) == 1 else (0, 0)
+    return min(int(widest), 32) | alike << 8 | weight_type << 16
+
+
+def _kind(row: list[int]) -> tuple[int, int]:
+    """A feature's weight type and the hint's bits 8 to 15 for it."""
+    rows, weight_type, scale_type, id_rule, out_of_range = (row[k] for k in (2, 4, 7, 10, 11))
+    if id_rule != IdRule.NONE or out_of_range != OutOfRange.CLAMP:
+        return weight_type, 0
+    if scale_type == ScaleType.NONE or (rows - 1) >> row[13] == 0:
+        return weight_type, 1
+    return weight_type, 2 if scale_type == ScaleType.FLOAT16 else 0
 
 
 _Fake = Callable[[dict[str, Any]], Tensor | None]

@@ -9,6 +9,8 @@ Shapes as in `tessera.kernels.ops`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -88,7 +90,7 @@ class _Feature:
 
     def pool(self, raw_ids: list[int], id_weights: list[float] | None) -> tuple[_Floats, int]:
         """A bag's vector, float32 [D], and how many ids were outside the table."""
-        total: _Floats = np.zeros(self.dim, dtype=np.float32)
+        total: Any = np.zeros(self.dim, dtype=np.float32)
         bias_total = np.float32(0)
         outside = 0
         for position, raw in enumerate(raw_ids):
@@ -102,7 +104,7 @@ class _Feature:
                 bias_total = np.float32(bias_total + np.float32(factor * bias))
                 factor = np.float32(factor * scale)
             product = np.float64(factor) * self.data(row).astype(np.float64)
-            total = (product + total.astype(np.float64)).astype(np.float32)
+            total = np.add(product, total, dtype=np.float64).astype(np.float32)
         if self.scale_type is not ScaleType.NONE:
             total = total + bias_total
         if self.pooling is Pooling.MEAN and len(raw_ids) > 1:

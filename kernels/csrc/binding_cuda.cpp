@@ -1,8 +1,8 @@
 // The operators on a GPU: checks what can be checked without waiting for the device, then launches
 // on torch's current stream.
 #include <ATen/ATen.h>
-#include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -55,7 +55,10 @@ CudaLookup prepare(const Tensor& weights, const Tensor& plan, const Tensor& indi
   job.id_weights = id_weights.has_value() ? id_weights->const_data_ptr<float>() : nullptr;
   job.out_width = width;
   job.outside = outside.has_value() ? outside->mutable_data_ptr<int64_t>() : nullptr;
-  job.lanes = std::clamp<int64_t>(launch, 0, 32);
+  // ops.py, launch_hint: lanes, then what the features have in common, then their weight type.
+  job.lanes = std::clamp<int64_t>(launch & 0xff, 0, 32);
+  job.alike = static_cast<Alike>(std::clamp<int64_t>(launch >> 8 & 0xff, 0, 2));
+  job.weight_type = launch >> 16 & 0xff;
   return job;
 }
 
@@ -74,7 +77,17 @@ void launched(cudaError_t status) {
               cudaGetErrorString(status));
 }
 
-int multiprocessors() { return at::cuda::getCurrentDeviceProperties()->multiProcessorCount; }
+// Of the current device; asked once per device and thread.
+int multiprocessors() {
+  static thread_local int known_device = -1;
+  static thread_local int count = 0;
+  const int device = c10::cuda::current_device();
+  if (device != known_device) {
+    launched(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+    known_device = device;
+  }
+  return count;
+}
 
 Tensor lookup(const Tensor& weights, const Tensor& plan, const Tensor& indices,
               const Tensor& lengths, int64_t width, const OptionalTensor& id_weights,
@@ -94,7 +107,7 @@ Tensor lookup(const Tensor& weights, const Tensor& plan, const Tensor& indices,
   }
   set_out(out, &job);
   if (job.batch > 0) {
-    launched(launch_lookup(job, multiprocessors(), at::cuda::getCurrentCUDAStream()));
+    launched(launch_lookup(job, multiprocessors(), c10::cuda::getCurrentCUDAStream()));
   }
   return out;
 }
@@ -110,7 +123,7 @@ void lookup_out(const Tensor& weights, const Tensor& plan, const Tensor& indices
   check_out(out, weights, job.batch);
   set_out(out, &job);
   if (job.batch > 0) {
-    launched(launch_lookup(job, multiprocessors(), at::cuda::getCurrentCUDAStream()));
+    launched(launch_lookup(job, multiprocessors(), c10::cuda::getCurrentCUDAStream()));
   }
 }
 
@@ -124,7 +137,7 @@ Tensor lookup_rows(const Tensor& weights, const Tensor& plan, const Tensor& indi
   Tensor out = at::empty({job.ids, width}, weights.options().dtype(out_scalar_type(dtype)));
   set_out(out, &job);
   if (job.ids > 0 && job.batch > 0) {
-    launched(launch_lookup_rows(job, multiprocessors(), at::cuda::getCurrentCUDAStream()));
+    launched(launch_lookup_rows(job, multiprocessors(), c10::cuda::getCurrentCUDAStream()));
   }
   return out;
 }

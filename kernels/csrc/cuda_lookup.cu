@@ -24,11 +24,34 @@ constexpr int kStep = 4;                     // ids issued together
 constexpr int kRing = 8;                     // rows in flight of a group
 constexpr int kRingBytes = kRing * kThreads * 16;
 constexpr int kSharedBytes = kRingBytes + kRing * kThreads * 4;
+static_assert(kSharedBytes <= 48 * 1024, "more would have to be asked for");
 
 __device__ __forceinline__ int64_t load_integer(const void* values, int64_t at, bool wide) {
   return wide ? __ldg(static_cast<const int64_t*>(values) + at)
               : __ldg(static_cast<const int32_t*>(values) + at);
 }
+
+// An id as it was loaded.  Widening it here would wait for the load; that happens when the id is
+// used, one step later.
+struct RawId {
+  uint32_t low;
+  uint32_t high;
+
+  __device__ __forceinline__ void load(const uint8_t* ids, int at, bool wide) {
+    if (wide) {
+      const uint2 both = __ldg(reinterpret_cast<const uint2*>(ids) + at);
+      low = both.x;
+      high = both.y;
+    } else {
+      low = __ldg(reinterpret_cast<const uint32_t*>(ids) + at);
+    }
+  }
+
+  __device__ __forceinline__ int64_t value(bool wide) const {
+    const uint32_t sign = static_cast<uint32_t>(static_cast<int32_t>(low) >> 31);
+    return static_cast<int64_t>(static_cast<uint64_t>(wide ? high : sign) << 32 | low);
+  }
+};
 
 // An offset, kept inside the ids whatever the caller sent.
 __device__ __forceinline__ int64_t load_offset(const CudaLookup& job, int64_t bag) {
@@ -180,12 +203,12 @@ __device__ __forceinline__ void stream_bags(const CudaLookup& job, const Feature
   const uint8_t* const slot_pointer = ring + threadIdx.x * 16;
   const uint8_t* const scale_slots = ring + kRingBytes + threadIdx.x * 4;
   uint32_t skipped = 0;  // bit s: ring slot s holds an id that contributes nothing
-  int64_t id[kStep];
+  RawId id[kStep] = {};
 
   const auto load_ids = [&](int at) {
 #pragma unroll
     for (int u = 0; u < kStep; ++u) {
-      if (at + u < count) id[u] = load_integer(ids, at + u, job.wide_ids);
+      if (at + u < count) id[u].load(ids, at + u, job.wide_ids);
     }
   };
   const auto issue = [&](int at, int stage) {
@@ -195,13 +218,13 @@ __device__ __forceinline__ void stream_bags(const CudaLookup& job, const Feature
         uint32_t row;
         if constexpr (M == Mode::kGeneral) {
           const bool counts = group.lane == 0 && column < C;
-          const int32_t resolved = resolve(job, plan, feature, id[u], counts);
+          const int32_t resolved = resolve(job, plan, feature, id[u].value(job.wide_ids), counts);
           const uint32_t bit = 1u << (stage + u);
           skipped = resolved < 0 ? skipped | bit : skipped & ~bit;
           row = static_cast<uint32_t>(max(resolved, 0));
         } else {
-          const uint32_t nearest = id[u] < 0 ? 0 : rows - 1;
-          row = static_cast<uint64_t>(id[u]) < rows ? static_cast<uint32_t>(id[u]) : nearest;
+          const int64_t raw = id[u].value(job.wide_ids);
+          row = static_cast<uint32_t>(min(max(raw, int64_t{0}), static_cast<int64_t>(rows) - 1));
         }
         copy_async<kBytes>(slot + (stage + u) * kThreads * 16,
                            data + static_cast<uint64_t>(row) * row_stride);
@@ -235,63 +258,73 @@ __device__ __forceinline__ void stream_bags(const CudaLookup& job, const Feature
     issue(s, s);
     load_ids(s + kStep);
   }
-  int stage = 0;
+  // Row k of the group's ids is in ring slot k % kRing.
+  const auto add_row = [&](int k) {
+    const int place = k % kRing;
+    if (M == Mode::kGeneral && (skipped >> place & 1) != 0) return;
+    uint32_t words[kBytes / 4];
+    const uint8_t* at = slot_pointer + place * kThreads * 16;
+    if constexpr (kBytes == 16) {
+      const uint4 four = *reinterpret_cast<const uint4*>(at);
+      words[0] = four.x;
+      words[1] = four.y;
+      words[2] = four.z;
+      words[3] = four.w;
+    } else {
+      const uint2 two = *reinterpret_cast<const uint2*>(at);
+      words[0] = two.x;
+      words[1] = two.y;
+    }
+    float2 pair = table_scale;
+    if (kRingScale && quantized) {
+      pair = half_pair(*reinterpret_cast<const uint32_t*>(scale_slots + place * kThreads * 4));
+    }
+    if constexpr (M == Mode::kGeneral) {
+      const float weight =
+          job.id_weights == nullptr ? 1.0f : __ldg(job.id_weights + (load_offset(job, first_bag) + k));
+      pair.x = __fmul_rn(weight, pair.x);
+      pair.y = __fmul_rn(weight, pair.y);
+    }
+    sum.bias = __fadd_rn(sum.bias, pair.y);
+    float values[C];
+    decode_share<T>(words, values);
+#pragma unroll
+    for (int c = 0; c < C; ++c) sum.acc[c] = fmaf(pair.x, values[c], sum.acc[c]);
+  };
+  // One place writes bags: its code is long, and unrolled copies of it would crowd out the loop.
   for (int i = 0; i < count; i += kStep) {
     asm volatile("cp.async.wait_group %0;" ::"n"(kRing / kStep - 1) : "memory");
+    const int step_end = min(i + kStep, count);
+    int k = i;
+    while (true) {
+      const int stop = bag + 1 < group.bags ? min(bag_end, step_end) : step_end;
+      if (stop - k == kStep) {
 #pragma unroll
-    for (int u = 0; u < kStep; ++u) {
-      if (i + u < count) {
-        while (i + u >= bag_end && bag + 1 < group.bags) {
-          finish_bag();
-          bag_end = static_cast<int>(
-              static_cast<uint32_t>(load_offset(job, first_bag + bag + 1)) - begin);
-        }
-        if (M == Mode::kGeneral && (skipped >> (stage + u) & 1) != 0) continue;
-        uint32_t words[kBytes / 4];
-        const uint8_t* at = slot_pointer + (stage + u) * kThreads * 16;
-        if constexpr (kBytes == 16) {
-          const uint4 four = *reinterpret_cast<const uint4*>(at);
-          words[0] = four.x;
-          words[1] = four.y;
-          words[2] = four.z;
-          words[3] = four.w;
-        } else {
-          const uint2 two = *reinterpret_cast<const uint2*>(at);
-          words[0] = two.x;
-          words[1] = two.y;
-        }
-        float2 pair = table_scale;
-        if (kRingScale && quantized) {
-          pair = half_pair(*reinterpret_cast<const uint32_t*>(scale_slots + (stage + u) * kThreads * 4));
-        }
-        if constexpr (M == Mode::kGeneral) {
-          const float weight =
-              job.id_weights == nullptr ? 1.0f : __ldg(job.id_weights + (load_offset(job, first_bag) + i + u));
-          pair.x = __fmul_rn(weight, pair.x);
-          pair.y = __fmul_rn(weight, pair.y);
-        }
-        sum.bias = __fadd_rn(sum.bias, pair.y);
-        float values[C];
-        decode_share<T>(words, values);
-#pragma unroll
-        for (int k = 0; k < C; ++k) sum.acc[k] = fmaf(pair.x, values[k], sum.acc[k]);
+        for (int u = 0; u < kStep; ++u) add_row(i + u);
+        k = stop;
+      } else {
+#pragma unroll 1
+        for (; k < stop; ++k) add_row(k);
       }
+      if (k >= step_end) break;
+      finish_bag();
+      bag_end = static_cast<int>(
+          static_cast<uint32_t>(load_offset(job, first_bag + bag + 1)) - begin);
     }
-    issue(i + kRing, stage);
+    issue(i + kRing, i % kRing);
     load_ids(i + kRing + kStep);
-    stage = stage + kStep == kRing ? 0 : stage + kStep;
   }
   while (bag < group.bags) finish_bag();
 }
 
 // Any layout and alignment, a warp per bag, one column per thread: correct, not fast.
 __device__ void stream_bags_slowly(const CudaLookup& job, const FeaturePlan& plan, int feature,
-                                   int64_t tile, int64_t tiles, int bags_per_block) {
+                                   int bags_per_block) {
   const int lane = threadIdx.x % 32;
   const uint8_t* scales = job.weights + plan.scale_offset;
   const bool quantized = plan.scale_type != kNoScale;
   const int64_t dim = min(plan.dim, job.out_width - plan.out_column);
-  for (; tile < tiles; tile += gridDim.x) {
+  for (int64_t tile = blockIdx.x; tile * bags_per_block < job.batch; tile += gridDim.x) {
     for (int b = threadIdx.x / 32; b < bags_per_block; b += kThreads / 32) {
       const int64_t bag = tile * bags_per_block + b;
       if (bag >= job.batch) break;
@@ -325,11 +358,12 @@ __device__ void stream_bags_slowly(const CudaLookup& job, const FeaturePlan& pla
 
 // Whether every share of every row can be copied whole and stays inside the buffer.
 template <int64_t T>
-__device__ __forceinline__ bool rows_hold_shares(const CudaLookup& job, const FeaturePlan& plan) {
+__device__ __forceinline__ bool rows_hold_shares(const CudaLookup& job, const FeaturePlan& plan,
+                                                 Mode mode) {
   constexpr int kBytes = Share<T>::kBytes;
   const int64_t shares = (plan.dim + Share<T>::kColumns - 1) / Share<T>::kColumns;
   const int64_t last = plan.data_offset + (plan.rows - 1) * plan.row_stride + shares * kBytes;
-  const bool ring_scale = plan.scale_type == kNoScale ||
+  const bool ring_scale = plan.scale_type == kNoScale || mode == Mode::kOneScale ||
                           (plan.scale_type == kHalfScale && plan.scale_stride <= 0x7fffffff &&
                            (plan.scale_offset | plan.scale_stride) % 4 == 0);
   return (plan.data_offset | plan.row_stride) % kBytes == 0 && last <= job.weight_bytes &&
@@ -356,45 +390,72 @@ __device__ __forceinline__ void stream_tiles(const CudaLookup& job, const Featur
   }
 }
 
+// How threads share one feature's bags.
+struct Tiling {
+  int shares;  // of a row
+  int lanes;   // threads of a group
+  int bags_per_block;
+};
+
 template <int64_t T>
-__device__ __forceinline__ void pool_feature(const CudaLookup& job, const FeaturePlan& plan,
-                                             int feature, int bags_per_group, uint8_t* ring) {
-  constexpr int C = Share<T>::kColumns;
-  const int shares = static_cast<int>((plan.dim + C - 1) / C);
-  const int lanes = shares >= 32 ? 32 : shares <= 1 ? 1 : 1 << (32 - __clz(shares - 1));
-  const int bags_per_block = kThreads / lanes * bags_per_group;
-  const int64_t tiles = (job.batch + bags_per_block - 1) / bags_per_block;
-  if (!rows_hold_shares<T>(job, plan)) {
-    stream_bags_slowly(job, plan, feature, blockIdx.x, tiles, bags_per_block);
-    return;
-  }
-  __shared__ BagShape shape;
-  const bool quantized = plan.scale_type != kNoScale;
+__device__ __forceinline__ Tiling tile_feature(const FeaturePlan& plan, int bags_per_group) {
+  Tiling tiling;
+  tiling.shares = static_cast<int>((plan.dim + Share<T>::kColumns - 1) / Share<T>::kColumns);
+  tiling.lanes = tiling.shares >= 32  ? 32
+                 : tiling.shares <= 1 ? 1
+                                      : 1 << (32 - __clz(tiling.shares - 1));
+  tiling.bags_per_block = kThreads / tiling.lanes * bags_per_group;
+  return tiling;
+}
+
+__device__ __forceinline__ Mode mode_of(const CudaLookup& job, const FeaturePlan& plan) {
+  const bool plain = plan.id_rule == kIdIsRow && plan.out_of_range == kClamp &&
+                     job.id_weights == nullptr && job.outside == nullptr;
+  if (!plain) return Mode::kGeneral;
+  const bool one_scale =
+      plan.scale_type == kNoScale || ((plan.rows - 1) >> plan.scale_shift) == 0;
+  return one_scale ? Mode::kOneScale : Mode::kRowScale;
+}
+
+// Fills the block's BagShape; all threads call it.
+__device__ __forceinline__ void share_shape(const CudaLookup& job, const FeaturePlan& plan,
+                                            BagShape* shape) {
   if (threadIdx.x == 0) {
     const int64_t element = job.out_type == OutType::kFloat32 ? 4 : 2;
     const int64_t at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(job.out));
-    shape.out_column = plan.out_column;
-    shape.dim = static_cast<int>(min(plan.dim, job.out_width - plan.out_column));
-    shape.mean = plan.pooling == kMean;
-    shape.quantized = quantized;
-    shape.vector_stores = (at | plan.out_column * element | job.out_width * element) % 16 == 0;
+    shape->out_column = plan.out_column;
+    shape->dim = static_cast<int>(min(plan.dim, job.out_width - plan.out_column));
+    shape->mean = plan.pooling == kMean;
+    shape->quantized = plan.scale_type != kNoScale;
+    shape->vector_stores = (at | plan.out_column * element | job.out_width * element) % 16 == 0;
   }
   __syncthreads();
-  const bool one_scale = !quantized || ((plan.rows - 1) >> plan.scale_shift) == 0;
-  const bool plain = plan.id_rule == kIdIsRow && plan.out_of_range == kClamp &&
-                     job.id_weights == nullptr && job.outside == nullptr;
-  if (plain && one_scale) {
-    stream_tiles<T, Mode::kOneScale>(job, plan, shape, feature, lanes, shares, bags_per_group, ring);
-    return;
+}
+
+// The feature that this block works on.
+__device__ __forceinline__ int feature_of_block(const CudaLookup& job) {
+  const int64_t ordered = job.plan[blockIdx.y].launch_order;
+  return static_cast<int>(min(max(ordered, int64_t{0}), job.features - 1));
+}
+
+template <int64_t T, Mode M>
+__device__ __forceinline__ void pool_as(const CudaLookup& job, const FeaturePlan& plan,
+                                        const BagShape& shape, int feature, int bags_per_group,
+                                        uint8_t* ring) {
+  const Tiling tiling = tile_feature<T>(plan, bags_per_group);
+  stream_tiles<T, M>(job, plan, shape, feature, tiling.lanes, tiling.shares, bags_per_group, ring);
+}
+
+template <int64_t T>
+__device__ __forceinline__ void pool_feature(const CudaLookup& job, const FeaturePlan& plan,
+                                             const BagShape& shape, int feature,
+                                             int bags_per_group, uint8_t* ring) {
+  if (!rows_hold_shares<T>(job, plan, Mode::kGeneral)) {
+    const Tiling tiling = tile_feature<T>(plan, bags_per_group);
+    stream_bags_slowly(job, plan, feature, tiling.bags_per_block);
+  } else {
+    pool_as<T, Mode::kGeneral>(job, plan, shape, feature, bags_per_group, ring);
   }
-  if constexpr (T == kInt8 || T == kInt4 || T == kFloat8) {
-    if (plain) {
-      stream_tiles<T, Mode::kRowScale>(job, plan, shape, feature, lanes, shares, bags_per_group,
-                                       ring);
-      return;
-    }
-  }
-  stream_tiles<T, Mode::kGeneral>(job, plan, shape, feature, lanes, shares, bags_per_group, ring);
 }
 
 __device__ void copy_dense(const CudaLookup& job) {
@@ -412,29 +473,72 @@ __device__ void copy_dense(const CudaLookup& job) {
   }
 }
 
+// All features have weight type T and mode M; one that has not (the caller's hint was wrong) is
+// summed slowly.
+template <int64_t T, Mode M>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
-    lookup_kernel(const __grid_constant__ CudaLookup job, int bags_per_group) {
+    lookup_alike_kernel(const __grid_constant__ CudaLookup job, int bags_per_group) {
   extern __shared__ __align__(16) uint8_t ring[];
+  __shared__ BagShape shape;
   if (blockIdx.y == job.features) {
     copy_dense(job);
     return;
   }
-  const int64_t ordered = job.plan[blockIdx.y].launch_order;
-  const int feature = static_cast<int>(min(max(ordered, int64_t{0}), job.features - 1));
+  const int feature = feature_of_block(job);
   const FeaturePlan& plan = job.plan[feature];
+  share_shape(job, plan, &shape);
+  if (plan.weight_type != T || mode_of(job, plan) != M || !rows_hold_shares<T>(job, plan, M)) {
+    stream_bags_slowly(job, plan, feature, kThreads / 32 * bags_per_group);
+  } else {
+    pool_as<T, M>(job, plan, shape, feature, bags_per_group, ring);
+  }
+}
+
+// Any mixture of features.
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor - 1)
+    lookup_mixed_kernel(const __grid_constant__ CudaLookup job, int bags_per_group) {
+  extern __shared__ __align__(16) uint8_t ring[];
+  __shared__ BagShape shape;
+  if (blockIdx.y == job.features) {
+    copy_dense(job);
+    return;
+  }
+  const int feature = feature_of_block(job);
+  const FeaturePlan& plan = job.plan[feature];
+  share_shape(job, plan, &shape);
   switch (plan.weight_type) {
     case kFloat32:
-      return pool_feature<kFloat32>(job, plan, feature, bags_per_group, ring);
+      return pool_feature<kFloat32>(job, plan, shape, feature, bags_per_group, ring);
     case kFloat16:
-      return pool_feature<kFloat16>(job, plan, feature, bags_per_group, ring);
+      return pool_feature<kFloat16>(job, plan, shape, feature, bags_per_group, ring);
     case kBFloat16:
-      return pool_feature<kBFloat16>(job, plan, feature, bags_per_group, ring);
+      return pool_feature<kBFloat16>(job, plan, shape, feature, bags_per_group, ring);
     case kFloat8:
-      return pool_feature<kFloat8>(job, plan, feature, bags_per_group, ring);
+      return pool_feature<kFloat8>(job, plan, shape, feature, bags_per_group, ring);
     case kInt8:
-      return pool_feature<kInt8>(job, plan, feature, bags_per_group, ring);
+      return pool_feature<kInt8>(job, plan, shape, feature, bags_per_group, ring);
     default:
-      return pool_feature<kInt4>(job, plan, feature, bags_per_group, ring);
+      return pool_feature<kInt4>(job, plan, shape, feature, bags_per_group, ring);
+  }
+}
+
+using Kernel = void (*)(CudaLookup, int);
+
+// The kernel for features that are all alike, or else the one for any mixture.
+Kernel kernel_for(const CudaLookup& job) {
+  if (job.id_weights != nullptr || job.outside != nullptr) return lookup_mixed_kernel;
+  const bool one_scale = job.alike == Alike::kOneScale;
+  if (job.alike == Alike::kNo) return lookup_mixed_kernel;
+  switch (job.weight_type) {
+    case kFloat16:
+      return lookup_alike_kernel<kFloat16, Mode::kOneScale>;
+    case kInt8:
+      return one_scale ? lookup_alike_kernel<kInt8, Mode::kOneScale>
+                       : lookup_alike_kernel<kInt8, Mode::kRowScale>;
+    case kInt4:
+      return one_scale ? lookup_mixed_kernel : lookup_alike_kernel<kInt4, Mode::kRowScale>;
+    default:
+      return lookup_mixed_kernel;
   }
 }
 
@@ -485,10 +589,7 @@ cudaError_t launch_lookup(const CudaLookup& job, int multiprocessors, cudaStream
   const int64_t per_block = kThreads / lanes * bags_per_group;
   const dim3 grid(static_cast<unsigned>((job.batch + per_block - 1) / per_block),
                   static_cast<unsigned>(job.features + (job.dense != nullptr ? 1 : 0)));
-  const cudaError_t allowed = cudaFuncSetAttribute(
-      lookup_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  if (allowed != cudaSuccess) return allowed;
-  lookup_kernel<<<grid, kThreads, kSharedBytes, stream>>>(job, bags_per_group);
+  kernel_for(job)<<<grid, kThreads, kSharedBytes, stream>>>(job, bags_per_group);
   return cudaGetLastError();
 }
 

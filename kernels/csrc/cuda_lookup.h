@@ -14,6 +14,14 @@
 
 namespace tessera {
 
+// What the features of a plan have in common, as far as the caller knows without reading it.  A
+// wrong answer costs time, not values.
+enum class Alike : int32_t {
+  kNo,
+  kOneScale,  // one weight type, ids are rows (clamped), one scale per table or none
+  kRowScale,  // the same with fp16 scales per row or per few rows
+};
+
 struct CudaLookup {
   const uint8_t* weights;  // 16-byte aligned
   int64_t weight_bytes;
@@ -34,6 +42,8 @@ struct CudaLookup {
   int64_t dense_width;
   int64_t* outside;  // [F] counts of ids outside their table, or nullptr
   int64_t lanes;     // threads of the widest bag (1 to 32; 0: unknown); values never depend on it
+  Alike alike;
+  int64_t weight_type;  // of all features, unless alike is kNo
 };
 
 // Pooled: every column of a bag is written, zeros for an empty one.

@@ -156,6 +156,60 @@ def test_large_batches_of_long_and_short_bags(device, batch):
     assert same(ours, expected)
 
 
+ALIKE = [
+    (WeightType.INT8, 0),
+    (WeightType.INT8, 2),
+    (WeightType.INT8, 32),
+    (WeightType.INT4, 0),
+    (WeightType.INT4, 32),
+    (WeightType.FLOAT16, 0),
+    (WeightType.FLOAT32, 0),
+]
+
+
+@SETTINGS
+@given(
+    kind=st.sampled_from(ALIKE),
+    told=st.sampled_from(ALIKE),
+    dims=st.lists(st.sampled_from([8, 64, 100, 128, 600]), min_size=1, max_size=3),
+    batch=st.integers(1, 40),
+    most=st.sampled_from([1, 4, 30]),
+    wide=st.booleans(),
+    pooling=st.sampled_from(list(Pooling)),
+    seed=st.integers(0, 2**31),
+)
+def test_features_that_are_alike(  # noqa: PLR0917 (hypothesis draws them by name)
+    device, kind, told, dims, batch, most, wide, pooling, seed
+):
+    """Kernels made for one kind of feature, also when the hint tells of another kind."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def packed_as(kind):
+        return pack_tables(
+            [random_table(generator, 9, dim, kind[0], scale_shift=kind[1]) for dim in dims]
+        )
+
+    def plan_of(packed):
+        features, column = [], 0
+        for place in packed.places:
+            features.append(FeatureLookup(table=place, out_column=column, pooling=pooling))
+            column += place.dim
+        return make_plan(features)
+
+    packed = packed_as(kind)
+    plan = plan_of(packed)
+    lengths = torch.randint(0, most + 1, (len(dims) * batch,), generator=generator)
+    indices = torch.randint(-2, 12, (int(lengths.sum()),), generator=generator)
+    indices = indices if wide else indices.int()
+    expected, _ = reference.lookup(packed.weights, plan, indices, lengths, sum(dims))
+    ours = torch.ops.tessera.lookup(
+        *on(device, packed.weights, plan, indices, lengths),
+        sum(dims),
+        launch=ops.launch_hint(plan_of(packed_as(told))),
+    )
+    assert same(ours, expected)
+
+
 def test_the_dense_vector_fills_the_gap(device):
     generator = torch.Generator().manual_seed(3)
     packed = pack_tables([random_table(generator, 4, 16, WeightType.FLOAT16)])
