@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shlex
 import signal
 import sys
@@ -63,6 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; 0 finished, 130 interrupted."""
+    # Read when torch loads its OpenMP.  Threads that spin while they wait made a two-thread run
+    # take ten times the CPU time of a one-thread run where other processes wanted the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from tessera.training.trainer.run import train  # noqa: PLC0415 - --help must not wait for torch
 
     if args.resume and args.out is None:
@@ -103,6 +107,8 @@ def _stop_on_signals() -> Iterator[threading.Event]:
     def on_signal(number: int, frame: FrameType | None) -> None:
         del frame
         stop.set()
+        # os.write: a print here could fall into another print.
+        os.write(2, b"\nstopping after this step; once more stops at once\n")
         signal.signal(number, previous[signal.Signals(number)])
 
     for number in previous:
