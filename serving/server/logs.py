@@ -26,9 +26,18 @@ def make_logger(level: LogLevel, log_format: LogFormat, stream: TextIO | None = 
     """
     renderers: list[Any]
     if log_format == "json":
-        renderers = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        # Without the frames' variables: they hold what users sent.
+        tracebacks = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        renderers = [
+            structlog.processors.ExceptionRenderer(tracebacks),
+            structlog.processors.JSONRenderer(),
+        ]
     else:
-        renderers = [structlog.dev.ConsoleRenderer(colors=False)]
+        renderers = [
+            structlog.dev.ConsoleRenderer(
+                colors=False, exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
     return structlog.wrap_logger(
         structlog.PrintLogger(stream or sys.stderr),
         processors=[

@@ -227,6 +227,7 @@ class Server:
             UserError: a port cannot be had or a package cannot be served.
         """
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._log_unhandled)
         signals: asyncio.Queue[int] = asyncio.Queue()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signals.put_nowait, number)
@@ -236,6 +237,11 @@ class Server:
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+
+    def _log_unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What no call can be told about: a line in the log, in the log's own format."""
+        error = context.get("exception")
+        self._log.error("unhandled", message=context["message"], exc_info=error)
 
     async def _serve_until_signal(self, signals: asyncio.Queue[int]) -> None:
         signalled = asyncio.ensure_future(signals.get())

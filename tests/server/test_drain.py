@@ -1,6 +1,7 @@
 """SIGTERM: nothing that was accepted is lost, and the process ends with 0."""
 
 import asyncio
+import io
 import os
 import signal
 import threading
@@ -136,17 +137,21 @@ def test_second_signal_ends_at_once(package):
     assert server.log[-1]["event"] == "forced"
 
 
-def test_sigterm_while_loading_ends_with_0():
+def test_sigterm_while_loading_ends_with_0_and_what_nobody_awaits_is_logged():
+    log = io.StringIO()
     loader = FakeLoader()
     loader.open.clear()
 
     async def body():
-        server = Server(config(), loader=loader, log=make_logger("error", "json"))
+        server = Server(config(), loader=loader, log=make_logger("error", "json", log))
         running = asyncio.ensure_future(server.run())
         while server.port == 0:  # noqa: ASYNC110 - the server has no event for "listening"
             await asyncio.sleep(0.001)
+        asyncio.get_running_loop().call_soon(lambda: 1 / 0)
         os.kill(os.getpid(), signal.SIGTERM)
         return await asyncio.wait_for(running, 60)
 
     assert asyncio.run(body()) == 0
+    assert "unhandled" in log.getvalue()
+    assert "ZeroDivisionError" in log.getvalue()
     loader.open.set()

@@ -1,0 +1,63 @@
+import io
+import json
+
+import pytest
+from server_harness import FakeLoader, config
+
+from tessera.errors import UserError
+from tessera.serving.server.background import ServerProcess, ServerThread
+from tessera.serving.server.logs import make_logger
+
+
+def fail_with_secret(log):
+    secret = "what-the-user-sent"  # noqa: F841 - it must not be found in the log
+    try:
+        int("the cause")
+    except ValueError:
+        log.exception("failed")
+
+
+def test_json_lines():
+    stream = io.StringIO()
+    log = make_logger("info", "json", stream)
+    log.debug("hidden")
+    log.info("ready", port=1)
+    fail_with_secret(log)
+    ready, failed = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert (ready["event"], ready["level"], ready["port"]) == ("ready", "info", 1)
+    assert ready["timestamp"].endswith("Z")
+    assert "the cause" in failed["exception"][0]["exc_value"]
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_tracebacks_hold_no_variables(log_format):
+    stream = io.StringIO()
+    fail_with_secret(make_logger("error", log_format, stream))
+    assert "the cause" in stream.getvalue()
+    assert "fail_with_secret" in stream.getvalue()
+    assert "what-the-user-sent" not in stream.getvalue()
+
+
+def test_text():
+    stream = io.StringIO()
+    make_logger("warning", "text", stream).warning("slow", seconds=3)
+    assert "slow" in stream.getvalue()
+    assert "seconds=3" in stream.getvalue()
+
+
+class BrokenLoader(FakeLoader):
+    def load(self, source):
+        raise UserError(f"{source.path}: record 3 was changed")
+
+
+def test_a_server_that_cannot_load_says_why():
+    thread = ServerThread(config(), loader=BrokenLoader(), log=make_logger("error", "json"))
+    with pytest.raises(UserError, match="m: record 3 was changed"), thread:
+        pass
+
+
+def test_a_process_that_cannot_start_says_why(tmp_path):
+    process = ServerProcess(["--model", str(tmp_path / "none.pt")])
+    with pytest.raises(UserError, match=r"the server did not start: .*none.pt"), process:
+        pass
+    assert process.process.returncode == 2
