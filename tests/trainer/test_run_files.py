@@ -19,6 +19,7 @@ from tessera.training.trainer.run_folder import RunFolder
 FINAL = {
     "step": 300,
     "samples": 3000,
+    "malformed_rows": 0,
     "best_step": 200,
     "best_checkpoint": "checkpoints/step-0000000200.pt",
     "metric": "auc",
@@ -239,6 +240,11 @@ def test_the_report_shows_plots_table_and_config(tmp_path):
     # Ids are unique over all plots, or one plot would be clipped by another's path.
     clips = re.findall(r'<clipPath id="([^"]+)"', html)
     assert len(clips) == len(set(clips)) == 4
+
+
+def test_the_report_tells_of_malformed_rows(tmp_path):
+    assert "malformed" not in report(tmp_path)
+    assert "1,234 malformed rows" in report(tmp_path, malformed_rows=1234)
 
 
 def test_the_report_bears_metrics_that_are_not_defined(tmp_path):

@@ -12,12 +12,12 @@ from tessera.errors import UserError
 from tessera.training.config import load_config
 from tessera.training.data import open_data
 from tessera.training.trained import load_trained, validation_batches
+from tessera.training.trainer import train
 from tessera.training.trainer.checkpoint import CheckpointError, load_checkpoint
 from tessera.training.trainer.files import list_checkpoints
 from tessera.training.trainer.logs import read_metrics
 from tessera.training.trainer.loop import DivergedError
 from tessera.training.trainer.metrics import BinaryMetrics
-from tessera.training.trainer.run import train
 from tessera.training.trainer.run_folder import RunFolder
 
 
@@ -52,6 +52,7 @@ def test_a_run_folder_has_everything(finished):
             "calibration",
         }
     assert final["samples"] == 2 * 320
+    assert final["malformed_rows"] == 0
 
 
 def test_the_best_and_the_last_checkpoint_are_kept(finished):
@@ -245,6 +246,14 @@ def test_splits_that_cannot_be_trained_on(tiny_yaml, tmp_path, rows, override, m
     with pytest.raises(UserError, match=message):
         train(config, tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists(), "a run that cannot begin leaves nothing in the way"
+
+
+def test_malformed_rows_are_counted_in_the_result(tiny_yaml, tmp_path):
+    data = write_criteo(tmp_path / "own.tsv", rows=200)
+    with data.open("a") as stream:
+        stream.write("2\tnot a row\n")
+    config = load_config(tiny_yaml, [f"data.path={data}", "train.epochs=1"])
+    assert train(config, tmp_path / "run", progress=False).final["malformed_rows"] == 1
 
 
 def test_one_label_has_no_auc_but_a_log_loss(tiny_yaml, tmp_path):

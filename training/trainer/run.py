@@ -253,6 +253,7 @@ class _Run:
         final = {
             "step": progress.step,
             "samples": progress.samples,
+            "malformed_rows": self.splits.malformed.total,
             "best_step": progress.best_step,
             "best_checkpoint": str(best.relative_to(self.folder.root)),
             "metric": self.config.train.metric,
