@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tessera.serving.server.errors import QueueFullError, Reason
-from tessera.serving.server.request import NO_DEADLINE, DecodedRequest
+from tessera.serving.server.request import (
+    DEADLINE_SLACK_SECONDS,
+    NO_DEADLINE,
+    DecodedRequest,
+)
 
 
 class Owner(Protocol):
@@ -175,4 +179,7 @@ class RequestQueue:
 def _death(entry: Entry, now: float) -> Reason | None:
     if now >= entry.deadline:
         return Reason.DEADLINE
-    return Reason.CANCELLED if entry.owner.is_done() else None
+    if not entry.owner.is_done():
+        return None
+    late = now >= entry.deadline - DEADLINE_SLACK_SECONDS
+    return Reason.DEADLINE if late else Reason.CANCELLED

@@ -23,6 +23,10 @@ Ids = NDArray[Any]  # int32 or int64, as the client sent them
 
 NO_DEADLINE = math.inf
 
+DEADLINE_SLACK_SECONDS = 0.005
+"""A call that ends so shortly before its deadline ended because of it: gRPC's timer and our
+clock do not strike at the same instant."""
+
 
 @dataclass(slots=True, eq=False)
 class JaggedGroup:

@@ -77,6 +77,14 @@ def test_cancelled_entries_are_dropped_and_counted():
     assert q.samples == 0
 
 
+def test_a_call_that_grpc_ended_just_before_its_deadline_counts_as_late():
+    q = queue()
+    ended, cancelled = entry(deadline=5.0), entry(deadline=9.0)
+    q.push([ended, cancelled], 0.0)
+    ended.owner.done = cancelled.owner.done = True
+    assert cut(q, now=4.999).dropped == [Reason.DEADLINE, Reason.CANCELLED]
+
+
 def test_expired_entries_are_dropped_and_their_owner_is_told():
     q = queue()
     late, on_time = entry(deadline=5.0), entry(deadline=5.1)
