@@ -27,7 +27,9 @@ TIMEOUT_S = 60
 
 def cpp_program():
     """The built C++ server, or None.  ``TESSERA_CPP_SERVER`` names another build."""
-    path = Path(os.environ.get("TESSERA_CPP_SERVER", REPOSITORY / "build/cpp/release/tessera-server"))
+    path = Path(
+        os.environ.get("TESSERA_CPP_SERVER", REPOSITORY / "build/cpp/release/tessera-server")
+    )
     return path if path.exists() else None
 
 

@@ -87,26 +87,26 @@ def edit_shared_rows(message):
 
 
 INVALID = [
-    (edit_sizes, "float_features.values has 3 bytes, expected 16 (batch_size * num_features = 4 "
-     "float32 numbers)"),
+    (edit_sizes, ("float_features.values has 3 bytes, expected 16 (batch_size * num_features = 4 "
+     "float32 numbers)")),
     (edit_features, "id_list_features.num_features is 2, expected 7"),
     (edit_negative, "id_list_features.lengths[0] is -1, expected >= 0"),
-    (edit_sum, "id_list_features.values_int64 has 8 bytes, expected 504 (sum(lengths) = 63 int64 "
-     "numbers)"),
+    (edit_sum, ("id_list_features.values_int64 has 8 bytes, expected 504 (sum(lengths) = 63 int64 "
+     "numbers)")),
     (edit_samples, "batch_size is 1001, the limit is 1000 samples"),
     (edit_no_samples, "batch_size is 0, expected at least 1"),
     (edit_ids, "the request has 100001 ids, the limit is 100000"),
     (edit_reject, "id_list_features: feature 'genre', row 0: id 19 is outside [0, 19)"),
-    (edit_infinite, "float_features.values: feature 'dense_1', row 0 is inf, expected only NaN "
-     "(missing) or a finite number"),
-    (edit_weights, "id_list_features.weights has 4 bytes, expected 0: these features have no "
-     "weights"),
-    (edit_both, "id_list_features has 4 bytes of values and 8 bytes of values_int64, expected "
-     "only one of the two"),
-    (edit_unused, "unary_features has 2 bytes (num_features 5), expected an empty message: no "
-     "model here uses it"),
-    (edit_shared_name, "shared_features.names has 'nobody', which is no id_list feature of the "
-     "model"),
+    (edit_infinite, ("float_features.values: feature 'dense_1', row 0 is inf, expected only NaN "
+     "(missing) or a finite number")),
+    (edit_weights, ("id_list_features.weights has 4 bytes, expected 0: these features have no "
+     "weights")),
+    (edit_both, ("id_list_features has 4 bytes of values and 8 bytes of values_int64, expected "
+     "only one of the two")),
+    (edit_unused, ("unary_features has 2 bytes (num_features 5), expected an empty message: no "
+     "model here uses it")),
+    (edit_shared_name, ("shared_features.names has 'nobody', which is no id_list feature of the "
+     "model")),
     (edit_shared_rows, "shared_features.num_rows is 0, expected at least 1"),
 ]  # fmt: skip
 
@@ -193,18 +193,6 @@ def test_a_deadline_that_passes_in_the_queue_is_not_computed(kind, package, draw
         server.wait_for(queued(server, 0))
 
 
-def test_a_near_deadline_cuts_the_batch_in_time(kind, package, drawn):
-    with waiting_server(kind, package) as server:
-        # The first pass, forced by a drain of nothing but a full batch, teaches the estimate.
-        big = drawn.samples(512)
-        server.predict(big)
-        server.wait_for(lambda: server.value("tessera_batch_samples_count") == 1)
-        answer = server.predict(drawn.samples(1), timeout=5)
-        assert answer.timings.batch_samples == 1
-        server.wait_for(lambda: server.value("tessera_batches_total", reason="deadline") == 1)
-        assert server.value("tessera_batches_total", reason="full") == 1
-
-
 def test_a_cancelled_request_is_dropped_before_assembly(kind, package, drawn):
     with waiting_server(kind, package, "--max-batch-samples", 8) as server:
         cancelled = server.start(drawn.samples(1))
@@ -257,16 +245,13 @@ def test_the_wait_before_refusals(kind, package, drawn):
         assert server.exit_status() == 0
 
 
-def test_refusals_while_draining_are_counted(kind, package, drawn):
-    with waiting_server(kind, package, "--drain-limit-s", 30) as server:
-        # A client that reads nothing keeps its call open, and with it the server.
-        stuck = server.start(drawn.samples(1))
-        server.wait_for(queued(server, 1))
-        server.signal(signal.SIGTERM)
-        assert stuck.result(TIMEOUT_S)
+def test_the_log_tells_the_servers_life(kind, package):
+    with RunningServer(kind, "--model", package, "--drain-propagation-ms", 0) as server:
+        server.signal(signal.SIGINT)
         assert server.exit_status() == 0
-        events = [entry["event"] for entry in server.log]
-        assert events[-3:] == ["signal", "drain", "stop"]
+    events = [entry["event"] for entry in server.log]
+    assert events == ["start", "load", "loaded", "ready", "signal", "drain", "stop"]
+    assert all(entry.keys() >= {"level", "timestamp"} for entry in server.log)
 
 
 def test_a_second_signal_ends_at_once(kind, package):

@@ -41,6 +41,7 @@ struct ServerConfig {
   QueueLimits queue_limits;
   int workers = default_workers();
   int threads_per_worker = 1;
+  int worker_niceness = 5;  // nice levels behind the threads of the network
   int max_message_bytes = 64 * 1024 * 1024;
   std::int64_t drain_propagation_ms = 1'000;
   double drain_limit_s = 30.0;

@@ -1,10 +1,12 @@
 #include "server/grpc_front.h"
 
+#include <grpc/support/log.h>
 #include <grpcpp/alarm.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 
+#include <atomic>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -243,6 +245,22 @@ GrpcFront::GrpcFront(const PredictContext& context)
 GrpcFront::~GrpcFront() {
   stop(Duration::zero());
   release();
+}
+
+void GrpcFront::log_to(const Log& log) {
+  // gRPC takes a plain function, so that the log has to be found by one.
+  static std::atomic<const Log*> target;
+  target = &log;
+  gpr_set_log_function([](gpr_log_func_args* message) {
+    const Log::Fields fields = {{"message", std::string(message->message)},
+                                {"file", std::string(message->file)},
+                                {"line", std::int64_t{message->line}}};
+    if (message->severity == GPR_LOG_SEVERITY_ERROR) {
+      target.load()->warning("grpc", fields);
+    } else {
+      target.load()->debug("grpc", fields);
+    }
+  });
 }
 
 int GrpcFront::start(const GrpcOptions& options) {

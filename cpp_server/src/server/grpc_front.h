@@ -11,6 +11,7 @@
 #include <string>
 
 #include "common/clock.h"
+#include "server/log.h"
 #include "server/predict_service.h"
 
 namespace tessera {
@@ -29,6 +30,9 @@ class GrpcFront {
   ~GrpcFront();
   GrpcFront(const GrpcFront&) = delete;
   GrpcFront& operator=(const GrpcFront&) = delete;
+
+  // From now on gRPC's own messages go to `log`, which must outlive the process's use of gRPC.
+  static void log_to(const Log& log);
 
   // Listens, with every service NOT_SERVING; returns the port. Throws UsageError when the
   // address cannot be had.

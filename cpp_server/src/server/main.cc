@@ -8,6 +8,7 @@
 #include "package/package_error.h"
 #include "server/config.h"
 #include "server/events.h"
+#include "server/grpc_front.h"
 #include "server/log.h"
 #include "server/server.h"
 #include "server/version.h"
@@ -38,6 +39,7 @@ int main(int argc, char** argv) {
       return 0;
     }
     const tessera::Log log(config.log_level, config.log_json);
+    tessera::GrpcFront::log_to(log);
     return tessera::Server(config, log).run();
   } catch (const tessera::UsageError& error) {
     return user_error(error.what());

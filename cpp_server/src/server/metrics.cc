@@ -169,6 +169,8 @@ void add_gauges(std::vector<MetricFamily>& page, const Models& models,
         1);
     add(memory, with(with(labels, "device", device), "kind", "tables"),
         static_cast<double>(facts.table_bytes));
+    add(memory, with(with(labels, "device", device), "kind", "buffers"),
+        value(model->buffer_bytes));
   }
   MetricFamily build = gauge("tessera_build_info", "Always 1");
   add(build, {{"server", "cpp"}, {"version", server_version}}, 1);

@@ -98,6 +98,7 @@ class ModelMetrics {
   std::atomic<std::uint64_t> ids = 0;
   std::atomic<std::uint64_t> out_of_range_ids = 0;
   std::atomic<std::int64_t> inflight_batches = 0;
+  std::atomic<std::uint64_t> buffer_bytes = 0;  // held for merging, by all workers
   std::atomic<bool> ready = false;
   std::atomic<bool> loaded = false;
   Facts facts;

@@ -53,6 +53,7 @@ class ServedModel final : private ExecutionObserver {
   const Clock& clock_;
   const Log& log_;
   const int threads_per_worker_;
+  const int niceness_;
   const RequestDecoder decoder_;
   BatchQueue queue_;
   std::vector<std::jthread> workers_;

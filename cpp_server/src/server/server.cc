@@ -109,7 +109,11 @@ void Server::open() {
 void Server::load() {
   try {
     load_all();
+    // Said last: whoever reads it may send a signal at once, and gets a drain.
     loading_ = Loading::kDone;
+    log_.info("ready", {{"host", config_.host},
+                        {"port", std::int64_t{port_}},
+                        {"http_port", std::int64_t{http_->port()}}});
   } catch (const std::exception&) {
     load_failure_ = std::current_exception();
     loading_ = Loading::kFailed;
@@ -140,9 +144,6 @@ void Server::load_all() {
                          {"seconds", took}});
   }
   if (!draining_) grpc_.set_serving("", true);
-  log_.info("ready", {{"host", config_.host},
-                      {"port", std::int64_t{port_}},
-                      {"http_port", std::int64_t{http_->port()}}});
 }
 
 int Server::run() {
