@@ -12,13 +12,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tessera.training.trainer.assembly import Assembly
-
 from tessera.errors import UserError
 from tessera.training.config import TrainConfig
 from tessera.training.data.batch import Batch
 from tessera.training.data.dataset import DatasetView
 from tessera.training.data.loader import BatchLoader
+from tessera.training.trainer.assembly import Assembly
 from tessera.training.trainer.display import Display
 from tessera.training.trainer.evaluate import evaluate
 from tessera.training.trainer.logs import MetricsLog
