@@ -67,7 +67,7 @@ test: install-dev build  ## every test that can run on this machine
 
 check: install-dev  ## format, lint, types
 	$(BIN)/ruff format --check $(SOURCES)
-	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff check --no-cache $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/mypy examples/*.py load_tests/*.py tests/check_protos.py
 	$(BIN)/python tests/check_protos.py
