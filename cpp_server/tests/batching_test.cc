@@ -198,6 +198,16 @@ TEST_F(QueueTest, DropsTheDeadWhenCutting) {
   EXPECT_EQ(dropped[1].reason, RejectReason::kDeadline);
 }
 
+TEST_F(QueueTest, ACallThatGrpcEndsAtItsDeadlineWasLate) {
+  Item ended(1), alive(1);
+  ended.deadline = alive.deadline = kStart + 10ms;
+  ASSERT_TRUE(push(ended) && push(alive));
+  ended.cancelled = true;
+  EXPECT_EQ(cut_now(8, 100, kStart + 6ms), (Requests{&alive}));
+  ASSERT_EQ(dropped.size(), 1u);
+  EXPECT_EQ(dropped[0].reason, RejectReason::kDeadline);
+}
+
 TEST_F(QueueTest, TheDeadMakeRoom) {
   Item a(1), b(1), c(1), d(1);
   ASSERT_TRUE(push(a) && push(b) && push(c));

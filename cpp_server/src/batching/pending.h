@@ -27,6 +27,10 @@ inline constexpr int kRejectReasons = 5;
 
 std::string_view reason_name(RejectReason reason);
 
+// A call that ends so shortly before its deadline ended because of it: gRPC's timer and our
+// clock do not strike at the same instant.
+inline constexpr Duration kDeadlineSlack = std::chrono::milliseconds(5);
+
 // How long the stages of one forward pass took, and who shared it.
 struct PassTimings {
   TimePoint started{};  // when the worker took the batch

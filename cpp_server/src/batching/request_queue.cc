@@ -6,10 +6,11 @@
 namespace tessera {
 
 std::optional<RejectReason> death(const Part& part, TimePoint now) {
-  // gRPC cancels a call when its deadline passes, so the deadline is looked at first.
-  if (now >= part.request->deadline) return RejectReason::kDeadline;
-  if (part.request->dead()) return RejectReason::kCancelled;
-  return std::nullopt;
+  const TimePoint deadline = part.request->deadline;
+  if (now >= deadline) return RejectReason::kDeadline;
+  if (!part.request->dead()) return std::nullopt;
+  // gRPC cancels a call when its deadline passes.
+  return now >= deadline - kDeadlineSlack ? RejectReason::kDeadline : RejectReason::kCancelled;
 }
 
 bool RequestQueue::fits(std::int64_t entries, std::int64_t samples) const {

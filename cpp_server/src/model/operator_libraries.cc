@@ -17,34 +17,56 @@ namespace fs = std::filesystem;
 constexpr const char* kInstall =
     "install it with: pip install 'tessera[cpu]' (or 'tessera[cuda]' for a GPU), or name its "
     "folder with --ops-dir";
+constexpr const char* kBuild =
+    "build it with: make build (or python kernels/build.py), or name its folder with --ops-dir";
 
-// The libraries that a package may name, and the operators that loading each must register.
-const std::map<std::string, std::vector<std::string>>& known_libraries() {
-  static const std::map<std::string, std::vector<std::string>> known = {
-      {"fbgemm_gpu_tbe_inference", {"fbgemm::int_nbit_split_embedding_codegen_lookup_function"}},
-      {"fbgemm_gpu_sparse_async_cumsum", {"fbgemm::asynchronous_complete_cumsum"}},
+struct Library {
+  std::vector<std::string> operators;  // that loading it must register
+  const char* remedy;                  // where it is missing
+};
+
+// The libraries that a package may name.
+const std::map<std::string, Library>& known_libraries() {
+  static const std::map<std::string, Library> known = {
+      {"fbgemm_gpu_tbe_inference",
+       {{"fbgemm::int_nbit_split_embedding_codegen_lookup_function"}, kInstall}},
+      {"fbgemm_gpu_sparse_async_cumsum", {{"fbgemm::asynchronous_complete_cumsum"}, kInstall}},
+      {"tessera_ops", {{"tessera::lookup", "tessera::dot_interaction"}, kBuild}},
   };
   return known;
 }
 
 std::string known_names() {
   std::string names;
-  for (const auto& [name, operators] : known_libraries()) {
+  for (const auto& [name, library] : known_libraries()) {
     names += (names.empty() ? "" : ", ") + name;
   }
   return names;
 }
 
-fs::path find_library(const std::string& name, const std::vector<fs::path>& folders) {
+fs::path find_library(const std::string& name, const std::vector<fs::path>& folders,
+                      const char* remedy) {
   std::string searched;
   for (const fs::path& folder : folders) {
-    const fs::path path = folder / (name + ".so");
-    std::error_code ignored;
-    if (fs::is_regular_file(path, ignored)) return path;
+    for (const char* const prefix : {"", "lib"}) {
+      const fs::path path = folder / (prefix + name + ".so");
+      std::error_code ignored;
+      if (fs::is_regular_file(path, ignored)) return path;
+    }
     searched += (searched.empty() ? "" : ", ") + folder.string();
   }
   throw LibraryError(text("operator library '", name, "' was not found in ",
-                          searched.empty() ? "any folder" : searched, "; ", kInstall));
+                          searched.empty() ? "any folder" : searched, "; ", remedy));
+}
+
+// The folder where kernels/build.py puts the library, where this program was built beside it:
+// CHECKOUT/build/cpp/PRESET/tessera-server -> CHECKOUT/kernels/lib. Empty elsewhere.
+fs::path checkout_libraries() {
+  std::error_code failed;
+  const fs::path program = fs::read_symlink("/proc/self/exe", failed);
+  const fs::path cpp = program.parent_path().parent_path();
+  if (failed || cpp.filename() != "cpp" || cpp.parent_path().filename() != "build") return {};
+  return cpp.parent_path().parent_path() / "kernels" / "lib";
 }
 
 }  // namespace
@@ -57,6 +79,7 @@ std::vector<fs::path> library_folders(const std::vector<std::string>& given) {
       if (!part.empty()) folders.emplace_back(part);
     }
   }
+  if (const fs::path built = checkout_libraries(); !built.empty()) folders.push_back(built);
   // site-packages/torch/lib/libtorch_cpu.so -> site-packages/fbgemm_gpu
   Dl_info info{};
   if (dladdr(reinterpret_cast<const void*>(&c10::Dispatcher::realSingleton), &info) != 0 &&
@@ -64,7 +87,9 @@ std::vector<fs::path> library_folders(const std::vector<std::string>& given) {
     std::error_code failed;
     const fs::path library = fs::canonical(info.dli_fname, failed);
     if (!failed) {
-      folders.push_back(library.parent_path().parent_path().parent_path() / "fbgemm_gpu");
+      const fs::path packages = library.parent_path().parent_path().parent_path();
+      folders.push_back(packages / "fbgemm_gpu");
+      folders.push_back(packages / "tessera" / "kernels" / "lib");
     }
   }
   return folders;
@@ -78,18 +103,19 @@ void load_operator_libraries(const std::vector<std::string>& names,
       throw LibraryError(
           text("operator library '", name, "' is unknown; known are: ", known_names()));
     }
-    const fs::path path = find_library(name, folders);
+    const char* const remedy = known->second.remedy;
+    const fs::path path = find_library(name, folders, remedy);
     // Global, because the libraries find each other's symbols that way.
     if (dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
       const char* const reason = dlerror();
       throw LibraryError(text("operator library '", name, "' (", path.string(),
                               ") does not load: ", reason == nullptr ? "unknown" : reason, "; ",
-                              kInstall));
+                              remedy));
     }
-    for (const std::string& op : known->second) {
+    for (const std::string& op : known->second.operators) {
       if (!c10::Dispatcher::singleton().findSchema({op, ""}).has_value()) {
         throw LibraryError(text("operator library '", name, "' (", path.string(),
-                                ") does not register ", op, "; ", kInstall));
+                                ") does not register ", op, "; ", remedy));
       }
     }
   }

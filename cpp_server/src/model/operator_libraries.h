@@ -22,8 +22,8 @@ class LibraryError : public std::runtime_error {
 };
 
 // Where libraries are looked for, in this order: `given` (--ops-dir), the folders of the
-// environment variable TESSERA_OPS_DIR (separated by ':'), and the fbgemm_gpu wheel beside the
-// torch wheel that this process runs with.
+// environment variable TESSERA_OPS_DIR (separated by ':'), the checkout that this program was built
+// in, and the fbgemm_gpu and tessera packages beside the torch wheel that this process runs with.
 std::vector<std::filesystem::path> library_folders(const std::vector<std::string>& given);
 
 // Loads each library of `names` once. Throws LibraryError.

@@ -3,62 +3,18 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
-#include <functional>
-#include <limits>
 
 #include "common/text.h"
 
 namespace tessera {
 namespace {
 
-// One flag: how it is shown, what it says of itself and what it sets.
-struct Flag {
-  std::string name;      // without the dashes
-  std::string metavar;   // empty: it takes no value
-  std::string help;
-  std::function<void(const std::string& value)> set;
-};
-
-[[noreturn]] void refuse(const std::string& name, const std::string& value,
-                         const std::string& remedy) {
-  throw UsageError(text("--", name, " is ", value, "; ", remedy));
-}
-
-template <typename T>
-T parse_number(const std::string& name, const std::string& value) {
-  T number{};
-  const char* const end = value.data() + value.size();
-  const auto parsed = std::from_chars(value.data(), end, number);
-  if (parsed.ec != std::errc() || parsed.ptr != end) {
-    refuse(name, "'" + value + "'",
-           std::is_integral_v<T> ? "give a whole number" : "give a number");
-  }
-  return number;
-}
-
-template <typename T>
-Flag number(const std::string& name, const std::string& help, T& target, std::int64_t least,
-            std::int64_t most = std::numeric_limits<std::int64_t>::max()) {
-  return {name, "N", text(help, " (default: ", target, ")"),
-          [=, &target](const std::string& value) {
-            const auto parsed = parse_number<std::int64_t>(name, value);
-            if (parsed < least) {
-              refuse(name, value, text("give a whole number of at least ", least));
-            }
-            const std::int64_t top =
-                std::min<std::int64_t>(most, std::numeric_limits<T>::max());
-            if (parsed > top) refuse(name, value, text("give a number of at most ", top));
-            target = static_cast<T>(parsed);
-          }};
-}
-
 ModelSource parse_model(const std::string& value) {
   const auto equals = value.find('=');
   if (equals == std::string::npos) return {value, ""};
   if (equals == 0 || equals + 1 == value.size()) {
-    refuse("model", "'" + value + "'", "give MODEL.pt or NAME=MODEL.pt");
+    refuse_flag("model", "'" + value + "'", "give MODEL.pt or NAME=MODEL.pt");
   }
   return {value.substr(equals + 1), value.substr(0, equals)};
 }
@@ -73,32 +29,32 @@ std::vector<Flag> flags(ServerConfig& config) {
        text("address to listen on, for both ports (default: ", config.host,
             ", every interface)"),
        [&](const std::string& value) { config.host = value; }},
-      number("port", "gRPC port; 0: any free one, see the ready line", config.port, 0, 65'535),
-      number("http-port", "HTTP port; 0: any free one", config.http_port, 0, 65'535),
-      number("workers", "inference threads; the default is half of the CPUs", config.workers, 1,
+      number_flag("port", "gRPC port; 0: any free one, see the ready line", config.port, 0, 65'535),
+      number_flag("http-port", "HTTP port; 0: any free one", config.http_port, 0, 65'535),
+      number_flag("workers", "inference threads; the default is half of the CPUs", config.workers, 1,
              4'096),
-      number("threads-per-worker", "threads inside one forward pass", config.threads_per_worker,
+      number_flag("threads-per-worker", "threads inside one forward pass", config.threads_per_worker,
              1, 4'096),
-      number("worker-niceness",
+      number_flag("worker-niceness",
              "nice levels by which inference stands back behind the network for a CPU",
              config.worker_niceness, 0, 19),
-      number("max-batch-samples", "samples of a batch", config.batch_limits.max_samples, 1),
-      number("max-batch-ids", "ids of a batch", config.batch_limits.max_ids, 1),
+      number_flag("max-batch-samples", "samples of a batch", config.batch_limits.max_samples, 1),
+      number_flag("max-batch-ids", "ids of a batch", config.batch_limits.max_ids, 1),
       {"max-delay-us", "N",
        "how long a free worker waits for more requests, microseconds; 0: not at all "
        "(default: 0)",
        [&](const std::string& value) {
          const auto micros = parse_number<std::int64_t>("max-delay-us", value);
-         if (micros < 0) refuse("max-delay-us", value, "give a whole number of at least 0");
-         if (micros > 60'000'000) refuse("max-delay-us", value, "give a minute at most");
+         if (micros < 0) refuse_flag("max-delay-us", value, "give a whole number of at least 0");
+         if (micros > 60'000'000) refuse_flag("max-delay-us", value, "give a minute at most");
          config.batch_limits.max_delay = std::chrono::microseconds(micros);
        }},
-      number("max-request-samples", "samples of a request", config.request_limits.max_samples, 1),
-      number("max-request-ids", "ids of a request", config.request_limits.max_ids, 1),
-      number("max-queue-requests", "requests that may wait", config.queue_limits.max_entries, 1),
-      number("max-queue-samples", "samples that may wait", config.queue_limits.max_samples, 1),
-      number("max-message-bytes", "largest message, bytes", config.max_message_bytes, 1'024),
-      number("drain-propagation-ms", "between NOT_SERVING and the first refusal, milliseconds",
+      number_flag("max-request-samples", "samples of a request", config.request_limits.max_samples, 1),
+      number_flag("max-request-ids", "ids of a request", config.request_limits.max_ids, 1),
+      number_flag("max-queue-requests", "requests that may wait", config.queue_limits.max_entries, 1),
+      number_flag("max-queue-samples", "samples that may wait", config.queue_limits.max_samples, 1),
+      number_flag("max-message-bytes", "largest message, bytes", config.max_message_bytes, 1'024),
+      number_flag("drain-propagation-ms", "between NOT_SERVING and the first refusal, milliseconds",
              config.drain_propagation_ms, 0),
       {"drain-limit-s", "S",
        text("what accepted requests may take after SIGTERM, seconds (default: ",
@@ -110,8 +66,8 @@ std::vector<Flag> flags(ServerConfig& config) {
        "do not replay the package's golden answers before serving (default: replay them)",
        [&](const std::string&) { config.verify_golden = false; }},
       {"ops-dir", "DIR",
-       "a folder with operator libraries, searched before the folders of TESSERA_OPS_DIR and "
-       "the fbgemm_gpu wheel beside the torch wheel; may be given several times",
+       "a folder with operator libraries, searched before the folders of TESSERA_OPS_DIR, this "
+       "program's checkout and the packages beside the torch wheel; may be given several times",
        [&](const std::string& value) { config.ops_dirs.push_back(value); }},
       {"log-level", "{debug,info,warning,error}",
        "debug has a line per request (default: info)",
@@ -126,12 +82,12 @@ std::vector<Flag> flags(ServerConfig& config) {
              return;
            }
          }
-         refuse("log-level", "'" + value + "'", "give debug, info, warning or error");
+         refuse_flag("log-level", "'" + value + "'", "give debug, info, warning or error");
        }},
       {"log-format", "{json,text}", "json: one object per line (default: json)",
        [&](const std::string& value) {
          if (value != "json" && value != "text") {
-           refuse("log-format", "'" + value + "'", "give json or text");
+           refuse_flag("log-format", "'" + value + "'", "give json or text");
          }
          config.log_json = value == "json";
        }},
@@ -144,17 +100,17 @@ std::vector<Flag> flags(ServerConfig& config) {
 void check(const ServerConfig& config) {
   if (config.models.empty()) throw UsageError("--model is missing; give at least one MODEL.pt");
   if (config.port == config.http_port && config.port != 0) {
-    refuse("http-port", text(config.http_port), "the gRPC port is the same: choose another");
+    refuse_flag("http-port", text(config.http_port), "the gRPC port is the same: choose another");
   }
   if (config.queue_limits.max_samples < config.request_limits.max_samples) {
-    refuse("max-queue-samples", text(config.queue_limits.max_samples),
+    refuse_flag("max-queue-samples", text(config.queue_limits.max_samples),
            text("a request of --max-request-samples ", config.request_limits.max_samples,
                 " could never wait in it: raise the one or lower the other"));
   }
   // Written so that a NaN is refused.
   if (!(config.drain_limit_s * 1'000 > static_cast<double>(config.drain_propagation_ms)) ||
       !(config.drain_limit_s < 1e6)) {
-    refuse("drain-limit-s", text(config.drain_limit_s),
+    refuse_flag("drain-limit-s", text(config.drain_limit_s),
            text("it must be longer than --drain-propagation-ms ", config.drain_propagation_ms,
                 " and below 1000000"));
   }
@@ -171,26 +127,7 @@ int default_workers() {
 
 ServerConfig parse_flags(const std::vector<std::string>& arguments) {
   ServerConfig config;
-  const std::vector<Flag> known = flags(config);
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const std::string& argument = arguments[i];
-    const auto equals = argument.find('=');
-    const std::string name = argument == "-h" ? "--help" : argument.substr(0, equals);
-    const auto flag = std::find_if(known.begin(), known.end(), [&](const Flag& candidate) {
-      return "--" + candidate.name == name;
-    });
-    if (flag == known.end()) {
-      throw UsageError(text("unrecognized argument '", argument, "'; see --help"));
-    }
-    const bool attached = equals != std::string::npos;
-    if (flag->metavar.empty()) {
-      if (attached) throw UsageError(text(name, " takes no value"));
-      flag->set("");
-      continue;
-    }
-    if (!attached && i + 1 == arguments.size()) throw UsageError(text(name, " needs a value"));
-    flag->set(attached ? argument.substr(equals + 1) : arguments[++i]);
-  }
+  set_flags(flags(config), arguments);
   if (!config.help && !config.version) check(config);
   return config;
 }
@@ -209,10 +146,7 @@ std::string usage() {
       "Exit status: 0 drained; 1 the drain limit passed or a second signal came with requests\n"
       "unanswered; 2 a flag, a package or a port has to be changed.\n\n"
       "flags:\n";
-  for (const Flag& flag : flags(config)) {
-    out += "  --" + flag.name + (flag.metavar.empty() ? "" : " " + flag.metavar) + "\n      " +
-           flag.help + "\n";
-  }
+  out += flags_text(flags(config));
   return out;
 }
 

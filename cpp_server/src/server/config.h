@@ -5,20 +5,15 @@
 #pragma once
 
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "batching/policy.h"
 #include "batching/request_queue.h"
+#include "common/flags.h"
 #include "request/decoder.h"
 
 namespace tessera {
-
-class UsageError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
 
 // A package to serve; an empty name stands for the name in its manifest.
 struct ModelSource {

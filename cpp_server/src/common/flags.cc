@@ -1,0 +1,40 @@
+#include "common/flags.h"
+
+namespace tessera {
+
+void refuse_flag(const std::string& name, const std::string& value, const std::string& remedy) {
+  throw UsageError(text("--", name, " is ", value, "; ", remedy));
+}
+
+void set_flags(const std::vector<Flag>& flags, const std::vector<std::string>& arguments) {
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
+    const auto equals = argument.find('=');
+    const std::string name = argument == "-h" ? "--help" : argument.substr(0, equals);
+    const auto flag = std::find_if(flags.begin(), flags.end(), [&](const Flag& candidate) {
+      return "--" + candidate.name == name;
+    });
+    if (flag == flags.end()) {
+      throw UsageError(text("unrecognized argument '", argument, "'; see --help"));
+    }
+    const bool attached = equals != std::string::npos;
+    if (flag->metavar.empty()) {
+      if (attached) throw UsageError(text(name, " takes no value"));
+      flag->set("");
+      continue;
+    }
+    if (!attached && i + 1 == arguments.size()) throw UsageError(text(name, " needs a value"));
+    flag->set(attached ? argument.substr(equals + 1) : arguments[++i]);
+  }
+}
+
+std::string flags_text(const std::vector<Flag>& flags) {
+  std::string out;
+  for (const Flag& flag : flags) {
+    out += "  --" + flag.name + (flag.metavar.empty() ? "" : " " + flag.metavar) + "\n      " +
+           flag.help + "\n";
+  }
+  return out;
+}
+
+}  // namespace tessera

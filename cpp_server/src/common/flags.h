@@ -1,0 +1,73 @@
+// Command-line flags: --name VALUE or --name=VALUE.
+//
+// Contract: free functions without state. What a user got wrong throws UsageError, whose text
+// is one line that names the flag, the value and the remedy.
+#pragma once
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "common/text.h"
+
+namespace tessera {
+
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// One flag: how it is shown, what it says of itself and what it sets.
+struct Flag {
+  std::string name;     // without the dashes
+  std::string metavar;  // empty: it takes no value
+  std::string help;
+  std::function<void(const std::string& value)> set;
+};
+
+[[noreturn]] void refuse_flag(const std::string& name, const std::string& value,
+                              const std::string& remedy);
+
+template <typename T>
+T parse_number(const std::string& name, const std::string& value) {
+  T number{};
+  const char* const end = value.data() + value.size();
+  const auto parsed = std::from_chars(value.data(), end, number);
+  if (parsed.ec != std::errc() || parsed.ptr != end) {
+    refuse_flag(name, "'" + value + "'",
+                std::is_integral_v<T> ? "give a whole number" : "give a number");
+  }
+  return number;
+}
+
+// A whole number between `least` and `most`; `target` holds the default.
+template <typename T>
+Flag number_flag(const std::string& name, const std::string& help, T& target, std::int64_t least,
+                 std::int64_t most = std::numeric_limits<std::int64_t>::max()) {
+  return {name, "N", text(help, " (default: ", target, ")"),
+          [=, &target](const std::string& value) {
+            const auto parsed = parse_number<std::int64_t>(name, value);
+            if (parsed < least) {
+              refuse_flag(name, value, text("give a whole number of at least ", least));
+            }
+            const auto top = static_cast<std::int64_t>(
+                std::min<std::uint64_t>(static_cast<std::uint64_t>(most),
+                                        static_cast<std::uint64_t>(std::numeric_limits<T>::max())));
+            if (parsed > top) refuse_flag(name, value, text("give a number of at most ", top));
+            target = static_cast<T>(parsed);
+          }};
+}
+
+// Calls `set` of every flag in `arguments` (those after the program's name).
+void set_flags(const std::vector<Flag>& flags, const std::vector<std::string>& arguments);
+
+// The list of flags that --help shows.
+std::string flags_text(const std::vector<Flag>& flags);
+
+}  // namespace tessera

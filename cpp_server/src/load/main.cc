@@ -1,0 +1,146 @@
+// tessera-load: sends random requests to a server and measures it; see --help.
+#include <exception>
+#include <fstream>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "common/flags.h"
+#include "load/generator.h"
+#include "load/report.h"
+#include "load/request_drawer.h"
+#include "package/manifest.h"
+#include "package/package_error.h"
+
+namespace {
+
+using tessera::Flag;
+
+// Different requests, sent in turn: enough that caches and hashes see different ids.
+constexpr std::size_t kRequests = 512;
+
+struct Settings {
+  std::string model_file;
+  std::string csv;
+  tessera::TrafficOptions traffic;
+  tessera::DrawOptions draw;
+  std::int64_t timeout_ms = 5'000;
+  bool help = false;
+};
+
+Flag seconds_flag(const std::string& name, const std::string& help, tessera::Duration& target) {
+  return {name, "S",
+          tessera::text(help, ", seconds (default: ", tessera::seconds(target), ")"),
+          [=, &target](const std::string& value) {
+            const auto given = tessera::parse_number<double>(name, value);
+            if (!(given >= 0 && given < 1e6)) {
+              tessera::refuse_flag(name, value, "give seconds from 0 to 1000000");
+            }
+            target = std::chrono::duration_cast<tessera::Duration>(
+                std::chrono::duration<double>(given));
+          }};
+}
+
+std::vector<Flag> flags(Settings& s) {
+  using tessera::number_flag;
+  return {
+      {"address", "HOST:PORT", "the server's gRPC address",
+       [&](const std::string& value) { s.traffic.address = value; }},
+      {"model-file", "MODEL.pt", "the served package, for its features",
+       [&](const std::string& value) { s.model_file = value; }},
+      {"rate", "R",
+       "open loop: requests per second, sent whether or not earlier ones were answered "
+       "(default: closed loop)",
+       [&](const std::string& value) {
+         s.traffic.rate = tessera::parse_number<double>("rate", value);
+         if (!(s.traffic.rate > 0 && s.traffic.rate < 1e8)) {
+           tessera::refuse_flag("rate", value, "give a positive number of requests per second");
+         }
+       }},
+      {"arrivals", "{poisson,constant}", "open loop: how requests are spaced (default: poisson)",
+       [&](const std::string& value) {
+         if (value != "poisson" && value != "constant") {
+           tessera::refuse_flag("arrivals", "'" + value + "'", "give poisson or constant");
+         }
+         s.traffic.poisson = value == "poisson";
+       }},
+      number_flag("in-flight", "closed loop: requests in flight, over all connections",
+                  s.traffic.in_flight, 1, 1'000'000),
+      number_flag("connections", "connections, each with a thread", s.traffic.connections, 1,
+                  1'024),
+      number_flag("samples", "samples of a request", s.draw.samples, 1, 1'000'000),
+      number_flag("ids-per-bag", "ids of each feature of each sample", s.draw.ids_per_bag, 0,
+                  1'000),
+      number_flag("shared-features", "features given once per request, the first ones",
+                  s.draw.shared_features, 0),
+      seconds_flag("warm-up-s", "load before the measurement", s.traffic.warm_up),
+      seconds_flag("duration-s", "length of the measurement", s.traffic.duration),
+      number_flag("timeout-ms", "time limit of a request, milliseconds", s.timeout_ms, 1,
+                  3'600'000),
+      number_flag("seed", "seed of requests and arrivals", s.traffic.seed, 0),
+      {"csv", "FILE", "append a line of CSV to FILE, with a header where it is new",
+       [&](const std::string& value) { s.csv = value; }},
+      {"help", "", "print this and exit", [&](const std::string&) { s.help = true; }},
+  };
+}
+
+std::string usage() {
+  Settings defaults;
+  return "usage: tessera-load --address HOST:PORT --model-file MODEL.pt [flags]\n\n"
+         "Send random requests to a server and print throughput and latency.\n\n"
+         "With --rate, latency counts from the time at which a request should have been sent,\n"
+         "so that a slow server cannot slow the measurement down; without it a fixed number of\n"
+         "requests is always in flight.\n\n"
+         "Exit status: 0 every request was answered; 1 some were not; 2 a flag, the address or\n"
+         "the file has to be changed.\n\nflags:\n" +
+         tessera::flags_text(flags(defaults));
+}
+
+void append_csv(const Settings& settings, const tessera::TrafficResult& result) {
+  std::ofstream out(settings.csv, std::ios::app);
+  if (!out) throw tessera::UsageError("--csv is " + settings.csv + "; it cannot be written");
+  if (out.tellp() == 0) out << tessera::csv_header();
+  out << tessera::csv_line(settings.traffic, result);
+}
+
+int run(const Settings& settings) {
+  const tessera::PackageFile file(settings.model_file);
+  const tessera::Manifest manifest = tessera::read_manifest(tessera::Records(file));
+  tessera::RequestDrawer drawer(manifest.schema, settings.draw, settings.traffic.seed);
+  std::vector<std::string> requests;
+  while (requests.size() < kRequests) requests.push_back(drawer.draw());
+  const tessera::TrafficResult result =
+      tessera::run_traffic(settings.traffic, requests, settings.draw.samples);
+  std::cout << tessera::text_report(settings.traffic, result);
+  if (!settings.csv.empty()) append_csv(settings, result);
+  const bool all = result.codes.size() == 1 && result.codes.contains("OK") &&
+                   result.answers_wrong_size == 0;
+  return all ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    Settings settings;
+    tessera::set_flags(flags(settings), std::vector<std::string>(argv + 1, argv + argc));
+    if (settings.help) {
+      std::cout << usage();
+      return 0;
+    }
+    if (settings.traffic.address.empty() || settings.model_file.empty()) {
+      throw tessera::UsageError("--address and --model-file are needed; see --help");
+    }
+    settings.traffic.timeout = std::chrono::milliseconds(settings.timeout_ms);
+    return run(settings);
+  } catch (const tessera::UsageError& error) {
+    std::cerr << "tessera-load: error: " << error.what() << '\n';
+    return 2;
+  } catch (const tessera::PackageError& error) {
+    std::cerr << "tessera-load: error: " << error.what() << '\n';
+    return 2;
+  } catch (const std::exception& error) {
+    std::cerr << "tessera-load: bug: " << error.what() << '\n';
+    return 1;
+  }
+}
