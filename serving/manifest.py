@@ -150,7 +150,7 @@ class Manifest:
         version: the model's version, a free string.
         created: UTC time, ISO 8601 with seconds and ``Z``.
         versions: software versions.
-        backend: the lookup backend, ``fbgemm``.
+        backend: whose operators look rows up, ``tessera`` or ``fbgemm``.
         operator_libraries: the libraries to load before the archive is opened, in this order;
             names that `tessera.kernels.libraries` knows.
         schema: inputs and outputs.

@@ -14,7 +14,14 @@ _WORST_TABLES = 10
 
 def summarize(manifest: Manifest) -> str:
     """What packaging did: sizes, quantization errors, quality before and after."""
-    lines = [_sizes(manifest), "", *_tables(manifest.tables), "", *_quality(manifest.evaluation)]
+    lines = [
+        _sizes(manifest),
+        f"operators: {_operators(manifest)}",
+        "",
+        *_tables(manifest.tables),
+        "",
+        *_quality(manifest.evaluation),
+    ]
     return "\n".join(lines)
 
 
@@ -29,7 +36,7 @@ def describe(manifest: Manifest, *, path: str, file_bytes: int) -> str:
         "from": ", ".join(f"{key} {value}" for key, value in manifest.source.items()) or "-",
         "written by": written,
         "runs with": f"torch >={versions.torch_min},<{versions.torch_below}",
-        "operators": f"{manifest.backend}: {', '.join(manifest.operator_libraries)}",
+        "operators": _operators(manifest),
         "device": manifest.device,
         "plan": _plan(manifest),
         "outputs": ", ".join(f"{output.name} {_shape(output.width)}" for output in schema.outputs),
@@ -66,6 +73,10 @@ def _shape(width: int) -> str:
 def _plan(manifest: Manifest) -> str:
     devices = sorted({placement.device for placement in manifest.plan.placements})
     return f"{manifest.plan.num_shards} shard on {', '.join(devices)}"
+
+
+def _operators(manifest: Manifest) -> str:
+    return f"{manifest.backend} ({', '.join(manifest.operator_libraries)})"
 
 
 def _sizes(manifest: Manifest) -> str:

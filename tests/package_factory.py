@@ -63,10 +63,15 @@ def make_package(
     seed: int = 0,
     name: str = "model",
     version: str = "1",
+    backend: str | None = None,
 ) -> tuple[Path, RankingModel]:
-    """Write ``<name>-<version>.pt`` into ``tmp_path``; returns it and the float32 model."""
+    """Write ``<name>-<version>.pt`` into ``tmp_path``; returns it and the float32 model.
+
+    Without a backend it is the packager's default.
+    """
     model = make_model(arch=arch, num_dense=num_dense, features=features, dim=dim, seed=seed)
     path = tmp_path / f"{name}-{version}.pt"
-    options = PackageOptions(name=name, version=version, dtype=dtype)
+    chosen = {} if backend is None else {"backend": backend}
+    options = PackageOptions(name=name, version=version, dtype=dtype, **chosen)
     write_model(model, path, options, origin=Origin(dense_transform="none"))
     return path, model

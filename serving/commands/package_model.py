@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--backend",
-        choices=["fbgemm"],
-        default="fbgemm",
-        help="whose lookup operator the model calls (default fbgemm)",
+        choices=["tessera", "fbgemm"],
+        help="whose operators the model calls (default tessera where its library is built, which "
+        "'make build' does, and otherwise fbgemm, which is slower)",
     )
     parser.add_argument(
         "--device",
@@ -79,12 +79,13 @@ def run(args: argparse.Namespace) -> int:
         package_model,
     )
 
+    chosen = {} if args.backend is None else {"backend": args.backend}
     options = PackageOptions(
         name=args.out.stem if args.name is None else args.name,
         version=args.model_version,
         dtype=args.dtype,
-        backend=args.backend,
         output=args.output_name,
+        **chosen,
     )
     manifest = package_model(
         args.run_or_checkpoint,
@@ -94,6 +95,8 @@ def run(args: argparse.Namespace) -> int:
         skip_evaluation=args.no_evaluate,
     )
     print(summarize(manifest))
+    if args.backend is None and manifest.backend != "tessera":
+        print("the faster operators are not built here; 'make build' builds them")
     print()
     print(f"wrote {args.out} ({human_bytes(args.out.stat().st_size)})")
     return 0

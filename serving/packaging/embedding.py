@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from itertools import accumulate
 
 import torch
 from torch import nn
@@ -13,6 +12,7 @@ from tessera.errors import UserError
 from tessera.serving.packaging.lookup import LookupBackend
 from tessera.serving.packaging.quantize import FloatTable, StoredTables
 from tessera.serving.schema import FeatureSpec
+from tessera.training.models.dlrm import DLRM
 from tessera.training.models.ranking import RankingModel
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
@@ -41,21 +41,13 @@ class QuantEmbeddingBagCollection(nn.Module):
         dims = {feature.name: feature.dim for feature in features}
         self._dims = [dims[name] for name in self._names]
         self._weighted = trained.is_weighted()
-        self._reorder = self._names != self._input_names
-        self.lookup = backend.lookup(tables, features)
-        if self._reorder:
-            ends = list(accumulate(dims[name] for name in self._input_names))
-            end = dict(zip(self._input_names, ends, strict=True))
-            columns = [torch.arange(end[name] - dims[name], end[name]) for name in self._names]
-            self.register_buffer("columns", torch.cat(columns))
+        self.lookup = backend.lookup(tables, features, self._names)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Look up and pool raw ids of exactly the constructor's features, in its order."""
         assert features.keys() == self._input_names, features.keys()
         weights = features.weights() if self._weighted else None
         pooled = self.lookup(features.values(), features.lengths(), weights)
-        if self._reorder:
-            pooled = pooled.index_select(1, self.columns)
         return KeyedTensor(self._names, self._dims, pooled)
 
 
@@ -96,14 +88,19 @@ def with_stored_tables(
 ) -> RankingModel:
     """A copy of ``model`` that looks up stored rows; the float tables are not copied.
 
+    DLRM's interaction is the backend's too where it has one.
+
     Args:
         model: the trained model, left as it is.
         tables: its tables, stored.
         features: the features in the order in which the copy is given their ids.
-        backend: whose lookup.
+        backend: whose operators.
     """
     trained = model.arch.sparse_arch.embedding_bag_collection
     stored = QuantEmbeddingBagCollection(trained, tables, features, backend)
     # What is in the memo counts as copied already.
     memo: dict[int, object] = {id(trained): stored, id(model.hasher): KeepIds()}
+    interaction = backend.interaction()
+    if interaction is not None and isinstance(model.arch, DLRM):
+        memo[id(model.arch.inter_arch)] = interaction
     return copy.deepcopy(model, memo).eval()

@@ -8,22 +8,16 @@ library alone and no Python package.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Protocol
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tessera.errors import UserError
+from tessera.kernels.libraries import LibraryError, load_libraries
+from tessera.serving.packaging.fbgemm_backend import FbgemmBackend
 from tessera.serving.packaging.quantize import StoredTables
+from tessera.serving.packaging.tessera_backend import TesseraBackend
 from tessera.serving.schema import FeatureSpec
-from tessera.training.modules.hashing import FeatureHasher, HashSpec
-from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
-
-_FBGEMM_HOST = 3  # fbgemm's EmbeddingLocation.HOST
-_FBGEMM_FLOAT32 = 0  # fbgemm's SparseType of the output
-_FBGEMM_SUM = 0
-_FBGEMM_MEAN = 1
 
 
 class LookupBackend(Protocol):
@@ -31,41 +25,41 @@ class LookupBackend(Protocol):
 
     Attributes:
         name: as in ``--backend`` and in the manifest.
-        operator_libraries: what must be loaded before the module can run.
+        operator_libraries: what must be loaded before the modules can run.
     """
 
     name: str
     operator_libraries: tuple[str, ...]
 
-    def lookup(self, tables: StoredTables, features: Sequence[FeatureSpec]) -> nn.Module:
+    def lookup(
+        self, tables: StoredTables, features: Sequence[FeatureSpec], names: Sequence[str]
+    ) -> nn.Module:
         """A module that turns raw ids into rows, looks them up and pools them.
 
         Its ``forward(ids, lengths, weights)`` takes raw ids ``[N]`` int32 or int64; lengths
         ``[F * B]`` int32, feature-major in the order of ``features``; weights ``[N]`` float32
-        or None.  It returns ``[B, sum of D]`` float32, the features side by side in order; an
-        empty bag gives zeros; a weighted mean divides by the number of ids.  Whatever the ids
-        are, no row outside a table is read.  It can be traced by ``torch.fx`` and then
-        scripted, for any ``B``.
+        or None.  It returns ``[B, sum of D]`` float32, the features side by side in the order
+        of ``names`` (the same features); an empty bag gives zeros; a weighted mean divides by
+        the number of ids.  Whatever the ids are, no row outside a table is read.  It can be
+        traced by ``torch.fx`` and then scripted, for any ``B``.
+
+        Raises:
+            UserError: a table that the operator cannot hold.
+        """
+        ...
+
+    def interaction(self) -> nn.Module | None:
+        """A module that does what `tessera.training.models.dlrm.InteractionArch` does.
+
+        None where the backend has no operator for it: the model keeps its own.
         """
         ...
 
 
-class FbgemmBackend:
-    """FBGEMM's table-batched operator for stored (inference) rows."""
-
-    name: str = "fbgemm"
-    operator_libraries: tuple[str, ...] = (
-        "fbgemm_gpu_tbe_inference",
-        "fbgemm_gpu_sparse_async_cumsum",
-    )
-
-    def lookup(self, tables: StoredTables, features: Sequence[FeatureSpec]) -> nn.Module:
-        """See `LookupBackend.lookup`."""
-        return FbgemmLookup(tables, features)
-
-
-BACKENDS: dict[str, LookupBackend] = {"fbgemm": FbgemmBackend()}
-"""The backends that ``package-model --backend`` offers."""
+BACKENDS: dict[str, LookupBackend] = {
+    backend.name: backend for backend in (TesseraBackend(), FbgemmBackend())
+}
+"""The backends that ``package-model --backend`` offers, the faster one first."""
 
 
 def lookup_backend(name: str) -> LookupBackend:
@@ -80,80 +74,18 @@ def lookup_backend(name: str) -> LookupBackend:
     return found
 
 
-class FbgemmLookup(nn.Module):
-    """One call of FBGEMM's operator for all features.
+def default_backend() -> str:
+    """The first of `BACKENDS` whose operators can be loaded here.
 
-    The operator pools all features alike.  Where some are summed and some averaged, it sums,
-    and the averaged features' columns are divided by their bags' lengths afterwards.
+    Raises:
+        LibraryError: none of them can; says what to install for the last.
     """
-
-    def __init__(self, tables: StoredTables, features: Sequence[FeatureSpec]) -> None:
-        super().__init__()
-        stored = [tables.table(feature.table) for feature in features]
-        dims = [table.info.dim for table in stored]
-        averaged = [feature.pooling == "mean" for feature in features]
-        self._pooling = _FBGEMM_MEAN if all(averaged) else _FBGEMM_SUM
-        self._mixed = any(averaged) and not all(averaged)
-        self._names = [feature.name for feature in features]
-        self._total_dim = sum(dims)
-        self.hasher = FeatureHasher(
-            [
-                HashSpec(
-                    name=feature.name,
-                    rows=feature.rows,
-                    hashing=feature.hashing,
-                    out_of_range=feature.out_of_range,
-                )
-                for feature in features
-            ]
-        )
-        kind = tables.kind
-        self._largest_dim = {bits: max(dims) if bits == kind.bits else 0 for bits in (4, 8, 16, 32)}
-        self.register_buffer("rows", tables.data)
-        self.register_buffer("no_rows", torch.empty(0, dtype=torch.uint8))
-        self.register_buffer("table_offsets", torch.tensor([table.offset for table in stored]))
-        self.register_buffer("column_bounds", torch.tensor([0, *accumulate(dims)]).int())
-        self.register_buffer(
-            "row_types", torch.full((len(features),), kind.fbgemm_code, dtype=torch.uint8)
-        )
-        self.register_buffer(
-            "locations", torch.full((len(features),), _FBGEMM_HOST, dtype=torch.int32)
-        )
-        self.averaged: Tensor
-        self.feature_of_column: Tensor
-        if self._mixed:
-            self.register_buffer("averaged", torch.tensor(averaged).unsqueeze(1))
-            self.register_buffer(
-                "feature_of_column", torch.arange(len(dims)).repeat_interleave(torch.tensor(dims))
-            )
-
-    def forward(self, ids: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
-        """See `LookupBackend.lookup`."""
-        # The operator wants ids and offsets of one type, and rows are int64.
-        offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths.long())
-        raw = KeyedJaggedTensor(self._names, ids, lengths=lengths, offsets=offsets)
-        pooled: Tensor = torch.ops.fbgemm.int_nbit_split_embedding_codegen_lookup_function(
-            dev_weights=self.rows,
-            uvm_weights=self.no_rows,
-            weights_placements=self.locations,
-            weights_offsets=self.table_offsets,
-            weights_tys=self.row_types,
-            D_offsets=self.column_bounds,
-            total_D=self._total_dim,
-            max_int2_D=0,
-            max_int4_D=self._largest_dim[4],
-            max_int8_D=self._largest_dim[8],
-            max_float16_D=self._largest_dim[16],
-            max_float32_D=self._largest_dim[32],
-            indices=self.hasher(raw).values(),
-            offsets=offsets,
-            pooling_mode=self._pooling,
-            indice_weights=weights,
-            output_dtype=_FBGEMM_FLOAT32,
-            row_alignment=1,
-        )
-        if not self._mixed:
-            return pooled
-        lengths_FB = lengths.reshape(len(self._names), -1).clamp(min=1)
-        divisors = torch.where(self.averaged, lengths_FB, 1).float()
-        return pooled / divisors.t().index_select(1, self.feature_of_column)
+    *better, last = BACKENDS.values()
+    for backend in better:
+        try:
+            load_libraries(backend.operator_libraries)
+        except LibraryError:
+            continue
+        return backend.name
+    load_libraries(last.operator_libraries)
+    return last.name

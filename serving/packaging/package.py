@@ -29,7 +29,7 @@ from tessera.serving.packaging.archive import write_package
 from tessera.serving.packaging.embedding import float_tables, with_stored_tables
 from tessera.serving.packaging.evaluate import evaluate
 from tessera.serving.packaging.golden import golden_batch, golden_info
-from tessera.serving.packaging.lookup import lookup_backend
+from tessera.serving.packaging.lookup import default_backend, lookup_backend
 from tessera.serving.packaging.pack import pack_linears
 from tessera.serving.packaging.predict import PredictModule
 from tessera.serving.packaging.quantize import StoredTables, quantize_tables
@@ -59,17 +59,17 @@ class PackageOptions:
         name: the model's name: letters, digits, ``.``, ``_`` and ``-``.
         version: its version, of the same letters.
         dtype: weight type of the tables.
-        backend: whose lookup operator.
+        backend: whose lookup operator; `default_backend` where none is named.
         output: the output's name.
 
     Raises:
-        UserError: naming the field, its value and what to give.
+        UserError: naming the field, its value and what to give, or what to install.
     """
 
     name: str
     version: str = "1"
     dtype: str = "int8"
-    backend: str = "fbgemm"
+    backend: str = field(default_factory=default_backend)
     output: str = "default"
 
     def __post_init__(self) -> None:
@@ -139,9 +139,11 @@ def package_model(
         progress: show progress bars where stderr is a terminal.
 
     Raises:
-        UserError: no checkpoint, missing validation data, or something that cannot be packaged.
+        UserError: no checkpoint, missing validation data, operators that are not installed, or
+            something that cannot be packaged.
     """
     out = _checked_out(out)
+    load_libraries(lookup_backend(options.backend).operator_libraries)
     trained = load_trained(run_or_checkpoint)
     origin = Origin(
         source={"checkpoint": trained.checkpoint_path.name, "step": str(trained.step)},

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from backends import EACH_BACKEND
 from package_factory import make_package
 
 from tessera.kernels.libraries import LIBRARIES, load_libraries
@@ -25,4 +26,11 @@ def _operators() -> Iterator[None]:
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small package that no test may write to."""
     path, _ = make_package(tmp_path_factory.mktemp("package"))
+    return path
+
+
+@pytest.fixture(scope="session", params=EACH_BACKEND)
+def each_package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same for each backend."""
+    path, _ = make_package(tmp_path_factory.mktemp("package"), backend=request.param)
     return path

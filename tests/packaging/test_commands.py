@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -10,14 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 from archives import read_records, write_records
+from backends import EACH_BACKEND
 
 from tessera.cli import main
+from tessera.kernels.libraries import LIBRARIES
 from tessera.serving.commands import package_model as package_model_command
 from tessera.serving.loading import load_package
 from tessera.serving.manifest import Manifest
 from tessera.serving.packaging.evaluate import host_batch
 from tessera.serving.packaging.lookup import BACKENDS
 from tessera.serving.packaging.weight_types import WEIGHT_TYPES
+from tessera.serving.records import Records
 from tessera.training.trained import load_trained, validation_batches
 
 CONFIG = """
@@ -99,6 +103,37 @@ def test_the_flags_offer_what_the_packager_has() -> None:
     choices = {action.dest: action.choices for action in parser._actions}
     assert choices["dtype"] == list(WEIGHT_TYPES)
     assert choices["backend"] == list(BACKENDS)
+
+
+@pytest.fixture
+def not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = dataclasses.replace(LIBRARIES["tessera_ops"], file="kernels/lib/none.so")
+    monkeypatch.setitem(LIBRARIES, "tessera_ops", elsewhere)
+
+
+@pytest.mark.usefixtures("not_built")
+def test_without_its_library_tesseras_backend_is_not_taken_and_the_user_is_told(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "m.pt"
+    assert package_model(run, "--out", out, "--no-evaluate") == 0
+    assert "operators: fbgemm (fbgemm_gpu_tbe_inference" in (text := capsys.readouterr().out)
+    assert "'make build' builds them" in text
+    assert Records(out).manifest().backend == "fbgemm"
+    asked = (run, "--out", out, "--backend", "tessera")
+    fails_with(capsys, "'tessera_ops' was not found .*; build it with: make build", *asked)
+
+
+@pytest.mark.parametrize("backend", EACH_BACKEND)
+def test_the_summary_names_the_operators(
+    backend: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "m.pt"
+    assert package_model(run, "--out", out, "--no-evaluate", "--backend", backend) == 0
+    libraries = Records(out).manifest().operator_libraries
+    text = capsys.readouterr().out
+    assert f"operators: {backend} ({', '.join(libraries)})" in text
+    assert "make build" not in text
 
 
 @pytest.mark.parametrize(

@@ -85,14 +85,16 @@ def test_what_this_machine_cannot_run_is_refused(
 
 @pytest.mark.usefixtures("not_opened")
 def test_a_library_that_is_not_installed_is_named_with_what_to_install(
-    package: Path, monkeypatch: pytest.MonkeyPatch
+    each_package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    needed = Records(each_package).manifest().operator_libraries[0]
+    remedy = {
+        "fbgemm_gpu_tbe_inference": r"pip install 'tessera\[cpu\]'",
+        "tessera_ops": "make build",
+    }
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(
-        PackageError,
-        match=r"'fbgemm_gpu_tbe_inference' was not found .* pip install 'tessera\[cpu\]'",
-    ):
-        load_package(package)
+    with pytest.raises(PackageError, match=f"'{needed}' was not found .* {remedy[needed]}"):
+        load_package(each_package)
 
 
 def test_a_library_built_for_another_torch_is_named(
@@ -250,9 +252,9 @@ assert not any(n.startswith("tessera.serving.packaging") for n in sys.modules)
 """
 
 
-def test_a_fresh_process_loads_it_without_the_training_side(package: Path) -> None:
+def test_a_fresh_process_loads_it_without_the_training_side(each_package: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _FRESH, str(package)],
+        [sys.executable, "-c", _FRESH, str(each_package)],
         capture_output=True,
         text=True,
         check=False,

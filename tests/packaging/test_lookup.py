@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from backends import EACH_BACKEND
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -33,14 +35,13 @@ def plain_loop(
     ids: Tensor,
     lengths: Tensor,
     weights: Tensor,
-) -> Tensor:
-    """One bag at a time, in float64."""
+) -> dict[str, Tensor]:
+    """One bag at a time, in float64: each feature's vectors ``[B, D]``."""
     batch_size = len(lengths) // len(features)
     bags = ids.split(lengths.tolist())
     factors = weights.split(lengths.tolist())
-    samples = []
+    pooled: dict[str, list[Tensor]] = {feature.name: [] for feature in features}
     for sample in range(batch_size):
-        vectors = []
         for place, feature in enumerate(features):
             bag = place * batch_size + sample
             table = tables.kind.decode(tables.rows(feature.table), feature.dim).double()
@@ -49,14 +50,16 @@ def plain_loop(
                 vector += factor * table[row]
             if feature.pooling == "mean":
                 vector /= max(1, len(bags[bag]))
-            vectors.append(vector)
-        samples.append(torch.cat(vectors))
-    return torch.stack(samples)
+            pooled[feature.name].append(vector)
+    return {name: torch.stack(vectors) for name, vectors in pooled.items()}
 
 
+@pytest.mark.parametrize("backend", EACH_BACKEND)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_every_mix_of_types_widths_poolings_and_shared_tables(data: st.DataObject) -> None:
+def test_every_mix_of_types_widths_poolings_and_shared_tables(
+    backend: str, data: st.DataObject
+) -> None:
     kind = WEIGHT_TYPES[data.draw(st.sampled_from(sorted(WEIGHT_TYPES)))]
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
     even = 2 if kind.name == "int4" else 1
@@ -83,10 +86,10 @@ def test_every_mix_of_types_widths_poolings_and_shared_tables(data: st.DataObjec
         for place, pooling in enumerate(poolings)
     ]
     weighted = data.draw(st.booleans())
+    names = data.draw(st.permutations([feature.name for feature in features]))
     # Scripted once per example, run on batches that it was not traced with.
-    scripted = script(
-        trace(OneLookup(lookup_backend("fbgemm").lookup(tables, features), weighted=weighted))
-    )
+    lookup = lookup_backend(backend).lookup(tables, features, names)
+    scripted = script(trace(OneLookup(lookup, weighted=weighted)))
     for batch_size in data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=3)):
         count = len(features) * batch_size
         lengths = torch.randint(0, 6, (count,), generator=generator, dtype=torch.int32)
@@ -97,6 +100,7 @@ def test_every_mix_of_types_widths_poolings_and_shared_tables(data: st.DataObjec
         weights = torch.rand(len(ids), generator=generator) if weighted else torch.ones(len(ids))
         pooled = scripted(ids, lengths, weights)
         assert pooled.dtype == torch.float32
-        expected = plain_loop(tables, features, ids, lengths, weights)
+        vectors = plain_loop(tables, features, ids, lengths, weights)
+        expected = torch.cat([vectors[name] for name in names], dim=1)
         # Five terms of a few units, each sum rounded to float32.
         torch.testing.assert_close(pooled.double(), expected, rtol=0, atol=1e-5)

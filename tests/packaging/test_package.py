@@ -165,7 +165,7 @@ def test_names_are_simple_words(field: str, value: str) -> None:
 def test_unknown_types_and_backends_are_named() -> None:
     with pytest.raises(UserError, match="dtype 'int9' is unknown"):
         PackageOptions(name="m", dtype="int9")
-    with pytest.raises(UserError, match="backend 'mine' is unknown; give one of fbgemm"):
+    with pytest.raises(UserError, match="backend 'mine' is unknown; give one of tessera, fb"):
         PackageOptions(name="m", backend="mine")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from backends import EACH_BACKEND
 from batches import random_batch, sparse_features
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,10 +59,15 @@ MODELS = {
 Made = tuple[RankingModel, ServableModel]
 
 
+@pytest.fixture(scope="module", params=EACH_BACKEND)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module", params=MODELS)
-def made(request: pytest.FixtureRequest) -> Made:
+def made(request: pytest.FixtureRequest, backend: str) -> Made:
     model = make_model(**MODELS[request.param])
-    return model, make_servable(model, PackageOptions(name="m"))
+    return model, make_servable(model, PackageOptions(name="m", backend=backend))
 
 
 def dequantized(made: Made) -> RankingModel:
@@ -139,11 +145,12 @@ def test_pooled_vectors_are_within_the_error_of_their_rows(made: Made) -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "int4", "fp16", "fp32"])
 def test_a_loaded_package_of_each_type_answers_like_the_eager_model(
-    dtype: str, tmp_path: Path
+    dtype: str, backend: str, tmp_path: Path
 ) -> None:
-    path, model = make_package(tmp_path, dtype=dtype)
+    path, model = make_package(tmp_path, dtype=dtype, backend=backend)
     package = load_package(path)
-    servable = make_servable(model, PackageOptions(name="m", dtype=dtype))
+    assert package.manifest.backend == backend
+    servable = make_servable(model, PackageOptions(name="m", dtype=dtype, backend=backend))
     assert package.manifest.schema.features == servable.schema.features
     for batch_size in (1, 3, 100, 512):
         batch = random_batch(servable.schema, batch_size, max_length=50, seed=batch_size)
@@ -174,8 +181,8 @@ def test_the_trained_model_is_left_as_it_was() -> None:
     assert any(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_the_runner_may_be_called_from_several_threads(package: Path) -> None:
-    loaded = load_package(package)
+def test_the_runner_may_be_called_from_several_threads(each_package: Path) -> None:
+    loaded = load_package(each_package)
     batches = [
         random_batch(loaded.manifest.schema, size, max_length=5, seed=size) for size in range(1, 33)
     ]
@@ -191,15 +198,47 @@ def graph_operators(servable: ServableModel) -> list[str]:
     return [node.kind() for node in servable.scripted.inlined_graph.nodes()]
 
 
-def test_dropout_is_gone_and_one_operator_looks_everything_up() -> None:
+def test_dropout_is_gone_and_one_operator_looks_everything_up(backend: str) -> None:
     model = make_model(dropout=0.5)
-    servable = make_servable(model, PackageOptions(name="m"))
+    servable = make_servable(model, PackageOptions(name="m", backend=backend))
     operators = graph_operators(servable)
     assert operators.count("aten::linear") == 5
     assert not [kind for kind in operators if "dropout" in kind]
-    assert operators.count("fbgemm::int_nbit_split_embedding_codegen_lookup_function") == 1
+    lookups = ("fbgemm::int_nbit_split_embedding_codegen_lookup_function", "tessera::lookup")
+    assert sum(operators.count(lookup) for lookup in lookups) == 1
     batch = random_batch(servable.schema, 3, max_length=2, seed=0)
     assert torch.equal(scores(servable.scripted, batch), scores(servable.scripted, batch))
+
+
+@pytest.mark.parametrize("backend", EACH_BACKEND[:1], indirect=True)
+def test_nothing_but_two_operators_stands_between_ids_and_the_interaction(backend: str) -> None:
+    features = {name: TableConfig(rows=100) for name in ("a", "b", "c")}
+    servable = make_servable(make_model(features=features), PackageOptions(name="m"))
+    operators = graph_operators(servable)
+    assert operators.count("tessera::dot_interaction") == 1
+    assert operators.count("tessera::lookup") == 1
+    assert operators.count("aten::cat") == 1  # the dense columns and which of them are missing
+    gone = {"bmm", "index_select", "bitwise_and", "bitwise_xor", "mul", "repeat_interleave"}
+    assert not [kind for kind in operators if kind.removeprefix("aten::") in gone]
+
+
+@pytest.mark.parametrize("backend", EACH_BACKEND[:1], indirect=True)
+@pytest.mark.parametrize("dtype", ["int8", "int4", "fp16", "fp32"])
+def test_fbgemms_rows_and_scores_are_the_same(dtype: str, backend: str) -> None:
+    model = make_model()
+    names = (backend, "fbgemm")
+    options = {name: PackageOptions(name="m", dtype=dtype, backend=name) for name in names}
+    found = {name: make_servable(model, chosen) for name, chosen in options.items()}
+    assert torch.equal(found[backend].tables.data, found["fbgemm"].tables.data)
+    for size, length in ((1, 1), (3, 50), (64, 7)):
+        batch = random_batch(found["fbgemm"].schema, size, max_length=length, seed=size)
+        # The same rows; sums of up to 50 ids and of dot products in another order.
+        torch.testing.assert_close(
+            scores(found[backend].scripted, batch),
+            scores(found["fbgemm"].scripted, batch),
+            rtol=0,
+            atol=1e-5,
+        )
 
 
 def test_outputs_carry_no_gradient(package: Path) -> None:
@@ -270,9 +309,9 @@ def rows_of(batch: HostBatch, schema: InputSchema, begin: int, end: int) -> Host
 
 @pytest.mark.parametrize("which", ["small", "wide"])
 def test_a_samples_score_has_the_same_bits_in_every_batch(
-    which: str, package: Path, wide: tuple[Path, RankingModel]
+    which: str, each_package: Path, wide: tuple[Path, RankingModel]
 ) -> None:
-    loaded = load_package(package if which == "small" else wide[0])
+    loaded = load_package(each_package if which == "small" else wide[0])
     schema = loaded.manifest.schema
     whole = random_batch(schema, 131, max_length=7, seed=5)
     expected = loaded.runner.forward(whole)["default"]
