@@ -1,16 +1,18 @@
 """Time one forward of a package on the CPU, one thread, at B = 1, 8, 64 and 512.
 
-Three forms of the same model, with the same batches, in turns within one run:
+Forms of the same model, with the same batches, in turns within one run:
 
-* ``package``: the file as a server runs it (`tessera.serving.loading.load_package`);
-* ``script``: the same traced graph through ``torch.jit.script`` as it comes: no packed layers, no
-  preparation at load;
+* ``tessera``, ``fbgemm``: the files of both backends as a server runs them
+  (`tessera.serving.loading.load_package`);
+* ``optimized``: the traced graph with FBGEMM's lookup through ``torch.jit.script`` and
+  ``torch.jit.optimize_for_inference``, without packed layers;
+* ``script``: the same through ``torch.jit.script`` as it comes;
 * ``eager``: the served form before tracing.
 
 The model: 13 dense features, 26 tables of D=64, MLP 13-512-256-64, dot interaction, MLP
 512-256-1, random weights; one id per bag, drawn anew for every batch.
 
-    python -m tessera.serving.bench.forward [--hashing murmur3] [--rows 100000] [--seconds 1]
+    python -m tessera.serving.bench.forward [--hashing murmur3] [--rows 100000] [--clock cpu]
 """
 
 from __future__ import annotations
@@ -20,15 +22,18 @@ import platform
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from tessera.serving.loading import load_package
+from tessera.serving.packaging.lookup import BACKENDS
 from tessera.serving.packaging.package import PackageOptions, make_servable, write_model
 from tessera.serving.packaging.script import script
 from tessera.serving.packaging.trace import trace
 from tessera.serving.runner import HostBatch, Runner, TorchScriptRunner
+from tessera.serving.torchscript import optimize
 from tessera.training.models.config import Hashing, ModelConfig
 from tessera.training.models.ranking import RankingModel, build_ranking_model
 
@@ -69,38 +74,46 @@ def random_batch(batch_size: int, rows: int, generator: torch.Generator) -> Host
     )
 
 
-def microseconds(runner: Runner, batches: list[HostBatch], calls: int) -> float:
+Clock = Callable[[], float]
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.thread_time}
+
+
+def microseconds(runner: Runner, batches: list[HostBatch], calls: int, clock: Clock) -> float:
     """Mean time of ``calls`` forwards over ``batches`` in turn."""
-    begin = time.perf_counter()
+    begin = clock()
     for call in range(calls):
         runner.forward(batches[call % len(batches)])
-    return (time.perf_counter() - begin) / calls * 1e6
+    return (clock() - begin) / calls * 1e6
 
 
 def measure(
-    runners: dict[str, Runner], batches: list[HostBatch], seconds: float
+    runners: dict[str, Runner], batches: list[HostBatch], seconds: float, clock: Clock
 ) -> dict[str, float]:
     """The median over rounds of each runner's time per forward, in microseconds."""
     calls = {}
     for name, runner in runners.items():
-        microseconds(runner, batches, 10)
-        calls[name] = max(3, int(seconds / ROUNDS * 1e6 / microseconds(runner, batches, 10)))
+        microseconds(runner, batches, 10, clock)
+        one = microseconds(runner, batches, 10, clock)
+        calls[name] = max(3, int(seconds / ROUNDS * 1e6 / one))
     times: dict[str, list[float]] = {name: [] for name in runners}
     for _ in range(ROUNDS):
         for name, runner in runners.items():
-            times[name].append(microseconds(runner, batches, calls[name]))
+            times[name].append(microseconds(runner, batches, calls[name], clock))
     return {name: statistics.median(found) for name, found in times.items()}
 
 
 def make_runners(rows: int, hashing: Hashing, folder: Path) -> dict[str, Runner]:
-    """The three forms of one model."""
+    """The forms of one model."""
     model = dlrm(rows, hashing)
-    options = PackageOptions(name="dlrm")
-    path = folder / "dlrm.pt"
-    write_model(model, path, options)
-    eager = make_servable(model, options).eager
+    runners: dict[str, Runner] = {}
+    for backend in BACKENDS:
+        path = folder / f"{backend}.pt"
+        write_model(model, path, PackageOptions(name="dlrm", backend=backend))
+        runners[backend] = load_package(path).runner
+    eager = make_servable(model, PackageOptions(name="dlrm", backend="fbgemm")).eager
     return {
-        "package": load_package(path).runner,
+        **runners,
+        "optimized": TorchScriptRunner(optimize(script(trace(eager)))),
         "script": TorchScriptRunner(script(trace(eager))),
         "eager": TorchScriptRunner(eager),
     }
@@ -120,20 +133,27 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=2.0, help="seconds per form and batch size (default 2)"
     )
+    parser.add_argument(
+        "--clock",
+        choices=list(CLOCKS),
+        default="wall",
+        help="wall time, or the thread's CPU time, for a machine that others use (default wall)",
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         runners = make_runners(args.rows, args.hashing, Path(folder))
     print(f"{_processor()}, torch {torch.__version__}, 1 thread, int8, {args.rows} rows a table,")
-    print(f"hashing {args.hashing}; median of {ROUNDS} rounds, microseconds per forward")
-    print("| B | " + " | ".join(runners) + " | script / package | eager / package |")
-    print("| --- " * (len(runners) + 3) + "|")
+    print(f"hashing {args.hashing}; median of {ROUNDS} rounds, microseconds of {args.clock} time")
+    first, *others = runners
+    print("| B | " + " | ".join([*runners, *(f"{name} / {first}" for name in others)]) + " |")
+    print("| --- " * (len(runners) + len(others) + 1) + "|")
     for batch_size in BATCH_SIZES:
         generator = torch.Generator().manual_seed(batch_size)
         batches = [random_batch(batch_size, args.rows, generator) for _ in range(BATCHES)]
-        found = measure(runners, batches, args.seconds)
+        found = measure(runners, batches, args.seconds, CLOCKS[args.clock])
         cells = [f"{found[name]:.0f}" for name in runners]
-        ratios = [f"{found[name] / found['package']:.2f}" for name in ("script", "eager")]
+        ratios = [f"{found[name] / found[first]:.2f}" for name in others]
         print(f"| {batch_size} | " + " | ".join(cells + ratios) + " |")
 
 
