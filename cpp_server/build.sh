@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the C++ server where it can be built, and otherwise says what is missing.
 #
-#   cpp_server/build.sh [PRESET]     PRESET: release (default), debug, asan or tsan
+#   cpp_server/build.sh [PRESET]     PRESET: release (default), debug, asan, tsan or fuzz
 #
 # The result is build/cpp/PRESET/tessera-server. LibTorch is the one inside the torch wheel of
 # $PYTHON (default: .venv/bin/python). Missing Debian packages are installed when this runs as
@@ -53,10 +53,18 @@ sys.exit(1) if spec is None else print(pathlib.Path(spec.origin).parent / "share
 fi
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' tessera/__init__.py)
 launcher=()
-if command -v ccache >/dev/null; then launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
+target=all
+if [[ $preset == fuzz ]]; then # the fuzzer alone: Clang's warnings are not held for the rest
+  clang=$(compgen -c | grep -E '^clang\+\+(-[0-9]+)?$' | sort -V | tail -1)
+  [[ -n $clang ]] || { echo "the fuzzer is not built: apt-get install clang libclang-rt-dev"; exit 0; }
+  launcher+=(-DCMAKE_CXX_COMPILER="$clang")
+  target=fuzz_request
+fi
+if command -v ccache >/dev/null; then launcher+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
 build=build/cpp/$preset
 log=$build.configure.log
 mkdir -p build/cpp
 (cd cpp_server && cmake --preset "$preset" -DTorch_DIR="$torch_dir" -DTESSERA_VERSION="$version" \
   "${launcher[@]}") >"$log" 2>&1 || { cat "$log"; exit 1; }
-cmake --build "$build" --parallel "${JOBS:-$(nproc)}" -- --quiet
+cmake --build "$build" --target "$target" \
+  --parallel "${JOBS:-$(nproc)}" -- --quiet

@@ -1,0 +1,68 @@
+// libFuzzer target: a request's way from bytes to a merged batch. Whatever the bytes are, the
+// way must end in a refusal or in a batch whose sizes agree.
+//
+//   cpp_server/build.sh fuzz && build/cpp/fuzz/tests/fuzz_request -max_total_time=600
+#include <cstdint>
+#include <cstdlib>
+#include <numeric>
+#include <vector>
+
+#include "batching/merger.h"
+#include "batching/pending.h"
+#include "request/decoder.h"
+#include "request/wire.h"
+#include "support.h"
+
+namespace {
+
+using namespace tessera;
+
+class FuzzedRequest final : public PendingRequest {
+  void answer(std::span<const OutputView>, const StageTimings&) override {}
+  void fail(const Refusal&) override {}
+};
+
+void require(bool holds) {
+  if (!holds) std::abort();
+}
+
+void check(const HostGroup& group) {
+  const auto ids = std::accumulate(group.lengths.begin(), group.lengths.end(), std::int64_t{0});
+  require(ids == static_cast<std::int64_t>(group.values.size()));
+  require(group.weights.empty() || group.weights.size() == group.values.size());
+}
+
+InputSchema fuzz_schema() {
+  InputSchema made = test::schema();
+  made.features.push_back(
+      test::feature("row", Group::kIdList, Hashing::kNone, OutOfRange::kReject));
+  made.features.push_back(
+      test::feature("clamped", Group::kIdList, Hashing::kNone, OutOfRange::kClamp));
+  return made;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const InputSchema schema = fuzz_schema();
+  static const RequestDecoder decoder(schema, {.max_samples = 1'000, .max_ids = 20'000});
+  static Merger merger(schema);
+  PredictionRequestView view;
+  if (!parse_request({reinterpret_cast<const std::byte*>(data), size}, view)) return 0;
+  FuzzedRequest pending;
+  if (!decoder.decode(view, pending.request).ok()) return 0;
+  for (const std::int64_t max_samples : {std::int64_t{1'000}, std::int64_t{3}}) {
+    const std::vector<Part> parts = split_request(pending, 1, max_samples, 50);
+    std::int64_t ids = 0;
+    for (const Part& part : parts) {
+      const HostBatch batch = merger.merge({&part, 1});
+      require(batch.samples == part.samples());
+      check(batch.id_list);
+      check(batch.id_score_list);
+      ids += static_cast<std::int64_t>(batch.id_list.values.size() +
+                                       batch.id_score_list.values.size());
+    }
+    require(ids == pending.request.ids);
+  }
+  return 0;
+}
