@@ -13,6 +13,9 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
     ``F + 1`` vectors: ``(1,0), (2,0), (2,1), ...``, or ``(0,1), (0,2), ...`` with ``upper``.
 ``lookup_dot_interaction(weights, plan, indices, lengths, dense, ...)``
     Both, float32; the pooled vectors never reach memory.  CPU only.
+``linear(input [B, K], weights [P, K, W], bias [P * W], outputs, relu) -> [B, outputs]``
+    A dense layer, float32, of weights that `tessera.kernels.linear.pack_linear` laid out; a row's
+    bits do not depend on the others.  CPU only.
 
 Arguments:
     weights: uint8 ``[bytes]``, all tables (`tessera.kernels.tables.pack_tables`).
@@ -67,19 +70,23 @@ def launch_hint(plan: Tensor) -> int:
     """
     columns = plan.tolist()
     widest = max(-(-row[3] // _COLUMNS_PER_THREAD[WeightType(row[4])]) for row in columns)
-    kinds = {_kind(row) for row in columns}
-    weight_type, alike = kinds.pop() if len(kinds) == 1 else (0, 0)
-    return min(int(widest), 32) | alike << 8 | weight_type << 16
+    weight_types = {row[4] for row in columns}
+    kinds = set.intersection(*(_kinds(row) for row in columns))
+    alike = min(kinds) if len(weight_types) == 1 and kinds else 0
+    return min(int(widest), 32) | alike << 8 | (weight_types.pop() << 16 if alike else 0)
 
 
-def _kind(row: list[int]) -> tuple[int, int]:
-    """A feature's weight type and the hint's bits 8 to 15 for it."""
-    rows, weight_type, scale_type, id_rule, out_of_range = (row[k] for k in (2, 4, 7, 10, 11))
+def _kinds(row: list[int]) -> set[int]:
+    """The values of the hint's bits 8 to 15 that hold for a feature."""
+    rows, scale_type, id_rule, out_of_range, scale_shift = (row[k] for k in (2, 7, 10, 11, 13))
     if id_rule != IdRule.NONE or out_of_range != OutOfRange.CLAMP:
-        return weight_type, 0
-    if scale_type == ScaleType.NONE or (rows - 1) >> row[13] == 0:
-        return weight_type, 1
-    return weight_type, 2 if scale_type == ScaleType.FLOAT16 else 0
+        return set()
+    kinds = set()
+    if scale_type == ScaleType.NONE or (rows - 1) >> scale_shift == 0:
+        kinds.add(1)
+    if scale_type == ScaleType.FLOAT16:
+        kinds.add(2)
+    return kinds
 
 
 _Fake = Callable[[dict[str, Any]], Tensor | None]
@@ -119,12 +126,18 @@ def _fake_lookup_dot_interaction(call: dict[str, Any]) -> Tensor:
     return dense.new_empty((dense.shape[0], dense.shape[1] + count * (count + 1) // 2))
 
 
+def _fake_linear(call: dict[str, Any]) -> Tensor:
+    fresh: Tensor = call["input"].new_empty((call["input"].shape[0], call["outputs"]))
+    return fresh
+
+
 _FAKES: dict[str, _Fake] = {
     "lookup": _fake_lookup,
     "lookup_out": _fake_lookup_out,
     "lookup_rows": _fake_lookup_rows,
     "dot_interaction": _fake_dot_interaction,
     "lookup_dot_interaction": _fake_lookup_dot_interaction,
+    "linear": _fake_linear,
 }
 
 

@@ -3,9 +3,11 @@
 
 #include "cpu_lookup_impl.h"
 #include "cpu_interaction_impl.h"
+#include "cpu_linear_impl.h"
 
 namespace tessera {
 
-const CpuKernels kAvx2Kernels = {"avx2", lookup, lookup_rows, dot_interaction, lookup_interaction};
+const CpuKernels kAvx2Kernels = {
+    "avx2", lookup, lookup_rows, dot_interaction, lookup_interaction, linear};
 
 }  // namespace tessera

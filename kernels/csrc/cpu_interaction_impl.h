@@ -86,10 +86,11 @@ inline void prefetch_sample(const LookupJob& job, int64_t sample) {
     for (int64_t id = begin; id < end && id < begin + kPrefetchAhead; ++id) {
       const int64_t row = job.rows[id];
       if (row < 0) continue;
-      prefetch_bytes(job.weights + plan.data_offset + row * plan.row_stride, bytes);
+      const uint8_t* data = job.weights + plan.data_offset + row * plan.row_stride;
+      for (int64_t at = 0; at < bytes; at += kLine) prefetch_line(data + at);
       if (plan.scale_type != tessera::kNoScale) {
         const int64_t scale = row >> plan.scale_shift;
-        prefetch_bytes(job.weights + plan.scale_offset + scale * plan.scale_stride, 1);
+        prefetch_line(job.weights + plan.scale_offset + scale * plan.scale_stride);
       }
     }
   }

@@ -26,6 +26,20 @@ struct LookupJob {
   int64_t out_width;          // elements of one output row
 };
 
+// A dense layer, y = x W^T + b and perhaps a ReLU.  The weights lie in panels of `panel` outputs
+// (a multiple of 16), each [inputs, panel]; the last one is filled up with zeros.
+struct LinearJob {
+  const float* input;    // [rows, inputs]
+  int64_t input_stride;  // elements from row to row
+  int64_t inputs;
+  const float* weights;  // [panels, inputs, panel]
+  int64_t panel;
+  const float* bias;     // [panels * panel]
+  int64_t outputs;       // in the last panel, or filling it
+  bool relu;
+  float* out;            // [rows, outputs]
+};
+
 // One instruction set's kernels.
 struct CpuKernels {
   const char* name;
@@ -49,6 +63,9 @@ struct CpuKernels {
   void (*lookup_interaction)(const LookupJob& job, const float* dense, int64_t dense_stride,
                              int64_t dim, bool upper, int64_t sample_begin, int64_t sample_end,
                              float* scratch);
+
+  // The dense layer for rows [row_begin, row_end).  A row's bits do not depend on the others.
+  void (*linear)(const LinearJob& job, int64_t row_begin, int64_t row_end);
 };
 
 extern const CpuKernels kScalarKernels;

@@ -5,8 +5,8 @@
 // and the bag's value is (acc + bias), divided by the number of ids under mean.  So every
 // instruction set gives the same bits.
 //
-// Cold rows are the cost: each takes two cache misses and a page walk.  A Prefetcher runs
-// kPrefetchAhead ids in front of the sum, across the ends of bags and features.
+// Cold rows are the cost: each takes cache misses and a page walk.  A Prefetcher runs in front of
+// the sum, across the ends of bags and features.
 #pragma once
 
 #include "cpu_kernels.h"
@@ -17,75 +17,82 @@ using tessera::FeaturePlan;
 using tessera::LookupJob;
 using tessera::OutType;
 
-// Ids that are asked for before they are summed.  Enough to keep the core's miss buffers full
-// (12 to 24 lines on present machines, two lines a row); more evicts rows that still wait.
-constexpr int64_t kPrefetchAhead = 24;
+// Ids that are asked for before they are summed: enough to keep the core's miss buffers full (12 to
+// 24 lines on present machines, two lines a row).
+constexpr int64_t kPrefetchAhead = 32;
 constexpr int64_t kLine = 64;
 // Vectors of one register block: 8 accumulators and their addresses fit any instruction set.
 constexpr int kBlock = 8;
 
-inline void prefetch_bytes(const uint8_t* begin, int64_t bytes) {
-  const uintptr_t first = reinterpret_cast<uintptr_t>(begin) & ~static_cast<uintptr_t>(kLine - 1);
-  const uintptr_t last = reinterpret_cast<uintptr_t>(begin) + static_cast<uintptr_t>(bytes);
-  for (uintptr_t line = first; line < last; line += kLine) {
-    __builtin_prefetch(reinterpret_cast<const void*>(line), 0, 3);
-  }
-}
+inline void prefetch_line(const uint8_t* at) { __builtin_prefetch(at, 0, 3); }
 
-// Asks for the rows of ids in order, one step per id summed.
+// Asks for the rows of ids in order, across the ends of features, one step per id summed.
 class Prefetcher {
  public:
   Prefetcher(const LookupJob& job, int64_t feature, int64_t first_id, int64_t last_id)
-      : job_(job), feature_(feature), next_(first_id), last_(last_id) {
-    enter_feature();
+      : rows_(job.rows), next_(first_id), last_(last_id), feature_(feature - 1), job_(job) {
     for (int64_t k = 0; k < kPrefetchAhead; ++k) step();
   }
 
-  void step() {
-    if (next_ >= last_) return;
-    while (next_ >= feature_end_) {
-      ++feature_;
-      enter_feature();
-    }
-    const int64_t row = job_.rows[next_++];
-    if (row < 0) return;
-    prefetch_bytes(data_ + row * row_stride_, row_bytes_);
-    if (scale_apart_) prefetch_bytes(scale_ + (row >> scale_shift_) * scale_stride_, 1);
+  __attribute__((always_inline)) void step() {
+    if (next_ >= feature_end_ && !enter_feature()) return;
+    const int64_t row = rows_[next_++];
+    const uint8_t* at = begin_ + (row < 0 ? 0 : row) * row_stride_;
+    prefetch_line(at);
+    prefetch_line(at + last_byte_);
+    if (more_) prefetch_more(at, row < 0 ? 0 : row);
   }
 
  private:
-  void enter_feature() {
-    const FeaturePlan& plan = job_.plan[feature_];
-    feature_end_ = job_.offsets[(feature_ + 1) * job_.batch];
-    row_stride_ = plan.row_stride;
-    scale_stride_ = plan.scale_stride;
-    scale_shift_ = plan.scale_shift;
-    scale_ = job_.weights + plan.scale_offset;
-    data_ = job_.weights + plan.data_offset;
-    row_bytes_ = tessera::row_data_bytes(plan.weight_type, plan.dim);
-    const bool has_scale = plan.scale_type != tessera::kNoScale;
-    const bool beside = has_scale && scale_shift_ == 0 && scale_stride_ == row_stride_;
-    scale_apart_ = has_scale && !beside;
-    if (beside) {  // one run of bytes covers both
-      const int64_t gap = plan.scale_offset - plan.data_offset;
-      const int64_t scale_end = gap + tessera::scale_bytes(plan.scale_type);
-      if (gap < 0) data_ += gap;
-      row_bytes_ = (scale_end > row_bytes_ ? scale_end : row_bytes_) - (gap < 0 ? gap : 0);
+  // The next feature that has ids to ask for; false: there is none.
+  bool enter_feature() {
+    while (next_ >= feature_end_) {
+      if (next_ >= last_) return false;
+      const FeaturePlan& plan = job_.plan[++feature_];
+      feature_end_ = job_.offsets[(feature_ + 1) * job_.batch];
+      if (feature_end_ > last_) feature_end_ = last_;
+      row_stride_ = plan.row_stride;
+      begin_ = job_.weights + plan.data_offset;
+      last_byte_ = tessera::row_data_bytes(plan.weight_type, plan.dim) - 1;
+      apart_ = nullptr;
+      if (plan.scale_type != tessera::kNoScale) {
+        if (plan.scale_shift != 0 || plan.scale_stride != plan.row_stride) {
+          apart_ = &plan;
+        } else {  // one run of bytes covers both
+          const int64_t gap = plan.scale_offset - plan.data_offset;
+          const int64_t scale_last = gap + tessera::scale_bytes(plan.scale_type) - 1;
+          if (scale_last > last_byte_) last_byte_ = scale_last;
+          if (gap < 0) {
+            begin_ += gap;
+            last_byte_ -= gap;
+          }
+        }
+      }
+      more_ = apart_ != nullptr || last_byte_ >= 2 * kLine;
+    }
+    return true;
+  }
+
+  // Lines between the first and the last, and a scale that lies elsewhere.
+  __attribute__((noinline)) void prefetch_more(const uint8_t* at, int64_t row) const {
+    for (int64_t byte = kLine; byte < last_byte_; byte += kLine) prefetch_line(at + byte);
+    if (apart_ != nullptr) {
+      const int64_t scale = row >> apart_->scale_shift;
+      prefetch_line(job_.weights + apart_->scale_offset + scale * apart_->scale_stride);
     }
   }
 
-  const LookupJob& job_;
-  int64_t feature_;
+  const int64_t* rows_;
   int64_t next_;
   int64_t last_;
-  int64_t feature_end_ = 0;
+  int64_t feature_;
+  const LookupJob& job_;
+  int64_t feature_end_ = INT64_MIN;
   int64_t row_stride_ = 0;
-  int64_t scale_stride_ = 0;
-  int64_t scale_shift_ = 0;
-  int64_t row_bytes_ = 0;
-  const uint8_t* data_ = nullptr;
-  const uint8_t* scale_ = nullptr;
-  bool scale_apart_ = false;
+  int64_t last_byte_ = 0;
+  const uint8_t* begin_ = nullptr;
+  const FeaturePlan* apart_ = nullptr;
+  bool more_ = false;
 };
 
 // The part of a feature's plan that summing needs, and one bag of it.
@@ -264,22 +271,93 @@ inline void* element(void* base, OutType type, int64_t index) {
   return static_cast<uint8_t*>(base) + index * (type == OutType::kFloat32 ? 4 : 2);
 }
 
+// The common case, with nothing decided per bag: rows of exactly N vectors, float32 out.
+template <int64_t T, int N>
+void pool_fixed_bags(const LookupJob& job, const FeaturePlan& plan, int64_t feature, int64_t begin,
+                     int64_t end, Prefetcher* prefetcher) {
+  const Bag table = feature_bag(job, plan);
+  const bool scaled = plan.scale_type != tessera::kNoScale;
+  const int64_t* const offsets = job.offsets + feature * job.batch;
+  for (int64_t b = begin; b < end; ++b) {
+    Vec acc[N];
+    for (int k = 0; k < N; ++k) acc[k] = Vec::zero();
+    float bias_sum = 0.0f;
+    const int64_t last = offsets[b + 1];
+    for (int64_t i = offsets[b]; i < last; ++i) {
+      prefetcher->step();
+      const int64_t row = job.rows[i];
+      if (row < 0) continue;
+      float factor = job.id_weights == nullptr ? 1.0f : job.id_weights[i];
+      if (scaled) {
+        float scale;
+        float bias;
+        load_scale(table, row, &scale, &bias);
+        bias_sum += factor * bias;
+        factor *= scale;
+      }
+      const Vec scales = Vec::set(factor);
+      const uint8_t* data = table.data + row * table.row_stride;
+      for (int k = 0; k < N; ++k) {
+        acc[k] = fma(scales, load_weights<T>(data, k * Vec::kWidth), acc[k]);
+      }
+    }
+    float* out = static_cast<float*>(job.out) + b * job.out_width + plan.out_column;
+    const Vec bias = Vec::set(bias_sum);
+    const float divisor = bag_divisor(plan, last - offsets[b]);
+    for (int k = 0; k < N; ++k) {
+      if (scaled) acc[k] = add(acc[k], bias);
+      if (divisor != 1.0f) acc[k] = divide(acc[k], Vec::set(divisor));
+      acc[k].store(out + k * Vec::kWidth);
+    }
+  }
+}
+
+// Bags [begin, end) of one feature.
+template <int64_t T>
+void pool_bags(const LookupJob& job, const FeaturePlan& plan, int64_t feature, int64_t begin,
+               int64_t end, Prefetcher* prefetcher) {
+  if (job.out_type == OutType::kFloat32) {
+    switch (plan.dim) {
+      case 2 * Vec::kWidth:
+        return pool_fixed_bags<T, 2>(job, plan, feature, begin, end, prefetcher);
+      case 4 * Vec::kWidth:
+        return pool_fixed_bags<T, 4>(job, plan, feature, begin, end, prefetcher);
+      case 8 * Vec::kWidth:
+        return pool_fixed_bags<T, 8>(job, plan, feature, begin, end, prefetcher);
+      default:
+        break;
+    }
+  }
+  Bag bag = feature_bag(job, plan);
+  const int64_t* const offsets = job.offsets + feature * job.batch;
+  for (int64_t b = begin; b < end; ++b) {
+    take_ids(job, offsets[b], offsets[b + 1], &bag);
+    pool_bag<T>(bag, plan.dim, bag_divisor(plan, bag.size), prefetcher, job.out_type,
+                element(job.out, job.out_type, b * job.out_width + plan.out_column));
+  }
+}
+
+using PoolBags = void (*)(const LookupJob&, const FeaturePlan&, int64_t, int64_t, int64_t,
+                          Prefetcher*);
+
+inline PoolBags pool_bags_for(int64_t weight_type) {
+  static constexpr PoolBags kByType[tessera::kWeightTypes] = {
+      pool_bags<tessera::kFloat32>, pool_bags<tessera::kFloat16>, pool_bags<tessera::kBFloat16>,
+      pool_bags<tessera::kFloat8>,  pool_bags<tessera::kInt8>,    pool_bags<tessera::kInt4>};
+  return kByType[weight_type];
+}
+
 void lookup(const LookupJob& job, int64_t bag_begin, int64_t bag_end) {
   if (bag_begin >= bag_end) return;
   int64_t feature = bag_begin / job.batch;
   Prefetcher prefetcher(job, feature, job.offsets[bag_begin], job.offsets[bag_end]);
   for (int64_t bag_index = bag_begin; bag_index < bag_end; ++feature) {
     const FeaturePlan& plan = job.plan[feature];
-    const PoolBag pool = pool_bag_for(plan.weight_type);
-    Bag bag = feature_bag(job, plan);
     const int64_t first = feature * job.batch;
     const int64_t last = first + job.batch < bag_end ? first + job.batch : bag_end;
-    for (; bag_index < last; ++bag_index) {
-      take_ids(job, job.offsets[bag_index], job.offsets[bag_index + 1], &bag);
-      const int64_t at = (bag_index - first) * job.out_width + plan.out_column;
-      pool(bag, plan.dim, bag_divisor(plan, bag.size), &prefetcher, job.out_type,
-           element(job.out, job.out_type, at));
-    }
+    pool_bags_for(plan.weight_type)(job, plan, feature, bag_index - first, last - first,
+                                    &prefetcher);
+    bag_index = last;
   }
 }
 

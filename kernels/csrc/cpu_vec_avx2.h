@@ -62,6 +62,8 @@ struct Vec {
 
 inline Vec add(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }
 inline Vec divide(Vec a, Vec b) { return {_mm256_div_ps(a.v, b.v)}; }
+// A NaN stays one: the second operand is taken where either is NaN.
+inline Vec relu(Vec a) { return {_mm256_max_ps(_mm256_setzero_ps(), a.v)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 
 // The sums of eight registers, in order, in one.

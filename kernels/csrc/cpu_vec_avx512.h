@@ -60,6 +60,8 @@ struct Vec {
 
 inline Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Vec divide(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+// A NaN stays one: the second operand is taken where either is NaN.
+inline Vec relu(Vec a) { return {_mm512_max_ps(_mm512_setzero_ps(), a.v)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 
 // Adds halves of two registers so that each 128-bit quarter of the result sums pairs of quarters.

@@ -78,6 +78,7 @@ struct Vec {
 
 inline Vec add(Vec a, Vec b) { return {a.v + b.v}; }
 inline Vec divide(Vec a, Vec b) { return {a.v / b.v}; }
+inline Vec relu(Vec a) { return {a.v < 0.0f ? 0.0f : a.v}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {std::fma(a.v, b.v, c.v)}; }
 
 // sums[k] = the sum of the elements of acc[k].

@@ -7,10 +7,12 @@
 //
 // Rows travel by cp.async into a ring in shared memory, kRing rows ahead of the sum.  Each thread
 // reads back only the bytes that it copied, so there is no barrier.  The ring is what registers
-// could not hold: 8 rows x 16 bytes x 1,024 threads keep 128 KB in flight on a multiprocessor,
+// could not hold: 8 rows x 16 bytes x 768 threads keep 96 KB in flight on a multiprocessor,
 // where about 30 KB are needed to cover 4.2 TB/s times the latency of a random row.
 //
 // The sum is the CPU's, in its order: acc = fma(weight * scale, q, acc), bias apart.
+#include <climits>
+
 #include "cuda_decode.cuh"
 #include "cuda_lookup.h"
 #include "ids.h"
@@ -19,9 +21,10 @@ namespace tessera {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocksPerMultiprocessor = 4;  // 64 registers a thread
+constexpr int kBlocksPerMultiprocessor = 3;  // 80 registers a thread: with 64 they spill
 constexpr int kStep = 4;                     // ids issued together
 constexpr int kRing = 8;                     // rows in flight of a group
+constexpr int kMaxBagsPerGroup = 4;
 constexpr int kRingBytes = kRing * kThreads * 16;
 constexpr int kSharedBytes = kRingBytes + kRing * kThreads * 4;
 static_assert(kSharedBytes <= 48 * 1024, "more would have to be asked for");
@@ -31,25 +34,35 @@ __device__ __forceinline__ int64_t load_integer(const void* values, int64_t at, 
               : __ldg(static_cast<const int32_t*>(values) + at);
 }
 
-// An id as it was loaded.  Widening it here would wait for the load; that happens when the id is
-// used, one step later.
-struct RawId {
-  uint32_t low;
-  uint32_t high;
+// An id as it was loaded.  Widening it at once would wait for the load; that happens when the id
+// is used, one step later.
+template <bool Wide>
+struct RawId;
 
-  __device__ __forceinline__ void load(const uint8_t* ids, int at, bool wide) {
-    if (wide) {
-      const uint2 both = __ldg(reinterpret_cast<const uint2*>(ids) + at);
-      low = both.x;
-      high = both.y;
-    } else {
-      low = __ldg(reinterpret_cast<const uint32_t*>(ids) + at);
-    }
+template <>
+struct RawId<false> {
+  int32_t bits;
+
+  __device__ __forceinline__ void load(const uint8_t* ids, int at) {
+    bits = __ldg(reinterpret_cast<const int32_t*>(ids) + at);
   }
+  __device__ __forceinline__ int64_t value() const { return bits; }
+  __device__ __forceinline__ uint32_t nearest_row(uint32_t rows) const {
+    return static_cast<uint32_t>(min(max(bits, 0), static_cast<int>(rows) - 1));
+  }
+};
 
-  __device__ __forceinline__ int64_t value(bool wide) const {
-    const uint32_t sign = static_cast<uint32_t>(static_cast<int32_t>(low) >> 31);
-    return static_cast<int64_t>(static_cast<uint64_t>(wide ? high : sign) << 32 | low);
+template <>
+struct RawId<true> {
+  int64_t bits;
+
+  __device__ __forceinline__ void load(const uint8_t* ids, int at) {
+    bits = __ldg(reinterpret_cast<const int64_t*>(ids) + at);
+  }
+  __device__ __forceinline__ int64_t value() const { return bits; }
+  __device__ __forceinline__ uint32_t nearest_row(uint32_t rows) const {
+    const uint32_t nearest = bits < 0 ? 0 : rows - 1;
+    return static_cast<uint64_t>(bits) < rows ? static_cast<uint32_t>(bits) : nearest;
   }
 };
 
@@ -113,13 +126,39 @@ struct BagShape {
   int mean;
   int quantized;
   int vector_stores;
+  int plain_half;  // fp16, sum pooling, whole shares, vector stores: the short way out
 };
 
 // How a group works on its bags.
 struct Group {
-  int lane;     // 0 .. lanes - 1
-  int bag;      // the first bag
-  int bags;     // how many, >= 1
+  int lane;  // 0 .. lanes - 1
+  int bag;   // the first bag
+  int bags;  // how many, >= 1
+  int64_t begin;  // where the ids of the first bag begin
+  int count;      // ids of all bags
+  // Where the first three bags end, from `begin`; the last bag takes the rest, whatever its end.
+  int ends[kMaxBagsPerGroup - 1];
+
+  // False: there is no bag for this group.
+  __device__ __forceinline__ bool take(const CudaLookup& job, int feature, int64_t tile, int lanes,
+                                       int bags_per_group) {
+    lane = static_cast<int>(threadIdx.x) & (lanes - 1);
+    const int groups = kThreads / lanes;
+    bag = (static_cast<int>(tile) * groups + static_cast<int>(threadIdx.x) / lanes) *
+          bags_per_group;
+    bags = min(static_cast<int>(job.batch) - bag, bags_per_group);
+    if (bags <= 0) return false;
+    const int first = feature * static_cast<int>(job.batch) + bag;
+    begin = load_offset(job, first);
+    const int64_t end = load_offset(job, first + bags);
+#pragma unroll
+    for (int k = 0; k < kMaxBagsPerGroup - 1; ++k) {
+      ends[k] = INT_MAX;
+      if (k + 1 < bags) ends[k] = static_cast<int>(load_offset(job, first + k + 1) - begin);
+    }
+    count = static_cast<int>(max(end - begin, int64_t{0}));
+    return true;
+  }
 };
 
 // One thread's columns of a bag: sum them up, then write them.
@@ -132,6 +171,26 @@ struct Sum {
 #pragma unroll
     for (int k = 0; k < C; ++k) acc[k] = 0.0f;
     bias = 0.0f;
+  }
+
+  // The short way: fp16, all C columns, aligned.
+  __device__ __forceinline__ void write_half(const CudaLookup& job, int64_t at, bool quantized) {
+    uint16_t* out = static_cast<uint16_t*>(job.out) + at;
+    const float add = quantized ? bias : 0.0f;
+    uint32_t pairs[C / 2];
+#pragma unroll
+    for (int k = 0; k < C / 2; ++k) {
+      pairs[k] = pack_pair(OutType::kFloat16, acc[2 * k] + add, acc[2 * k + 1] + add);
+    }
+    if constexpr (C == 4) {
+      store_streaming(out, pairs[0], pairs[1]);
+    } else {
+#pragma unroll
+      for (int k = 0; k < C / 2; k += 4) {
+        store_streaming(out + 2 * k, pairs[k], pairs[k + 1], pairs[k + 2], pairs[k + 3]);
+      }
+    }
+    clear();
   }
 
   __device__ __forceinline__ void write(const CudaLookup& job, int64_t at, int columns,
@@ -174,21 +233,16 @@ struct Sum {
 };
 
 // Sums and writes columns [column, column + C) of the group's bags.
-template <int64_t T, Mode M>
+template <int64_t T, Mode M, bool Wide>
 __device__ __forceinline__ void stream_bags(const CudaLookup& job, const FeaturePlan& plan,
                                             const volatile BagShape& shape, int feature,
                                             const Group& group, int column, uint8_t* ring) {
   constexpr int C = Share<T>::kColumns;
   constexpr int kBytes = Share<T>::kBytes;
   constexpr bool kRingScale = M == Mode::kRowScale || M == Mode::kGeneral;
-  const int first_bag = feature * static_cast<int>(job.batch) + group.bag;
-  const int64_t first_id = load_offset(job, first_bag);
-  const int count =
-      static_cast<int>(max(load_offset(job, first_bag + group.bags) - first_id, int64_t{0}));
+  const int count = group.count;
   const uint8_t* const ids =
-      static_cast<const uint8_t*>(job.indices) + first_id * (job.wide_ids ? 8 : 4);
-  // Positions within the group's ids are 32-bit: only the low half of an offset is needed.
-  const uint32_t begin = static_cast<uint32_t>(first_id);
+      static_cast<const uint8_t*>(job.indices) + group.begin * (Wide ? 8 : 4);
   // A lane past the last column reads the first columns and writes nothing.
   const uint8_t* data = job.weights + plan.data_offset + (column < plan.dim ? column : 0) / C * kBytes;
   const uint8_t* scales = job.weights + plan.scale_offset;
@@ -203,12 +257,12 @@ __device__ __forceinline__ void stream_bags(const CudaLookup& job, const Feature
   const uint8_t* const slot_pointer = ring + threadIdx.x * 16;
   const uint8_t* const scale_slots = ring + kRingBytes + threadIdx.x * 4;
   uint32_t skipped = 0;  // bit s: ring slot s holds an id that contributes nothing
-  RawId id[kStep] = {};
+  RawId<Wide> id[kStep];
 
   const auto load_ids = [&](int at) {
 #pragma unroll
     for (int u = 0; u < kStep; ++u) {
-      if (at + u < count) id[u].load(ids, at + u, job.wide_ids);
+      if (at + u < count) id[u].load(ids, at + u);
     }
   };
   const auto issue = [&](int at, int stage) {
@@ -218,13 +272,12 @@ __device__ __forceinline__ void stream_bags(const CudaLookup& job, const Feature
         uint32_t row;
         if constexpr (M == Mode::kGeneral) {
           const bool counts = group.lane == 0 && column < C;
-          const int32_t resolved = resolve(job, plan, feature, id[u].value(job.wide_ids), counts);
+          const int32_t resolved = resolve(job, plan, feature, id[u].value(), counts);
           const uint32_t bit = 1u << (stage + u);
           skipped = resolved < 0 ? skipped | bit : skipped & ~bit;
           row = static_cast<uint32_t>(max(resolved, 0));
         } else {
-          const int64_t raw = id[u].value(job.wide_ids);
-          row = static_cast<uint32_t>(min(max(raw, int64_t{0}), static_cast<int64_t>(rows) - 1));
+          row = id[u].nearest_row(rows);
         }
         copy_async<kBytes>(slot + (stage + u) * kThreads * 16,
                            data + static_cast<uint64_t>(row) * row_stride);
@@ -240,16 +293,22 @@ __device__ __forceinline__ void stream_bags(const CudaLookup& job, const Feature
   Sum<C> sum;
   sum.clear();
   int bag = 0;  // within the group
-  int bag_end = static_cast<int>(static_cast<uint32_t>(load_offset(job, first_bag + 1)) - begin);
+  int bag_end = group.ends[0];
   const auto finish_bag = [&] {
     float divisor = 1.0f;
     if (shape.mean) {
-      divisor = static_cast<float>(load_offset(job, first_bag + bag + 1) -
-                                   load_offset(job, first_bag + bag));
+      const int at = feature * static_cast<int>(job.batch) + group.bag + bag;
+      divisor = static_cast<float>(load_offset(job, at + 1) - load_offset(job, at));
     }
-    const int64_t at = int64_t{group.bag + bag} * job.out_width + shape.out_column + column;
-    sum.write(job, at, shape.dim - column, shape.vector_stores != 0, shape.quantized != 0, divisor);
+    const int64_t at = (group.bag + bag) * job.out_width + shape.out_column + column;
+    if (shape.plain_half) {
+      sum.write_half(job, at, shape.quantized != 0);
+    } else {
+      sum.write(job, at, shape.dim - column, shape.vector_stores != 0, shape.quantized != 0,
+                divisor);
+    }
     ++bag;
+    bag_end = bag == 1 ? group.ends[1] : bag == 2 ? group.ends[2] : INT_MAX;
   };
 
   load_ids(0);
@@ -281,7 +340,7 @@ __device__ __forceinline__ void stream_bags(const CudaLookup& job, const Feature
     }
     if constexpr (M == Mode::kGeneral) {
       const float weight =
-          job.id_weights == nullptr ? 1.0f : __ldg(job.id_weights + (load_offset(job, first_bag) + k));
+          job.id_weights == nullptr ? 1.0f : __ldg(job.id_weights + group.begin + k);
       pair.x = __fmul_rn(weight, pair.x);
       pair.y = __fmul_rn(weight, pair.y);
     }
@@ -297,7 +356,7 @@ __device__ __forceinline__ void stream_bags(const CudaLookup& job, const Feature
     const int step_end = min(i + kStep, count);
     int k = i;
     while (true) {
-      const int stop = bag + 1 < group.bags ? min(bag_end, step_end) : step_end;
+      const int stop = min(bag_end, step_end);
       if (stop - k == kStep) {
 #pragma unroll
         for (int u = 0; u < kStep; ++u) add_row(i + u);
@@ -308,8 +367,6 @@ __device__ __forceinline__ void stream_bags(const CudaLookup& job, const Feature
       }
       if (k >= step_end) break;
       finish_bag();
-      bag_end = static_cast<int>(
-          static_cast<uint32_t>(load_offset(job, first_bag + bag + 1)) - begin);
     }
     issue(i + kRing, i % kRing);
     load_ids(i + kRing + kStep);
@@ -370,66 +427,26 @@ __device__ __forceinline__ bool rows_hold_shares(const CudaLookup& job, const Fe
          plan.row_stride <= 0x7fffffff && ring_scale;
 }
 
-template <int64_t T, Mode M>
-__device__ __forceinline__ void stream_tiles(const CudaLookup& job, const FeaturePlan& plan,
-                                             const volatile BagShape& shape, int feature,
-                                             int lanes, int shares, int bags_per_group,
-                                             uint8_t* ring) {
-  const int bags_per_block = kThreads / lanes * bags_per_group;
-  Group group;
-  group.lane = static_cast<int>(threadIdx.x) & (lanes - 1);
-  for (int64_t tile = blockIdx.x; tile * bags_per_block < job.batch; tile += gridDim.x) {
-    group.bag = static_cast<int>(tile) * bags_per_block +
-                static_cast<int>(threadIdx.x) / lanes * bags_per_group;
-    const int left = static_cast<int>(job.batch) - group.bag;
-    if (left <= 0) continue;
-    group.bags = min(left, bags_per_group);
-    for (int share = group.lane; share - group.lane < shares; share += lanes) {
-      stream_bags<T, M>(job, plan, shape, feature, group, share * Share<T>::kColumns, ring);
-    }
+// All columns of the group's bags.
+template <int64_t T, Mode M, bool Wide>
+__device__ __forceinline__ void stream_columns(const CudaLookup& job, const FeaturePlan& plan,
+                                               const volatile BagShape& shape, int feature,
+                                               const Group& group, int lanes, uint8_t* ring) {
+  constexpr int C = Share<T>::kColumns;
+  const int dim = static_cast<int>(plan.dim);
+  for (int column = group.lane * C; column - group.lane * C < dim; column += lanes * C) {
+    stream_bags<T, M, Wide>(job, plan, shape, feature, group, column, ring);
   }
 }
 
-// How threads share one feature's bags.
-struct Tiling {
-  int shares;  // of a row
-  int lanes;   // threads of a group
-  int bags_per_block;
-};
-
-template <int64_t T>
-__device__ __forceinline__ Tiling tile_feature(const FeaturePlan& plan, int bags_per_group) {
-  Tiling tiling;
-  tiling.shares = static_cast<int>((plan.dim + Share<T>::kColumns - 1) / Share<T>::kColumns);
-  tiling.lanes = tiling.shares >= 32  ? 32
-                 : tiling.shares <= 1 ? 1
-                                      : 1 << (32 - __clz(tiling.shares - 1));
-  tiling.bags_per_block = kThreads / tiling.lanes * bags_per_group;
-  return tiling;
-}
-
-__device__ __forceinline__ Mode mode_of(const CudaLookup& job, const FeaturePlan& plan) {
+// Whether mode M is enough for a feature.
+template <Mode M>
+__device__ __forceinline__ bool mode_serves(const CudaLookup& job, const FeaturePlan& plan) {
   const bool plain = plan.id_rule == kIdIsRow && plan.out_of_range == kClamp &&
                      job.id_weights == nullptr && job.outside == nullptr;
-  if (!plain) return Mode::kGeneral;
-  const bool one_scale =
-      plan.scale_type == kNoScale || ((plan.rows - 1) >> plan.scale_shift) == 0;
-  return one_scale ? Mode::kOneScale : Mode::kRowScale;
-}
-
-// Fills the block's BagShape; all threads call it.
-__device__ __forceinline__ void share_shape(const CudaLookup& job, const FeaturePlan& plan,
-                                            BagShape* shape) {
-  if (threadIdx.x == 0) {
-    const int64_t element = job.out_type == OutType::kFloat32 ? 4 : 2;
-    const int64_t at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(job.out));
-    shape->out_column = plan.out_column;
-    shape->dim = static_cast<int>(min(plan.dim, job.out_width - plan.out_column));
-    shape->mean = plan.pooling == kMean;
-    shape->quantized = plan.scale_type != kNoScale;
-    shape->vector_stores = (at | plan.out_column * element | job.out_width * element) % 16 == 0;
-  }
-  __syncthreads();
+  if (M == Mode::kRowScale) return plain && plan.scale_type == kHalfScale;
+  return plain &&
+         (plan.scale_type == kNoScale || ((plan.rows - 1) >> plan.scale_shift) == 0);
 }
 
 // The feature that this block works on.
@@ -438,23 +455,49 @@ __device__ __forceinline__ int feature_of_block(const CudaLookup& job) {
   return static_cast<int>(min(max(ordered, int64_t{0}), job.features - 1));
 }
 
-template <int64_t T, Mode M>
-__device__ __forceinline__ void pool_as(const CudaLookup& job, const FeaturePlan& plan,
-                                        const BagShape& shape, int feature, int bags_per_group,
-                                        uint8_t* ring) {
-  const Tiling tiling = tile_feature<T>(plan, bags_per_group);
-  stream_tiles<T, M>(job, plan, shape, feature, tiling.lanes, tiling.shares, bags_per_group, ring);
+// Fills the warp's BagShape; all its threads call it.
+__device__ __forceinline__ void share_shape(const CudaLookup& job, const FeaturePlan& plan,
+                                            int lanes,
+                                            BagShape* shape) {
+  if (threadIdx.x % 32 == 0) {
+    const int64_t element = job.out_type == OutType::kFloat32 ? 4 : 2;
+    const int64_t at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(job.out));
+    shape->out_column = plan.out_column;
+    shape->dim = static_cast<int>(min(plan.dim, job.out_width - plan.out_column));
+    shape->mean = plan.pooling == kMean;
+    shape->quantized = plan.scale_type != kNoScale;
+    shape->vector_stores = (at | plan.out_column * element | job.out_width * element) % 16 == 0;
+    shape->plain_half = job.out_type == OutType::kFloat16 && plan.pooling == kSum &&
+                        shape->vector_stores && shape->dim % (lanes * 16) == 0;
+  }
+  __syncwarp();
+}
+
+// Threads of a group whose rows are `dim` wide.
+template <int64_t T>
+__device__ __forceinline__ int lanes_of(int64_t dim) {
+  const int shares = static_cast<int>((dim + Share<T>::kColumns - 1) / Share<T>::kColumns);
+  return shares >= 32 ? 32 : shares <= 1 ? 1 : 1 << (32 - __clz(shares - 1));
 }
 
 template <int64_t T>
 __device__ __forceinline__ void pool_feature(const CudaLookup& job, const FeaturePlan& plan,
                                              const BagShape& shape, int feature,
                                              int bags_per_group, uint8_t* ring) {
+  const int lanes = lanes_of<T>(plan.dim);
+  const int bags_per_block = kThreads / lanes * bags_per_group;
   if (!rows_hold_shares<T>(job, plan, Mode::kGeneral)) {
-    const Tiling tiling = tile_feature<T>(plan, bags_per_group);
-    stream_bags_slowly(job, plan, feature, tiling.bags_per_block);
-  } else {
-    pool_as<T, Mode::kGeneral>(job, plan, shape, feature, bags_per_group, ring);
+    stream_bags_slowly(job, plan, feature, bags_per_block);
+    return;
+  }
+  for (int64_t tile = blockIdx.x; tile * bags_per_block < job.batch; tile += gridDim.x) {
+    Group group;
+    if (!group.take(job, feature, tile, lanes, bags_per_group)) continue;
+    if (job.wide_ids) {
+      stream_columns<T, Mode::kGeneral, true>(job, plan, shape, feature, group, lanes, ring);
+    } else {
+      stream_columns<T, Mode::kGeneral, false>(job, plan, shape, feature, group, lanes, ring);
+    }
   }
 }
 
@@ -474,38 +517,50 @@ __device__ void copy_dense(const CudaLookup& job) {
 }
 
 // All features have weight type T and mode M; one that has not (the caller's hint was wrong) is
-// summed slowly.
-template <int64_t T, Mode M>
+// summed slowly.  job.lanes is the group for every feature, so that offsets are on their way before
+// the plan has been read, and the launch order is taken for the plan's own until it has been read:
+// three loads that would wait for each other travel together.
+template <int64_t T, Mode M, bool Wide>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     lookup_alike_kernel(const __grid_constant__ CudaLookup job, int bags_per_group) {
   extern __shared__ __align__(16) uint8_t ring[];
-  __shared__ BagShape shape;
+  __shared__ BagShape shapes[kThreads / 32];
+  BagShape& shape = shapes[threadIdx.x / 32];
   if (blockIdx.y == job.features) {
     copy_dense(job);
     return;
   }
-  const int feature = feature_of_block(job);
+  const int lanes = static_cast<int>(job.lanes);
+  int feature = static_cast<int>(blockIdx.y);
+  Group group;
+  bool works = group.take(job, feature, blockIdx.x, lanes, bags_per_group);
+  const int ordered = feature_of_block(job);
+  if (ordered != feature) {
+    feature = ordered;
+    works = group.take(job, feature, blockIdx.x, lanes, bags_per_group);
+  }
   const FeaturePlan& plan = job.plan[feature];
-  share_shape(job, plan, &shape);
-  if (plan.weight_type != T || mode_of(job, plan) != M || !rows_hold_shares<T>(job, plan, M)) {
-    stream_bags_slowly(job, plan, feature, kThreads / 32 * bags_per_group);
-  } else {
-    pool_as<T, M>(job, plan, shape, feature, bags_per_group, ring);
+  share_shape(job, plan, lanes, &shape);
+  if (plan.weight_type != T || !mode_serves<M>(job, plan) || !rows_hold_shares<T>(job, plan, M)) {
+    stream_bags_slowly(job, plan, feature, kThreads / lanes * bags_per_group);
+  } else if (works) {
+    stream_columns<T, M, Wide>(job, plan, shape, feature, group, lanes, ring);
   }
 }
 
 // Any mixture of features.
-__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor - 1)
+__global__ void __launch_bounds__(kThreads, 2)
     lookup_mixed_kernel(const __grid_constant__ CudaLookup job, int bags_per_group) {
   extern __shared__ __align__(16) uint8_t ring[];
-  __shared__ BagShape shape;
+  __shared__ BagShape shapes[kThreads / 32];
+  BagShape& shape = shapes[threadIdx.x / 32];
   if (blockIdx.y == job.features) {
     copy_dense(job);
     return;
   }
   const int feature = feature_of_block(job);
   const FeaturePlan& plan = job.plan[feature];
-  share_shape(job, plan, &shape);
+  share_shape(job, plan, 32, &shape);
   switch (plan.weight_type) {
     case kFloat32:
       return pool_feature<kFloat32>(job, plan, shape, feature, bags_per_group, ring);
@@ -524,22 +579,25 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor - 1)
 
 using Kernel = void (*)(CudaLookup, int);
 
+template <int64_t T, Mode M>
+Kernel alike_kernel(const CudaLookup& job) {
+  return job.wide_ids ? lookup_alike_kernel<T, M, true> : lookup_alike_kernel<T, M, false>;
+}
+
 // The kernel for features that are all alike, or else the one for any mixture.
 Kernel kernel_for(const CudaLookup& job) {
   if (job.id_weights != nullptr || job.outside != nullptr) return lookup_mixed_kernel;
-  const bool one_scale = job.alike == Alike::kOneScale;
   if (job.alike == Alike::kNo) return lookup_mixed_kernel;
-  switch (job.weight_type) {
-    case kFloat16:
-      return lookup_alike_kernel<kFloat16, Mode::kOneScale>;
-    case kInt8:
-      return one_scale ? lookup_alike_kernel<kInt8, Mode::kOneScale>
-                       : lookup_alike_kernel<kInt8, Mode::kRowScale>;
-    case kInt4:
-      return one_scale ? lookup_mixed_kernel : lookup_alike_kernel<kInt4, Mode::kRowScale>;
-    default:
-      return lookup_mixed_kernel;
+  const bool one_scale = job.alike == Alike::kOneScale;
+  if (job.weight_type == kFloat16 && one_scale) {
+    return alike_kernel<kFloat16, Mode::kOneScale>(job);
   }
+  if (job.weight_type == kInt8) {
+    return one_scale ? alike_kernel<kInt8, Mode::kOneScale>(job)
+                     : alike_kernel<kInt8, Mode::kRowScale>(job);
+  }
+  if (job.weight_type == kInt4 && !one_scale) return alike_kernel<kInt4, Mode::kRowScale>(job);
+  return lookup_mixed_kernel;
 }
 
 // A warp per id, neighbouring columns by neighbouring threads.
@@ -574,7 +632,8 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t launch_lookup(const CudaLookup& job, int multiprocessors, cudaStream_t stream) {
+cudaError_t launch_lookup(const CudaLookup& given, int multiprocessors, cudaStream_t stream) {
+  CudaLookup job = given;
   // Room for every bag of the widest feature; narrower ones need fewer blocks and the rest of
   // theirs leave at once.
   int64_t lanes = 1;
@@ -582,13 +641,14 @@ cudaError_t launch_lookup(const CudaLookup& job, int multiprocessors, cudaStream
   // More bags a group keep its ring full when bags are short; fewer when there is little work.
   const int64_t bags = job.features * job.batch;
   const int64_t resident = static_cast<int64_t>(multiprocessors) * kBlocksPerMultiprocessor;
-  int bags_per_group = job.ids <= 2 * bags ? 4 : job.ids <= 12 * bags ? 2 : 1;
+  int bags_per_group = job.ids <= 2 * bags ? kMaxBagsPerGroup : job.ids <= 12 * bags ? 2 : 1;
   while (bags_per_group > 1 && bags * lanes < 2 * resident * kThreads * bags_per_group) {
     bags_per_group /= 2;
   }
   const int64_t per_block = kThreads / lanes * bags_per_group;
   const dim3 grid(static_cast<unsigned>((job.batch + per_block - 1) / per_block),
                   static_cast<unsigned>(job.features + (job.dense != nullptr ? 1 : 0)));
+  job.lanes = lanes;
   kernel_for(job)<<<grid, kThreads, kSharedBytes, stream>>>(job, bags_per_group);
   return cudaGetLastError();
 }

@@ -19,4 +19,6 @@ TORCH_LIBRARY(tessera, m) {
       "lookup_dot_interaction(Tensor weights, Tensor plan, Tensor indices, Tensor lengths, "
       "Tensor dense, Tensor? id_weights=None, Tensor(a!)? outside=None, bool offsets=False, "
       "bool upper=False) -> Tensor");
+  m.def(
+      "linear(Tensor input, Tensor weights, Tensor bias, int outputs, bool relu=False) -> Tensor");
 }
