@@ -91,6 +91,9 @@ class RunningServer:
                 raise
         self._reader.join()
         self.process.stderr.close()
+        # A build with sanitizers reports on stderr, at the latest when it ends.
+        reports = [line for line in self.noise if "Sanitizer" in line or "runtime error" in line]
+        assert not reports, "".join(self.noise)
 
     def signal(self, number=signal.SIGTERM):
         self.process.send_signal(number)

@@ -1,0 +1,134 @@
+// What the benchmark holds tessera-server against, in one program:
+//
+//   peer_server sync MODEL.pt      gRPC's synchronous API, one request per forward, no batching
+//   peer_server no-model MODEL.pt  tessera-server's own front end and batching with a model that
+//                                  answers zeros at once: the ceiling of everything around it
+//
+// Prints its port and serves until it is killed. Not a server for anything else.
+#include <grpcpp/grpcpp.h>
+
+#include <iostream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "batching/merger.h"
+#include "batching/pending.h"
+#include "model/loader.h"
+#include "model/operator_libraries.h"
+#include "predictor.grpc.pb.h"
+#include "request/decoder.h"
+#include "server/grpc_front.h"
+#include "server/registry.h"
+#include "server/served_model.h"
+
+namespace {
+
+using namespace tessera;
+
+class ZeroScores final : public Scores {
+ public:
+  explicit ZeroScores(std::size_t count) : values_(count) {}
+  std::span<const float> output(std::size_t) const override { return values_; }
+
+ private:
+  std::vector<float> values_;
+};
+
+class NoModel final : public Runner {
+ public:
+  void prepare_thread(int) override {}
+  std::unique_ptr<Scores> forward(const HostBatch& batch) override {
+    return std::make_unique<ZeroScores>(static_cast<std::size_t>(batch.samples));
+  }
+};
+
+// A request of the sync server: it never waits, so that it is answered by nobody.
+class Direct final : public PendingRequest {
+  void answer(std::span<const OutputView>, const StageTimings&) override {}
+  void fail(const Refusal&) override {}
+};
+
+class SyncService final : public predictor::Predictor::Service {
+ public:
+  explicit SyncService(LoadedPackage package)
+      : package_(std::move(package)), decoder_(package_.manifest.schema, {}) {}
+
+ private:
+  grpc::Status Predict(grpc::ServerContext*, const predictor::PredictionRequest* message,
+                       predictor::PredictionResponse* response) override {
+    // Each of gRPC's threads computes with itself alone; set again at every call because the
+    // threads come and go.
+    package_.runner->prepare_thread(1);
+    const std::string bytes = message->SerializeAsString();
+    PredictionRequestView view;
+    Direct direct;
+    parse_request(std::as_bytes(std::span(bytes)), view);
+    const Status status = decoder_.decode(view, direct.request);
+    if (!status.ok()) return {static_cast<grpc::StatusCode>(status.code), status.message};
+    Merger merger(package_.manifest.schema);
+    const std::vector<Part> parts = split_request(direct, 1, direct.request.samples,
+                                                  direct.request.ids);
+    const auto scores = package_.runner->forward(merger.merge(parts));
+    auto& data = *(*response->mutable_predictions())[package_.manifest.schema.outputs[0].name]
+                      .mutable_data();
+    const auto values = scores->output(0);
+    data.Add(values.begin(), values.end());
+    return grpc::Status::OK;
+  }
+
+  const LoadedPackage package_;
+  const RequestDecoder decoder_;
+};
+
+LoadedPackage load(const std::string& path) {
+  return load_package(path, {.verify_golden = false, .library_folders = library_folders({})});
+}
+
+void serve_sync(const std::string& path) {
+  SyncService service(load(path));
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&service);
+  const auto server = builder.BuildAndStart();
+  std::cout << port << std::endl;
+  server->Wait();
+}
+
+void serve_no_model(const std::string& path) {
+  LoadedPackage package = load(path);
+  package.runner = std::make_unique<NoModel>();
+  const ServerConfig config;
+  const SteadyClock clock;
+  const Log log(LogLevel::kWarning, true);
+  ModelMetrics metrics(package.manifest.name, package.manifest.version);
+  ModelMetrics unresolved("", "");
+  Registry registry({package.manifest.name});
+  Gate gate([] {});
+  const PredictContext context{registry, unresolved, gate, clock, log};
+  GrpcFront front(context);
+  registry.publish(0, std::make_unique<ServedModel>(std::move(package), config, metrics, clock,
+                                                    log));
+  std::cout << front.start({.host = "127.0.0.1",
+                            .port = 0,
+                            .max_message_bytes = config.max_message_bytes,
+                            .threads = default_workers()})
+            << std::endl;
+  while (true) std::this_thread::sleep_for(std::chrono::hours(1));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string mode = argc == 3 ? argv[1] : "";
+  if (mode == "sync") {
+    serve_sync(argv[2]);
+  } else if (mode == "no-model") {
+    serve_no_model(argv[2]);
+  } else {
+    std::cerr << "usage: peer_server sync|no-model MODEL.pt\n";
+    return 2;
+  }
+}
