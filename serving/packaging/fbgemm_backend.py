@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
+from tessera.serving.packaging.pack import pack_linears
 from tessera.serving.packaging.quantize import StoredTables
 from tessera.serving.schema import FeatureSpec
 from tessera.training.modules.hashing import FeatureHasher, HashSpec
@@ -35,8 +36,12 @@ class FbgemmBackend:
         return FbgemmLookup(tables, features, names)
 
     def interaction(self) -> nn.Module | None:
-        """None: FBGEMM's wheel has no such operator for float32 on the CPU."""
+        """None: FBGEMM has no such operator."""
         return None
+
+    def pack(self, graph: fx.GraphModule) -> None:
+        """Large layers become oneDNN's."""
+        pack_linears(graph)
 
 
 class FbgemmLookup(nn.Module):

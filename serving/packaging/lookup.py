@@ -1,4 +1,4 @@
-"""The pooled lookup of many features as a module that calls one operator on buffers.
+"""Whose operators a package calls: the pooled lookup of many features, and what goes with it.
 
 `LookupBackend` is the only place that knows whose operator it is.  A backend's module holds
 plain tensors and calls ``torch.ops`` directly, so that the scripted graph needs the operator
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from torch import nn
+from torch import fx, nn
 
 from tessera.errors import UserError
 from tessera.kernels.libraries import LibraryError, load_libraries
@@ -21,7 +21,7 @@ from tessera.serving.schema import FeatureSpec
 
 
 class LookupBackend(Protocol):
-    """Whose operator looks rows up.
+    """Whose operators look rows up and compute.
 
     Attributes:
         name: as in ``--backend`` and in the manifest.
@@ -53,6 +53,10 @@ class LookupBackend(Protocol):
 
         None where the backend has no operator for it: the model keeps its own.
         """
+        ...
+
+    def pack(self, graph: fx.GraphModule) -> None:
+        """Replace the traced model's dense layers by faster ones, in place."""
         ...
 
 

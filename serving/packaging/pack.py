@@ -1,18 +1,22 @@
-"""Replace the graph's matrix products by oneDNN's, with packed weights.
+"""Replace the graph's matrix products by ones with packed weights: Tessera's or oneDNN's.
 
-`torch.nn.functional.linear` packs its weights anew on each call.  oneDNN's product takes packed
-weights, adds the bias and applies a ReLU on the way out.
+`torch.nn.functional.linear` packs its weights anew on each call.  Both others take packed
+weights, add the bias and apply a ReLU on the way out.
 
-Packed weights are of the processor's own layout, so the archive holds the plain ones:
+Tessera's panels are the same for every processor and lie in the archive as they are.  oneDNN's
+packed weights are of the processor's own layout, so the archive holds the plain ones:
 `PackedLinear` packs them in ``__setstate__``, which TorchScript runs in every loader.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, fx, nn
+
+from tessera.kernels.linear import pack_linear
 
 SMALLEST_PACKED = 1 << 16
 """Weights of fewer elements are left to oneMKL: calling oneDNN costs 12 us, a small product 3."""
@@ -57,29 +61,67 @@ class PackedLinear(nn.Module):
 
 
 def pack_linears(module: fx.GraphModule) -> None:
-    """Replace every linear function of large, fixed float32 weights, in place.
+    """Replace every linear function of large, fixed float32 weights by oneDNN's, in place.
 
     Where this torch has no oneDNN, nothing is replaced.
     """
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return
+
+    def call_onednn(
+        name: str, x: fx.Node, weight: Tensor, bias: Tensor | None, *, relu: bool
+    ) -> fx.Node | None:
+        if weight.numel() < SMALLEST_PACKED:
+            return None
+        module.add_module(name, PackedLinear(weight, bias, relu=relu))
+        return module.graph.call_module(name, (x,))
+
+    _replace_linears(module, call_onednn)
+
+
+def pack_panels(module: fx.GraphModule) -> None:
+    """Replace every linear function by ``tessera::linear``, in place."""
+
+    def call_tessera(
+        name: str, x: fx.Node, weight: Tensor, bias: Tensor | None, *, relu: bool
+    ) -> fx.Node | None:
+        packed = pack_linear(weight.detach(), None if bias is None else bias.detach())
+        buffers = []
+        # Buffers of the graph's own module: a class for each layer would be written to the
+        # archive in an order that differs from run to run.
+        for what, tensor in zip(("weights", "bias"), packed, strict=True):
+            module.register_buffer(f"{name}_{what}", tensor)
+            buffers.append(module.graph.get_attr(f"{name}_{what}"))
+        return module.graph.call_function(
+            torch.ops.tessera.linear, (x, *buffers, len(weight), relu)
+        )
+
+    _replace_linears(module, call_tessera)
+
+
+def _replace_linears(module: fx.GraphModule, call: Callable[..., fx.Node | None]) -> None:
+    """Put what ``call`` inserts in the place of each linear function and of the ReLU behind it.
+
+    Args:
+        module: changed in place.
+        call: takes a name, the input's node, weight, bias and whether a ReLU follows; returns
+            None where the function is to stay.
+    """
     graph = module.graph
     linears = graph.find_nodes(op="call_function", target=nn.functional.linear)
     for number, node in enumerate(linears):
         x, weight, bias = _arguments(node)
-        if _parameter(module, weight).numel() < SMALLEST_PACKED:
-            continue
         relu = _only_relu(node)
-        name = f"linear_{number}"
-        packed = PackedLinear(
-            _parameter(module, weight),
-            None if bias is None else _parameter(module, bias),
-            relu=relu is not None,
-        )
-        module.add_module(name, packed)
         with graph.inserting_before(node):
-            call = graph.call_module(name, (x,))
-        (relu or node).replace_all_uses_with(call)
+            new = call(
+                f"linear_{number}",
+                x,
+                _parameter(module, weight),
+                None if bias is None else _parameter(module, bias),
+                relu=relu is not None,
+            )
+        if new is not None:
+            (relu or node).replace_all_uses_with(new)
     graph.eliminate_dead_code()
     module.delete_all_unused_submodules()
     module.recompile()

@@ -30,7 +30,6 @@ from tessera.serving.packaging.embedding import float_tables, with_stored_tables
 from tessera.serving.packaging.evaluate import evaluate
 from tessera.serving.packaging.golden import golden_batch, golden_info
 from tessera.serving.packaging.lookup import default_backend, lookup_backend
-from tessera.serving.packaging.pack import pack_linears
 from tessera.serving.packaging.predict import PredictModule
 from tessera.serving.packaging.quantize import StoredTables, quantize_tables
 from tessera.serving.packaging.script import script
@@ -239,7 +238,7 @@ def make_servable(
     features = (*schema.group("id_list"), *schema.group("id_score_list"))
     eager = PredictModule(with_stored_tables(model, tables, features, backend), schema).eval()
     graph = trace(eager)
-    pack_linears(graph)
+    backend.pack(graph)
     return ServableModel(
         schema=schema, tables=tables, eager=eager, graph=graph, scripted=script(graph)
     )

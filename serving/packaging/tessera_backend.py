@@ -1,7 +1,8 @@
 """Tessera's own operators behind `tessera.serving.packaging.lookup.LookupBackend`.
 
 One call hashes the ids, keeps them inside their tables, looks up and pools all features, and
-writes each vector to its place in the output; a second one computes DLRM's dot products.
+writes each vector to its place in the output; a second one computes DLRM's dot products; a third
+is the dense layer.  Each computes a sample's numbers in an order of its own, whatever the batch.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from tessera.errors import UserError
 from tessera.kernels.tables import (
@@ -23,7 +24,9 @@ from tessera.kernels.tables import (
     fbgemm_place,
     make_plan,
 )
+from tessera.serving.packaging.pack import pack_panels
 from tessera.serving.packaging.quantize import StoredTables
+from tessera.serving.packaging.same_bits import remove_padding
 from tessera.serving.schema import FeatureSpec
 
 _WEIGHT_TYPES = {
@@ -57,6 +60,11 @@ class TesseraBackend:
     def interaction(self) -> nn.Module | None:
         """See `LookupBackend.interaction`."""
         return TesseraInteraction()
+
+    def pack(self, graph: fx.GraphModule) -> None:
+        """All layers become ``tessera::linear``; nothing then needs a padded batch."""
+        pack_panels(graph)
+        remove_padding(graph)
 
 
 class TesseraLookup(nn.Module):

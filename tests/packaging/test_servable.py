@@ -22,6 +22,7 @@ from tessera.serving.packaging.package import (
     make_servable,
     write_model,
 )
+from tessera.serving.packaging.same_bits import pad_dense, pad_lengths, remove_padding
 from tessera.serving.runner import HostBatch, TorchScriptRunner
 from tessera.serving.schema import InputSchema
 from tessera.training.models.config import TableConfig
@@ -202,7 +203,7 @@ def test_dropout_is_gone_and_one_operator_looks_everything_up(backend: str) -> N
     model = make_model(dropout=0.5)
     servable = make_servable(model, PackageOptions(name="m", backend=backend))
     operators = graph_operators(servable)
-    assert operators.count("aten::linear") == 5
+    assert sum(operators.count(linear) for linear in ("aten::linear", "tessera::linear")) == 5
     assert not [kind for kind in operators if "dropout" in kind]
     lookups = ("fbgemm::int_nbit_split_embedding_codegen_lookup_function", "tessera::lookup")
     assert sum(operators.count(lookup) for lookup in lookups) == 1
@@ -249,20 +250,56 @@ def test_outputs_carry_no_gradient(package: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RankingModel]:
+def wide(tmp_path_factory: pytest.TempPathFactory, backend: str) -> tuple[Path, RankingModel]:
     """A model with layers large enough to be packed, one of them longer than 1,024."""
     features = {f"f{number}": TableConfig(rows=50) for number in range(40)}
     model = make_model(
         arch="dlrm_dcn", features=features, dim=32, dense_layers=(512, 256), over_layers=(256, 64)
     )
     path = tmp_path_factory.mktemp("wide") / "m.pt"
-    write_model(model, path, PackageOptions(name="m"))
+    write_model(model, path, PackageOptions(name="m", backend=backend))
     return path, model
 
 
+@pytest.mark.parametrize("backend", EACH_BACKEND[:1], indirect=True)
+def test_all_layers_are_tesseras_with_their_relu(
+    wide: tuple[Path, RankingModel], backend: str
+) -> None:
+    _, model = wide
+    servable = make_servable(model, PackageOptions(name="m", backend=backend))
+    operators = graph_operators(servable)
+    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    assert operators.count("tessera::linear") == len(linears)
+    assert not {"aten::linear", "aten::relu"} & set(operators)
+    # None of them needs a padded batch; the sigmoid's padding stays.
+    assert not servable.graph.graph.find_nodes(op="call_function", target=pad_dense)
+    assert not servable.graph.graph.find_nodes(op="call_function", target=pad_lengths)
+    batch = random_batch(servable.schema, 9, max_length=3, seed=0)
+    torch.testing.assert_close(
+        scores(servable.scripted, batch), scores(servable.eager, batch), rtol=0, atol=1e-5
+    )
+
+
+torch.fx.wrap("pad_dense")
+
+
+class Product(torch.nn.Module):
+    """Beside a padded input, a product that looks at the batch size."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.matmul(pad_dense(x), x.t())
+
+
+def test_padding_stays_where_torch_multiplies() -> None:
+    graph = torch.fx.symbolic_trace(Product())
+    remove_padding(graph)
+    assert graph(torch.ones(1, 2)).shape == (4, 1)
+
+
+@pytest.mark.parametrize("backend", ["fbgemm"], indirect=True)
 def test_large_layers_are_packed_with_their_relu(wide: tuple[Path, RankingModel]) -> None:
     _, model = wide
-    servable = make_servable(model, PackageOptions(name="m"))
+    servable = make_servable(model, PackageOptions(name="m", backend="fbgemm"))
     operators = graph_operators(servable)
     linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     large = [linear for linear in linears if linear.weight.numel() >= SMALLEST_PACKED]
@@ -278,12 +315,13 @@ def test_large_layers_are_packed_with_their_relu(wide: tuple[Path, RankingModel]
     assert torch.equal(scores(servable.scripted, batch), scores(servable.graph, batch))
 
 
+@pytest.mark.parametrize("backend", ["fbgemm"], indirect=True)
 def test_without_onednn_the_layers_stay_as_they_are(
     wide: tuple[Path, RankingModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, model = wide
     monkeypatch.setattr(torch.ops, "mkldnn", object())
-    servable = make_servable(model, PackageOptions(name="m"))
+    servable = make_servable(model, PackageOptions(name="m", backend="fbgemm"))
     assert "mkldnn::_linear_pointwise" not in graph_operators(servable)
     batch = random_batch(servable.schema, 5, max_length=3, seed=0)
     assert torch.equal(scores(servable.scripted, batch), scores(servable.eager, batch))
@@ -307,11 +345,18 @@ def rows_of(batch: HostBatch, schema: InputSchema, begin: int, end: int) -> Host
     )
 
 
-@pytest.mark.parametrize("which", ["small", "wide"])
-def test_a_samples_score_has_the_same_bits_in_every_batch(
-    which: str, each_package: Path, wide: tuple[Path, RankingModel]
+def test_a_wide_models_score_has_the_same_bits_in_every_batch(
+    wide: tuple[Path, RankingModel],
 ) -> None:
-    loaded = load_package(each_package if which == "small" else wide[0])
+    check_same_bits(wide[0])
+
+
+def test_a_samples_score_has_the_same_bits_in_every_batch(each_package: Path) -> None:
+    check_same_bits(each_package)
+
+
+def check_same_bits(path: Path) -> None:
+    loaded = load_package(path)
     schema = loaded.manifest.schema
     whole = random_batch(schema, 131, max_length=7, seed=5)
     expected = loaded.runner.forward(whole)["default"]
