@@ -33,14 +33,14 @@ CARDINALITIES = (
     1200, 500, 20000, 5000, 60, 15, 3000, 100, 3, 8000, 2000, 30000, 1500, 24, 4000, 6000, 10,
     1000, 300, 4, 50000, 18, 16, 2500, 80, 7000,
 )  # fmt: skip
-PAIRS = ((0, 1), (2, 9), (4, 13), (6, 17), (7, 24), (10, 18), (12, 14), (15, 23))
+PAIRS = ((4, 13), (5, 24), (7, 21), (16, 22))
 PAIR_RANK = 2
 
 LOGIT_STD = 1.3
-DENSE_SHARE, CATEGORY_SHARE, PAIR_SHARE = 0.25, 0.55, 0.20
+DENSE_SHARE, CATEGORY_SHARE, PAIR_SHARE = 0.37, 0.55, 0.08
 """What each kind of term gives to the logit's variance."""
 
-RARE = 5e-4
+RARE = 1e-3
 """A value of this frequency has half of the effect that its draw says; a rarer one less."""
 
 PILOT_ROWS = 1 << 16
@@ -233,7 +233,7 @@ def _draw_dense(random: np.random.Generator, number: int) -> DenseColumn:
 def _draw_sparse(random: np.random.Generator, cardinality: int) -> SparseColumn:
     return SparseColumn(
         cardinality=cardinality,
-        exponent=random.uniform(1.15, 1.4),
+        exponent=random.uniform(1.5, 1.9),
         missing_rate=float(random.choice([0.0, 0.0, 0.04, 0.4])),
         missing_effect=random.normal(),
     )
