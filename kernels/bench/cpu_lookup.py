@@ -1,6 +1,6 @@
 """Our CPU lookups and interaction against FBGEMM's and torch's, one thread, interleaved.
 
-    python -m tessera.kernels.bench.cpu_lookup [--rows 1000000] [--tables 26] [--out FILE.json]
+    python -m tessera.kernels.bench.cpu_lookup [--rows 1000000] [--huge-pages] [--out FILE.json]
 
 Both read the same values: FBGEMM its own int8 rows (fp16 scale, fp16 bias, bytes), ours converted
 from them.  Every call gets fresh random ids, so with tables larger than the caches each row is
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from tessera.kernels import ops
+from tessera.kernels.memory import use_huge_pages
 from tessera.kernels.tables import (
     FeatureLookup,
     TableRows,
@@ -94,7 +95,7 @@ def medians_us(contenders: dict[str, Callable[[int], Any]], rounds: int) -> dict
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def lookup_calls(tables: int, rows: int) -> dict[str, Call]:
+def lookup_calls(tables: int, rows: int, *, huge_pages: bool = False) -> dict[str, Call]:
     """The contenders on ``tables`` tables of ``rows`` rows."""
     theirs = [fbgemm_rows(rows) for _ in range(tables)]
     flat = torch.cat([table.flatten() for table in theirs])
@@ -116,6 +117,8 @@ def lookup_calls(tables: int, rows: int) -> dict[str, Call]:
     ours: list[TableRows] = [
         from_fbgemm_rows(table, dim=DIM, weight_type=WeightType.INT8) for table in theirs
     ]
+    if huge_pages:
+        print(f"in huge pages: fbgemm {100 * use_huge_pages(flat):.0f}%")
     contenders = {"fbgemm": fbgemm_call(flat, tables, rows)}
     contenders["ours, fbgemm's rows"] = our_call(flat, in_place)
     for label, beside, alignment in (("apart", False, 16), ("beside", True, 4)):
@@ -123,6 +126,8 @@ def lookup_calls(tables: int, rows: int) -> dict[str, Call]:
         plan = make_plan(
             [FeatureLookup(table=p, out_column=t * DIM) for t, p in enumerate(packed.places)]
         )
+        if huge_pages:
+            print(f"in huge pages: {label} {100 * use_huge_pages(packed.weights):.0f}%")
         contenders[label] = our_call(packed.weights, plan)
     return contenders
 
@@ -134,9 +139,11 @@ def taking_turns(
     return lambda k: call(ids[(k + shift) % len(ids)], lengths, offsets)
 
 
-def measure_lookups(tables: int, rows: int, seconds: float) -> list[dict[str, Any]]:
+def measure_lookups(
+    tables: int, rows: int, seconds: float, *, huge_pages: bool
+) -> list[dict[str, Any]]:
     """Every contender at four batch sizes and two bag lengths."""
-    calls = lookup_calls(tables, rows)
+    calls = lookup_calls(tables, rows, huge_pages=huge_pages)
     results = []
     for per_bag in (1, 10):
         for batch in (1, 8, 64, 512):
@@ -154,9 +161,8 @@ def measure_lookups(tables: int, rows: int, seconds: float) -> list[dict[str, An
             same = [call(ids[0], lengths, offsets) for call in calls.values()]
             for other in same[1:]:
                 torch.testing.assert_close(other, same[0], rtol=1e-5, atol=1e-4)
-            row = {"batch": batch, "ids_per_bag": per_bag, "us": medians_us(turns, rounds)}
-            results.append(row)
-            times = row["us"]
+            times = medians_us(turns, rounds)
+            results.append({"batch": batch, "ids_per_bag": per_bag, "us": times})
             line = "  ".join(
                 f"{name} {value:8.1f} us ({times['fbgemm'] / value:4.2f}x)"
                 for name, value in times.items()
@@ -174,16 +180,23 @@ def torch_interaction(dense: Tensor, sparse: Tensor, first: Tensor, second: Tens
     return torch.cat([dense, chosen], dim=1)
 
 
+def interaction_calls(
+    sets: list[tuple[Tensor, Tensor]], pairs: tuple[Tensor, Tensor]
+) -> dict[str, Callable[[int], Any]]:
+    """Both contenders as functions of the input set's number."""
+    return {
+        "torch": lambda k: torch_interaction(*sets[k % len(sets)], *pairs),
+        "tessera": lambda k: torch.ops.tessera.dot_interaction(*sets[k % len(sets)]),
+    }
+
+
 def measure_interaction(tables: int) -> list[dict[str, Any]]:
     """DLRM's interaction at three batch sizes."""
-    first, second = torch.tril_indices(tables + 1, tables + 1, offset=-1)
+    first, second = torch.tril_indices(tables + 1, tables + 1, offset=-1).unbind()
     results = []
     for batch in (1, 64, 512):
         sets = [(torch.randn(batch, DIM), torch.randn(batch, tables * DIM)) for _ in range(8)]
-        contenders: dict[str, Callable[[int], Any]] = {
-            "torch": lambda k, s=sets: torch_interaction(*s[k % 8], first, second),
-            "tessera": lambda k, s=sets: torch.ops.tessera.dot_interaction(*s[k % 8]),
-        }
+        contenders = interaction_calls(sets, (first, second))
         torch.testing.assert_close(contenders["torch"](0), contenders["tessera"](0))
         times = medians_us(contenders, 300 if batch < 100 else 100)
         results.append({"batch": batch, "us": times})
@@ -201,6 +214,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rows", type=int, default=1_000_000, help="of a table (%(default)s)")
     parser.add_argument("--tables", type=int, default=26, help="how many (%(default)s)")
+    parser.add_argument("--huge-pages", action="store_true", help="hold all tables in 2 MiB pages")
     parser.add_argument("--seconds", type=float, default=6.0, help="about, per line (%(default)s)")
     parser.add_argument("--out", type=Path, help="write all figures to this JSON file")
     args = parser.parse_args()
@@ -214,7 +228,7 @@ def main() -> int:
     document = {
         "machine": machine,
         "interaction": measure_interaction(args.tables),
-        "lookup": measure_lookups(args.tables, args.rows, args.seconds),
+        "lookup": measure_lookups(args.tables, args.rows, args.seconds, huge_pages=args.huge_pages),
     }
     if args.out:
         args.out.write_text(json.dumps(document, indent=1))
