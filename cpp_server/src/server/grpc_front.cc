@@ -219,13 +219,15 @@ std::byte* GrpcCall::begin_reply(std::size_t bytes) {
 
 void GrpcCall::send_reply() {
   const grpc::ByteBuffer buffer(&response_, 1);
+  hand_over();
   writer_->Finish(buffer, grpc::Status::OK, &sent_);
 }
 
 void GrpcCall::refuse(const Status& status) {
-  writer_->FinishWithError(grpc::Status(static_cast<grpc::StatusCode>(status.code),
-                                        status.message.substr(0, kMaxMessage)),
-                           &sent_);
+  const grpc::Status refusal(static_cast<grpc::StatusCode>(status.code),
+                             status.message.substr(0, kMaxMessage));
+  hand_over();
+  writer_->FinishWithError(refusal, &sent_);
 }
 
 }  // namespace

@@ -73,7 +73,10 @@ void PredictCall::count(Code code) {
   }
 }
 
+void PredictCall::hand_over() { handed_over_.store(true, std::memory_order_release); }
+
 void PredictCall::leave() {
+  handed_over_.exchange(false, std::memory_order_acquire);
   if (!inside_) return;
   inside_ = false;
   context_.gate.leave();

@@ -7,6 +7,7 @@
 // thread, perhaps before start returns, and is the last use of the call.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <span>
 
@@ -43,6 +44,9 @@ class PredictCall : public PendingRequest {
   virtual void send_reply() = 0;
   virtual void refuse(const Status& status) = 0;
 
+  // To be called by the transport as the last thing before the answer is on its way.
+  void hand_over();
+
   // To be called when what was sent has left: the drain waits for it.
   void leave();
 
@@ -53,6 +57,9 @@ class PredictCall : public PendingRequest {
 
   const PredictContext& context_;
   bool inside_ = false;
+  // Set last by whoever answers, taken first when the answer has left. The transport orders
+  // the two as well, but where ThreadSanitizer cannot see it.
+  std::atomic<bool> handed_over_ = false;
   TimePoint began_{};
   ServedModel* model_ = nullptr;
   PredictionRequestView view_;
