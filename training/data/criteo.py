@@ -24,6 +24,9 @@ from tessera.training.data.malformed import MalformedReport, MalformedRowError
 GROUP_ROWS = 1 << 14
 ROWS_FILE = "rows.bin"
 
+LAYOUT = 1
+"""Goes up with every change of what is written, so that older prepared folders are stale."""
+
 Words = npt.NDArray[np.uint32]
 
 _BITS = np.arange(fmt.NUM_SPARSE, dtype=np.uint32)[:, None]

@@ -32,8 +32,11 @@ SPARSE_NAMES = ("user", "item", "gender", "age", "occupation", "year", "genres",
 DENSE_NAMES = ("user_ratings", "user_positive", "item_ratings", "item_positive")
 DENSE_TRANSFORM = (
     "of the ratings strictly before this one: *_ratings = log1p(their number);"
-    " *_positive = (positive ones + 2.5) / (their number + 5)"
+    " *_positive = log((positive ones + 2.5) / (other ones + 2.5))"
 )
+
+LAYOUT = 2
+"""Goes up with every change of what is written, so that older prepared folders are stale."""
 
 Integers = npt.NDArray[np.int64]
 
@@ -81,9 +84,9 @@ def build_arrays(tables: MovieLens, *, positive_rating: int) -> dict[str, npt.ND
     dense = np.stack(
         [
             np.log1p(user_count),
-            (user_positive + 2.5) / (user_count + 5),
+            _log_odds(user_positive, user_count),
             np.log1p(item_count),
-            (item_positive + 2.5) / (item_count + 5),
+            _log_odds(item_positive, item_count),
         ],
         axis=1,
     ).astype(np.float32)
@@ -105,6 +108,14 @@ def build_arrays(tables: MovieLens, *, positive_rating: int) -> dict[str, npt.ND
         "history_ends": first_of_user + user_positive.astype(np.int64),
         "history_lengths": user_positive.astype(np.int32),
     }
+
+
+def _log_odds(
+    positive: npt.NDArray[np.float64], count: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Of a positive rating, drawn towards even by 5 ratings that nobody gave."""
+    odds: npt.NDArray[np.float64] = (positive + 2.5) / (count - positive + 2.5)
+    return np.log(odds)
 
 
 def _bags(name: str, bags: list[tuple[int, ...]]) -> dict[str, npt.NDArray[Any]]:

@@ -11,9 +11,11 @@ from tqdm import tqdm
 
 from tessera.errors import UserError
 from tessera.training.data.config import DataConfig
+from tessera.training.data.criteo import LAYOUT as CRITEO_LAYOUT
 from tessera.training.data.criteo import CriteoDataset, write_criteo
 from tessera.training.data.dataset import Dataset, DatasetView, DataSplits
 from tessera.training.data.malformed import MalformedReport, MalformedRowError
+from tessera.training.data.movielens import LAYOUT as MOVIELENS_LAYOUT
 from tessera.training.data.movielens import MovieLensDataset, write_movielens
 from tessera.training.data.movielens_read import find_layout
 from tessera.training.data.prepared import PreparedFolder, open_or_build
@@ -110,7 +112,11 @@ def _prepare_movielens(config: DataConfig, source: Path, cache: Path) -> Prepare
         cache,
         label=source.name,
         sources=[source / name for name in (layout.ratings, layout.items, layout.users)],
-        options={"format": "movielens", "positive_rating": config.positive_rating},
+        options={
+            "format": "movielens",
+            "layout": MOVIELENS_LAYOUT,
+            "positive_rating": config.positive_rating,
+        },
         build=build,
     )
 
@@ -141,7 +147,11 @@ def _prepare_criteo(
             )
 
     return open_or_build(
-        cache, label=paths[0].name, sources=files, options={"format": "criteo"}, build=build
+        cache,
+        label=paths[0].name,
+        sources=files,
+        options={"format": "criteo", "layout": CRITEO_LAYOUT},
+        build=build,
     )
 
 
