@@ -65,12 +65,14 @@ demo: install build-kernels  ## the whole way on generated data: train, package,
 test: install-dev build  ## every test that can run on this machine
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-check: install-dev  ## format, lint, types
+check: install-dev build  ## format, lint, types, C++ and CUDA warnings as errors
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check --no-cache $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/mypy examples/*.py load_tests/*.py tests/check_protos.py
 	$(BIN)/python tests/check_protos.py
+	@if command -v nvcc >/dev/null; then $(BIN)/python kernels/build.py --check-cuda; \
+	else echo "no nvcc on the path: the CUDA sources were not compiled"; fi
 
 format: install-dev  ## rewrite the sources as the formatter wants them
 	$(BIN)/ruff format $(SOURCES)
