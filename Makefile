@@ -23,7 +23,7 @@ BENCHES := training.bench.reader training.bench.train_speed training.bench.quali
   serving.bench.forward serving.bench.server_load serving.bench.memory
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev build build-kernels build-server demo test check format protos bench load-test clean
+.PHONY: help install install-dev build build-kernels build-server demo test check format protos bench load-test clean check-cuda gpu-test gpu-bench build-kernels build-server
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -80,6 +80,18 @@ format: install-dev  ## rewrite the sources as the formatter wants them
 
 protos: install-dev  ## generate serving/protocol from protos/
 	$(BIN)/python tests/check_protos.py --write
+
+# nvcc alone is enough for the check of the CUDA sources; without it there is nothing to compile.
+check-cuda: install
+	@if command -v nvcc >/dev/null; then $(BIN)/python kernels/build.py --check-cuda; \
+	  else echo "check-cuda: no nvcc here; the CUDA sources were not compiled"; fi
+
+gpu-test: install-dev build-kernels  ## the GPU tests, on a host with a CUDA device
+	$(BIN)/python -m pytest tests/kernels -m gpu
+
+gpu-bench: install-dev build-kernels  ## our CUDA lookups against FBGEMM's, on a host with a CUDA device
+	@mkdir -p bench-out
+	$(BIN)/python -m tessera.kernels.bench.gpu_lookup --out bench-out/gpu_lookup.json
 
 load-test: install-dev build-kernels  ## locust without a screen, against a server of its own; ADDRESS=HOST:PORT for another
 	@$(BIN)/python load_tests/run.py $(if $(ADDRESS),--address $(ADDRESS))
