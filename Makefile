@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 FBGEMM := $(if $(filter cuda,$(ACCEL)),fbgemm-gpu,fbgemm-gpu-cpu)==$(FBGEMM_VERSION)
 # The command line, the folders it is linked to, and what is beside them.
-SOURCES := tessera training serving kernels tests load_tests examples
+SOURCES := tessera training serving kernels cpp_server tests load_tests examples
 
 # Each prints a table and names the machine; docs/benchmarks.md holds the results.
 BENCHES := training.bench.reader training.bench.train_speed training.bench.quality \
@@ -69,7 +69,7 @@ check: install-dev build  ## format, lint, types, C++ and CUDA warnings as error
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check --no-cache $(SOURCES)
 	$(BIN)/mypy
-	$(BIN)/mypy examples/*.py load_tests/*.py tests/check_protos.py
+	$(BIN)/mypy examples/*.py load_tests/*.py cpp_server/bench/*.py tests/check_protos.py
 	$(BIN)/python tests/check_protos.py
 	@if command -v nvcc >/dev/null; then $(BIN)/python kernels/build.py --check-cuda; \
 	else echo "no nvcc on the path: the CUDA sources were not compiled"; fi
