@@ -23,7 +23,7 @@ BENCHES := training.bench.reader training.bench.train_speed training.bench.quali
   serving.bench.forward serving.bench.server_load serving.bench.memory
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev build build-kernels build-server demo test check format protos bench load-test clean check-cuda gpu-test gpu-bench build-kernels build-server
+.PHONY: help install install-dev build build-kernels build-server demo test check format protos bench load-test clean check-cuda gpu-test gpu-bench
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14

@@ -1,0 +1,375 @@
+// How a group of threads sums its bags: ids to rows, rows through the ring, sums to the output.
+//
+// Rows travel by cp.async into a ring in shared memory, kRing rows ahead of the sum.  Each thread
+// reads back only the bytes that it copied, so there is no barrier.  The ring is what registers
+// could not hold: 8 rows x 16 bytes x 768 threads keep 96 KB in flight on a multiprocessor, where
+// about 30 KB are needed to cover 4.2 TB/s times the latency of a random row.
+//
+// The sum is the CPU's, in its order: acc = fma(weight * scale, q, acc), bias apart.
+#pragma once
+
+#include <climits>
+
+#include "cuda_decode.cuh"
+#include "cuda_lookup.h"
+#include "ids.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kBlocksPerMultiprocessor = 3;  // 80 registers a thread: with 64 they spill
+constexpr int kStep = 4;                     // ids issued together
+constexpr int kRing = 8;                     // rows in flight of a group
+constexpr int kMaxBagsPerGroup = 4;
+constexpr int kRingBytes = kRing * kThreads * 16;
+constexpr int kSharedBytes = kRingBytes + kRing * kThreads * 4;
+static_assert(kSharedBytes <= 48 * 1024, "more would have to be asked for");
+
+__device__ __forceinline__ int64_t load_integer(const void* values, int64_t at, bool wide) {
+  return wide ? __ldg(static_cast<const int64_t*>(values) + at)
+              : __ldg(static_cast<const int32_t*>(values) + at);
+}
+
+// An id as it was loaded.  Widening it at once would wait for the load; that happens when the id
+// is used, one step later.
+template <bool Wide>
+struct RawId;
+
+template <>
+struct RawId<false> {
+  int32_t bits;
+
+  __device__ __forceinline__ void load(const uint8_t* ids, int at) {
+    bits = __ldg(reinterpret_cast<const int32_t*>(ids) + at);
+  }
+  __device__ __forceinline__ int64_t value() const { return bits; }
+  __device__ __forceinline__ uint32_t nearest_row(uint32_t rows) const {
+    return static_cast<uint32_t>(min(max(bits, 0), static_cast<int>(rows) - 1));
+  }
+};
+
+template <>
+struct RawId<true> {
+  int64_t bits;
+
+  __device__ __forceinline__ void load(const uint8_t* ids, int at) {
+    bits = __ldg(reinterpret_cast<const int64_t*>(ids) + at);
+  }
+  __device__ __forceinline__ int64_t value() const { return bits; }
+  __device__ __forceinline__ uint32_t nearest_row(uint32_t rows) const {
+    const uint32_t nearest = bits < 0 ? 0 : rows - 1;
+    return static_cast<uint64_t>(bits) < rows ? static_cast<uint32_t>(bits) : nearest;
+  }
+};
+
+// An offset, kept inside the ids whatever the caller sent.
+__device__ __forceinline__ int64_t load_offset(const CudaLookup& job, int64_t bag) {
+  const int64_t offset = load_integer(job.offsets, bag, job.wide_offsets);
+  return min(max(offset, int64_t{0}), job.ids);
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* at) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
+
+template <int Bytes>
+__device__ __forceinline__ void copy_async(uint32_t to, const uint8_t* from) {
+  if constexpr (Bytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(Bytes)
+                 : "memory");
+  }
+}
+
+__device__ __forceinline__ float2 half_pair(uint32_t bits) {
+  return make_float2(half_bits_to_float(bits & 0xffffu), half_bits_to_float(bits >> 16));
+}
+
+// Scale and bias of a row, of any type and alignment.
+__device__ float2 load_scale(const FeaturePlan& plan, const uint8_t* scales, uint32_t row) {
+  const uint8_t* at = scales + static_cast<int64_t>(row >> plan.scale_shift) * plan.scale_stride;
+  if (plan.scale_type == kHalfScale) {
+    return make_float2(decode_column(kFloat16, at, 0), decode_column(kFloat16, at, 1));
+  }
+  return make_float2(decode_column(kFloat32, at, 0), decode_column(kFloat32, at, 1));
+}
+
+// The row of a raw id or -1; counts it once per group when it is outside the table.
+__device__ __forceinline__ int32_t resolve(const CudaLookup& job, const FeaturePlan& plan,
+                                           int feature, int64_t id, bool counts) {
+  bool outside;
+  const int64_t row = resolve_id(id, plan.rows, plan.id_rule, plan.out_of_range,
+                                 static_cast<uint64_t>(plan.reciprocal), &outside);
+  if (outside && counts && job.outside != nullptr) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(job.outside + feature), 1ULL);
+  }
+  return static_cast<int32_t>(row);
+}
+
+// What a feature asks of the inner loop.  Each mode is compiled for itself, so that the common
+// ones keep everything in registers.
+enum class Mode {
+  kOneScale,  // ids are rows (clamped), no id weights, no counts; one scale for the table or none
+  kRowScale,  // the same with fp16 scales per row or per few rows
+  kGeneral,   // everything
+};
+
+// What writing a bag needs of the plan; in shared memory to keep it out of registers.
+struct BagShape {
+  int64_t out_column;
+  int dim;
+  int mean;
+  int quantized;
+  int vector_stores;
+  int plain_half;  // fp16, sum pooling, whole shares, vector stores: the short way out
+};
+
+// How a group works on its bags.
+struct Group {
+  int lane;  // 0 .. lanes - 1
+  int bag;   // the first bag
+  int bags;  // how many, >= 1
+  int64_t begin;  // where the ids of the first bag begin
+  int count;      // ids of all bags
+  // Where the first three bags end, from `begin`; the last bag takes the rest, whatever its end.
+  int ends[kMaxBagsPerGroup - 1];
+
+  // False: there is no bag for this group.
+  __device__ __forceinline__ bool take(const CudaLookup& job, int feature, int64_t tile, int lanes,
+                                       int bags_per_group) {
+    lane = static_cast<int>(threadIdx.x) & (lanes - 1);
+    const int groups = kThreads / lanes;
+    bag = (static_cast<int>(tile) * groups + static_cast<int>(threadIdx.x) / lanes) *
+          bags_per_group;
+    bags = min(static_cast<int>(job.batch) - bag, bags_per_group);
+    if (bags <= 0) return false;
+    const int first = feature * static_cast<int>(job.batch) + bag;
+    begin = load_offset(job, first);
+    const int64_t end = load_offset(job, first + bags);
+#pragma unroll
+    for (int k = 0; k < kMaxBagsPerGroup - 1; ++k) {
+      ends[k] = INT_MAX;
+      if (k + 1 < bags) ends[k] = static_cast<int>(load_offset(job, first + k + 1) - begin);
+    }
+    count = static_cast<int>(max(end - begin, int64_t{0}));
+    return true;
+  }
+};
+
+// One thread's columns of a bag: sum them up, then write them.
+template <int C>
+struct Sum {
+  float acc[C];
+  float bias;
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int k = 0; k < C; ++k) acc[k] = 0.0f;
+    bias = 0.0f;
+  }
+
+  // The short way: fp16, all C columns, aligned.
+  __device__ __forceinline__ void write_half(const CudaLookup& job, int64_t at, bool quantized) {
+    uint16_t* out = static_cast<uint16_t*>(job.out) + at;
+    const float add = quantized ? bias : 0.0f;
+    uint32_t pairs[C / 2];
+#pragma unroll
+    for (int k = 0; k < C / 2; ++k) {
+      pairs[k] = pack_pair(OutType::kFloat16, acc[2 * k] + add, acc[2 * k + 1] + add);
+    }
+    if constexpr (C == 4) {
+      store_streaming(out, pairs[0], pairs[1]);
+    } else {
+#pragma unroll
+      for (int k = 0; k < C / 2; k += 4) {
+        store_streaming(out + 2 * k, pairs[k], pairs[k + 1], pairs[k + 2], pairs[k + 3]);
+      }
+    }
+    clear();
+  }
+
+  __device__ __forceinline__ void write(const CudaLookup& job, int64_t at, int columns,
+                                        bool vector_stores, bool quantized, float divisor) {
+#pragma unroll
+    for (int k = 0; k < C; ++k) {
+      if (quantized) acc[k] += bias;
+      if (divisor > 1.0f) acc[k] = __fdiv_rn(acc[k], divisor);
+    }
+    if (!vector_stores || columns < C) {
+#pragma unroll
+      for (int k = 0; k < C; ++k) {
+        if (k < columns) store_element(job.out_type, job.out, at + k, acc[k]);
+      }
+    } else if (job.out_type == OutType::kFloat32) {
+      float* out = static_cast<float*>(job.out) + at;
+#pragma unroll
+      for (int k = 0; k < C; k += 4) {
+        store_streaming(out + k, __float_as_uint(acc[k]), __float_as_uint(acc[k + 1]),
+                        __float_as_uint(acc[k + 2]), __float_as_uint(acc[k + 3]));
+      }
+    } else {
+      uint16_t* out = static_cast<uint16_t*>(job.out) + at;
+      uint32_t pairs[C / 2];
+#pragma unroll
+      for (int k = 0; k < C / 2; ++k) {
+        pairs[k] = pack_pair(job.out_type, acc[2 * k], acc[2 * k + 1]);
+      }
+      if constexpr (C == 4) {
+        store_streaming(out, pairs[0], pairs[1]);
+      } else {
+#pragma unroll
+        for (int k = 0; k < C / 2; k += 4) {
+          store_streaming(out + 2 * k, pairs[k], pairs[k + 1], pairs[k + 2], pairs[k + 3]);
+        }
+      }
+    }
+    clear();
+  }
+};
+
+// Sums and writes columns [column, column + C) of the group's bags.
+template <int64_t T, Mode M, bool Wide>
+__device__ __forceinline__ void stream_bags(const CudaLookup& job, const FeaturePlan& plan,
+                                            const volatile BagShape& shape, int feature,
+                                            const Group& group, int column, uint8_t* ring) {
+  constexpr int C = Share<T>::kColumns;
+  constexpr int kBytes = Share<T>::kBytes;
+  constexpr bool kRingScale = M == Mode::kRowScale || M == Mode::kGeneral;
+  const int count = group.count;
+  const uint8_t* const ids =
+      static_cast<const uint8_t*>(job.indices) + group.begin * (Wide ? 8 : 4);
+  // A lane past the last column reads the first columns and writes nothing.
+  const uint8_t* data = job.weights + plan.data_offset + (column < plan.dim ? column : 0) / C * kBytes;
+  const uint8_t* scales = job.weights + plan.scale_offset;
+  const uint32_t rows = static_cast<uint32_t>(plan.rows);
+  const uint32_t row_stride = static_cast<uint32_t>(plan.row_stride);
+  const uint32_t scale_stride = static_cast<uint32_t>(plan.scale_stride);
+  const int scale_shift = min(static_cast<int>(plan.scale_shift), 31);
+  const bool quantized = M == Mode::kRowScale || shape.quantized != 0;
+  const float2 table_scale =
+      !kRingScale && quantized ? load_scale(plan, scales, 0) : make_float2(1.0f, 0.0f);
+  const uint32_t slot = shared_address(ring) + threadIdx.x * 16;
+  const uint8_t* const slot_pointer = ring + threadIdx.x * 16;
+  const uint8_t* const scale_slots = ring + kRingBytes + threadIdx.x * 4;
+  uint32_t skipped = 0;  // bit s: ring slot s holds an id that contributes nothing
+  RawId<Wide> id[kStep];
+
+  const auto load_ids = [&](int at) {
+#pragma unroll
+    for (int u = 0; u < kStep; ++u) {
+      if (at + u < count) id[u].load(ids, at + u);
+    }
+  };
+  const auto issue = [&](int at, int stage) {
+#pragma unroll
+    for (int u = 0; u < kStep; ++u) {
+      if (at + u < count) {
+        uint32_t row;
+        if constexpr (M == Mode::kGeneral) {
+          const bool counts = group.lane == 0 && column < C;
+          const int32_t resolved = resolve(job, plan, feature, id[u].value(), counts);
+          const uint32_t bit = 1u << (stage + u);
+          skipped = resolved < 0 ? skipped | bit : skipped & ~bit;
+          row = static_cast<uint32_t>(max(resolved, 0));
+        } else {
+          row = id[u].nearest_row(rows);
+        }
+        copy_async<kBytes>(slot + (stage + u) * kThreads * 16,
+                           data + static_cast<uint64_t>(row) * row_stride);
+        if (kRingScale && quantized) {
+          copy_async<4>(shared_address(scale_slots + (stage + u) * kThreads * 4),
+                        scales + static_cast<uint64_t>(row >> scale_shift) * scale_stride);
+        }
+      }
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  };
+
+  Sum<C> sum;
+  sum.clear();
+  int bag = 0;  // within the group
+  int bag_end = group.ends[0];
+  const auto finish_bag = [&] {
+    float divisor = 1.0f;
+    if (shape.mean) {
+      const int at = feature * static_cast<int>(job.batch) + group.bag + bag;
+      divisor = static_cast<float>(load_offset(job, at + 1) - load_offset(job, at));
+    }
+    const int64_t at = (group.bag + bag) * job.out_width + shape.out_column + column;
+    if (shape.plain_half) {
+      sum.write_half(job, at, shape.quantized != 0);
+    } else {
+      sum.write(job, at, shape.dim - column, shape.vector_stores != 0, shape.quantized != 0,
+                divisor);
+    }
+    ++bag;
+    bag_end = bag == 1 ? group.ends[1] : bag == 2 ? group.ends[2] : INT_MAX;
+  };
+
+  load_ids(0);
+#pragma unroll
+  for (int s = 0; s < kRing; s += kStep) {
+    issue(s, s);
+    load_ids(s + kStep);
+  }
+  // Row k of the group's ids is in ring slot k % kRing.
+  const auto add_row = [&](int k) {
+    const int place = k % kRing;
+    if (M == Mode::kGeneral && (skipped >> place & 1) != 0) return;
+    uint32_t words[kBytes / 4];
+    const uint8_t* at = slot_pointer + place * kThreads * 16;
+    if constexpr (kBytes == 16) {
+      const uint4 four = *reinterpret_cast<const uint4*>(at);
+      words[0] = four.x;
+      words[1] = four.y;
+      words[2] = four.z;
+      words[3] = four.w;
+    } else {
+      const uint2 two = *reinterpret_cast<const uint2*>(at);
+      words[0] = two.x;
+      words[1] = two.y;
+    }
+    float2 pair = table_scale;
+    if (kRingScale && quantized) {
+      pair = half_pair(*reinterpret_cast<const uint32_t*>(scale_slots + place * kThreads * 4));
+    }
+    if constexpr (M == Mode::kGeneral) {
+      const float weight =
+          job.id_weights == nullptr ? 1.0f : __ldg(job.id_weights + group.begin + k);
+      pair.x = __fmul_rn(weight, pair.x);
+      pair.y = __fmul_rn(weight, pair.y);
+    }
+    sum.bias = __fadd_rn(sum.bias, pair.y);
+    float values[C];
+    decode_share<T>(words, values);
+#pragma unroll
+    for (int c = 0; c < C; ++c) sum.acc[c] = fmaf(pair.x, values[c], sum.acc[c]);
+  };
+  // One place writes bags: its code is long, and unrolled copies of it would crowd out the loop.
+  for (int i = 0; i < count; i += kStep) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kRing / kStep - 1) : "memory");
+    const int step_end = min(i + kStep, count);
+    int k = i;
+    while (true) {
+      const int stop = min(bag_end, step_end);
+      if (stop - k == kStep) {
+#pragma unroll
+        for (int u = 0; u < kStep; ++u) add_row(i + u);
+        k = stop;
+      } else {
+#pragma unroll 1
+        for (; k < stop; ++k) add_row(k);
+      }
+      if (k >= step_end) break;
+      finish_bag();
+    }
+    issue(i + kRing, i % kRing);
+    load_ids(i + kRing + kStep);
+  }
+  while (bag < group.bags) finish_bag();
+}
+
+}  // namespace
+}  // namespace tessera
