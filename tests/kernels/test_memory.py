@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from tessera.kernels.memory import use_huge_pages
 
 
