@@ -67,6 +67,20 @@ class Assembly:
             self.dense_optimizer.step()
         return value
 
+    def begin_at(self, positive_rate: float) -> None:
+        """Let fresh weights answer ``positive_rate`` on average, instead of a half.
+
+        The logit's bias begins at its log-odds.  Otherwise the first steps teach that number
+        to whatever is quickest, the rows of the tables that they meet among it, and an id
+        that was never met stays without it.
+        """
+        rate = min(max(positive_rate, 1e-6), 1 - 1e-6)
+        layers = [module for module in self.model.modules() if isinstance(module, torch.nn.Linear)]
+        last = layers[-1]
+        assert last.out_features == 1, "the model ends with the layer that makes the logit"
+        with torch.no_grad():
+            last.bias.fill_(math.log(rate / (1 - rate)))
+
     def learning_rates(self) -> tuple[float, float]:
         """Those of the last step: (dense part, tables)."""
         factor = 1.0 if self._factor is None else self._factor
