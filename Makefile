@@ -19,8 +19,10 @@ FBGEMM := $(if $(filter cuda,$(ACCEL)),fbgemm-gpu,fbgemm-gpu-cpu)==$(FBGEMM_VERS
 SOURCES := tessera training serving kernels cpp_server tests load_tests examples
 
 # Each prints a table and names the machine; docs/benchmarks.md holds the results.
-BENCHES := training.bench.reader training.bench.train_speed training.bench.quality \
-  serving.bench.forward serving.bench.server_load serving.bench.memory
+BENCHES := training.bench.reader training.bench.train_speed serving.bench.forward \
+  serving.bench.server_load serving.bench.memory kernels.bench.cpu_lookup
+# A folder with criteo_sample_14584.tsv and ml-100k/, for the quality of trained models.
+DATA ?= ../shared/data
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev build build-kernels build-server demo test check format protos bench load-test clean check-cuda gpu-test gpu-bench
@@ -65,14 +67,12 @@ demo: install build-kernels  ## the whole way on generated data: train, package,
 test: install-dev build  ## every test that can run on this machine
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-check: install-dev build  ## format, lint, types, C++ and CUDA warnings as errors
+check: install-dev build check-cuda  ## format, lint, types, C++ and CUDA warnings as errors
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check --no-cache $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/mypy examples/*.py load_tests/*.py cpp_server/bench/*.py tests/check_protos.py
 	$(BIN)/python tests/check_protos.py
-	@if command -v nvcc >/dev/null; then $(BIN)/python kernels/build.py --check-cuda; \
-	else echo "no nvcc on the path: the CUDA sources were not compiled"; fi
 
 format: install-dev  ## rewrite the sources as the formatter wants them
 	$(BIN)/ruff format $(SOURCES)
@@ -102,6 +102,9 @@ bench: install-dev build  ## the benchmarks behind docs/benchmarks.md (about 30 
 	  echo "== python -m tessera.$$module"; \
 	  $(BIN)/python -m tessera.$$module | tee bench-out/$$module.txt || exit 1; \
 	done
+	@if [ -d "$(DATA)" ]; then $(BIN)/python -m tessera.training.bench.quality --data $(DATA) --out bench-out; \
+	else echo "quality was left out: DATA=$(DATA) is no folder"; fi
+	@if [ -x build/cpp/release/tessera-server ]; then $(BIN)/python cpp_server/bench/server_bench.py; fi
 
 clean:  ## remove what the other targets made, the virtual environment included
 	rm -rf $(VENV) .demo build dist bench-out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
