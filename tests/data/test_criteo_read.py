@@ -58,6 +58,7 @@ def test_several_processes_read_what_one_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(criteo_read, "TASK_BYTES", 20_000)
+    monkeypatch.setattr(criteo_read, "SERIAL_BYTES", 0)
     files = [tmp_path / "a.tsv", tmp_path / "b.tsv.gz", tmp_path / "c.tsv"]
     texts = [plain.random_text(seed, 300, malformed_share=0.01) for seed in (1, 2, 3)]
     files[0].write_bytes(texts[0])

@@ -36,8 +36,8 @@ class DataConfig:
         split_seed: seed of ``split: random``; another seed holds out other rows.
         strict: refuse the data at its first malformed row instead of leaving such rows out,
             counting and reporting them.
-        workers: processes that parse Criteo files larger than a few blocks; 0 or 1: none
-            beside this one.
+        workers: processes that parse Criteo files of more than 128 MiB; 0 or 1: none beside
+            this one.
         positive_rating: MovieLens: ratings from this one on have label 1 and enter histories.
         max_history: MovieLens: a user's history holds at most this many ids, the latest ones.
     """
