@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 import torch
 from tiny_runs import changed, write_criteo
+from torch import nn
 
 from tessera.cli import main
 from tessera.errors import UserError
@@ -13,6 +15,7 @@ from tessera.training.config import load_config
 from tessera.training.data import open_data
 from tessera.training.trained import load_trained, validation_batches
 from tessera.training.trainer import train
+from tessera.training.trainer.assembly import assemble
 from tessera.training.trainer.checkpoint import CheckpointError, load_checkpoint
 from tessera.training.trainer.files import list_checkpoints
 from tessera.training.trainer.logs import read_metrics
@@ -310,3 +313,28 @@ def test_a_wrong_command_ends_with_2_and_one_line(
     assert message in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+def test_fresh_weights_begin_at_the_share_of_positive_labels(tiny_yaml):
+    config = load_config(tiny_yaml)
+    assembly = assemble(config, dense_names=("I1",), sparse_names=("C1",))
+    assembly.begin_at(0.2)
+    last = [module for module in assembly.model.modules() if isinstance(module, nn.Linear)][-1]
+    assert torch.sigmoid(last.bias).item() == pytest.approx(0.2, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.embedding_dim=6", "embedding_dim of table .* is 6; fused tables take multiples"),
+        ("model.tables={C1: {table: items}}", "table name 'items' is a word that torch's modules"),
+    ],
+)
+def test_a_table_that_cannot_be_trained_is_one_clear_line(
+    tiny_yaml, tmp_path, capsys, override, message
+):
+    out = tmp_path / "run"
+    assert main(["train", "--config", str(tiny_yaml), override, "--out", str(out), "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error)
+    assert error.count("\n") == 1

@@ -459,3 +459,13 @@ def test_building_tables_warns_of_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fuse(collection())
+
+
+def test_a_row_length_that_fused_tables_do_not_take_is_refused():
+    tables = EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(name="t0", num_embeddings=5, embedding_dim=6, feature_names=["f0"])
+        ]
+    )
+    with pytest.raises(ValueError, match=r"embedding_dim of table 't0' is 6; .* multiples of 4"):
+        DistributedModelParallel(tables)

@@ -19,9 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tessera.errors import UserError
 from tessera.training.distributed.fbgemm import import_training_tables, root_logger_untouched
 from tessera.training.modules.embedding_configs import EmbeddingBagConfig
 from tessera.training.optim.fused import EmbOptimType, FusedParams
+
+FUSED_ROW_MULTIPLE = 4
+"""FBGEMM's training tables take rows whose length is a multiple of this."""
 
 
 class BatchedFusedEmbeddingBag:
@@ -48,6 +52,12 @@ class BatchedFusedEmbeddingBag:
         is_weighted: bool,
         fused_params: FusedParams,
     ) -> None:
+        for table in tables:
+            if table.embedding_dim % FUSED_ROW_MULTIPLE:
+                raise UserError(
+                    f"embedding_dim of table {table.name!r} is {table.embedding_dim}; fused tables"
+                    f" take multiples of {FUSED_ROW_MULTIPLE}"
+                )
         fbgemm = import_training_tables()
         self.tables = list(tables)
         self._weighted_mean = mean and is_weighted

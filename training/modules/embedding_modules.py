@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from tessera.errors import UserError
 from tessera.training.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
 from tessera.training.sparse.checks import check_id_dtype, is_traced
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
@@ -33,30 +34,30 @@ def check_tables(tables: list[EmbeddingBagConfig]) -> None:
     """Check the tables of one collection.
 
     Raises:
-        ValueError: a name is missing or given twice, a table serves no feature, or a data type
+        UserError: a name is missing or given twice, a table serves no feature, or a data type
             that training does not store.
     """
     seen: set[str] = set()
     for table in tables:
         if not table.name or "." in table.name:
-            raise ValueError(
+            raise UserError(
                 f"table name {table.name!r}: give a name without a dot (it becomes a part of the "
                 "parameter's name)"
             )
         if hasattr(nn.ModuleDict(), table.name):
-            raise ValueError(
+            raise UserError(
                 f"table name {table.name!r} is a word that torch's modules use themselves; give "
                 "another, such as one that ends in _table"
             )
         if table.name in seen:
-            raise ValueError(f"two tables are called {table.name!r}; names are unique")
+            raise UserError(f"two tables are called {table.name!r}; names are unique")
         seen.add(table.name)
         if not table.feature_names:
-            raise ValueError(f"table {table.name!r} has no feature_names; give at least one")
+            raise UserError(f"table {table.name!r} has no feature_names; give at least one")
         if len(set(table.feature_names)) != len(table.feature_names):
-            raise ValueError(f"table {table.name!r} lists a feature twice: {table.feature_names}")
+            raise UserError(f"table {table.name!r} lists a feature twice: {table.feature_names}")
         if table.data_type is not DataType.FP32:
-            raise ValueError(
+            raise UserError(
                 f"table {table.name!r}: data_type is {table.data_type.value}; tables are trained "
                 "as FP32 and packaged as something else"
             )
