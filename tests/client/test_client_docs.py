@@ -1,4 +1,4 @@
-"""The examples of docs/client.md run as they are, with a real server in place of the address."""
+"""The examples of docs/client.md and of the README run as they are, with a real server in place of the address."""
 
 import re
 from pathlib import Path
@@ -22,6 +22,19 @@ def test_the_examples_run(server_address, package, tmp_path, monkeypatch):
     assert names["scores"].outputs["default"].shape == (3,)
     first = names["answers"][0].outputs["default"]
     assert all(np.array_equal(answer.outputs["default"], first) for answer in names["answers"])
+
+
+def test_the_readmes_examples_run(server_address, package, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.pt").symlink_to(package)
+    readme = PAGE.parents[1] / "README.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", readme.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    exec(compile(blocks[0], str(readme), "exec"), {})
+    assert capsys.readouterr().out == "torch.Size([2, 16])\n"
+    names = {}
+    exec(compile(blocks[1].replace("127.0.0.1:50051", server_address), str(readme), "exec"), names)
+    assert names["answer"].outputs["default"].shape == (2,)
 
 
 def test_the_table_of_exceptions_is_the_clients():
