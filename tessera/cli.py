@@ -104,8 +104,11 @@ def run_command(name: str, arguments: Sequence[str], *, prog: str | None = None)
     args = parser.parse_intermixed_args(arguments)
     try:
         return int(module.run(args))
-    except (UserError, FileNotFoundError, PermissionError, IsADirectoryError) as error:
+    except UserError as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+        print(f"{prog}: error: {error.filename}: {error.strerror}", file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)
