@@ -13,7 +13,8 @@ FBGEMM_VERSION ?= 1.8.0
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+# setuptools warns that an editable install finds the folder tessera/, which is what it is for.
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check -q
 FBGEMM := $(if $(filter cuda,$(ACCEL)),fbgemm-gpu,fbgemm-gpu-cpu)==$(FBGEMM_VERSION)
 # The command line, the folders it is linked to, and what is beside them.
 SOURCES := tessera training serving kernels cpp_server tests load_tests examples
