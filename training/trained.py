@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tessera.errors import UserError
 from tessera.training.config import ExperimentConfig
 from tessera.training.data import open_data
 from tessera.training.data.batch import Batch
@@ -58,10 +57,6 @@ def load_trained(path: str | Path) -> TrainedModel:
         OSError: it cannot be read.
     """
     path = Path(path)
-    if not path.exists():
-        raise UserError(
-            f"{path} is not there; give a run folder of 'tessera train' or one of its checkpoints"
-        )
     file = best_checkpoint(path) if path.is_dir() else path
     checkpoint = load_checkpoint(file)
     config = ExperimentConfig.from_plain(checkpoint.config, name=str(file))
