@@ -97,7 +97,8 @@ class Soak:
         )
         assert server.stderr is not None
         while b'"ready"' not in (line := await server.stderr.readline()):
-            assert line, "the server did not start"
+            if not line:
+                raise RuntimeError("the server ended before it was ready")
         reader = asyncio.create_task(drain_pipe(server.stderr))
         # Until the client knows that the server is back, calls fail at once.
         await channel.channel_ready()
