@@ -6,13 +6,18 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
     Pools the rows of every bag of every feature in one pass.
 ``lookup_out(weights, plan, indices, lengths, out, ...) -> ()``
     The same into the caller's ``out`` [B, width]; columns that no feature writes stay as they are.
+``lookup_shared(weights, plan, indices, lengths, sample_rows, out, ...) -> ()``
+    For bags that several samples share, as candidates share a user: ``lengths`` describe ``U`` bags
+    a feature, each is looked up once, and row ``b`` of ``out`` [B, width] gets the vectors of bags
+    number ``sample_rows[b]``.  Other columns stay as they are.
 ``lookup_rows(weights, plan, indices, lengths, width, ...) -> [N, width]``
     The row of each id, without pooling; every feature is ``width`` wide.
 ``dot_interaction(dense [B, D], sparse [B, F * D], upper) -> [B, D + F (F + 1) / 2]``
     DLRM's interaction, float32: the dense vector, then the dot product of every pair of the
     ``F + 1`` vectors: ``(1,0), (2,0), (2,1), ...``, or ``(0,1), (0,2), ...`` with ``upper``.
 ``lookup_dot_interaction(weights, plan, indices, lengths, dense, ...)``
-    Both, float32; the pooled vectors never reach memory.  CPU only.
+    Both, float32; feature ``f``'s vector is number ``f + 1``, whatever its ``out_column``.  On the
+    CPU, and on a GPU for bags of about one id with ``launch``, pooled vectors never reach memory.
 ``linear(input [B, K], weights [P, K, W], bias [P * W], outputs, relu) -> [B, outputs]``
     A dense layer, float32, of weights that `tessera.kernels.linear.pack_linear` laid out; a row's
     bits do not depend on the others.  CPU only.
@@ -23,6 +28,7 @@ Arguments:
     indices: int32 or int64 ``[N]``, feature-major: raw ids where the plan hashes them.
     lengths: int32 or int64 ``[F * B]``; with ``offsets=True`` instead ``[F * B + 1]`` bag starts.
     id_weights: float32 ``[N]``, a factor per id; None: one.
+    sample_rows: int32 or int64 ``[B]``, each in ``[0, U)``.
     dense: ``[B, G]`` of the output's dtype, copied to columns ``[0, G)`` by `lookup`.
     outside: int64 ``[F]``; ids outside their table are added to it.
     dtype: float32 (default), float16 or bfloat16.
@@ -45,7 +51,7 @@ import torch
 from torch import Tensor
 
 from tessera.kernels.libraries import load_libraries
-from tessera.kernels.tables import IdRule, OutOfRange, ScaleType, WeightType
+from tessera.kernels.tables import IdRule, OutOfRange, Pooling, ScaleType, WeightType
 
 LIBRARY = "tessera_ops"
 
@@ -57,6 +63,7 @@ _COLUMNS_PER_THREAD = {
     WeightType.FLOAT8: 16,
     WeightType.INT8: 16,
     WeightType.INT4: 16,
+    WeightType.BLOCK_INT8: 16,
 }
 
 
@@ -64,28 +71,39 @@ def launch_hint(plan: Tensor) -> int:
     """What a GPU launch has to know of a plan [F, 15] before it can read it there.
 
     Bits 0 to 7: the number of threads that the widest bag takes, 1 to 32.  Bits 8 to 15: 0 where
-    the features differ in kind; 1 where all have one weight type, take ids as rows (clamped) and
-    have one scale per table or none; 2 the same with float16 scales per row or few rows.  Bits 16
-    to 23: that weight type.
+    the features differ in kind or an id may have no row; 1 where all have one weight type and one
+    scale per table or none; 2 the same with float16 scales per row or few rows; 3 the same with
+    books of scales.  Bits 16 to 23: that weight type.  Bit 24: all features are summed and have
+    one width, which fills the threads of bits 0 to 7, a power of two.  Bit 25: not every id is a
+    row, clamped.
     """
     columns = plan.tolist()
     widest = max(-(-row[3] // _COLUMNS_PER_THREAD[WeightType(row[4])]) for row in columns)
+    lanes = min(int(widest), 32)
     weight_types = {row[4] for row in columns}
     kinds = set.intersection(*(_kinds(row) for row in columns))
-    alike = min(kinds) if len(weight_types) == 1 and kinds else 0
-    return min(int(widest), 32) | alike << 8 | (weight_types.pop() << 16 if alike else 0)
+    if len(weight_types) > 1 or not kinds:
+        return lanes
+    weight_type = weight_types.pop()
+    width = lanes * _COLUMNS_PER_THREAD[WeightType(weight_type)]
+    one_width = all(row[3] == width and row[9] == Pooling.SUM for row in columns)
+    exact = one_width and lanes & (lanes - 1) == 0
+    rows = all(row[10] == IdRule.NONE and row[11] == OutOfRange.CLAMP for row in columns)
+    return int(lanes | min(kinds) << 8 | weight_type << 16 | exact << 24 | (not rows) << 25)
 
 
 def _kinds(row: list[int]) -> set[int]:
     """The values of the hint's bits 8 to 15 that hold for a feature."""
     rows, scale_type, id_rule, out_of_range, scale_shift = (row[k] for k in (2, 7, 10, 11, 13))
-    if id_rule != IdRule.NONE or out_of_range != OutOfRange.CLAMP:
+    if id_rule == IdRule.NONE and out_of_range == OutOfRange.ZERO:
         return set()
     kinds = set()
     if scale_type == ScaleType.NONE or (rows - 1) >> scale_shift == 0:
         kinds.add(1)
     if scale_type == ScaleType.FLOAT16:
         kinds.add(2)
+    if scale_type == ScaleType.BOOK:
+        kinds = {3}
     return kinds
 
 
@@ -103,7 +121,7 @@ def _fake_lookup(call: dict[str, Any]) -> Tensor:
     return fresh
 
 
-def _fake_lookup_out(call: dict[str, Any]) -> None:
+def _fake_nothing(call: dict[str, Any]) -> None:
     del call
 
 
@@ -133,7 +151,8 @@ def _fake_linear(call: dict[str, Any]) -> Tensor:
 
 _FAKES: dict[str, _Fake] = {
     "lookup": _fake_lookup,
-    "lookup_out": _fake_lookup_out,
+    "lookup_out": _fake_nothing,
+    "lookup_shared": _fake_nothing,
     "lookup_rows": _fake_lookup_rows,
     "dot_interaction": _fake_dot_interaction,
     "lookup_dot_interaction": _fake_lookup_dot_interaction,

@@ -16,7 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.kernels.tables import IdRule, OutOfRange, Pooling, ScaleType, WeightType
+from tessera.kernels.tables import (
+    BLOCK_COLUMNS,
+    BOOK_SCALES,
+    IdRule,
+    OutOfRange,
+    Pooling,
+    ScaleType,
+    WeightType,
+)
 
 _MASK = 2**64 - 1
 _Floats = NDArray[np.float32]
@@ -75,10 +83,22 @@ class _Feature:
             WeightType.BFLOAT16: (torch.bfloat16, 2),
             WeightType.FLOAT8: (torch.float8_e4m3fn, 1),
             WeightType.INT8: (torch.uint8, 1),
+            WeightType.BLOCK_INT8: (torch.uint8, 1),
         }[self.weight_type]
         row_bytes = torch.from_numpy(self.weights[start : start + size * self.dim].copy())
         values: _Floats = row_bytes.view(dtype).float().numpy()
-        return values
+        return values - np.float32(128) if self.weight_type is WeightType.BLOCK_INT8 else values
+
+    def block_scales(self, row: int) -> _Floats:
+        """The scale of each column of a BLOCK_INT8 row, float32 [D]."""
+        start = self.data_offset + row * self.row_stride
+        book = self.weights[self.scale_offset : self.scale_offset + 4 * BOOK_SCALES]
+        scales = []
+        for column in range(0, self.dim, BLOCK_COLUMNS):
+            bits = self.weights[start + column : start + column + 4] & 1
+            code = sum(int(bit) << k for k, bit in enumerate(bits))
+            scales += [book.copy().view(np.float32)[code]] * BLOCK_COLUMNS
+        return np.array(scales[: self.dim], dtype=np.float32)
 
     def scale_and_bias(self, row: int) -> tuple[np.float32, np.float32]:
         """The row's scale and bias."""
@@ -98,14 +118,16 @@ class _Feature:
             outside += was_outside
             if row < 0:
                 continue
-            factor = np.float32(1.0 if id_weights is None else id_weights[position])
-            if self.scale_type is not ScaleType.NONE:
+            factor: Any = np.float32(1.0 if id_weights is None else id_weights[position])
+            if self.scale_type is ScaleType.BOOK:
+                factor = factor * self.block_scales(row)
+            elif self.scale_type is not ScaleType.NONE:
                 scale, bias = self.scale_and_bias(row)
                 bias_total = np.float32(bias_total + np.float32(factor * bias))
                 factor = np.float32(factor * scale)
-            product = np.float64(factor) * self.data(row).astype(np.float64)
+            product = factor.astype(np.float64) * self.data(row).astype(np.float64)
             total = np.add(product, total, dtype=np.float64).astype(np.float32)
-        if self.scale_type is not ScaleType.NONE:
+        if self.scale_type in (ScaleType.FLOAT16, ScaleType.FLOAT32):
             total = total + bias_total
         if self.pooling is Pooling.MEAN and len(raw_ids) > 1:
             total = total / np.float32(len(raw_ids))

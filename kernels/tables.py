@@ -25,6 +25,10 @@ TABLE_ALIGNMENT_BYTES = 128
 MAX_ROWS = 2**31 - 1
 TABLE_SCALE_SHIFT = 32
 """A scale shift under which all rows share one scale."""
+BLOCK_COLUMNS = 16
+"""Columns, and bytes, of a block of a BLOCK_INT8 row."""
+BOOK_SCALES = 16
+"""Scales of a table of BLOCK_INT8 rows."""
 DEFAULT_ROW_ALIGNMENT_BYTES = 16
 """The CUDA kernels read 16 bytes per thread where rows allow it."""
 
@@ -41,6 +45,8 @@ class WeightType(IntEnum):
     """unsigned byte q: value = scale * q + bias"""
     INT4 = 5
     """two per byte, the even column in the low half"""
+    BLOCK_INT8 = 6
+    """unsigned bytes q in blocks of 16: value = book[code of the block] * (q - 128)"""
 
 
 class ScaleType(IntEnum):
@@ -49,6 +55,8 @@ class ScaleType(IntEnum):
     NONE = 0
     FLOAT16 = 1
     FLOAT32 = 2
+    BOOK = 3
+    """16 float32 scales per table, no bias; each block of a BLOCK_INT8 row tells its scale"""
 
 
 class Pooling(IntEnum):
@@ -75,6 +83,10 @@ class OutOfRange(IntEnum):
     HASH = 2
 
 
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
 def row_data_bytes(weight_type: WeightType, dim: int) -> int:
     """Bytes of one row's data, without scale and padding."""
     if weight_type is WeightType.FLOAT32:
@@ -83,7 +95,14 @@ def row_data_bytes(weight_type: WeightType, dim: int) -> int:
         return 2 * dim
     if weight_type is WeightType.INT4:
         return (dim + 1) // 2
+    if weight_type is WeightType.BLOCK_INT8:
+        return _round_up(dim, BLOCK_COLUMNS)
     return dim
+
+
+def scale_bytes(scale_type: ScaleType) -> int:
+    """Bytes of one pair of scale and bias, or of a table's book."""
+    return 4 * BOOK_SCALES if scale_type is ScaleType.BOOK else 4 * int(scale_type)
 
 
 def scale_count(rows: int, scale_shift: int) -> int:
@@ -100,7 +119,8 @@ class TableRows:
         weight_type: what the bytes are.
         dim: columns.
         scale: fp16 or fp32 ``[S, 2]``, pairs of scale and bias, or None where the bytes are the
-            values.  Row r uses pair ``r >> scale_shift``.
+            values.  Row r uses pair ``r >> scale_shift``.  Of BLOCK_INT8 rows: fp32 ``[16]``, the
+            table's book.
         scale_shift: 0 for a pair per row; k for one per ``2**k`` neighbouring rows;
             `TABLE_SCALE_SHIFT` for one pair, ``S = 1``.
     """
@@ -126,7 +146,11 @@ class TableRows:
         needs_scale = self.weight_type in (WeightType.INT8, WeightType.INT4)
         if needs_scale and self.scale is None:
             raise UserError(f"scale: {self.weight_type.name} rows need one; quantize the table")
-        if self.scale is not None and (
+        if self.rows > MAX_ROWS:
+            raise UserError(f"data: {self.rows} rows are more than {MAX_ROWS}; split the table")
+        if self.weight_type is WeightType.BLOCK_INT8:
+            self._check_book()
+        elif self.scale is not None and (
             self.scale.dtype not in (torch.float16, torch.float32)
             or self.scale.dim() != 2
             or self.scale.shape[1] != 2
@@ -137,8 +161,19 @@ class TableRows:
                 f"needed for {self.rows} rows with scale_shift={self.scale_shift}, got "
                 f"{self.scale.dtype} {list(self.scale.shape)}"
             )
-        if self.rows > MAX_ROWS:
-            raise UserError(f"data: {self.rows} rows are more than {MAX_ROWS}; split the table")
+
+    def _check_book(self) -> None:
+        if (
+            self.scale is None
+            or self.scale.dtype != torch.float32
+            or tuple(self.scale.shape) != (BOOK_SCALES,)
+            or self.scale_shift != 0
+        ):
+            found = None if self.scale is None else (self.scale.dtype, list(self.scale.shape))
+            raise UserError(
+                f"scale: BLOCK_INT8 rows need float32 [{BOOK_SCALES}] and scale_shift=0, got "
+                f"{found} and scale_shift={self.scale_shift}"
+            )
 
     @property
     def rows(self) -> int:
@@ -197,14 +232,12 @@ class PackedTables:
     places: tuple[TablePlace, ...]
 
 
-def _round_up(value: int, step: int) -> int:
-    return -(-value // step) * step
-
-
-def _scale_type(scale: Tensor | None) -> ScaleType:
-    if scale is None:
+def _scale_type(table: TableRows) -> ScaleType:
+    if table.scale is None:
         return ScaleType.NONE
-    return ScaleType.FLOAT16 if scale.dtype == torch.float16 else ScaleType.FLOAT32
+    if table.weight_type is WeightType.BLOCK_INT8:
+        return ScaleType.BOOK
+    return ScaleType.FLOAT16 if table.scale.dtype == torch.float16 else ScaleType.FLOAT32
 
 
 def _place_table(
@@ -212,8 +245,8 @@ def _place_table(
 ) -> tuple[TablePlace, int]:
     """The table's place from byte ``start`` on, and the first byte after it."""
     data_bytes = row_data_bytes(table.weight_type, table.dim)
-    scale_type = _scale_type(table.scale)
-    scale_bytes = 4 * int(scale_type)
+    scale_type = _scale_type(table)
+    pair_bytes = scale_bytes(scale_type)
     place = TablePlace(
         data_offset=start,
         row_stride=_round_up(data_bytes, row_alignment),
@@ -223,9 +256,10 @@ def _place_table(
         scale_type=scale_type,
         scale_shift=table.scale_shift,
     )
-    if scale_beside and scale_bytes and table.scale_shift == 0:
-        scale_at = _round_up(data_bytes, scale_bytes // 2)
-        stride = _round_up(scale_at + scale_bytes, row_alignment)
+    by_row = scale_type in (ScaleType.FLOAT16, ScaleType.FLOAT32) and table.scale_shift == 0
+    if scale_beside and by_row:
+        scale_at = _round_up(data_bytes, pair_bytes // 2)
+        stride = _round_up(scale_at + pair_bytes, row_alignment)
         place = replace(
             place, row_stride=stride, scale_offset=start + scale_at, scale_stride=stride
         )
@@ -233,8 +267,10 @@ def _place_table(
     end = start + place.row_stride * table.rows
     if scale_type is not ScaleType.NONE:
         scale_offset = _round_up(end, TABLE_ALIGNMENT_BYTES)
-        place = replace(place, scale_offset=scale_offset, scale_stride=scale_bytes)
-        end = scale_offset + scale_bytes * scale_count(table.rows, table.scale_shift)
+        if scale_type is ScaleType.BOOK:
+            return replace(place, scale_offset=scale_offset), scale_offset + pair_bytes
+        place = replace(place, scale_offset=scale_offset, scale_stride=pair_bytes)
+        end = scale_offset + pair_bytes * scale_count(table.rows, table.scale_shift)
     return place, end
 
 
@@ -282,7 +318,9 @@ def _write_table(weights: Tensor, table: TableRows, place: TablePlace) -> None:
     )
     rows.copy_(table.data)
     if table.scale is not None:
+        # A book is one entry of 64 bytes.
         scale = table.scale.contiguous().view(torch.uint8)
+        scale = scale.view(1, -1) if scale.dim() == 1 else scale
         target = torch.as_strided(
             weights, tuple(scale.shape), (place.scale_stride, 1), place.scale_offset
         )

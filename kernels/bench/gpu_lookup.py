@@ -81,26 +81,53 @@ def fbgemm_rows(rows: int, weight_type: WeightType) -> Tensor:
     return table
 
 
+BOOK = tuple(0.001 * 1.2**k for k in range(16))
+"""A table's scales where its rows are BLOCK_INT8."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where our tables keep their scales.
+
+    Attributes:
+        scale_shift: rows that share a scale, as a power of two.
+        beside: a row's scale behind its bytes instead of in an array of its own.
+        blocks: in the rows, a code per 16 columns: the same bytes read as BLOCK_INT8.
+    """
+
+    scale_shift: int = 0
+    beside: bool = False
+    blocks: bool = False
+
+    @property
+    def row_scale(self) -> bool:
+        """Whether each row has a scale outside its data."""
+        return self.scale_shift == 0 and not self.blocks
+
+
 def our_tables(
-    flat: Tensor, shape: Shape, weight_type: WeightType, *, scale_shift: int, beside: bool
+    flat: Tensor, shape: Shape, weight_type: WeightType, layout: Layout
 ) -> tuple[Tensor, Tensor]:
     """Weights and plan converted from FBGEMM's rows [total rows, stride]."""
+    scale_shift = layout.scale_shift
     tables, start = [], 0
     header, data = HEADER_BYTES[weight_type], DATA_BYTES[weight_type]
     for rows in shape.rows:
         mine = flat[start : start + rows]
         scale = mine[:, :4].contiguous().view(torch.float16)[:: 1 << min(scale_shift, 30)]
+        if layout.blocks:
+            scale = torch.tensor(BOOK, device=flat.device)
         tables.append(
             TableRows(
                 data=mine[:, header : header + data],
-                weight_type=weight_type,
+                weight_type=WeightType.BLOCK_INT8 if layout.blocks else weight_type,
                 dim=DIM,
                 scale=scale if header else None,
                 scale_shift=scale_shift if header else 0,
             )
         )
         start += rows
-    packed = pack_tables(tables, scale_beside=beside)
+    packed = pack_tables(tables, scale_beside=layout.beside)
     plan = make_plan(
         [
             FeatureLookup(table=place, out_column=DIM * f, expected_ids=shape.ids[f])
@@ -220,22 +247,42 @@ def largest_difference(ours: Tensor, theirs: Tensor) -> float:
     return float((ours.float() - theirs.float()).abs().max() / theirs.float().abs().max())
 
 
+def check_blocks(ours: Tensor, flat: Tensor, shape: Shape, ids: Tensor) -> None:
+    """Hold the first samples of BLOCK_INT8 rows to torch's own arithmetic."""
+    samples = 64
+    batch = ours.shape[0]
+    book = torch.tensor(BOOK, device=flat.device)
+    powers = torch.tensor([1, 2, 4, 8], device=flat.device)
+    first_id = first_row = 0
+    for f, (rows, per_bag) in enumerate(zip(shape.rows, shape.ids, strict=True)):
+        used = first_row + ids[first_id : first_id + samples * per_bag].long()
+        blocks = flat[used, 4 : 4 + DIM].view(-1, DIM // 16, 16)
+        scales = book[((blocks[:, :, :4] & 1) * powers).sum(2)]
+        values = ((blocks.float() - 128) * scales[..., None]).view(samples, per_bag, DIM).sum(1)
+        error = largest_difference(ours[:samples, DIM * f : DIM * (f + 1)], values)
+        if error > 2e-3:  # the result's fp16 rounding
+            raise AssertionError(f"feature {f}: blocks are summed wrongly, by {error:g}")
+        first_id += batch * per_bag
+        first_row += rows
+
+
 def measure(
     name: str, weight_type: WeightType, *, power_laws: list[bool], bandwidth: float
 ) -> list[dict[str, Any]]:
     """All batch sizes and layouts of one shape and weight type."""
     shape = SHAPES[name]
     flat = fbgemm_rows(sum(shape.rows), weight_type)
-    layouts = {"row scale": (0, False)}
+    layouts = {"row scale": Layout()}
+    if weight_type is WeightType.INT4:
+        layouts["row scale beside"] = Layout(beside=True)
     if weight_type is WeightType.INT8:
         layouts |= {
-            "row scale beside": (0, True),
-            "scale per 64 rows": (6, False),
-            "scale per table": (TABLE_SCALE_SHIFT, False),
+            "scale in the row": Layout(blocks=True),
+            "scale per 64 rows": Layout(scale_shift=6),
+            "scale per table": Layout(scale_shift=TABLE_SCALE_SHIFT),
         }
     tables = {
-        label: our_tables(flat, shape, weight_type, scale_shift=shift, beside=beside)
-        for label, (shift, beside) in layouts.items()
+        label: our_tables(flat, shape, weight_type, layout) for label, layout in layouts.items()
     }
     theirs = fbgemm_arguments(flat, shape, weight_type)
     results = []
@@ -246,6 +293,8 @@ def measure(
             error = largest_difference(contenders["row scale"](0), contenders["fbgemm"](0))
             if error > 2e-3:  # two fp16 roundings of the result
                 raise AssertionError(f"{name} {weight_type.name}: results differ by {error:g}")
+            if "scale in the row" in contenders:
+                check_blocks(contenders["scale in the row"](0), flat, shape, jagged[0][0])
             many = batch > 1000
             row = {
                 "shape": name,
@@ -255,7 +304,7 @@ def measure(
                 "us": median_us(contenders, launches=ID_SETS * (1 if many else 25)),
                 "must_move_bytes": {
                     label: must_move_bytes(
-                        shape, weight_type, batch, row_scale=layouts[label][0] == 0
+                        shape, weight_type, batch, row_scale=layouts[label].row_scale
                     )
                     for label in layouts
                 },

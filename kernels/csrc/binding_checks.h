@@ -53,6 +53,20 @@ inline void check_id_weights(const c10::optional<at::Tensor>& id_weights,
               " on ", id_weights->device());
 }
 
+// `sample_rows` names a bag of each feature for every row of `out`.  What the values are is the
+// device's affair.
+inline void check_sample_rows(const at::Tensor& sample_rows, const at::Tensor& out, int64_t bags) {
+  TORCH_CHECK(out.dim() == 2 && (sample_rows.scalar_type() == at::kInt ||
+                                 sample_rows.scalar_type() == at::kLong) &&
+                  sample_rows.dim() == 1 && sample_rows.is_contiguous() &&
+                  sample_rows.numel() == out.size(0) && sample_rows.device() == out.device(),
+              "sample_rows: a contiguous int32 or int64 vector with an entry per row of out is "
+              "needed on ", out.device(), ", got ", sample_rows.scalar_type(), " ",
+              sample_rows.sizes(), " for out ", out.sizes());
+  TORCH_CHECK(bags > 0 || out.size(0) == 0, "sample_rows: ", out.size(0),
+              " samples cannot share the bags of nobody; lengths are empty");
+}
+
 inline void check_outside(const c10::optional<at::Tensor>& outside, const at::Tensor& plan) {
   if (!outside.has_value()) return;
   TORCH_CHECK(outside->scalar_type() == at::kLong && outside->is_contiguous() &&
@@ -84,6 +98,26 @@ inline void check_out(const at::Tensor& out, const at::Tensor& weights, int64_t 
                   out.device() == weights.device(),
               "out: contiguous [", batch, ", width] is needed on ", weights.device(), ", got ",
               out.sizes());
+}
+
+// A float32 matrix whose rows are contiguous.
+inline void check_matrix(const at::Tensor& tensor, const char* name) {
+  TORCH_CHECK(tensor.scalar_type() == at::kFloat && tensor.dim() == 2 &&
+                  (tensor.stride(1) == 1 || tensor.size(1) <= 1),
+              name, ": a float32 matrix with contiguous rows is needed, got ",
+              tensor.scalar_type(), " ", tensor.sizes());
+}
+
+// How many vectors `sparse` holds for each row of `dense`.
+inline int64_t check_interaction(const at::Tensor& dense, const at::Tensor& sparse) {
+  check_matrix(dense, "dense");
+  check_matrix(sparse, "sparse");
+  const int64_t dim = dense.size(1);
+  TORCH_CHECK(dim >= 1 && sparse.size(0) == dense.size(0) && sparse.size(1) % dim == 0 &&
+                  sparse.device() == dense.device(),
+              "sparse: [", dense.size(0), ", a multiple of ", dim, "] is needed on ",
+              dense.device(), ", got ", sparse.sizes(), " on ", sparse.device());
+  return sparse.size(1) / dim;
 }
 
 }  // namespace tessera

@@ -6,10 +6,12 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 
 #include "binding_checks.h"
 #include "cpu_kernels.h"
+#include "huge_pages.h"
 #include "ids.h"
 
 namespace tessera {
@@ -35,9 +37,11 @@ T* scratch(std::unique_ptr<T[]>& memory, int64_t& capacity, int64_t count) {
 struct ThreadScratch {
   std::unique_ptr<int64_t[]> offsets;
   std::unique_ptr<int64_t[]> rows;
-  std::unique_ptr<float[]> vectors;
+  std::unique_ptr<int64_t[]> starts;
+  std::unique_ptr<float[]> vectors;  // also as room for elements of 2 bytes
   int64_t offsets_capacity = 0;
   int64_t rows_capacity = 0;
+  int64_t starts_capacity = 0;
   int64_t vectors_capacity = 0;
 };
 
@@ -62,6 +66,8 @@ void check_plan(const FeaturePlan* plan, int64_t features, int64_t bytes, int64_
                     under(p.launch_order, features) && p.dim >= 1 && p.rows >= 1 &&
                     p.rows <= kMaxRows,
                 "plan: feature ", f, " has a value that no kernel knows");
+    TORCH_CHECK((p.weight_type == kBlockInt8) == (p.scale_type == kScaleBook),
+                "plan: feature ", f, " has a scale book without blocks, or blocks without a book");
     TORCH_CHECK(static_cast<uint64_t>(p.reciprocal) ==
                     ~uint64_t{0} / static_cast<uint64_t>(p.rows),
                 "plan: feature ", f, " has a reciprocal that does not fit its ", p.rows, " rows");
@@ -121,15 +127,17 @@ const int64_t* prepare_offsets(const Tensor& lengths, bool given_offsets, int64_
   return offsets;
 }
 
-// rows[i] for the ids [begin, end) of one feature; returns how many were outside the table.
+// rows[i] and starts[i] for the ids [begin, end) of one feature; returns how many were outside the
+// table.
 template <class T>
 int64_t resolve_run(const T* ids, int64_t begin, int64_t end, const FeaturePlan& plan,
-                    int64_t* rows) {
+                    int64_t* rows, int64_t* starts) {
   int64_t count = 0;
   const auto reciprocal = static_cast<uint64_t>(plan.reciprocal);
   for (int64_t i = begin; i < end; ++i) {
     bool outside;
     rows[i] = resolve_id(ids[i], plan.rows, plan.id_rule, plan.out_of_range, reciprocal, &outside);
+    starts[i] = rows[i] < 0 ? -1 : plan.data_offset + rows[i] * plan.row_stride;
     count += outside;
   }
   return count;
@@ -137,7 +145,7 @@ int64_t resolve_run(const T* ids, int64_t begin, int64_t end, const FeaturePlan&
 
 // Resolves the ids of bags [bag_begin, bag_end).  Several threads may work on other bags.
 void resolve_bags(const LookupJob& job, const Tensor& indices, int64_t bag_begin, int64_t bag_end,
-                  int64_t* rows, int64_t* outside) {
+                  int64_t* rows, int64_t* starts, int64_t* outside) {
   for (int64_t bag = bag_begin; bag < bag_end;) {
     const int64_t feature = bag / job.batch;
     const int64_t next = std::min((feature + 1) * job.batch, bag_end);
@@ -146,8 +154,8 @@ void resolve_bags(const LookupJob& job, const Tensor& indices, int64_t bag_begin
     const int64_t end = job.offsets[next];
     const int64_t count =
         indices.scalar_type() == at::kInt
-            ? resolve_run(indices.const_data_ptr<int32_t>(), begin, end, plan, rows)
-            : resolve_run(indices.const_data_ptr<int64_t>(), begin, end, plan, rows);
+            ? resolve_run(indices.const_data_ptr<int32_t>(), begin, end, plan, rows, starts)
+            : resolve_run(indices.const_data_ptr<int64_t>(), begin, end, plan, rows, starts);
     if (outside != nullptr && count > 0) {
       __atomic_fetch_add(outside + feature, count, __ATOMIC_RELAXED);
     }
@@ -164,6 +172,7 @@ OutType out_type_of(at::ScalarType type) {
 struct Call {
   LookupJob job;
   int64_t* rows;
+  int64_t* starts;
   int64_t* outside;
   int64_t ids;
 };
@@ -178,6 +187,7 @@ Call prepare(const Tensor& weights, const Tensor& plan, const Tensor& indices,
   call.ids = indices.numel();
   LookupJob& job = call.job;
   job.weights = weights.const_data_ptr<uint8_t>();
+  use_huge_pages_once(job.weights, weights.numel());
   job.plan = reinterpret_cast<const FeaturePlan*>(plan.const_data_ptr<int64_t>());
   job.features = jagged.features;
   job.batch = jagged.batch;
@@ -188,6 +198,8 @@ Call prepare(const Tensor& weights, const Tensor& plan, const Tensor& indices,
   ThreadScratch& memory = thread_scratch();
   call.rows = scratch(memory.rows, memory.rows_capacity, call.ids);
   job.rows = call.rows;
+  call.starts = scratch(memory.starts, memory.starts_capacity, call.ids);
+  job.starts = call.starts;
   call.outside = outside.has_value() ? outside->mutable_data_ptr<int64_t>() : nullptr;
   return call;
 }
@@ -209,7 +221,7 @@ void run_lookup(Call& call, const Tensor& indices, const Tensor& out) {
   call.job.out = out.mutable_data_ptr();
   call.job.out_type = out_type_of(out.scalar_type());
   over_threads(call, call.job.features * call.job.batch, [&](int64_t begin, int64_t end) {
-    resolve_bags(call.job, indices, begin, end, call.rows, call.outside);
+    resolve_bags(call.job, indices, begin, end, call.rows, call.starts, call.outside);
     cpu_kernels().lookup(call.job, begin, end);
   });
 }
@@ -235,6 +247,56 @@ void lookup_out(const Tensor& weights, const Tensor& plan, const Tensor& indices
   run_lookup(call, indices, out);
 }
 
+// Copies each feature's columns of bag sample_rows[b] of `pooled` to row b of `out`.
+template <class Index>
+void spread(const LookupJob& pooled, const Index* sample_rows, uint8_t* out, int64_t samples) {
+  const int64_t element = pooled.out_type == OutType::kFloat32 ? 4 : 2;
+  const int64_t stride = pooled.out_width * element;
+  at::parallel_for(0, samples, 256, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      const uint8_t* from = static_cast<const uint8_t*>(pooled.out) + sample_rows[b] * stride;
+      for (int64_t f = 0; f < pooled.features; ++f) {
+        const int64_t at = pooled.plan[f].out_column * element;
+        std::memcpy(out + b * stride + at, from + at,
+                    static_cast<size_t>(pooled.plan[f].dim * element));
+      }
+    }
+  });
+}
+
+template <class Index>
+void check_rows_exist(const Index* sample_rows, int64_t samples, int64_t bags) {
+  for (int64_t b = 0; b < samples; ++b) {
+    TORCH_CHECK(sample_rows[b] >= 0 && sample_rows[b] < bags, "sample_rows: entry ", b, " is ",
+                sample_rows[b], ", but there are ", bags, " bags a feature");
+  }
+}
+
+void lookup_shared(const Tensor& weights, const Tensor& plan, const Tensor& indices,
+                   const Tensor& lengths, const Tensor& sample_rows, const Tensor& out,
+                   const OptionalTensor& id_weights, const OptionalTensor& outside, bool offsets,
+                   int64_t /*launch*/) {
+  TORCH_CHECK(out.dim() == 2, "out: two dimensions are needed, got ", out.sizes());
+  const int64_t samples = out.size(0);
+  check_out(out, weights, samples);
+  Call call = prepare(weights, plan, indices, lengths, id_weights, outside, offsets, out.size(1));
+  LookupJob& job = call.job;
+  check_sample_rows(sample_rows, out, job.batch);
+  const bool wide = sample_rows.scalar_type() == at::kLong;
+  wide ? check_rows_exist(sample_rows.const_data_ptr<int64_t>(), samples, job.batch)
+       : check_rows_exist(sample_rows.const_data_ptr<int32_t>(), samples, job.batch);
+  ThreadScratch& memory = thread_scratch();
+  job.out = scratch(memory.vectors, memory.vectors_capacity, job.batch * out.size(1));
+  job.out_type = out_type_of(out.scalar_type());
+  over_threads(call, job.features * job.batch, [&](int64_t begin, int64_t end) {
+    resolve_bags(job, indices, begin, end, call.rows, call.starts, call.outside);
+    cpu_kernels().lookup(job, begin, end);
+  });
+  uint8_t* to = static_cast<uint8_t*>(out.mutable_data_ptr());
+  wide ? spread(job, sample_rows.const_data_ptr<int64_t>(), to, samples)
+       : spread(job, sample_rows.const_data_ptr<int32_t>(), to, samples);
+}
+
 Tensor lookup_rows(const Tensor& weights, const Tensor& plan, const Tensor& indices,
                    const Tensor& lengths, int64_t width, const OptionalTensor& outside,
                    bool offsets, c10::optional<at::ScalarType> dtype, int64_t /*launch*/) {
@@ -248,28 +310,15 @@ Tensor lookup_rows(const Tensor& weights, const Tensor& plan, const Tensor& indi
   call.job.out = out.mutable_data_ptr();
   call.job.out_type = out_type_of(out.scalar_type());
   over_threads(call, call.job.features * call.job.batch, [&](int64_t begin, int64_t end) {
-    resolve_bags(call.job, indices, begin, end, call.rows, call.outside);
+    resolve_bags(call.job, indices, begin, end, call.rows, call.starts, call.outside);
     cpu_kernels().lookup_rows(call.job, begin, end);
   });
   return out;
 }
 
-// A float32 matrix whose rows are contiguous.
-void check_matrix(const Tensor& tensor, const char* name) {
-  TORCH_CHECK(tensor.scalar_type() == at::kFloat && tensor.dim() == 2 &&
-                  (tensor.stride(1) == 1 || tensor.size(1) <= 1),
-              name, ": a float32 matrix with contiguous rows is needed, got ",
-              tensor.scalar_type(), " ", tensor.sizes());
-}
-
 Tensor dot_interaction(const Tensor& dense, const Tensor& sparse, bool upper) {
-  check_matrix(dense, "dense");
-  check_matrix(sparse, "sparse");
+  const int64_t count = check_interaction(dense, sparse);
   const int64_t dim = dense.size(1);
-  TORCH_CHECK(dim >= 1 && sparse.size(0) == dense.size(0) && sparse.size(1) % dim == 0,
-              "sparse: [", dense.size(0), ", a multiple of ", dim, "] is needed, got ",
-              sparse.sizes());
-  const int64_t count = sparse.size(1) / dim;
   const int64_t width = dim + count * (count + 1) / 2;
   Tensor out = at::empty({dense.size(0), width}, dense.options());
   const auto work = [&](int64_t begin, int64_t end) {
@@ -287,7 +336,7 @@ Tensor dot_interaction(const Tensor& dense, const Tensor& sparse, bool upper) {
 Tensor lookup_dot_interaction(const Tensor& weights, const Tensor& plan, const Tensor& indices,
                               const Tensor& lengths, const Tensor& dense,
                               const OptionalTensor& id_weights, const OptionalTensor& outside,
-                              bool offsets, bool upper) {
+                              bool offsets, bool upper, int64_t /*launch*/) {
   check_matrix(dense, "dense");
   const int64_t dim = dense.size(1);
   const int64_t count = plan.size(0);
@@ -305,7 +354,7 @@ Tensor lookup_dot_interaction(const Tensor& weights, const Tensor& plan, const T
   call.job.out_type = OutType::kFloat32;
   // A sample's bags lie in all features, so every id is resolved before the first sample.
   over_threads(call, call.job.features * call.job.batch, [&](int64_t begin, int64_t end) {
-    resolve_bags(call.job, indices, begin, end, call.rows, call.outside);
+    resolve_bags(call.job, indices, begin, end, call.rows, call.starts, call.outside);
   });
   over_threads(call, call.job.batch, [&](int64_t begin, int64_t end) {
     ThreadScratch& memory = thread_scratch();
@@ -322,6 +371,7 @@ Tensor lookup_dot_interaction(const Tensor& weights, const Tensor& plan, const T
 TORCH_LIBRARY_IMPL(tessera, CPU, m) {
   m.impl("lookup", tessera::lookup);
   m.impl("lookup_out", tessera::lookup_out);
+  m.impl("lookup_shared", tessera::lookup_shared);
   m.impl("lookup_rows", tessera::lookup_rows);
   m.impl("dot_interaction", tessera::dot_interaction);
   m.impl("lookup_dot_interaction", tessera::lookup_dot_interaction);

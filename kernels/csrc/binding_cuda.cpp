@@ -6,9 +6,12 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cstddef>
 
 #include "binding_checks.h"
+#include "cuda_interaction.h"
 #include "cuda_lookup.h"
+#include "cuda_spread.h"
 
 namespace tessera {
 namespace {
@@ -55,10 +58,13 @@ CudaLookup prepare(const Tensor& weights, const Tensor& plan, const Tensor& indi
   job.id_weights = id_weights.has_value() ? id_weights->const_data_ptr<float>() : nullptr;
   job.out_width = width;
   job.outside = outside.has_value() ? outside->mutable_data_ptr<int64_t>() : nullptr;
-  // ops.py, launch_hint: lanes, then what the features have in common, then their weight type.
+  // ops.py, launch_hint: lanes, what the features have in common, their weight type, one width,
+  // hashing.
   job.lanes = std::clamp<int64_t>(launch & 0xff, 0, 32);
-  job.alike = static_cast<Alike>(std::clamp<int64_t>(launch >> 8 & 0xff, 0, 2));
+  job.alike = static_cast<Alike>(std::clamp<int64_t>(launch >> 8 & 0xff, 0, 3));
   job.weight_type = launch >> 16 & 0xff;
+  job.one_width = (launch >> 24 & 1) != 0;
+  job.hashed = (launch >> 25 & 1) != 0;
   return job;
 }
 
@@ -127,6 +133,37 @@ void lookup_out(const Tensor& weights, const Tensor& plan, const Tensor& indices
   }
 }
 
+void lookup_shared(const Tensor& weights, const Tensor& plan, const Tensor& indices,
+                   const Tensor& lengths, const Tensor& sample_rows, const Tensor& out,
+                   const OptionalTensor& id_weights, const OptionalTensor& outside, bool offsets,
+                   int64_t launch) {
+  TORCH_CHECK(out.dim() == 2, "out: two dimensions are needed, got ", out.sizes());
+  const c10::cuda::CUDAGuard guard(weights.device());
+  check_out(out, weights, out.size(0));
+  Tensor bag_starts;
+  CudaLookup job = prepare(weights, plan, indices, lengths, id_weights, outside, offsets,
+                           out.size(1), launch, &bag_starts);
+  check_sample_rows(sample_rows, out, job.batch);
+  if (job.batch == 0) return;
+  const Tensor pooled = at::empty({job.batch, out.size(1)}, out.options());
+  set_out(pooled, &job);
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
+  launched(launch_lookup(job, multiprocessors(), stream));
+  if (out.size(0) == 0) return;
+  CudaSpread spread{};
+  spread.plan = job.plan;
+  spread.features = job.features;
+  spread.pooled = pooled.const_data_ptr();
+  spread.bags = job.batch;
+  spread.sample_rows = sample_rows.const_data_ptr();
+  spread.wide = sample_rows.scalar_type() == at::kLong;
+  spread.out = out.mutable_data_ptr();
+  spread.batch = out.size(0);
+  spread.width = out.size(1);
+  spread.element_bytes = static_cast<int64_t>(out.element_size());
+  launched(launch_spread(spread, stream));
+}
+
 Tensor lookup_rows(const Tensor& weights, const Tensor& plan, const Tensor& indices,
                    const Tensor& lengths, int64_t width, const OptionalTensor& outside,
                    bool offsets, c10::optional<at::ScalarType> dtype, int64_t launch) {
@@ -142,11 +179,77 @@ Tensor lookup_rows(const Tensor& weights, const Tensor& plan, const Tensor& indi
   return out;
 }
 
+CudaInteraction interaction_of(const Tensor& dense, int64_t count, bool upper, const Tensor& out) {
+  CudaInteraction job{};
+  job.dense = dense.const_data_ptr<float>();
+  job.dense_stride = dense.stride(0);
+  job.batch = dense.size(0);
+  job.count = count;
+  job.dim = dense.size(1);
+  job.upper = upper;
+  job.out = out.mutable_data_ptr<float>();
+  return job;
+}
+
+Tensor empty_interaction(const Tensor& dense, int64_t count) {
+  return at::empty({dense.size(0), dense.size(1) + count * (count + 1) / 2}, dense.options());
+}
+
+Tensor dot_interaction(const Tensor& dense, const Tensor& sparse, bool upper) {
+  const int64_t count = check_interaction(dense, sparse);
+  const c10::cuda::CUDAGuard guard(dense.device());
+  Tensor out = empty_interaction(dense, count);
+  if (dense.size(0) == 0) return out;
+  CudaInteraction job = interaction_of(dense, count, upper, out);
+  job.sparse = sparse.const_data_ptr<float>();
+  job.sparse_stride = sparse.stride(0);
+  launched(launch_interaction(job, c10::cuda::getCurrentCUDAStream()));
+  return out;
+}
+
+Tensor lookup_dot_interaction(const Tensor& weights, const Tensor& plan, const Tensor& indices,
+                              const Tensor& lengths, const Tensor& dense,
+                              const OptionalTensor& id_weights, const OptionalTensor& outside,
+                              bool offsets, bool upper, int64_t launch) {
+  check_matrix(dense, "dense");
+  const c10::cuda::CUDAGuard guard(weights.device());
+  const int64_t count = plan.size(0);
+  const int64_t dim = dense.size(1);
+  Tensor bag_starts;
+  const CudaLookup fused = prepare(weights, plan, indices, lengths, id_weights, outside, offsets,
+                                   count * dim, launch, &bag_starts);
+  TORCH_CHECK(dense.size(0) == fused.batch && dense.device() == weights.device() && dim >= 1,
+              "dense: ", fused.batch, " rows are needed on ", weights.device(), ", got ",
+              dense.sizes(), " on ", dense.device());
+  Tensor out = empty_interaction(dense, count);
+  if (fused.batch == 0) return out;
+  cudaError_t status;
+  if (launch_lookup_interaction(fused, interaction_of(dense, count, upper, out),
+                                c10::cuda::getCurrentCUDAStream(), &status)) {
+    launched(status);
+    return out;
+  }
+  // In two steps, vectors in the order of the features.
+  constexpr int64_t kOutColumn = offsetof(FeaturePlan, out_column) / sizeof(int64_t);
+  Tensor in_order = plan.clone();
+  in_order.select(1, kOutColumn).copy_(at::arange(count, plan.options()).mul_(dim));
+  const Tensor pooled = lookup(weights, in_order, indices, bag_starts, count * dim, id_weights,
+                               c10::nullopt, outside, true, at::kFloat, launch);
+  CudaInteraction job = interaction_of(dense, count, upper, out);
+  job.sparse = pooled.const_data_ptr<float>();
+  job.sparse_stride = pooled.stride(0);
+  launched(launch_interaction(job, c10::cuda::getCurrentCUDAStream()));
+  return out;
+}
+
 }  // namespace
 }  // namespace tessera
 
 TORCH_LIBRARY_IMPL(tessera, CUDA, m) {
   m.impl("lookup", tessera::lookup);
   m.impl("lookup_out", tessera::lookup_out);
+  m.impl("lookup_shared", tessera::lookup_shared);
   m.impl("lookup_rows", tessera::lookup_rows);
+  m.impl("dot_interaction", tessera::dot_interaction);
+  m.impl("lookup_dot_interaction", tessera::lookup_dot_interaction);
 }

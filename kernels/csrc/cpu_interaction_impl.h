@@ -65,15 +65,28 @@ inline void interact(const float* dense, const float* sparse, int64_t count, int
   }
 }
 
+// A sample's vectors are read once; asking for the next ones hides what the tiles' jumps between
+// vectors do not let the hardware foresee.
+inline void prefetch_vectors(const float* vectors, int64_t count) {
+  constexpr int64_t kMost = 512;  // lines
+  const int64_t bytes = 4 * count < kMost * kLine ? 4 * count : kMost * kLine;
+  for (int64_t at = 0; at < bytes; at += kLine) {
+    prefetch_line(reinterpret_cast<const uint8_t*>(vectors) + at);
+  }
+}
+
 void dot_interaction(const float* dense, int64_t dense_stride, const float* sparse,
                      int64_t sparse_stride, int64_t batch, int64_t count, int64_t dim, bool upper,
                      float* out) {
   const int64_t width = dim + (count + 1) * count / 2;
   for (int64_t b = 0; b < batch; ++b) {
+    if (b + 1 < batch) prefetch_vectors(sparse + (b + 1) * sparse_stride, count * dim);
     interact(dense + b * dense_stride, sparse + b * sparse_stride, count, dim, upper,
              out + b * width);
   }
 }
+
+constexpr int64_t kSamplePrefetch = 32;  // ids of a bag
 
 // Asks for the rows of every feature's bag of one sample.
 inline void prefetch_sample(const LookupJob& job, int64_t sample) {
@@ -83,12 +96,12 @@ inline void prefetch_sample(const LookupJob& job, int64_t sample) {
     const int64_t begin = job.offsets[bag];
     const int64_t end = job.offsets[bag + 1];
     const int64_t bytes = tessera::row_data_bytes(plan.weight_type, plan.dim);
-    for (int64_t id = begin; id < end && id < begin + kPrefetchAhead; ++id) {
+    for (int64_t id = begin; id < end && id < begin + kSamplePrefetch; ++id) {
       const int64_t row = job.rows[id];
       if (row < 0) continue;
       const uint8_t* data = job.weights + plan.data_offset + row * plan.row_stride;
       for (int64_t at = 0; at < bytes; at += kLine) prefetch_line(data + at);
-      if (plan.scale_type != tessera::kNoScale) {
+      if (tessera::has_bias(plan.scale_type)) {
         const int64_t scale = row >> plan.scale_shift;
         prefetch_line(job.weights + plan.scale_offset + scale * plan.scale_stride);
       }

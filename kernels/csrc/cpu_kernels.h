@@ -20,6 +20,7 @@ struct LookupJob {
   int64_t batch;              // B >= 0
   const int64_t* offsets;     // [F * B + 1]
   const int64_t* rows;        // [N] rows already resolved; -1: contributes nothing
+  const int64_t* starts;      // [N] where their data begins, bytes into weights; -1 likewise
   const float* id_weights;    // [N] or nullptr
   void* out;                  // [B, out_width]
   OutType out_type;

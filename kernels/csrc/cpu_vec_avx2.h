@@ -61,6 +61,7 @@ struct Vec {
 };
 
 inline Vec add(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }
+inline Vec multiply(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }
 inline Vec divide(Vec a, Vec b) { return {_mm256_div_ps(a.v, b.v)}; }
 // A NaN stays one: the second operand is taken where either is NaN.
 inline Vec relu(Vec a) { return {_mm256_max_ps(_mm256_setzero_ps(), a.v)}; }
@@ -82,6 +83,25 @@ inline __m256 sum_eight(const Vec* a) {
 inline void sum_each(const Vec (&acc)[16], float* sums) {
   _mm256_storeu_ps(sums, sum_eight(acc));
   _mm256_storeu_ps(sums + 8, sum_eight(acc + 8));
+}
+
+// Where a table's 16 scales are.
+struct Book {
+  const uint8_t* at;
+};
+
+inline Book load_book(const uint8_t* scales) { return {scales}; }
+
+// scales[k] = the scale of the block that vector k of a row lies in, in every element.
+template <int N>
+inline void book_scales(const Book& book, const uint8_t* row, Vec (&scales)[N]) {
+  for (int k = 0; k < N; ++k) {
+    uint32_t word;
+    std::memcpy(&word, row + k * Vec::kWidth / 16 * 16, 4);
+    float scale;
+    std::memcpy(&scale, book.at + 4 * (((word & 0x01010101u) * 0x10204080u) >> 28), 4);
+    scales[k] = Vec::set(scale);
+  }
 }
 
 inline void load_half_pair(const uint8_t* p, float* first, float* second) {

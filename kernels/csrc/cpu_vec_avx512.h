@@ -59,6 +59,7 @@ struct Vec {
 };
 
 inline Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline Vec multiply(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline Vec divide(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
 // A NaN stays one: the second operand is taken where either is NaN.
 inline Vec relu(Vec a) { return {_mm512_max_ps(_mm512_setzero_ps(), a.v)}; }
@@ -85,6 +86,30 @@ inline void sum_each(const Vec (&acc)[16], float* sums) {
   const __m512 first = fold_quarters(sum_four(acc), sum_four(acc + 4));
   const __m512 second = fold_quarters(sum_four(acc + 8), sum_four(acc + 12));
   _mm512_storeu_ps(sums, fold_quarters(first, second));
+}
+
+// A table's 16 scales, all in one register.
+struct Book {
+  __m512 v;
+};
+
+inline Book load_book(const uint8_t* scales) { return {_mm512_loadu_ps(scales)}; }
+
+// scales[k] = the scale of block k of a row, in every element.  Four blocks at a time: each one's
+// code ends up in the block's first element, which picks a scale and is then spread.
+template <int N>
+inline void book_scales(const Book& book, const uint8_t* row, Vec (&scales)[N]) {
+  for (int k = 0; k < N; k += 4) {
+    const __mmask16 whole = N - k >= 4 ? 0xffff : static_cast<__mmask16>((1 << (4 * (N - k))) - 1);
+    const __m512i words = _mm512_maskz_loadu_epi32(whole, row + 16 * k);
+    const __m512i bits = _mm512_and_si512(words, _mm512_set1_epi32(0x01010101));
+    const __m512i codes =
+        _mm512_srli_epi32(_mm512_mullo_epi32(bits, _mm512_set1_epi32(0x10204080)), 28);
+    const __m512 chosen = _mm512_permutexvar_ps(codes, book.v);
+    for (int j = 0; j < 4 && k + j < N; ++j) {
+      scales[k + j] = {_mm512_permutexvar_ps(_mm512_set1_epi32(4 * j), chosen)};
+    }
+  }
 }
 
 inline void load_half_pair(const uint8_t* p, float* first, float* second) {

@@ -77,6 +77,7 @@ struct Vec {
 };
 
 inline Vec add(Vec a, Vec b) { return {a.v + b.v}; }
+inline Vec multiply(Vec a, Vec b) { return {a.v * b.v}; }
 inline Vec divide(Vec a, Vec b) { return {a.v / b.v}; }
 inline Vec relu(Vec a) { return {a.v < 0.0f ? 0.0f : a.v}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {std::fma(a.v, b.v, c.v)}; }
@@ -84,6 +85,25 @@ inline Vec fma(Vec a, Vec b, Vec c) { return {std::fma(a.v, b.v, c.v)}; }
 // sums[k] = the sum of the elements of acc[k].
 inline void sum_each(const Vec (&acc)[16], float* sums) {
   for (int k = 0; k < 16; ++k) sums[k] = acc[k].v;
+}
+
+// Where a table's 16 scales are.
+struct Book {
+  const uint8_t* at;
+};
+
+inline Book load_book(const uint8_t* scales) { return {scales}; }
+
+// scales[k] = the scale of the block that vector k of a row lies in, in every element.
+template <int N>
+inline void book_scales(const Book& book, const uint8_t* row, Vec (&scales)[N]) {
+  for (int k = 0; k < N; ++k) {
+    uint32_t word;
+    std::memcpy(&word, row + k * Vec::kWidth / 16 * 16, 4);
+    float scale;
+    std::memcpy(&scale, book.at + 4 * (((word & 0x01010101u) * 0x10204080u) >> 28), 4);
+    scales[k] = Vec::set(scale);
+  }
 }
 
 inline void load_half_pair(const uint8_t* p, float* first, float* second) {

@@ -28,18 +28,20 @@ __device__ __forceinline__ float float8_to_float(uint32_t x) {
   return half_bits_to_float(((x & 0x80u) << 8) | ((x & 0x7fu) << 7)) * 256.0f;
 }
 
-// Byte k of a word as a float: put it under the exponent of 2^23 and take 2^23 away.  Exact, and
-// cheaper than a conversion instruction.
-template <int K>
+// Byte k of a word as a float, less Zero: put it under the exponent of 2^23 and take 2^23 + Zero
+// away.  Exact, and cheaper than a conversion instruction.
+template <int K, int Zero>
 __device__ __forceinline__ float byte_to_float(uint32_t word) {
-  return __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7650 | K)) - 8388608.0f;
+  constexpr float kTake = 8388608.0f + Zero;
+  return __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7650 | K)) - kTake;
 }
 
+template <int Zero = 0>
 __device__ __forceinline__ void bytes_to_floats(uint32_t word, float* out) {
-  out[0] = byte_to_float<0>(word);
-  out[1] = byte_to_float<1>(word);
-  out[2] = byte_to_float<2>(word);
-  out[3] = byte_to_float<3>(word);
+  out[0] = byte_to_float<0, Zero>(word);
+  out[1] = byte_to_float<1, Zero>(word);
+  out[2] = byte_to_float<2, Zero>(word);
+  out[3] = byte_to_float<3, Zero>(word);
 }
 
 template <int64_t T>
@@ -66,6 +68,9 @@ __device__ __forceinline__ void decode_share(const uint32_t* words,
   } else if constexpr (T == kInt8) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) bytes_to_floats(words[k], out + 4 * k);
+  } else if constexpr (T == kBlockInt8) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) bytes_to_floats<128>(words[k], out + 4 * k);
   } else {
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
@@ -99,9 +104,20 @@ __device__ __forceinline__ float decode_column(int64_t weight_type, const uint8_
       return float8_to_float(row[column]);
     case kInt8:
       return static_cast<float>(row[column]);
+    case kBlockInt8:
+      return static_cast<float>(row[column]) - 128.0f;
     default:
       return static_cast<float>((row[column / 2] >> (4 * (column & 1))) & 0xf);
   }
+}
+
+// The book's scale for a column of a kBlockInt8 row, of any alignment.
+__device__ __forceinline__ float block_scale(const uint8_t* book, const uint8_t* row,
+                                             int64_t column) {
+  const uint8_t* block = row + column / kBlockColumns * kBlockColumns;
+  const uint32_t word = block[0] | block[1] << 8 | block[2] << 16 | static_cast<uint32_t>(block[3])
+                                                                        << 24;
+  return decode_column(kFloat32, book + 4 * block_code(word), 0);
 }
 
 __device__ __forceinline__ void store_element(OutType type, void* out, int64_t at, float value) {

@@ -4,49 +4,11 @@
 // read by a group of `lanes` neighbouring threads, 16 bytes each (8 of int4): 8 lanes for 128 int8
 // columns.  A group owns `bags_per_group` neighbouring bags and streams over their ids, which lie
 // side by side, so rows are in flight across the ends of bags and one-id bags are no special case.
-#include "cuda_stream.cuh"
+#include "cuda_express.h"
+#include "cuda_slow.cuh"
 
 namespace tessera {
 namespace {
-
-// Any layout and alignment, a warp per bag, one column per thread: correct, not fast.
-__device__ void stream_bags_slowly(const CudaLookup& job, const FeaturePlan& plan, int feature,
-                                   int bags_per_block) {
-  const int lane = threadIdx.x % 32;
-  const uint8_t* scales = job.weights + plan.scale_offset;
-  const bool quantized = plan.scale_type != kNoScale;
-  const int64_t dim = min(plan.dim, job.out_width - plan.out_column);
-  for (int64_t tile = blockIdx.x; tile * bags_per_block < job.batch; tile += gridDim.x) {
-    for (int b = threadIdx.x / 32; b < bags_per_block; b += kThreads / 32) {
-      const int64_t bag = tile * bags_per_block + b;
-      if (bag >= job.batch) break;
-      const int64_t begin = load_offset(job, feature * job.batch + bag);
-      const int64_t end = max(load_offset(job, feature * job.batch + bag + 1), begin);
-      for (int64_t column = lane; column < dim; column += 32) {
-        float acc = 0.0f;
-        float bias = 0.0f;
-        for (int64_t i = begin; i < end; ++i) {
-          const int64_t id = load_integer(job.indices, i, job.wide_ids);
-          const int32_t row = resolve(job, plan, feature, id, column == 0);
-          if (row < 0) continue;
-          float factor = job.id_weights == nullptr ? 1.0f : __ldg(job.id_weights + i);
-          if (quantized) {
-            const float2 pair = load_scale(plan, scales, static_cast<uint32_t>(row));
-            bias = __fadd_rn(bias, __fmul_rn(factor, pair.y));
-            factor = __fmul_rn(factor, pair.x);
-          }
-          const uint8_t* data = job.weights + plan.data_offset + row * plan.row_stride;
-          acc = fmaf(factor, decode_column(plan.weight_type, data, column), acc);
-        }
-        if (quantized) acc += bias;
-        if (plan.pooling == kMean && end - begin > 1) {
-          acc = __fdiv_rn(acc, static_cast<float>(end - begin));
-        }
-        store_element(job.out_type, job.out, bag * job.out_width + plan.out_column + column, acc);
-      }
-    }
-  }
-}
 
 // Whether every share of every row can be copied whole and stays inside the buffer.
 template <int64_t T>
@@ -56,6 +18,7 @@ __device__ __forceinline__ bool rows_hold_shares(const CudaLookup& job, const Fe
   const int64_t shares = (plan.dim + Share<T>::kColumns - 1) / Share<T>::kColumns;
   const int64_t last = plan.data_offset + (plan.rows - 1) * plan.row_stride + shares * kBytes;
   const bool ring_scale = plan.scale_type == kNoScale || mode == Mode::kOneScale ||
+                          (plan.scale_type == kScaleBook && plan.scale_offset % 4 == 0) ||
                           (plan.scale_type == kHalfScale && plan.scale_stride <= 0x7fffffff &&
                            (plan.scale_offset | plan.scale_stride) % 4 == 0);
   return (plan.data_offset | plan.row_stride) % kBytes == 0 && last <= job.weight_bytes &&
@@ -84,12 +47,6 @@ __device__ __forceinline__ bool mode_serves(const CudaLookup& job, const Feature
          (plan.scale_type == kNoScale || ((plan.rows - 1) >> plan.scale_shift) == 0);
 }
 
-// The feature that this block works on.
-__device__ __forceinline__ int feature_of_block(const CudaLookup& job) {
-  const int64_t ordered = job.plan[blockIdx.y].launch_order;
-  return static_cast<int>(min(max(ordered, int64_t{0}), job.features - 1));
-}
-
 // Fills the warp's BagShape; all its threads call it.
 __device__ __forceinline__ void share_shape(const CudaLookup& job, const FeaturePlan& plan,
                                             int lanes,
@@ -100,7 +57,7 @@ __device__ __forceinline__ void share_shape(const CudaLookup& job, const Feature
     shape->out_column = plan.out_column;
     shape->dim = static_cast<int>(min(plan.dim, job.out_width - plan.out_column));
     shape->mean = plan.pooling == kMean;
-    shape->quantized = plan.scale_type != kNoScale;
+    shape->quantized = has_bias(plan.scale_type);
     shape->vector_stores = (at | plan.out_column * element | job.out_width * element) % 16 == 0;
     shape->plain_half = job.out_type == OutType::kFloat16 && plan.pooling == kSum &&
                         shape->vector_stores && shape->dim % (lanes * 16) == 0;
@@ -132,21 +89,6 @@ __device__ __forceinline__ void pool_feature(const CudaLookup& job, const Featur
       stream_columns<T, Mode::kGeneral, true>(job, plan, shape, feature, group, lanes, ring);
     } else {
       stream_columns<T, Mode::kGeneral, false>(job, plan, shape, feature, group, lanes, ring);
-    }
-  }
-}
-
-__device__ void copy_dense(const CudaLookup& job) {
-  const int element = job.out_type == OutType::kFloat32 ? 4 : 2;
-  for (int64_t b = blockIdx.x; b < job.batch; b += gridDim.x) {
-    for (int64_t column = threadIdx.x; column < job.dense_width; column += kThreads) {
-      const int64_t from = b * job.dense_stride + column;
-      const int64_t to = b * job.out_width + column;
-      if (element == 4) {
-        static_cast<uint32_t*>(job.out)[to] = static_cast<const uint32_t*>(job.dense)[from];
-      } else {
-        static_cast<uint16_t*>(job.out)[to] = static_cast<const uint16_t*>(job.dense)[from];
-      }
     }
   }
 }
@@ -207,6 +149,8 @@ __global__ void __launch_bounds__(kThreads, 2)
       return pool_feature<kFloat8>(job, plan, shape, feature, bags_per_group, ring);
     case kInt8:
       return pool_feature<kInt8>(job, plan, shape, feature, bags_per_group, ring);
+    case kBlockInt8:
+      return pool_feature<kBlockInt8>(job, plan, shape, feature, bags_per_group, ring);
     default:
       return pool_feature<kInt4>(job, plan, shape, feature, bags_per_group, ring);
   }
@@ -222,7 +166,7 @@ Kernel alike_kernel(const CudaLookup& job) {
 // The kernel for features that are all alike, or else the one for any mixture.
 Kernel kernel_for(const CudaLookup& job) {
   if (job.id_weights != nullptr || job.outside != nullptr) return lookup_mixed_kernel;
-  if (job.alike == Alike::kNo) return lookup_mixed_kernel;
+  if (job.alike == Alike::kNo || job.alike == Alike::kBook || job.hashed) return lookup_mixed_kernel;
   const bool one_scale = job.alike == Alike::kOneScale;
   if (job.weight_type == kFloat16 && one_scale) {
     return alike_kernel<kFloat16, Mode::kOneScale>(job);
@@ -249,16 +193,18 @@ __global__ void __launch_bounds__(kThreads)
        i < end; i += step) {
     const int64_t id = load_integer(job.indices, i, job.wide_ids);
     const int32_t row = resolve(job, plan, feature, id, lane == 0);
+    const bool quantized = has_bias(plan.scale_type);
     float2 pair = make_float2(1.0f, 0.0f);
-    if (row >= 0 && plan.scale_type != kNoScale) {
+    if (row >= 0 && quantized) {
       pair = load_scale(plan, scales, static_cast<uint32_t>(row));
     }
     for (int64_t column = lane; column < min(plan.dim, job.out_width); column += 32) {
       float value = 0.0f;
       if (row >= 0) {
         const uint8_t* data = job.weights + plan.data_offset + row * plan.row_stride;
+        if (plan.weight_type == kBlockInt8) pair.x = block_scale(scales, data, column);
         value = __fmul_rn(pair.x, decode_column(plan.weight_type, data, column));
-        if (plan.scale_type != kNoScale) value = __fadd_rn(value, pair.y);
+        if (quantized) value = __fadd_rn(value, pair.y);
       }
       store_element(job.out_type, job.out, i * job.out_width + column, value);
     }
@@ -269,6 +215,8 @@ __global__ void __launch_bounds__(kThreads)
 
 cudaError_t launch_lookup(const CudaLookup& given, int multiprocessors, cudaStream_t stream) {
   CudaLookup job = given;
+  cudaError_t status;
+  if (launch_express(job, multiprocessors, stream, &status)) return status;
   // Room for every bag of the widest feature; narrower ones need fewer blocks and the rest of
   // theirs leave at once.
   int64_t lanes = 1;

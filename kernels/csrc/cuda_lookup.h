@@ -18,8 +18,9 @@ namespace tessera {
 // wrong answer costs time, not values.
 enum class Alike : int32_t {
   kNo,
-  kOneScale,  // one weight type, ids are rows (clamped), one scale per table or none
-  kRowScale,  // the same with fp16 scales per row or per few rows
+  kOneScale,  // one weight type, and one scale per table or none
+  kRowScale,  // one weight type, and fp16 scales per row or per few rows
+  kBook,      // kBlockInt8
 };
 
 struct CudaLookup {
@@ -44,6 +45,8 @@ struct CudaLookup {
   int64_t lanes;     // threads of the widest bag (1 to 32; 0: unknown); values never depend on it
   Alike alike;
   int64_t weight_type;  // of all features, unless alike is kNo
+  bool hashed;     // every id has a row, but not by clamping (a feature's rule says how)
+  bool one_width;  // every feature is summed and exactly `lanes` whole shares wide
 };
 
 // Pooled: every column of a bag is written, zeros for an empty one.

@@ -332,7 +332,9 @@ __device__ __forceinline__ void stream_bags(const CudaLookup& job, const Feature
       words[1] = two.y;
     }
     float2 pair = table_scale;
-    if (kRingScale && quantized) {
+    if constexpr (T == kBlockInt8) {
+      pair.x = __ldg(reinterpret_cast<const float*>(scales) + block_code(words[0]));
+    } else if (kRingScale && quantized) {
       pair = half_pair(*reinterpret_cast<const uint32_t*>(scale_slots + place * kThreads * 4));
     }
     if constexpr (M == Mode::kGeneral) {

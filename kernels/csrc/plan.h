@@ -10,10 +10,22 @@
 // data_offset = row start + 4), rows with the scales in an array of their own, one scale for every
 // 2^k neighbouring rows, and one for the table (scale_stride 0).
 //
+// kBlockInt8 keeps its scales inside the row.  Columns lie in blocks of 16 bytes (the last one is
+// filled up), and the lowest bits of a block's first four bytes, the first byte's bit being the
+// lowest, are a code into the table's book of 16 float32 scales at `scale_offset`:
+//   value = book[code] * (q - 128),  q the whole byte, the code's bit included.
+// So a row of D = 128 columns is 128 bytes, whole DRAM accesses, with a scale for every 16 columns.
+//
 // Plain C++: no torch header, usable in device code.
 #pragma once
 
 #include <cstdint>
+
+#if defined(__CUDACC__)
+#define TESSERA_ANY_DEVICE __host__ __device__
+#else
+#define TESSERA_ANY_DEVICE
+#endif
 
 namespace tessera {
 
@@ -25,11 +37,27 @@ enum WeightType : int64_t {
   kFloat8 = 3,  // e4m3fn
   kInt8 = 4,    // unsigned byte q: value = scale * q + bias
   kInt4 = 5,    // two per byte, even column in the low half
-  kWeightTypes = 6,
+  kBlockInt8 = 6,  // unsigned bytes in blocks of 16: value = book[code of the block] * (q - 128)
+  kWeightTypes = 7,
 };
 
-// How scale and bias of a row are stored: both absent, both fp16 (4 bytes), both fp32 (8 bytes).
-enum ScaleType : int64_t { kNoScale = 0, kHalfScale = 1, kFloatScale = 2, kScaleTypes = 3 };
+// How scale and bias of a row are stored: both absent, both fp16 (4 bytes), both fp32 (8 bytes), or
+// as a book of 16 float32 scales per table without biases (kBlockInt8 and nothing else).
+enum ScaleType : int64_t {
+  kNoScale = 0,
+  kHalfScale = 1,
+  kFloatScale = 2,
+  kScaleBook = 3,
+  kScaleTypes = 4,
+};
+
+// Whether rows (or groups of rows) have a scale and a bias of their own.
+TESSERA_ANY_DEVICE constexpr bool has_bias(int64_t scale_type) {
+  return scale_type == kHalfScale || scale_type == kFloatScale;
+}
+
+constexpr int64_t kBlockColumns = 16;  // columns, and bytes, of a kBlockInt8 block
+constexpr int64_t kBookScales = 16;    // scales of a book
 
 enum Pooling : int64_t { kSum = 0, kMean = 1, kPoolings = 2 };
 
@@ -65,7 +93,7 @@ constexpr int64_t kPlanColumns = 15;
 static_assert(sizeof(FeaturePlan) == kPlanColumns * sizeof(int64_t), "a plan row is a record");
 
 // Bytes that the data of one row takes, without scale and padding.
-constexpr int64_t row_data_bytes(int64_t weight_type, int64_t dim) {
+TESSERA_ANY_DEVICE constexpr int64_t row_data_bytes(int64_t weight_type, int64_t dim) {
   switch (weight_type) {
     case kFloat32:
       return 4 * dim;
@@ -74,6 +102,8 @@ constexpr int64_t row_data_bytes(int64_t weight_type, int64_t dim) {
       return 2 * dim;
     case kInt4:
       return (dim + 1) / 2;
+    case kBlockInt8:
+      return (dim + kBlockColumns - 1) / kBlockColumns * kBlockColumns;
     default:
       return dim;
   }
@@ -81,6 +111,13 @@ constexpr int64_t row_data_bytes(int64_t weight_type, int64_t dim) {
 
 constexpr int64_t kMaxRows = 0x7fffffff;
 
-constexpr int64_t scale_bytes(int64_t scale_type) { return 4 * scale_type; }
+// Bytes of one scale and bias, or of a book.
+TESSERA_ANY_DEVICE constexpr int64_t scale_bytes(int64_t scale_type) {
+  return scale_type == kScaleBook ? 4 * kBookScales : 4 * scale_type;
+}
+
+// The code of a block whose first four bytes, read as a little-endian word, are `word`: the
+// multiplication brings their lowest bits side by side.
+TESSERA_ANY_DEVICE constexpr uint32_t block_code(uint32_t word) { return ((word & 0x01010101u) * 0x10204080u) >> 28; }
 
 }  // namespace tessera

@@ -14,11 +14,15 @@ TORCH_LIBRARY(tessera, m) {
       "lookup_rows(Tensor weights, Tensor plan, Tensor indices, Tensor lengths, int width, "
       "Tensor(a!)? outside=None, bool offsets=False, ScalarType? dtype=None, "
       "int launch=0) -> Tensor");
+  m.def(
+      "lookup_shared(Tensor weights, Tensor plan, Tensor indices, Tensor lengths, "
+      "Tensor sample_rows, Tensor(b!) out, Tensor? id_weights=None, Tensor(a!)? outside=None, "
+      "bool offsets=False, int launch=0) -> ()");
   m.def("dot_interaction(Tensor dense, Tensor sparse, bool upper=False) -> Tensor");
   m.def(
       "lookup_dot_interaction(Tensor weights, Tensor plan, Tensor indices, Tensor lengths, "
       "Tensor dense, Tensor? id_weights=None, Tensor(a!)? outside=None, bool offsets=False, "
-      "bool upper=False) -> Tensor");
+      "bool upper=False, int launch=0) -> Tensor");
   m.def(
       "linear(Tensor input, Tensor weights, Tensor bias, int outputs, bool relu=False) -> Tensor");
 }

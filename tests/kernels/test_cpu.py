@@ -27,12 +27,12 @@ packed = pack_tables([random_table(generator, 20, 77, kind) for kind in WeightTy
 plan = make_plan(
     [FeatureLookup(table=p, out_column=77 * k) for k, p in enumerate(packed.places)]
 )
-lengths = torch.randint(0, 9, (6 * 7,), generator=generator)
+lengths = torch.randint(0, 9, (7 * 7,), generator=generator)
 indices = torch.randint(-2, 22, (int(lengths.sum()),), generator=generator)
 factors = torch.randn(indices.numel(), generator=generator)
 for dtype in (torch.float32, torch.float16, torch.bfloat16):
     out = torch.ops.tessera.lookup(
-        packed.weights, plan, indices, lengths, 6 * 77, factors, dtype=dtype
+        packed.weights, plan, indices, lengths, 7 * 77, factors, dtype=dtype
     )
     print(out.view(torch.uint8).long().mul(torch.arange(1, 1 + out.view(torch.uint8).shape[1]))
           .sum(1).tolist())
@@ -162,7 +162,9 @@ def plan_with(column, value):
         ({"plan": plan_with(1, 2**62)}, "reaches outside"),
         ({"plan": plan_with(2, 5)}, "reciprocal"),
         ({"plan": plan_with(3, 2**62)}, "outside|columns"),
-        ({"plan": plan_with(4, 6)}, "no kernel knows"),
+        ({"plan": plan_with(4, 7)}, "no kernel knows"),
+        ({"plan": plan_with(4, 6)}, "blocks without a book"),
+        ({"plan": plan_with(7, 3)}, "scale book without blocks"),
         ({"plan": plan_with(5, 2**63 - 1)}, "reaches outside"),
         ({"plan": plan_with(8, -1)}, "writes columns -1"),
         ({"plan": plan_with(13, 64)}, "no kernel knows"),

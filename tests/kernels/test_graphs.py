@@ -96,6 +96,11 @@ def test_schemas_and_shape_functions_hold():
     )
     torch.library.opcheck(ops.lookup_out.default, (*args, torch.zeros(4, 48)), test_utils=checks)
     torch.library.opcheck(
+        ops.lookup_shared.default,
+        (*args, torch.tensor([0, 3, 3]), torch.zeros(3, 48)),
+        test_utils=checks,
+    )
+    torch.library.opcheck(
         ops.lookup_rows.default, (args[0], args[1][:1], indices, lengths[:1], 16), test_utils=checks
     )
     torch.library.opcheck(ops.lookup_dot_interaction.default, (*args, dense), test_utils=checks)

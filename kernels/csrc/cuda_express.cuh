@@ -1,0 +1,240 @@
+// The common case at the speed of memory: every feature has one weight type and one width, ids are
+// rows (clamped), bags are summed, and nothing is weighted or counted.
+//
+// A group of `Lanes` neighbouring threads reads a row, one share each, and streams over the ids of
+// up to four neighbouring bags, rows arriving through the ring of cuda_stream.cuh.  What differs
+// from the kernels there is what is known when compiling: the width and stride of the group, where
+// a bag is written and how.  So nothing spills in 64 registers, eight blocks of 128 threads share a
+// multiprocessor, and 128 KB of rows are in flight on it.
+//
+// A block whose feature is not what the caller's hint promised sums it slowly and correctly.
+#pragma once
+
+#include "cuda_slow.cuh"
+
+namespace tessera {
+namespace {
+
+constexpr int kExpressThreads = 128;
+constexpr int kExpressBlocks = 8;  // per multiprocessor
+constexpr int kExpressBags = 4;    // of a group, at most
+
+// Where a row's scale is.
+enum class Scales {
+  kOne,   // one for the table, or none
+  kRow,   // fp16, per row or per few rows
+  kBook,  // in the row: kBlockInt8
+};
+
+// How ids become rows.
+enum class Ids {
+  kRows,    // they are rows, clamped
+  kHashed,  // by any rule under which every id has a row
+};
+
+// The row of a raw id under Ids::kHashed.
+__device__ __forceinline__ uint32_t hashed_row(const FeaturePlan& plan, int64_t id) {
+  bool outside;
+  return static_cast<uint32_t>(resolve_id(id, plan.rows, plan.id_rule, plan.out_of_range,
+                                          static_cast<uint64_t>(plan.reciprocal), &outside));
+}
+
+template <Ids I>
+__device__ __forceinline__ bool ids_served(const FeaturePlan& plan) {
+  if (I == Ids::kHashed) return plan.id_rule != kIdIsRow || plan.out_of_range != kZero;
+  return plan.id_rule == kIdIsRow && plan.out_of_range == kClamp;
+}
+
+// Shared memory of a block, bytes.
+constexpr int express_bytes(Scales scales) {
+  return kRing * kExpressThreads * (scales == Scales::kRow ? 20 : 16);
+}
+
+// Whether the plan says of a feature what the kernel was compiled for.
+template <int64_t T, Scales S, Ids I, int Lanes>
+__device__ __forceinline__ bool express_serves(const CudaLookup& job, const FeaturePlan& plan) {
+  constexpr int kBytes = Share<T>::kBytes;
+  const int64_t element = job.out_type == OutType::kFloat32 ? 4 : 2;
+  const int64_t out = static_cast<int64_t>(reinterpret_cast<uintptr_t>(job.out));
+  const int64_t last = plan.data_offset + (plan.rows - 1) * plan.row_stride + Lanes * kBytes;
+  bool scales = plan.scale_type == kScaleBook && plan.scale_offset % 4 == 0;
+  if (S == Scales::kOne) {
+    scales = plan.scale_type == kNoScale ||
+             (has_bias(plan.scale_type) && (plan.rows - 1) >> plan.scale_shift == 0);
+  } else if (S == Scales::kRow) {
+    scales = plan.scale_type == kHalfScale && plan.scale_stride <= 0x7fffffff &&
+             (plan.scale_offset | plan.scale_stride) % 4 == 0;
+  }
+  return scales && plan.weight_type == T && plan.dim == Lanes * Share<T>::kColumns &&
+         plan.pooling == kSum && ids_served<I>(plan) &&
+         (plan.data_offset | plan.row_stride) % kBytes == 0 && plan.row_stride <= 0x7fffffff &&
+         last <= job.weight_bytes && plan.out_column + plan.dim <= job.out_width &&
+         (out | plan.out_column * element | job.out_width * element) % 16 == 0;
+}
+
+template <int64_t T, Scales S, Ids I, int Lanes, bool Wide>
+__global__ void __launch_bounds__(kExpressThreads, kExpressBlocks)
+    lookup_express_kernel(const __grid_constant__ CudaLookup job, int bags_per_group) {
+  constexpr int C = Share<T>::kColumns;
+  constexpr int kBytes = Share<T>::kBytes;
+  constexpr int kSlot = kExpressThreads * 16;  // bytes of a ring slot
+  constexpr int kGroups = kExpressThreads / Lanes;
+  constexpr bool kHasBias = S != Scales::kBook && (T == kInt8 || T == kInt4);
+  extern __shared__ __align__(16) uint8_t ring[];
+  __shared__ float books[kExpressThreads / 32][kBookScales];
+  if (blockIdx.y == job.features) {
+    copy_dense(job);
+    return;
+  }
+  const int feature = feature_of_block(job);
+  const FeaturePlan& plan = job.plan[feature];
+  const int lane = static_cast<int>(threadIdx.x) % Lanes;
+  const unsigned mask = (Lanes == 32 ? ~0u : (1u << (Lanes % 32)) - 1)
+                        << (threadIdx.x % 32 / Lanes * Lanes);
+  const int first_bag =
+      (static_cast<int>(blockIdx.x) * kGroups + static_cast<int>(threadIdx.x) / Lanes) *
+      bags_per_group;
+  const int bags = min(static_cast<int>(job.batch) - first_bag, bags_per_group);
+  // Offsets travel while the plan is read.  Lane k keeps where bag k ends, from `begin`.
+  int64_t begin = 0;
+  int my_end = 0;
+  if (bags > 0) {
+    const int at = feature * static_cast<int>(job.batch) + first_bag;
+    begin = load_offset(job, at);
+    my_end = static_cast<int>(load_offset(job, at + min(lane + 1, bags)) - begin);
+  }
+  if (!express_serves<T, S, I, Lanes>(job, plan)) {
+    stream_bags_slowly(job, plan, feature, kGroups * bags_per_group);
+    return;
+  }
+  const uint8_t* const scales = job.weights + plan.scale_offset;
+  float* const book = books[threadIdx.x / 32];
+  if constexpr (S == Scales::kBook) {
+    if (threadIdx.x % 32 < kBookScales) {
+      book[threadIdx.x % 32] = __ldg(reinterpret_cast<const float*>(scales) + threadIdx.x % 32);
+    }
+    __syncwarp();
+  }
+  if (bags <= 0) return;
+
+  const int count = max(__shfl_sync(mask, my_end, bags - 1, Lanes), 0);
+  const uint8_t* const ids = static_cast<const uint8_t*>(job.indices) + begin * (Wide ? 8 : 4);
+  const uint8_t* const data = job.weights + plan.data_offset + lane * kBytes;
+  const uint32_t rows = static_cast<uint32_t>(plan.rows);
+  const uint32_t row_stride = static_cast<uint32_t>(plan.row_stride);
+  const uint32_t scale_stride = static_cast<uint32_t>(plan.scale_stride);
+  const int scale_shift = min(static_cast<int>(plan.scale_shift), 31);
+  float2 pair = make_float2(1.0f, 0.0f);
+  if (S == Scales::kOne && kHasBias) pair = load_scale(plan, scales, 0);
+  int64_t out = first_bag * job.out_width + plan.out_column + lane * C;
+  const uint8_t* const slot_pointer = ring + threadIdx.x * 16;
+  const uint8_t* const scale_slots = ring + kRing * kSlot + threadIdx.x * 4;
+  const uint32_t slot = shared_address(slot_pointer);
+  // Every lane loads the ids that are rows.  Hashing is shared out: lane k hashes the k-th id of a
+  // step and tells the others.
+  constexpr int kIds = I == Ids::kHashed ? 1 : kStep;
+  RawId<Wide> id[kIds] = {};
+
+  const auto load_ids = [&](int at) {
+    if constexpr (I == Ids::kHashed) {
+      if (at + lane % kStep < count) id[0].load(ids, at + lane % kStep);
+    } else {
+#pragma unroll
+      for (int u = 0; u < kStep; ++u) {
+        if (at + u < count) id[u].load(ids, at + u);
+      }
+    }
+  };
+  const auto issue = [&](int at, int stage) {
+    uint32_t my_row = 0;
+    if (I == Ids::kHashed && at < count) my_row = hashed_row(plan, id[0].value());
+#pragma unroll
+    for (int u = 0; u < kStep; ++u) {
+      uint32_t row;
+      if constexpr (I == Ids::kHashed) row = __shfl_sync(mask, my_row, u, Lanes);
+      if (at + u < count) {
+        if constexpr (I == Ids::kRows) row = id[u].nearest_row(rows);
+        copy_async<kBytes>(slot + (stage + u) * kSlot,
+                           data + static_cast<uint64_t>(row) * row_stride);
+        if constexpr (S == Scales::kRow) {
+          copy_async<4>(shared_address(scale_slots) + (stage + u) * (kExpressThreads * 4),
+                        scales + static_cast<uint64_t>(row >> scale_shift) * scale_stride);
+        }
+      }
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  };
+
+  Sum<C> sum;
+  sum.clear();
+  int bag = 0;
+  // The last bag takes what is left, whatever its end.
+  int bag_end = bags == 1 ? INT_MAX : __shfl_sync(mask, my_end, 0, Lanes);
+  const auto finish_bag = [&] {
+    if (job.out_type == OutType::kFloat16) {
+      sum.write_half(job, out, kHasBias);
+    } else {
+      sum.write(job, out, C, true, kHasBias, 1.0f);
+    }
+    out += job.out_width;
+    ++bag;
+    bag_end = bag + 1 < bags ? __shfl_sync(mask, my_end, bag, Lanes) : INT_MAX;
+  };
+  const auto add_row = [&](int place) {
+    uint32_t words[kBytes / 4];
+    if constexpr (kBytes == 16) {
+      const uint4 four = *reinterpret_cast<const uint4*>(slot_pointer + place * kSlot);
+      words[0] = four.x;
+      words[1] = four.y;
+      words[2] = four.z;
+      words[3] = four.w;
+    } else {
+      const uint2 two = *reinterpret_cast<const uint2*>(slot_pointer + place * kSlot);
+      words[0] = two.x;
+      words[1] = two.y;
+    }
+    if constexpr (S == Scales::kBook) pair.x = book[block_code(words[0])];
+    if constexpr (S == Scales::kRow) {
+      pair = half_pair(*reinterpret_cast<const uint32_t*>(scale_slots +
+                                                          place * (kExpressThreads * 4)));
+    }
+    if constexpr (kHasBias) sum.bias = __fadd_rn(sum.bias, pair.y);
+    float values[C];
+    decode_share<T>(words, values);
+#pragma unroll
+    for (int c = 0; c < C; ++c) sum.acc[c] = fmaf(pair.x, values[c], sum.acc[c]);
+  };
+
+  load_ids(0);
+#pragma unroll
+  for (int s = 0; s < kRing; s += kStep) {
+    issue(s, s);
+    load_ids(s + kStep);
+  }
+  int stage = 0;  // row k of the group's ids is in ring slot k % kRing
+  for (int i = 0; i < count; i += kStep) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kRing / kStep - 1) : "memory");
+    const int step_end = min(i + kStep, count);
+    int k = i;
+    while (true) {
+      const int stop = min(bag_end, step_end);
+      if (stop - k == kStep) {
+#pragma unroll
+        for (int u = 0; u < kStep; ++u) add_row(stage + u);
+        k = stop;
+      } else {
+#pragma unroll 1
+        for (; k < stop; ++k) add_row(stage + k - i);
+      }
+      if (k >= step_end) break;
+      finish_bag();
+    }
+    issue(i + kRing, stage);
+    load_ids(i + kRing + kStep);
+    stage = stage + kStep == kRing ? 0 : stage + kStep;
+  }
+  while (bag < bags) finish_bag();
+}
+
+}  // namespace
+}  // namespace tessera

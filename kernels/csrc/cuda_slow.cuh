@@ -1,0 +1,75 @@
+// What every lookup kernel falls back on or shares: a way to sum any feature, the launch order, and
+// the copy of the dense vectors.
+#pragma once
+
+#include "cuda_stream.cuh"
+
+namespace tessera {
+namespace {
+
+// Any layout and alignment, a warp per bag, one column per thread: correct, not fast.
+__device__ void stream_bags_slowly(const CudaLookup& job, const FeaturePlan& plan, int feature,
+                                   int bags_per_block) {
+  const int lane = threadIdx.x % 32;
+  const uint8_t* scales = job.weights + plan.scale_offset;
+  const bool quantized = has_bias(plan.scale_type);
+  const int64_t dim = min(plan.dim, job.out_width - plan.out_column);
+  for (int64_t tile = blockIdx.x; tile * bags_per_block < job.batch; tile += gridDim.x) {
+    for (int b = threadIdx.x / 32; b < bags_per_block; b += blockDim.x / 32) {
+      const int64_t bag = tile * bags_per_block + b;
+      if (bag >= job.batch) break;
+      const int64_t begin = load_offset(job, feature * job.batch + bag);
+      const int64_t end = max(load_offset(job, feature * job.batch + bag + 1), begin);
+      for (int64_t column = lane; column < dim; column += 32) {
+        float acc = 0.0f;
+        float bias = 0.0f;
+        for (int64_t i = begin; i < end; ++i) {
+          const int64_t id = load_integer(job.indices, i, job.wide_ids);
+          const int32_t row = resolve(job, plan, feature, id, column == 0);
+          if (row < 0) continue;
+          float factor = job.id_weights == nullptr ? 1.0f : __ldg(job.id_weights + i);
+          if (quantized) {
+            const float2 pair = load_scale(plan, scales, static_cast<uint32_t>(row));
+            bias = __fadd_rn(bias, __fmul_rn(factor, pair.y));
+            factor = __fmul_rn(factor, pair.x);
+          }
+          const uint8_t* data = job.weights + plan.data_offset + row * plan.row_stride;
+          if (plan.weight_type == kBlockInt8) {
+            factor = __fmul_rn(factor, block_scale(scales, data, column));
+          }
+          acc = fmaf(factor, decode_column(plan.weight_type, data, column), acc);
+        }
+        if (quantized) acc += bias;
+        if (plan.pooling == kMean && end - begin > 1) {
+          acc = __fdiv_rn(acc, static_cast<float>(end - begin));
+        }
+        store_element(job.out_type, job.out, bag * job.out_width + plan.out_column + column, acc);
+      }
+    }
+  }
+}
+
+// The feature that this block works on.
+__device__ __forceinline__ int feature_of_block(const CudaLookup& job) {
+  const int64_t ordered = job.plan[blockIdx.y].launch_order;
+  return static_cast<int>(min(max(ordered, int64_t{0}), job.features - 1));
+}
+
+// The dense vectors to the first columns, by the blocks behind the last feature.
+__device__ void copy_dense(const CudaLookup& job) {
+  const int element = job.out_type == OutType::kFloat32 ? 4 : 2;
+  for (int64_t b = blockIdx.x; b < job.batch; b += gridDim.x) {
+    for (int64_t column = threadIdx.x; column < job.dense_width; column += blockDim.x) {
+      const int64_t from = b * job.dense_stride + column;
+      const int64_t to = b * job.out_width + column;
+      if (element == 4) {
+        static_cast<uint32_t*>(job.out)[to] = static_cast<const uint32_t*>(job.dense)[from];
+      } else {
+        static_cast<uint16_t*>(job.out)[to] = static_cast<const uint16_t*>(job.dense)[from];
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,91 @@
+"""Bags that several samples share: looked up once, copied to each."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import calls, random_table
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tessera.kernels import ops
+from tessera.kernels.tables import FeatureLookup, WeightType, make_plan, pack_tables
+
+
+def on(device, *tensors):
+    return [None if tensor is None else tensor.to(device) for tensor in tensors]
+
+
+@settings(max_examples=50, deadline=None)
+@given(call=calls(), samples=st.integers(0, 20), wide=st.booleans(), seed=st.integers(0, 2**31))
+def test_every_sample_gets_its_bags_vectors(device, call, samples, wide, seed):
+    features = call.plan.shape[0]
+    bags = call.lengths.numel() // features
+    samples = samples if bags > 0 else 0
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(0, max(bags, 1), (samples,), generator=generator)
+    arguments = on(device, call.tables.weights, call.plan, call.indices, call.lengths)
+    rows, id_weights = on(device, rows if wide else rows.int(), call.id_weights)
+    shape = {"dtype": call.dtype, "device": device}
+    counts, expected_counts = (
+        torch.zeros(features, dtype=torch.int64, device=device) for _ in range(2)
+    )
+    # The gaps keep what they hold.
+    once = torch.full((bags, call.width), 7.0, **shape)
+    torch.ops.tessera.lookup_out(*arguments, once, id_weights, expected_counts)
+    out = torch.full((samples, call.width), 7.0, **shape)
+    torch.ops.tessera.lookup_shared(*arguments, rows, out, id_weights, counts)
+    assert torch.equal(out, once[rows.long()])
+    assert torch.equal(counts, expected_counts)
+
+
+def test_a_request_of_one_user_and_many_candidates(device):
+    generator = torch.Generator().manual_seed(0)
+    packed = pack_tables([random_table(generator, 30, 64, WeightType.INT8) for _ in range(3)])
+    user, item = packed.places[:2], packed.places[2]
+    plan = make_plan([FeatureLookup(table=p, out_column=64 * k) for k, p in enumerate(user)])
+    item_plan = make_plan([FeatureLookup(table=item, out_column=128)])
+    both = torch.cat([plan, item_plan])
+    both[:, 14] = torch.arange(3)
+    candidates = 200
+    user_ids = torch.tensor([3, 4, 5, 6])
+    item_ids = torch.randint(0, 30, (candidates,), generator=generator)
+    out = torch.empty(candidates, 192, device=device)
+    weights, plan, item_plan, both = on(device, packed.weights, plan, item_plan, both)
+    torch.ops.tessera.lookup_shared(
+        weights,
+        plan,
+        *on(device, user_ids, torch.tensor([3, 1]), torch.zeros(candidates).int()),
+        out,
+        launch=ops.launch_hint(plan.cpu()),
+    )
+    ones = torch.ones(candidates, dtype=torch.int64)
+    torch.ops.tessera.lookup_out(weights, item_plan, *on(device, item_ids, ones), out)
+    repeated = torch.cat([user_ids[:3].repeat(candidates), user_ids[3:].repeat(candidates)])
+    expected = torch.ops.tessera.lookup(
+        weights,
+        both,
+        *on(device, torch.cat([repeated, item_ids]), torch.cat([3 * ones, ones, ones])),
+        192,
+    )
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("rows", "lengths", "message"),
+    [
+        ([0, 2], [1, 1], "entry 1 is 2, but there are 2 bags"),
+        ([-1, 0], [1, 1], "entry 0 is -1"),
+        ([0], [1, 1], "an entry per row of out"),
+        ([0.0, 1.0], [1, 1], "int32 or int64"),
+        ([0, 0], [], "bags of nobody"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(rows, lengths, message):
+    packed = pack_tables([random_table(torch.Generator().manual_seed(0), 4, 8, WeightType.INT8)])
+    plan = make_plan([FeatureLookup(table=packed.places[0], out_column=0)])
+    ids, lengths = torch.zeros(len(lengths)).long(), torch.tensor(lengths, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.tessera.lookup_shared(
+            packed.weights, plan, ids, lengths, torch.tensor(rows), torch.empty(2, 8)
+        )
