@@ -19,9 +19,17 @@ if TYPE_CHECKING:
     from tessera.training.modules.embedding_configs import (
         DataType,
         EmbeddingBagConfig,
+        EmbeddingConfig,
         PoolingType,
     )
-    from tessera.training.modules.embedding_modules import EmbeddingBagCollection
+    from tessera.training.modules.embedding_modules import (
+        EmbeddingBagCollection,
+        EmbeddingCollection,
+    )
+    from tessera.training.modules.tables import (
+        EmbeddingBagCollectionInterface,
+        EmbeddingCollectionInterface,
+    )
     from tessera.training.optim.fused import EmbOptimType
     from tessera.training.optim.keyed import (
         CombinedOptimizer,
@@ -44,8 +52,12 @@ __all__ = [
     "DistributedModelParallel",
     "EmbOptimType",
     "EmbeddingBagCollection",
+    "EmbeddingBagCollectionInterface",
     "EmbeddingBagCollectionSharder",
     "EmbeddingBagConfig",
+    "EmbeddingCollection",
+    "EmbeddingCollectionInterface",
+    "EmbeddingConfig",
     "JaggedTensor",
     "KeyedJaggedTensor",
     "KeyedOptimizer",
@@ -71,7 +83,11 @@ _MODULE_OF = {
     "EmbOptimType": "optim.fused",
     "EmbeddingBagCollection": "modules.embedding_modules",
     "EmbeddingBagCollectionSharder": "distributed.embeddingbag",
+    "EmbeddingBagCollectionInterface": "modules.tables",
     "EmbeddingBagConfig": "modules.embedding_configs",
+    "EmbeddingCollection": "modules.embedding_modules",
+    "EmbeddingCollectionInterface": "modules.tables",
+    "EmbeddingConfig": "modules.embedding_configs",
     "JaggedTensor": "sparse.jagged_tensor",
     "KeyedJaggedTensor": "sparse.jagged_tensor",
     "KeyedOptimizer": "optim.keyed",

@@ -34,8 +34,11 @@ FREE_ON_RESUME = (
     "data.workers",
     "train.checkpoint_every_steps",
     "train.keep_checkpoints",
+    "train.device",
+    "train.sharding",
 )
-"""Keys (or whole sections) that may change when a run is resumed: they touch no number of it."""
+"""Keys (or whole sections) that may change when a run is resumed: they touch no number of it (but
+for the order of sums, which the number of ranks, the device and the sharding change)."""
 
 
 def _positive(name: str, value: float) -> None:
@@ -77,14 +80,25 @@ class EmbeddingOptimizerConfig:
     """The optimizer fused into the backward pass of the embedding tables.
 
     Attributes:
-        name: which one; ``rowwise_adagrad`` keeps one number per row.
+        name: which one; ``rowwise_adagrad`` keeps one number per row.  See
+            `tessera.training.optim.row_updates`.
         learning_rate: its peak; see `ScheduleConfig`.
-        eps: added to Adagrad's denominator; None: 1e-8.  ``sgd`` has none.
+        eps: added to the denominator; None: 1e-8.  ``sgd``, ``lars_sgd`` and ``lion`` have none.
         weight_decay: a row that a batch touches first shrinks by ``learning_rate *
             weight_decay`` of itself.
     """
 
-    name: Literal["rowwise_adagrad", "adagrad", "sgd"] = "rowwise_adagrad"
+    name: Literal[
+        "rowwise_adagrad",
+        "adagrad",
+        "sgd",
+        "adam",
+        "partial_rowwise_adam",
+        "lamb",
+        "partial_rowwise_lamb",
+        "lars_sgd",
+        "lion",
+    ] = "rowwise_adagrad"
     learning_rate: float = 0.02
     eps: float | None = None
     weight_decay: float = 0.0
@@ -94,8 +108,8 @@ class EmbeddingOptimizerConfig:
         _not_negative("weight_decay", self.weight_decay)
         if self.eps is not None:
             _positive("eps", self.eps)
-            if self.name == "sgd":
-                raise UserError(f"eps={self.eps}: sgd has no eps; leave it out")
+            if self.name in {"sgd", "lars_sgd", "lion"}:
+                raise UserError(f"eps={self.eps}: {self.name} has no eps; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +144,8 @@ class TrainConfig:
     """How the model is trained, evaluated and kept.
 
     Attributes:
-        batch_size: samples in a training step.
-        eval_batch_size: samples in a batch of an evaluation.
+        batch_size: samples in a training step, of all ranks together.
+        eval_batch_size: samples in a batch of an evaluation, of all ranks together.
         epochs: passes over the training rows.
         dense_optimizer: see `DenseOptimizerConfig`.
         embedding_optimizer: see `EmbeddingOptimizerConfig`.
@@ -148,6 +162,11 @@ class TrainConfig:
         seed: of the initial weights, the order of the rows and dropout.
         threads: CPU threads of torch; None: as many as torch takes.  Sums are split among
             them, so another number may change the last bits of a run.
+        device: where the model is; with ``cuda`` and several ranks each takes the GPU of its
+            ``LOCAL_RANK``.  On a GPU sums are not added in a fixed order, and a resumed run draws
+            other random numbers for dropout.
+        sharding: how tables are spread over several ranks: by the planner (``auto``), or all
+            ``table_wise``, ``row_wise`` or ``column_wise``.  With one rank it says nothing.
     """
 
     batch_size: int = 1024
@@ -164,6 +183,8 @@ class TrainConfig:
     log_every_steps: int = 50
     seed: int = 0
     threads: int | None = None
+    device: Literal["cpu", "cuda"] = "cpu"
+    sharding: Literal["auto", "table_wise", "row_wise", "column_wise"] = "auto"
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "eval_batch_size", "epochs", "keep_checkpoints"):

@@ -14,13 +14,14 @@ from tessera.training.config import ExperimentConfig
 from tessera.training.data import open_data
 from tessera.training.data.batch import Batch
 from tessera.training.data.loader import BatchLoader
+from tessera.training.distributed.checkpoint_room import Room
 from tessera.training.models.ranking import RankingModel, build_ranking_model
 from tessera.training.trainer.checkpoint import (
     Checkpoint,
     CheckpointError,
     load_checkpoint,
 )
-from tessera.training.trainer.files import checkpoint_path, latest_checkpoint
+from tessera.training.trainer.files import find_checkpoint, is_checkpoint, latest_checkpoint
 from tessera.training.trainer.progress import Progress
 from tessera.training.trainer.run_folder import RunFolder
 
@@ -38,7 +39,7 @@ class TrainedModel:
         step: training steps behind these weights.
         metrics: by split, the metrics of these weights as far as they are known; see
             `tessera.training.trainer.metrics.Evaluation.to_json`.
-        checkpoint_path: the file that the weights are from.
+        checkpoint_path: the file (of a run of several ranks: the folder) that the weights are from.
     """
 
     config: ExperimentConfig
@@ -49,16 +50,20 @@ class TrainedModel:
     checkpoint_path: Path
 
 
-def load_trained(path: str | Path) -> TrainedModel:
-    """Load a run folder's best checkpoint, or one checkpoint file.
+def load_trained(path: str | Path, *, room: Room | None = None) -> TrainedModel:
+    """Load a run folder's best checkpoint, or one checkpoint.
+
+    Args:
+        path: the folder or the checkpoint.
+        room: where the tensors of a checkpoint of several ranks are put; None: in memory.
 
     Raises:
         UserError: there is no checkpoint, it is damaged, or it does not fit this version.
         OSError: it cannot be read.
     """
     path = Path(path)
-    file = best_checkpoint(path) if path.is_dir() else path
-    checkpoint = load_checkpoint(file)
+    file = best_checkpoint(path) if path.is_dir() and not is_checkpoint(path) else path
+    checkpoint = load_checkpoint(file, room=room)
     config = ExperimentConfig.from_plain(checkpoint.config, name=str(file))
     try:
         progress = Progress.from_plain(checkpoint.progress)
@@ -92,7 +97,7 @@ def best_checkpoint(run: Path) -> Path:
         hint = "train longer (tessera train --resume)" if folder.is_run else "give a run folder"
         raise CheckpointError(f"{run} holds no checkpoint; {hint} or give a step-*.pt file")
     best_step = _progress(load_checkpoint(latest, verify=False), latest).best_step
-    return latest if best_step is None else checkpoint_path(folder.checkpoints, best_step)
+    return latest if best_step is None else find_checkpoint(folder.checkpoints, best_step)
 
 
 def validation_batches(trained: TrainedModel, batch_size: int) -> Iterator[Batch]:

@@ -12,6 +12,13 @@ from tessera.training import (
     KeyedJaggedTensor,
     PoolingType,
 )
+from tessera.training.modules.embedding_configs import (
+    EmbeddingConfig,
+    data_type_to_dtype,
+    dtype_to_data_type,
+    pooling_type_to_str,
+)
+from tessera.training.modules.embedding_modules import EmbeddingCollection
 
 ROWS = {"x": 7, "y": 7, "z": 5}
 
@@ -134,7 +141,111 @@ def test_tables_that_make_no_collection_are_refused(tables, message):
         )
 
 
-def test_tables_are_trained_as_fp32():
+def test_stored_types_are_not_trained():
     config = EmbeddingBagConfig(3, 2, name="a", feature_names=["x"], data_type=DataType.INT8)
-    with pytest.raises(ValueError, match="data_type is INT8; tables are trained as FP32"):
+    with pytest.raises(
+        ValueError, match="data_type is INT8; tables are trained as FP32, FP16, BF16"
+    ):
         EmbeddingBagCollection([config])
+
+
+@pytest.mark.parametrize(("kind", "rel"), [(DataType.FP16, 2**-11), (DataType.BF16, 2**-8)])
+def test_tables_of_half_the_bytes_give_fp32_vectors(kind, rel):
+    ebc = EmbeddingBagCollection(
+        [EmbeddingBagConfig(9, 4, name="t", feature_names=["x"], data_type=kind)]
+    )
+    kjt = KeyedJaggedTensor(["x"], torch.tensor([1, 2, 8]), lengths=torch.tensor([2, 0, 1]))
+    out = ebc(kjt).values()
+    table = ebc.embedding_bags["t"].weight
+    assert table.dtype == data_type_to_dtype(kind)
+    assert dtype_to_data_type(table.dtype) is kind
+    assert out.dtype == torch.float32
+    rows = table.float()
+    expected = torch.stack([rows[1] + rows[2], torch.zeros(4), rows[8]])
+    # One rounding to the stored type, of a sum of two numbers below 1/3.
+    torch.testing.assert_close(out, expected, rtol=rel, atol=rel)
+
+
+class TestEmbeddingCollection:
+    def collection(self, **options):
+        return EmbeddingCollection(
+            [
+                EmbeddingConfig(7, 3, name="shared", feature_names=["y", "x"]),
+                EmbeddingConfig(7, 3, name="own", feature_names=["z", "x"]),
+            ],
+            **options,
+        )
+
+    @quick
+    @given(bags=bags_of(ROWS), need_indices=st.booleans())
+    def test_every_id_gets_its_row(self, bags, need_indices):
+        ec = self.collection(need_indices=need_indices)
+        out = ec(bags.kjt())
+        assert list(out) == ["y", "x@shared", "z", "x@own"]
+        for name, jagged in out.items():
+            feature, _, table = name.partition("@")
+            table = table or ("own" if feature == "z" else "shared")
+            rows = ec.embeddings[table].weight
+            ids = bags.ids[feature]
+            assert [bag.tolist() for bag in jagged.to_dense()] == [
+                [rows[i].tolist() for i in bag] for bag in ids
+            ]
+            assert (jagged.weights_or_none() is not None) == need_indices
+            if need_indices:
+                assert [bag.tolist() for bag in jagged.to_dense_weights()] == ids
+
+    def test_gradients_reach_the_rows_that_were_looked_up(self):
+        ec = self.collection()
+        kjt = KeyedJaggedTensor(
+            ["x", "y", "z"], torch.tensor([1, 1, 2]), lengths=torch.tensor([2, 1, 0])
+        )
+        ec(kjt)["x@own"].values().sum().backward()
+        assert ec.embeddings["own"].weight.grad.tolist() == [
+            [2.0 if row == 1 else 0.0] * 3 for row in range(7)
+        ]
+
+    def test_what_it_says_of_itself(self):
+        ec = self.collection(need_indices=True, device="meta")
+        assert (ec.embedding_dim(), ec.need_indices(), ec.device.type) == (3, True, "meta")
+        assert ec.embedding_names_by_table() == [["y", "x@shared"], ["z", "x@own"]]
+        assert [config.name for config in ec.embedding_configs()] == ["shared", "own"]
+        assert list(ec.state_dict()) == ["embeddings.shared.weight", "embeddings.own.weight"]
+
+    def test_tables_have_one_width(self):
+        with pytest.raises(ValueError, match=r"embedding_dim are \[3, 4\]"):
+            EmbeddingCollection(
+                [
+                    EmbeddingConfig(7, 3, name="a", feature_names=["x"]),
+                    EmbeddingConfig(7, 4, name="b", feature_names=["y"]),
+                ]
+            )
+
+    def test_an_id_that_is_no_row_is_named(self):
+        kjt = KeyedJaggedTensor(["x", "y", "z"], torch.tensor([7]), lengths=torch.tensor([1, 0, 0]))
+        with pytest.raises(IndexError, match="feature 'x' has id 7"):
+            self.collection()(kjt)
+
+
+@quick
+@given(bags=bags_of(ROWS, min_batch=1), weighted=st.booleans())
+def test_scripted_and_traced_collections_look_up_alike(bags, weighted):
+    kjt = bags.kjt(weighted=weighted)
+    for make_scripted in (torch.jit.script, lambda m: torch.jit.script(torch.fx.symbolic_trace(m))):
+        ebc = collection(weighted=weighted)
+        assert torch.equal(make_scripted(ebc)(kjt).values(), ebc(kjt).values())
+        ec = TestEmbeddingCollection().collection(need_indices=weighted)
+        expected = ec(kjt)
+        for name, jagged in make_scripted(ec)(kjt).items():
+            assert torch.equal(jagged.values(), expected[name].values())
+            assert torch.equal(jagged.lengths(), expected[name].lengths())
+
+
+def test_names_of_types_and_poolings():
+    assert dtype_to_data_type(torch.quint8) is DataType.UINT8
+    with pytest.raises(ValueError, match=r"dtype is torch.complex64"):
+        dtype_to_data_type(torch.complex64)
+    assert pooling_type_to_str(PoolingType.MEAN) == "mean"
+    with pytest.raises(ValueError, match="pooling is NONE"):
+        pooling_type_to_str(PoolingType.NONE)
+    with pytest.raises(ValueError, match="pooling is NONE; give SUM or MEAN"):
+        EmbeddingBagConfig(3, 3, name="a", feature_names=["x"], pooling=PoolingType.NONE)

@@ -1,6 +1,7 @@
 """Fused tables against plain loops, plain collections and torch's own optimizers."""
 
 import copy
+import re
 import warnings
 
 import pytest
@@ -17,7 +18,6 @@ from tessera.training import (
     EmbeddingBagCollection,
     EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
-    EmbOptimType,
     KeyedJaggedTensor,
     KeyedOptimizerWrapper,
     ModelConfig,
@@ -34,7 +34,7 @@ from tessera.training.distributed.types import ParameterSharding
 ROWS = {"x": 7, "y": 7, "z": 5, "u": 6}
 TABLE_OF = {"x": "shared", "y": "shared", "z": "own", "u": "third"}
 MEANS = {"z"}
-KINDS = [kind.value for kind in EmbOptimType]
+KINDS = ["exact_sgd", "exact_adagrad", "exact_row_wise_adagrad"]
 
 
 def collection(*, weighted=False, device=None):
@@ -48,6 +48,10 @@ def collection(*, weighted=False, device=None):
         is_weighted=weighted,
         device=device,
     )
+
+
+def placements(**fields):
+    return {name: ParameterSharding(**fields) for name in ("third", "own", "shared")}
 
 
 def fuse(module, **fused_params):
@@ -361,7 +365,7 @@ def test_a_plan_chooses_which_collections_are_fused():
     dmp = DistributedModelParallel(model, plan=ShardingPlan({"a": tables}))
     assert type(dmp.module["b"]) is EmbeddingBagCollection
     assert len(dmp.fused_optimizer.params) == 3
-    assert "a.own: table_wise, fused, ranks [0]" in str(dmp.plan)
+    assert re.search(r"own +\| table_wise +\| fused +\| ", str(dmp.plan))
     whole = DistributedModelParallel(nn.ModuleDict({"a": collection()}))
     assert list(whole.plan.plan["a"]) == ["third", "own", "shared"]
     assert get_module(whole) is whole.module
@@ -372,9 +376,9 @@ def test_a_plan_chooses_which_collections_are_fused():
     [
         ({"c": {}}, "names module 'c'; the model's shardable modules are"),
         ({"a": {}}, r"places tables \[\], the module has \['own', 'shared', 'third'\]"),
-        ({"a": {"own": ParameterSharding(ranks=[1])}}, r"on ranks \[1\]; with one rank"),
-        ({"a": {"own": ParameterSharding("row_wise")}}, "says row_wise"),
-        ({"a": {"own": ParameterSharding(compute_kernel="dense")}}, "compute_kernel is 'dense'"),
+        ({"a": placements(ranks=[1])}, "a shard at rank:1/cpu; there are ranks 0 to 0"),
+        ({"a": placements(sharding_type="row_wise")}, "the plan has no list of shards"),
+        ({"a": placements(sharding_type="rowwise")}, "sharding_type is 'rowwise'; give one of"),
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused(plan, message):
@@ -386,7 +390,7 @@ def test_a_plan_that_does_not_fit_is_refused(plan, message):
     ("fused_params", "message"),
     [
         ({"lr": 0.1}, "has key 'lr'; it knows optimizer, learning_rate, eps, weight_decay"),
-        ({"optimizer": "adam"}, "optimizer is 'adam'; give one of exact_sgd"),
+        ({"optimizer": "shampoo"}, "optimizer is 'shampoo'; give one of exact_sgd"),
         ({"learning_rate": -1.0}, "learning_rate is -1.0; give 0 or more"),
         ({"eps": float("nan")}, "eps is nan"),
     ],
@@ -423,9 +427,9 @@ def test_what_would_cut_the_tables_from_their_operator_is_refused():
     fused = fuse(collection())
     with pytest.raises(ValueError, match="cannot be deep-copied"):
         copy.deepcopy(fused)
-    with pytest.raises(ValueError, match="stay float32 on the CPU"):
+    with pytest.raises(ValueError, match="stay float32 on cpu"):
         fused.double()
-    with pytest.raises(ValueError, match="fused tables are trained on the CPU"):
+    with pytest.raises(ValueError, match="tables are trained on cpu or cuda"):
         DistributedModelParallel(collection(), device=torch.device("meta"))
     assert fused.float() is fused
 
@@ -461,11 +465,19 @@ def test_building_tables_warns_of_nothing():
         fuse(collection())
 
 
-def test_a_row_length_that_fused_tables_do_not_take_is_refused():
-    tables = EmbeddingBagCollection(
-        tables=[
-            EmbeddingBagConfig(name="t0", num_embeddings=5, embedding_dim=6, feature_names=["f0"])
-        ]
-    )
-    with pytest.raises(ValueError, match=r"embedding_dim of table 't0' is 6; .* multiples of 4"):
-        DistributedModelParallel(tables)
+def test_dense_tables_are_left_for_the_users_optimizer():
+    plain = collection()
+    expected_of = copy.deepcopy(plain)
+    plan = ShardingPlan({"": placements(compute_kernel="dense")})
+    dmp = DistributedModelParallel(plain, plan=plan)
+    kjt = KeyedJaggedTensor(list(ROWS), torch.tensor([3, 1]), lengths=torch.tensor([1, 0, 0, 1]))
+    left = dict(in_backward_optimizer_filter(dmp.named_parameters()))
+    assert left.keys() == dict(expected_of.named_parameters()).keys()
+    for model, params in ((dmp, left.values()), (expected_of, expected_of.parameters())):
+        optimizer = torch.optim.Adam(params, lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(kjt).values().square().sum().backward()
+            optimizer.step()
+    for name, value in expected_of.state_dict().items():
+        torch.testing.assert_close(dmp.state_dict()[name], value)

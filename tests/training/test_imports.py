@@ -5,6 +5,7 @@ import sys
 import pytest
 
 import tessera.training
+import tessera.training.distributed
 from tessera.errors import UserError
 from tessera.training.distributed import fbgemm
 
@@ -19,12 +20,13 @@ def test_importing_the_library_leaves_fbgemm_alone():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_every_promised_name_is_there():
-    for name in tessera.training.__all__:
-        assert getattr(tessera.training, name).__name__ == name
-    assert set(tessera.training.__all__) <= set(dir(tessera.training))
+@pytest.mark.parametrize("package", [tessera.training, tessera.training.distributed])
+def test_every_promised_name_is_there(package):
+    for name in package.__all__:
+        assert getattr(package, name).__name__ == name
+    assert set(package.__all__) <= set(dir(package))
     with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
-        _ = tessera.training.Nonsense
+        _ = package.Nonsense
 
 
 def test_training_tables_leave_the_programs_logging_as_it_was():

@@ -1,4 +1,4 @@
-"""Train a model from a YAML config into a run folder.
+r"""Train a model from a YAML config into a run folder.
 
 The run folder holds the resolved config, checkpoints, metrics.csv, TensorBoard events, and at the
 end final.json and report.html.  Ctrl-C or SIGTERM finishes the step, writes a checkpoint and ends
@@ -6,6 +6,12 @@ with status 130; --resume then goes on exactly where it stopped.
 
   tessera train --config demo data.path=clicks.tsv train.epochs=2 --out runs/first
   tessera train --resume --out runs/first
+
+Under torchrun the ranks share every batch and spread the tables (train.sharding).  A worker that
+fails is started again up to --max-restarts times, all ranks then go on from the last checkpoint:
+
+  torchrun --nproc-per-node 4 --max-restarts 3 -m tessera train --config demo \
+      train.checkpoint_every_steps=500 --out runs/first
 """
 
 from __future__ import annotations
@@ -67,8 +73,19 @@ def run(args: argparse.Namespace) -> int:
     # Read when torch loads its OpenMP.  Threads that spin while they wait made a two-thread run
     # take ten times the CPU time of a one-thread run where other processes wanted the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    from tessera.training.trainer.run import train  # noqa: PLC0415 - --help must not wait for torch
+    # --help must not wait for torch.
+    from tessera.training.trainer.ranks import (  # noqa: PLC0415
+        is_restart,
+        world_size_of_environment,
+    )
+    from tessera.training.trainer.run import train  # noqa: PLC0415
 
+    many_ranks = world_size_of_environment() > 1
+    if many_ranks and args.out is None:
+        raise UserError("--out is missing; several ranks must be told the same run folder")
+    speaks = os.environ.get("RANK", "0") == "0"
+    if is_restart() and args.out is not None and RunFolder(args.out).is_run:
+        args.resume = True
     if args.resume and args.out is None:
         raise UserError("--resume: say which run with --out DIR")
     if args.config is not None:
@@ -87,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
         result = train(
             config, out, resume=args.resume, progress=not args.quiet, should_stop=stop.is_set
         )
+    if not speaks:
+        return EXIT_INTERRUPTED if result.status == "interrupted" else 0
     if result.status == "interrupted":
         hint = f"tessera train --resume --out {shlex.quote(str(out))}"
         print(f"stopped after step {result.step}; go on with: {hint}", file=sys.stderr)

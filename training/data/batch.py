@@ -72,16 +72,14 @@ def make_batch(
     """
     return Batch(
         dense_features=torch.from_numpy(dense),
-        sparse_features=KeyedJaggedTensor._trusted(  # noqa: SLF001 - our own arrays; see below
-            # Checking them would be half of a batch's cost, and would wake torch's threads in
-            # the middle of the step that they are busy with.
+        sparse_features=KeyedJaggedTensor(
             list(keys),
             torch.from_numpy(values),
-            None,
-            torch.from_numpy(lengths),
-            None,
-            len(labels),
-            None,
+            lengths=torch.from_numpy(lengths),
+            stride=len(labels),
+            # Checking our own arrays would be half of a batch's cost, and would wake torch's
+            # threads in the middle of the step that they are busy with.
+            validate=False,
         ),
         labels=torch.from_numpy(labels),
     )

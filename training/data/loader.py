@@ -38,9 +38,11 @@ class BatchLoader:
         seed: of the random order.
         drop_last: leave out a last batch that is smaller than ``batch_size``.
         prefetch: batches that a thread makes ahead of the consumer; 0: no thread.
+        part: (r, n): of every batch only the r-th of n parts, as even as they can be; together
+            they are the batch.  A part of a small last batch may be empty.
 
     Raises:
-        ValueError: ``batch_size`` below 1, ``prefetch`` or ``seed`` below 0.
+        ValueError: ``batch_size`` below 1, ``prefetch`` or ``seed`` below 0, or no such part.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class BatchLoader:
         seed: int,
         drop_last: bool = False,
         prefetch: int = 2,
+        part: tuple[int, int] = (0, 1),
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: give at least 1 sample")
@@ -59,11 +62,14 @@ class BatchLoader:
             raise ValueError(f"prefetch={prefetch}: give 0 or a number of batches")
         if seed < 0:
             raise ValueError(f"seed={seed}: give an integer from 0 on")
+        if not 0 <= part[0] < part[1]:
+            raise ValueError(f"part={part}: give (r, n) with r from 0 to n - 1")
         self._view = view
         self._batch_size = batch_size
         self._shuffle = shuffle
         self._seed = seed
         self._prefetch = prefetch
+        self._part = part
         full, rest = divmod(len(view), batch_size)
         self._num_batches = full if drop_last or rest == 0 else full + 1
 
@@ -71,6 +77,11 @@ class BatchLoader:
     def num_batches(self) -> int:
         """Batches in every epoch."""
         return self._num_batches
+
+    def batch_rows(self, number: int) -> int:
+        """Samples of batch ``number`` of an epoch, all parts together."""
+        start = number * self._batch_size
+        return min(start + self._batch_size, len(self._view)) - start
 
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         """The batches of ``epoch`` from number ``start_batch`` on.
@@ -94,9 +105,12 @@ class BatchLoader:
         order = _EpochOrder(self._view, seed=self._seed, epoch=epoch) if self._shuffle else None
         dataset, rows = self._view.dataset, self._view.rows
         for number in range(start_batch, self._num_batches):
-            start = number * self._batch_size
-            stop = min(start + self._batch_size, len(self._view))
-            if order is not None:
+            part, parts = self._part
+            first, count = number * self._batch_size, self.batch_rows(number)
+            start, stop = first + count * part // parts, first + count * (part + 1) // parts
+            if start == stop:
+                yield dataset.batch(np.empty(0, dtype=np.int64))
+            elif order is not None:
                 yield dataset.batch(order.rows(start, stop))
             elif isinstance(rows, range):
                 yield dataset.take(rows.start + start, rows.start + stop)

@@ -1,148 +1,313 @@
-"""Many tables in one FBGEMM operator, updated in its backward pass.
+"""The lookups of one rank: a group of shards, fused with their optimizer or dense.
 
-What FBGEMM's tables do on a CPU (1.8), and what is done about it here:
+All four classes take a `GroupedEmbeddingConfig` and a `KeyedJaggedTensor` with exactly its
+features, in its order, whose ids are rows of the shards.  Legend: F features, B samples, S_f
+samples of feature f, W ranks that the samples come from, N ids, D columns.
 
-* Weight decay is accepted and ignored: applied here, before the update.
-* In mean pooling, gradients of per-sample weights lack the division by the bag's size: weighted
-  means are summed with weights that were divided before.
-* The learning rate of a batch is the one at its forward pass: `BatchedFusedEmbeddingBag.forward`
-  takes it from the optimizer's groups each time.
-* The operators exist behind autograd only, so they fail in inference mode: left for the call.
-* An id outside the table ends in a RuntimeError that does not name it: the caller looks again.
+Pooled: ``[B, sum of D]``.  Where the batch varies per feature, the output is flat: for each of
+the W ranks, for each feature, its ``[S_fr, D]`` vectors.  Unpooled: ``[N, D]``.
+
+A mean divides by the number of ids, per-id weights or not.
+
+The fused ones update the rows of a batch in the backward pass.  What FBGEMM's operators serve is
+theirs (`tessera.training.distributed.kernels.tbe`), the rest is ours
+(`tessera.training.distributed.kernels.row_sparse`).  Tables hold zeros until they are filled:
+`split_embedding_weights` gives the live memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tessera.errors import UserError
-from tessera.training.distributed.fbgemm import import_training_tables, root_logger_untouched
-from tessera.training.modules.embedding_configs import EmbeddingBagConfig
-from tessera.training.optim.fused import EmbOptimType, FusedParams
+from tessera.training.distributed.embedding_types import (
+    GroupedEmbeddingConfig,
+    ShardedEmbeddingTable,
+)
+from tessera.training.distributed.kernels import bags as kernel_bags
+from tessera.training.distributed.kernels.choice import build_fused_tables
+from tessera.training.distributed.kernels.dense import DenseTables
+from tessera.training.distributed.kernels.dense_tbe import DenseTbeTables
+from tessera.training.distributed.kernels.optimizer_state import kernel_optimizer, read_group
+from tessera.training.distributed.kernels.row_sparse import RowSparseTables
+from tessera.training.distributed.kernels.tbe import TbeTables
+from tessera.training.distributed.plan_types import ShardingType
+from tessera.training.modules.embedding_configs import PoolingType
+from tessera.training.optim.fused import FusedOptimizer, FusedOptimizerModule, FusedParams
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
-FUSED_ROW_MULTIPLE = 4
-"""FBGEMM's training tables take rows whose length is a multiple of this."""
 
+class _Kernel(nn.Module):
+    """What fused and dense kernels have in common."""
 
-class BatchedFusedEmbeddingBag:
-    """Tables of one pooling in one operator.
-
-    Not a module: its one parameter holds all tables back to back; `weights` are the views that
-    models and checkpoints know.
-
-    Args:
-        tables: the tables; features are taken in the tables' order.
-        mean: mean pooling instead of sum.
-        is_weighted: whether ids carry weights.
-        fused_params: the optimizer.
-
-    Memory: the tables' bytes, and the optimizer's state (one number per row for row-wise
-    Adagrad, as much as the tables again for Adagrad, none for SGD).
-    """
+    _pooled = True
 
     def __init__(
         self,
-        tables: Sequence[EmbeddingBagConfig],
-        *,
-        mean: bool,
-        is_weighted: bool,
-        fused_params: FusedParams,
+        config: GroupedEmbeddingConfig,
+        pg: torch.distributed.ProcessGroup | None,
+        device: torch.device | None,
     ) -> None:
-        for table in tables:
-            if table.embedding_dim % FUSED_ROW_MULTIPLE:
-                raise UserError(
-                    f"embedding_dim of table {table.name!r} is {table.embedding_dim}; fused tables"
-                    f" take multiples of {FUSED_ROW_MULTIPLE}"
-                )
-        fbgemm = import_training_tables()
-        self.tables = list(tables)
-        self._weighted_mean = mean and is_weighted
-        pooled_as_mean = mean and not is_weighted
-        with root_logger_untouched():
-            tbe: Any = fbgemm.SplitTableBatchedEmbeddingBagsCodegen(
-                [
-                    (
-                        table.num_embeddings,
-                        table.embedding_dim,
-                        fbgemm.EmbeddingLocation.HOST,
-                        fbgemm.ComputeDevice.CPU,
-                    )
-                    for table in tables
-                ],
-                feature_table_map=[
-                    index for index, table in enumerate(tables) for _ in table.feature_names
-                ],
-                pooling_mode=fbgemm.PoolingMode.MEAN if pooled_as_mean else fbgemm.PoolingMode.SUM,
-                optimizer=fbgemm.OptimType(fused_params.optimizer.value),
-                learning_rate=fused_params.learning_rate,
-                eps=fused_params.eps,
-                bounds_check_mode=fbgemm.BoundsCheckMode.FATAL,
-                device=torch.device("cpu"),
+        super().__init__()
+        self._config = config
+        self._pg = pg
+        self._device = device or torch.device("cpu")
+        self._is_weighted = config.is_weighted or config.has_feature_processor
+        mean = self._pooled and config.pooling is PoolingType.MEAN
+        self._weighted_mean = mean and self._is_weighted
+        self._mean = mean and not self._is_weighted
+        if not self._pooled and len({table.local_cols for table in config.embedding_tables}) > 1:
+            raise ValueError(
+                f"tables {config.table_names()} have different row lengths "
+                f"{[table.local_cols for table in config.embedding_tables]}; unpooled ones of one "
+                "group have the same"
             )
-        self._pushed = (fused_params.learning_rate, fused_params.eps)
-        self._tbe: Any = tbe
-        self.weights: list[Tensor] = tbe.split_embedding_weights()
-        # Per table its states, in FBGEMM's order: none for SGD, else the sums of squares.
-        self.states: list[list[Tensor]] = [[] for _ in tables]
-        if fused_params.optimizer is not EmbOptimType.EXACT_SGD:
-            self.states = tbe.split_optimizer_states()
 
-    def set_hyper_parameters(self, learning_rate: float, eps: float) -> None:
-        """What the next forward pass and its backward use."""
-        if (learning_rate, eps) != self._pushed:
-            self._tbe.set_learning_rate(learning_rate)
-            self._tbe.update_hyper_parameters({"eps": eps})
-            self._pushed = (learning_rate, eps)
+    @property
+    def config(self) -> GroupedEmbeddingConfig:
+        """The shards."""
+        return self._config
 
-    def forward(
-        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, weight_decay: float
-    ) -> Tensor:
-        """Look up and pool; the backward pass of the result updates the tables.
+    @property
+    def tables(self) -> list[ShardedEmbeddingTable]:
+        """The shards, in the order of their features."""
+        return self._config.embedding_tables
 
-        Args:
-            ids: ``[N]`` int64 rows, features in the tables' order.
-            offsets: ``[F * B + 1]`` int64.
-            weights: ``[N]`` float32, or None where the tables are not weighted.
-            weight_decay: see `FusedParams`.
+    def split_embedding_weights(self) -> list[Tensor]:
+        """Per shard its live ``[local_rows, local_cols]``."""
+        raise AssertionError("each kernel says where its weights are")
 
-        Returns:
-            ``[B, sum of D over features]`` float32.
+    def named_split_embedding_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The same with the tables' names; a name comes once per shard of its table here."""
+        for table, weight in zip(self.tables, self.split_embedding_weights(), strict=True):
+            yield table.name, weight
+
+    def init_parameters(self) -> None:
+        """Give every shard first values: its table's ``init_fn``, or uniform ones in its range."""
+        with torch.no_grad():
+            for table, weight in zip(self.tables, self.split_embedding_weights(), strict=True):
+                table.init_weights(weight)
+
+    def flush(self) -> None:
+        """Write cached rows back to the tables; call it before they are read."""
+
+    def purge(self) -> None:
+        """Forget cached rows; call it after tables were written from outside."""
+
+    def _bags(self, features: KeyedJaggedTensor) -> kernel_bags.Bags:
+        return kernel_bags.bags_of(
+            features, weighted=self._is_weighted, weighted_mean=self._weighted_mean
+        )
+
+
+class _FusedKernel(_Kernel, FusedOptimizerModule):
+    """Tables that their backward pass updates."""
+
+    def __init__(
+        self,
+        config: GroupedEmbeddingConfig,
+        pg: torch.distributed.ProcessGroup | None = None,
+        device: torch.device | None = None,
+        sharding_type: ShardingType | None = None,
+    ) -> None:
+        super().__init__(config, pg, device)
+        if sharding_type is ShardingType.DATA_PARALLEL:
+            raise ValueError(
+                f"tables {config.table_names()} are data parallel and fused; replicas that each "
+                "update themselves drift apart: give them the compute kernel 'dense'"
+            )
+        params = FusedParams.from_dict(config.fused_params or {})
+        self._hyper = params.hyper_parameters
+        self._output_dtype = kernel_bags.OUTPUT_DTYPES[params.output_dtype]
+        self._backend: TbeTables | RowSparseTables = build_fused_tables(
+            self.tables,
+            params=params,
+            kernel=config.compute_kernel,
+            data_type=config.data_type,
+            pooled=self._pooled,
+            mean=self._mean,
+            device=self._device,
+        )
+        # FBGEMM's operator checks by itself.
+        self._bounds_check = (
+            kernel_bags.BoundsCheck(self.tables, params.bounds_check_mode, self._device)
+            if isinstance(self._backend, RowSparseTables)
+            else None
+        )
+        # Not registered: state dicts and parameters of a model name tables, not kernels.
+        self._weights = [nn.Parameter(weight) for weight in self._backend.weights]
+        self._optimizer = kernel_optimizer(
+            self.tables,
+            weights=self._weights,
+            states=self._backend.states,
+            step=self._backend.step,
+            params=params,
+            pg=pg,
+        )
+
+    @property
+    def fused_optimizer(self) -> FusedOptimizer:
+        """The optimizer that works in the backward pass; entries are ``<table>.weight``."""
+        return self._optimizer
+
+    def split_embedding_weights(self) -> list[Tensor]:
+        """Per shard its live ``[local_rows, local_cols]``."""
+        return self._backend.weights
+
+    def named_parameters(
+        self,
+        prefix: str = "",
+        recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+        remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """The shards as parameters ``<table>.weight``, marked as updated in the backward pass."""
+        del recurse, remove_duplicate
+        dot = "." if prefix else ""
+        for table, weight in zip(self.tables, self._weights, strict=True):
+            yield f"{prefix}{dot}{table.name}.weight", weight
+
+    def flush(self) -> None:
+        """Write cached rows back to the tables; call it before they are read."""
+        if isinstance(self._backend, TbeTables):
+            self._backend.flush()
+
+    def purge(self) -> None:
+        """Forget cached rows; call it after tables were written from outside."""
+        if isinstance(self._backend, TbeTables):
+            self._backend.purge()
+
+    def prefetch(
+        self,
+        features: KeyedJaggedTensor,
+        forward_stream: torch.cuda.streams.Stream | None = None,
+    ) -> None:
+        """Bring the rows of a later batch into the cache, where the tables have one."""
+        if isinstance(self._backend, TbeTables):
+            bags = self._bags(features)
+            self._backend.prefetch(bags.ids, bags.offsets, forward_stream)
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        """Look up; see the module.
 
         Raises:
-            RuntimeError: FBGEMM's, for an id that is not a row, and for offsets that do not fit.
+            IndexError: on a CPU, an id is not a row of its shard.
+            ValueError: the collection is weighted and the features are not.
         """
-        if self._weighted_mean:
-            assert weights is not None
-            sizes = offsets[1:] - offsets[:-1]
-            weights = weights / torch.repeat_interleave(sizes, sizes)
-        pooled = self._pool(ids, offsets, weights)
-        if weight_decay and pooled.requires_grad:
-            shrink = 1.0 - self._pushed[0] * weight_decay
-            pooled.register_hook(lambda _: self._decay(ids, offsets, shrink))  # type: ignore[no-untyped-call] # torch leaves it untyped
-        return pooled
+        bags = self._bags(features)
+        self._hyper = read_group(self._optimizer.param_groups[0], self._hyper)
+        try:
+            if self._bounds_check is not None:
+                bags = self._bounds_check(bags)
+            vectors = self._backend.look_up(bags.ids, bags.offsets, bags.weights, self._hyper)
+        except RuntimeError:
+            # Something was refused: look again, slowly, and say what.
+            kernel_bags.name_bad_id(self.tables, bags)
+            raise
+        if vectors.dtype is not self._output_dtype:
+            vectors = vectors.to(self._output_dtype)
+        return vectors if bags.strides is None else self._unpadded(vectors, bags.strides)
 
-    def _pool(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        if torch.is_inference_mode_enabled():
-            with torch.inference_mode(mode=False), torch.no_grad():
-                without_grad: Tensor = self._tbe(ids, offsets, weights)
-                return without_grad
-        pooled: Tensor = self._tbe(ids, offsets, weights)
-        return pooled
+    def _unpadded(self, vectors: Tensor, strides_FW: list[list[int]]) -> Tensor:
+        if not self._pooled:
+            return vectors
+        return kernel_bags.unpadded(vectors, strides_FW, self._config.embedding_dims())
 
-    @torch.no_grad()
-    def _decay(self, ids: Tensor, offsets: Tensor, shrink: float) -> None:
-        """Multiply every row that the batch touched by ``shrink``, once."""
-        features = sum(table.num_features() for table in self.tables)
-        batch_size = (offsets.numel() - 1) // features
-        bounds = offsets[:: max(batch_size, 1)].tolist() if batch_size else [0] * (features + 1)
-        first = 0
-        for table, weight in zip(self.tables, self.weights, strict=True):
-            last = first + table.num_features()
-            rows = torch.unique(ids[bounds[first] : bounds[last]])
-            # .data: autograd would take a change that it sees for an error of the caller's.
-            weight.data[rows] *= shrink
-            first = last
+
+class BatchedFusedEmbeddingBag(_FusedKernel):
+    """Pooled lookups of a group of shards, fused with the optimizer.
+
+    Args:
+        config: the shards; ``fused_params`` are those of `FusedParams`.
+        pg: the ranks that hold the tables' other shards; None: tables are whole.
+        device: CPU (None) or a CUDA device.
+        sharding_type: how the tables are cut; anything but data parallel.
+
+    Raises:
+        UserError: the device cannot do what is asked for.
+        ValueError: a fused parameter makes no sense.
+    """
+
+
+class BatchedFusedEmbedding(_FusedKernel):
+    """Unpooled lookups of a group of shards, fused with the optimizer.
+
+    Arguments as for `BatchedFusedEmbeddingBag`; all shards have the same row length.
+    """
+
+    _pooled = False
+
+
+class _DenseKernel(_Kernel):
+    """Tables as ordinary parameters, with gradients."""
+
+    def __init__(
+        self,
+        config: GroupedEmbeddingConfig,
+        pg: torch.distributed.ProcessGroup | None = None,
+        device: torch.device | None = None,
+        sharding_type: ShardingType | None = None,
+    ) -> None:
+        super().__init__(config, pg, device)
+        self.sharding_type = sharding_type
+        dtype = kernel_bags.STORED_DTYPES[config.data_type]
+        in_one = DenseTbeTables.serves(self.tables, dtype, self._device)
+        self._dense = (DenseTbeTables if in_one else DenseTables)(
+            self.tables, pooled=self._pooled, mean=self._mean, dtype=dtype, device=self._device
+        )
+
+    def extra_repr(self) -> str:
+        """How the tables are cut."""
+        return "" if self.sharding_type is None else f"sharding_type={self.sharding_type.value}"
+
+    def split_embedding_weights(self) -> list[Tensor]:
+        """Per shard its live ``[local_rows, local_cols]``."""
+        return [weight.detach() for weight in self._dense.weights]
+
+    def named_parameters(
+        self,
+        prefix: str = "",
+        recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+        remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """The shards as parameters ``<table>.weight``."""
+        del recurse, remove_duplicate
+        dot = "." if prefix else ""
+        for table, weight in zip(self.tables, self._dense.weights, strict=True):
+            yield f"{prefix}{dot}{table.name}.weight", weight
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        """Look up; see the module.
+
+        Raises:
+            IndexError: on a CPU, an id is not a row of its shard.
+            ValueError: the collection is weighted and the features are not.
+        """
+        bags = self._bags(features)
+        if self._device.type == "cpu":
+            kernel_bags.name_bad_id(self.tables, bags)
+        vectors: Tensor = self._dense(bags)
+        if bags.strides is None or not self._pooled:
+            return vectors
+        return kernel_bags.unpadded(vectors, bags.strides, self._config.embedding_dims())
+
+
+class BatchedDenseEmbeddingBag(_DenseKernel):
+    """Pooled lookups of a group of shards that an ordinary optimizer trains.
+
+    Args:
+        config: the shards.
+        pg: taken for symmetry with the fused kernels; gradients are summed by who wraps this.
+        device: CPU (None) or a CUDA device.
+        sharding_type: how the tables are cut; shown in the module's print.
+    """
+
+
+class BatchedDenseEmbedding(_DenseKernel):
+    """Unpooled lookups of a group of shards that an ordinary optimizer trains.
+
+    Arguments as for `BatchedDenseEmbeddingBag`; all shards have the same row length.
+    """
+
+    _pooled = False

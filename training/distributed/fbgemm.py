@@ -10,6 +10,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib import metadata
 from types import ModuleType
 
@@ -80,13 +81,41 @@ def import_training_tables() -> ModuleType:
     Raises:
         UserError: FBGEMM is not installed or does not load.
     """
+    return _load("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+
+
+def import_sparse_operators() -> ModuleType:
+    """FBGEMM itself, which makes its operators on jagged tensors known to torch.
+
+    Raises:
+        UserError: FBGEMM is not installed or does not load.
+    """
+    return _load("fbgemm_gpu")
+
+
+@lru_cache(maxsize=1)
+def load_sparse_operators() -> None:
+    """`import_sparse_operators` once; cheap to call before every use of an operator."""
+    import_sparse_operators()
+
+
+def import_inference_tables() -> ModuleType:
+    """FBGEMM's module of quantized tables.
+
+    Raises:
+        UserError: FBGEMM is not installed or does not load.
+    """
+    return _load("fbgemm_gpu.split_table_batched_embeddings_ops_inference")
+
+
+def _load(name: str) -> ModuleType:
     version = _installed_fbgemm()
     if version is None:
         raise UserError("fbgemm-gpu is not installed; pip install 'tessera[cpu]' (or [cuda])")
     known = pair_is_known(torch.__version__, version)
     try:
         with _quiet_about_known_pairs(known=known):
-            return importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+            return importlib.import_module(name)
     except (ImportError, OSError) as error:
         raise UserError(
             f"fbgemm-gpu {version} does not load with torch {torch.__version__}: {error}; "

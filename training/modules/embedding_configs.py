@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, unique
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -16,16 +18,33 @@ class PoolingType(Enum):
 
     SUM = "SUM"
     MEAN = "MEAN"
+    NONE = "NONE"
+    """The vectors are not pooled; tables of an unpooled collection."""
 
 
 @unique
 class DataType(Enum):
-    """How a table's numbers are stored.  Training stores FP32; the rest name packaged tables."""
+    """How a table's numbers are stored.
+
+    Plain collections train FP32, FP16 and BF16; quantized ones store FP32, FP16 and INT8 to INT2.
+    """
 
     FP32 = "FP32"
     FP16 = "FP16"
+    BF16 = "BF16"
+    INT64 = "INT64"
+    INT32 = "INT32"
     INT8 = "INT8"
+    UINT8 = "UINT8"
     INT4 = "INT4"
+    INT2 = "INT2"
+
+
+TRAINED_TYPES = {
+    DataType.FP32: torch.float32,
+    DataType.FP16: torch.float16,
+    DataType.BF16: torch.bfloat16,
+}
 
 
 @dataclass
@@ -95,3 +114,90 @@ class EmbeddingBagConfig(BaseEmbeddingConfig):
     """
 
     pooling: PoolingType = PoolingType.SUM
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pooling is PoolingType.NONE:
+            raise ValueError(
+                f"table {self.name!r}: pooling is NONE; give SUM or MEAN, or make an "
+                "EmbeddingConfig for an EmbeddingCollection"
+            )
+
+
+@dataclass
+class EmbeddingConfig(BaseEmbeddingConfig):
+    """A table whose looked-up rows are returned as they are, one per id."""
+
+
+@dataclass
+class EmbeddingTableConfig(BaseEmbeddingConfig):
+    """A table of any collection, with what its collection says about it.
+
+    Attributes:
+        pooling: sum, mean, or none for unpooled collections.
+        is_weighted: ids carry weights.
+        has_feature_processor: the lookup puts weights on ids before it.
+        embedding_names: the output's name of each of ``feature_names``.
+    """
+
+    pooling: PoolingType = PoolingType.SUM
+    is_weighted: bool = False
+    has_feature_processor: bool = False
+    embedding_names: list[str] = field(default_factory=list)
+
+
+class QuantConfig(NamedTuple):
+    """What ``torch.ao.quantization.quantize_dynamic`` is told about a collection.
+
+    Attributes:
+        activation: makes an observer whose ``dtype`` is the lookup's output type.
+        weight: makes an observer whose ``dtype`` is the stored type: ``torch.int8`` (also
+            ``quint8``), ``quint4x2``, ``quint2x4``, ``float16`` or ``float32``.
+        per_table_weight_dtype: stored types of single tables, by name.
+    """
+
+    activation: Any
+    weight: Any
+    per_table_weight_dtype: dict[str, torch.dtype] | None = None
+
+
+_DTYPES = {
+    DataType.FP32: torch.float32,
+    DataType.FP16: torch.float16,
+    DataType.BF16: torch.bfloat16,
+    DataType.INT64: torch.int64,
+    DataType.INT32: torch.int32,
+    DataType.INT8: torch.int8,
+    DataType.UINT8: torch.uint8,
+    DataType.INT4: torch.quint4x2,
+    DataType.INT2: torch.quint2x4,
+}
+
+
+def data_type_to_dtype(data_type: DataType) -> torch.dtype:
+    """The torch type of one stored number."""
+    return _DTYPES[data_type]
+
+
+def dtype_to_data_type(dtype: torch.dtype) -> DataType:
+    """The inverse of `data_type_to_dtype`; ``quint8`` and ``qint8`` are UINT8 and INT8 too.
+
+    Raises:
+        ValueError: no table is stored so.
+    """
+    names = {dtype: data_type for data_type, dtype in _DTYPES.items()}
+    names |= {torch.quint8: DataType.UINT8, torch.qint8: DataType.INT8}
+    if dtype not in names:
+        raise ValueError(f"dtype is {dtype}; tables are stored as one of {list(names)}")
+    return names[dtype]
+
+
+def pooling_type_to_str(pooling_type: PoolingType) -> str:
+    """``sum`` or ``mean``, as ``nn.EmbeddingBag`` spells it.
+
+    Raises:
+        ValueError: the vectors are not pooled.
+    """
+    if pooling_type is PoolingType.NONE:
+        raise ValueError("pooling is NONE; only SUM and MEAN have a mode of nn.EmbeddingBag")
+    return str(pooling_type.value).lower()

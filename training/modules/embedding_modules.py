@@ -1,86 +1,50 @@
-"""EmbeddingBagCollection: pooled lookups of many features in many tables.
+"""EmbeddingBagCollection and EmbeddingCollection: lookups of many features in many tables.
 
-This is the plain form: one ``nn.EmbeddingBag`` per table, any torch optimizer, any device.
-`tessera.training.distributed.model_parallel.DistributedModelParallel` swaps it for the fused
-form, which is what makes training fast, under the same parameter names.
+These are the plain forms: one ``nn.EmbeddingBag`` or ``nn.Embedding`` per table, any torch
+optimizer, any device.  `tessera.training.distributed.model_parallel.DistributedModelParallel`
+swaps them for the fused and sharded forms, under the same parameter names.
 """
 
-from __future__ import annotations
+# Annotations are not postponed here: torch.fx hands them on to TorchScript, which needs types.
+
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from tessera.errors import UserError
-from tessera.training.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
-from tessera.training.sparse.checks import check_id_dtype, is_traced
-from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from tessera.training.modules.embedding_configs import (
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+)
+from tessera.training.modules.tables import (
+    EmbeddingBagCollectionInterface,
+    EmbeddingCollectionInterface,
+    check_features,
+    check_ids,
+    check_tables,
+    common_dim,
+    embedding_names,
+    get_embedding_names_by_table,
+    trained_dtype,
+)
+from tessera.training.modules.variable_batch import expand_pooled
+from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from tessera.training.sparse.script_types import is_scripting
+
+__all__ = [
+    "EmbeddingBagCollection",
+    "EmbeddingBagCollectionInterface",
+    "EmbeddingCollection",
+    "EmbeddingCollectionInterface",
+    "check_ids",
+    "check_tables",
+    "embedding_names",
+    "get_embedding_names_by_table",
+]
 
 
-def embedding_names(tables: list[EmbeddingBagConfig]) -> list[str]:
-    """The keys of a collection's output, tables in order and features within a table in order.
-
-    A feature's vector is called like the feature; a feature that several tables serve has one
-    vector from each, called ``feature@table``.
-    """
-    served = [feature for table in tables for feature in table.feature_names]
-    return [
-        feature if served.count(feature) == 1 else f"{feature}@{table.name}"
-        for table in tables
-        for feature in table.feature_names
-    ]
-
-
-def check_tables(tables: list[EmbeddingBagConfig]) -> None:
-    """Check the tables of one collection.
-
-    Raises:
-        UserError: a name is missing or given twice, a table serves no feature, or a data type
-            that training does not store.
-    """
-    seen: set[str] = set()
-    for table in tables:
-        if not table.name or "." in table.name:
-            raise UserError(
-                f"table name {table.name!r}: give a name without a dot (it becomes a part of the "
-                "parameter's name)"
-            )
-        if hasattr(nn.ModuleDict(), table.name):
-            raise UserError(
-                f"table name {table.name!r} is a word that torch's modules use themselves; give "
-                "another, such as one that ends in _table"
-            )
-        if table.name in seen:
-            raise UserError(f"two tables are called {table.name!r}; names are unique")
-        seen.add(table.name)
-        if not table.feature_names:
-            raise UserError(f"table {table.name!r} has no feature_names; give at least one")
-        if len(set(table.feature_names)) != len(table.feature_names):
-            raise UserError(f"table {table.name!r} lists a feature twice: {table.feature_names}")
-        if table.data_type is not DataType.FP32:
-            raise UserError(
-                f"table {table.name!r}: data_type is {table.data_type.value}; tables are trained "
-                "as FP32 and packaged as something else"
-            )
-
-
-def check_ids(feature: str, table: EmbeddingBagConfig, ids: Tensor) -> None:
-    """Refuse ids that are not rows of ``table``.  One pass over ``ids`` ``[N]``.
-
-    Raises:
-        IndexError: naming feature, id, table and its rows.
-    """
-    if ids.numel() == 0:
-        return
-    lowest, highest = (int(bound) for bound in torch.aminmax(ids))
-    if lowest < 0 or highest >= table.num_embeddings:
-        raise IndexError(
-            f"feature {feature!r} has id {lowest if lowest < 0 else highest}, but table "
-            f"{table.name!r} has rows 0 to {table.num_embeddings - 1}; hash or clamp ids first "
-            "(tessera.training.modules.hashing)"
-        )
-
-
-class EmbeddingBagCollection(nn.Module):
+class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
     """Looks up and pools the bags of every feature in its table.
 
     Args:
@@ -97,6 +61,8 @@ class EmbeddingBagCollection(nn.Module):
         ValueError: the tables do not make a collection.
     """
 
+    __jit_unused_properties__: ClassVar[list[str]] = ["device"]
+
     def __init__(
         self,
         tables: list[EmbeddingBagConfig],
@@ -107,32 +73,28 @@ class EmbeddingBagCollection(nn.Module):
         check_tables(tables)
         self._is_weighted = is_weighted
         self._configs = list(tables)
+        self._feature_names = [list(table.feature_names) for table in tables]
         self._embedding_names = embedding_names(tables)
         self._length_per_key = [
             table.embedding_dim for table in tables for _ in table.feature_names
         ]
+        # nn.EmbeddingBag has no weighted mean; the forward divides a weighted sum.
+        self._divides = [is_weighted and table.pooling is PoolingType.MEAN for table in tables]
         self.embedding_bags = nn.ModuleDict()
-        for table in tables:
-            weights = torch.empty(table.num_embeddings, table.embedding_dim, device=device)
-            # nn.EmbeddingBag has no weighted mean; the forward divides a weighted sum.
-            mean = table.pooling is PoolingType.MEAN and not is_weighted
+        for table, divides in zip(tables, self._divides, strict=True):
             self.embedding_bags[table.name] = nn.EmbeddingBag(
                 table.num_embeddings,
                 table.embedding_dim,
-                mode="mean" if mean else "sum",
+                mode="mean" if table.pooling is PoolingType.MEAN and not divides else "sum",
                 include_last_offset=True,
-                _weight=weights,
+                _weight=_new_weight(table, device),
             )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Give every table its first values."""
         for table in self._configs:
-            weight = self.embedding_bags[table.name].weight
-            assert isinstance(weight, Tensor)
-            if weight.device.type != "meta":
-                with torch.no_grad():
-                    table.init_weights(weight)
+            _fill(self.embedding_bags[table.name], table)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables."""
@@ -155,7 +117,8 @@ class EmbeddingBagCollection(nn.Module):
         """Look up and pool.
 
         Args:
-            features: at least the features of all tables; others are ignored.
+            features: at least the features of all tables; others are ignored.  A batch that
+                varies per key needs inverse indices.
 
         Returns:
             ``[B, sum of D]`` float32; an empty bag gives zeros.
@@ -163,29 +126,130 @@ class EmbeddingBagCollection(nn.Module):
         Raises:
             IndexError: an id is not a row of its table.
             KeyError: a feature is missing.
-            ValueError: the values are not int32 or int64, or the collection is weighted and the
-                features are not.
+            ValueError: the values are not int32 or int64, the collection is weighted and the
+                features are not, or the batch varies per key without inverse indices.
         """
-        check_id_dtype(features.values())
+        if not is_scripting():
+            check_features(features, self._configs)
         bags = features.to_dict()
-        pooled = []
-        for table in self._configs:
-            embedding_bag = self.embedding_bags[table.name]
-            for feature in table.feature_names:
-                bag = bags[feature]
-                ids = bag.values()
-                if not is_traced(ids) and ids.device.type == "cpu":
-                    check_ids(feature, table, ids)
-                vectors = embedding_bag(
-                    ids.long(),
-                    bag.offsets().long(),
-                    bag.weights() if self._is_weighted else None,
-                )
-                if self._is_weighted and table.pooling is PoolingType.MEAN:
+        pooled: list[Tensor] = []
+        for index, table in enumerate(self.embedding_bags.values()):
+            for name in self._feature_names[index]:
+                bag = bags[name]
+                weights = bag.weights() if self._is_weighted else None
+                vectors = table(bag.values().long(), bag.offsets().long(), weights).float()
+                if self._divides[index]:
                     vectors = vectors / bag.lengths().clamp(min=1).unsqueeze(1)
                 pooled.append(vectors)
-        return KeyedTensor(
-            keys=self._embedding_names,
-            length_per_key=self._length_per_key,
-            values=torch.cat(pooled, dim=1),
-        )
+        if is_scripting() or isinstance(features, KeyedJaggedTensor):
+            pooled = expand_pooled(pooled, features, self._feature_names)
+        return KeyedTensor(self._embedding_names, self._length_per_key, torch.cat(pooled, dim=1))
+
+
+class EmbeddingCollection(EmbeddingCollectionInterface):
+    """Looks up one vector per id of every feature, without pooling.
+
+    Args:
+        tables: the tables, all with the same number of columns.
+        device: where the tables live; ``torch.device("meta")`` makes them without memory.
+        need_indices: whether the output carries the ids, as weights.
+
+    Raises:
+        ValueError: the tables do not make a collection.
+    """
+
+    __jit_unused_properties__: ClassVar[list[str]] = ["device"]
+
+    def __init__(
+        self,
+        tables: list[EmbeddingConfig],
+        device: torch.device | str | None = None,
+        need_indices: bool = False,  # noqa: FBT001, FBT002 - the signature TorchRec users know
+    ) -> None:
+        super().__init__()
+        check_tables(tables)
+        self._embedding_dim = common_dim(tables)
+        self._need_indices = need_indices
+        self._configs = list(tables)
+        self._feature_names = [list(table.feature_names) for table in tables]
+        self._embedding_names_by_table = get_embedding_names_by_table(tables)
+        self.embeddings = nn.ModuleDict()
+        for table in tables:
+            self.embeddings[table.name] = nn.Embedding(
+                table.num_embeddings, table.embedding_dim, _weight=_new_weight(table, device)
+            )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Give every table its first values."""
+        for table in self._configs:
+            _fill(self.embeddings[table.name], table)
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """The tables."""
+        return self._configs
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """The output's names of each table's features."""
+        return self._embedding_names_by_table
+
+    def embedding_dim(self) -> int:
+        """Columns of every table."""
+        return self._embedding_dim
+
+    def need_indices(self) -> bool:
+        """Whether the output carries the ids, as weights."""
+        return self._need_indices
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tables live."""
+        return next(self.embeddings.parameters()).device
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Look up.
+
+        Args:
+            features: at least the features of all tables; others are ignored.
+
+        Returns:
+            Of each feature (or ``feature@table``) the vectors ``[N_f, D]`` float32 of its ids, in
+            its bags; the ids are the weights if they were asked for.
+
+        Raises:
+            IndexError: an id is not a row of its table.
+            KeyError: a feature is missing.
+            ValueError: the values are not int32 or int64.
+        """
+        if not is_scripting():
+            check_features(features, self._configs)
+        bags = features.to_dict()
+        looked_up: dict[str, JaggedTensor] = {}
+        for index, table in enumerate(self.embeddings.values()):
+            names = self._embedding_names_by_table[index]
+            for place, feature in enumerate(self._feature_names[index]):
+                bag = bags[feature]
+                ids = bag.values().long()
+                looked_up[names[place]] = JaggedTensor(
+                    table(ids).float(),
+                    ids if self._need_indices else None,
+                    bag.lengths(),
+                    bag.offsets_or_none(),
+                    validate=False,
+                )
+        return looked_up
+
+
+def _new_weight(
+    table: EmbeddingBagConfig | EmbeddingConfig, device: torch.device | str | None
+) -> Tensor:
+    shape = (table.num_embeddings, table.embedding_dim)
+    return torch.empty(shape, dtype=trained_dtype(table), device=device)
+
+
+def _fill(module: nn.Module, table: EmbeddingBagConfig | EmbeddingConfig) -> None:
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    if weight.device.type != "meta":
+        with torch.no_grad():
+            table.init_weights(weight)

@@ -2,37 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from enum import Enum, unique
+from enum import Enum
 from typing import Any
 
 from tessera.training.optim.keyed import KeyedOptimizer
+from tessera.training.optim.row_updates import RULES, EmbOptimType, HyperParameters
 
+__all__ = [
+    "EmbOptimType",
+    "EmptyFusedOptimizer",
+    "FusedOptimizer",
+    "FusedOptimizerModule",
+    "FusedParams",
+]
 
-@unique
-class EmbOptimType(Enum):
-    """The optimizers that fused tables know, under the names that FBGEMM gives them."""
-
-    EXACT_SGD = "exact_sgd"
-    EXACT_ADAGRAD = "exact_adagrad"
-    EXACT_ROWWISE_ADAGRAD = "exact_row_wise_adagrad"
+_DECAY_MODES = ("decouple", "l2")
+# FBGEMM's WeightDecayMode by value; the modes that it has besides these are not here.
+_FBGEMM_DECAY_MODES = {1: "l2", 2: "decouple"}
+_CACHE_FIELDS = (
+    "cache_load_factor",
+    "cache_algorithm",
+    "cache_reserved_memory",
+    "cache_precision",
+    "prefetch_pipeline",
+)
+_BOUNDS_CHECKS = ("fatal", "warning", "ignore", "none")
+_OUTPUT_TYPES = ("fp32", "fp16", "bf16")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FusedParams:
-    """How fused tables are updated.
+    """How fused tables are updated and stored.
 
-    "Exact" means that a row's gradients of one batch are added up before its one update.
+    "Exact" means that a row's gradients of one batch are added up before its one update; the
+    other optimizers do the same.  Only rows that a batch touches are updated.
+
+    None stands for the optimizer's or FBGEMM's usual value.  A setting that the optimizer or the
+    device has no use for is refused, but for ``eps`` and ``stochastic_rounding``.
 
     Attributes:
         optimizer: ``EXACT_SGD``: ``w -= lr * g``.  ``EXACT_ADAGRAD``: ``s += g * g``,
             ``w -= lr * g / (sqrt(s) + eps)`` per number.  ``EXACT_ROWWISE_ADAGRAD``: the same
-            with one ``s`` per row, which grows by the mean of ``g * g`` over the row.
+            with one ``s`` per row, which grows by the mean of ``g * g`` over the row.  The
+            others: see `tessera.training.optim.row_updates`.
         learning_rate: ``lr``.
-        eps: see above.
+        eps: added to denominators.
         weight_decay: rows that a batch touches shrink by ``lr * weight_decay`` of themselves
-            before their update (decoupled, lazy).
+            (decoupled, lazy), or as ``weight_decay_mode`` says.
+        weight_decay_mode: ``decouple`` (None: the same), or ``l2``: ``weight_decay * w`` is
+            added to the gradient.  FBGEMM's enum is taken too.
+        beta1: of Adam, LAMB (0.9) and Lion (0.9).
+        beta2: of Adam, LAMB (0.999) and Lion (0.99).
+        momentum: of LARS-SGD (0.9).
+        eta: of LARS-SGD (0.001), the trust coefficient.
+        gradient_clipping: cut every number of the output's gradient to
+            ``[-max_gradient, max_gradient]`` before it goes to the rows.
+        max_gradient: see there (1.0); giving it turns clipping on.
+        stochastic_rounding: FP16 rows on a GPU are rounded up or down at random (True);
+            FP32 rows are not rounded.
+        output_dtype: ``fp32``, ``fp16`` or ``bf16``: what pooled vectors are given as.
+        bounds_check_mode: what becomes of an id that is no row: ``fatal``, ``warning``,
+            ``ignore`` (both look up row 0), ``none`` (no check).  None: ``fatal`` on a CPU,
+            ``warning`` on a GPU, as a fatal check there ends every later use of the GPU.
+        enforce_hbm: a GPU's cache may not spill to host memory.
+        cache_load_factor: share of the rows that the GPU caches (``fused_uvm_caching``).
+        cache_algorithm: ``lru`` or ``lfu``.
+        cache_reserved_memory: bytes of GPU memory that the cache leaves free.
+        cache_precision: ``fp32`` or ``fp16``, of cached rows; None: the table's.
+        prefetch_pipeline: the cache is filled ahead by a train pipeline.
 
     Raises:
         ValueError: a value that makes no sense.
@@ -42,44 +81,153 @@ class FusedParams:
     learning_rate: float = 0.01
     eps: float = 1e-8
     weight_decay: float = 0.0
+    weight_decay_mode: str | None = None
+    beta1: float | None = None
+    beta2: float | None = None
+    momentum: float | None = None
+    eta: float | None = None
+    gradient_clipping: bool | None = None
+    max_gradient: float | None = None
+    stochastic_rounding: bool | None = None
+    output_dtype: str = "fp32"
+    bounds_check_mode: str | None = None
+    enforce_hbm: bool | None = None
+    cache_load_factor: float | None = None
+    cache_algorithm: str | None = None
+    cache_reserved_memory: float | None = None
+    cache_precision: str | None = None
+    prefetch_pipeline: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "eps", "weight_decay"):
+        for name in ("learning_rate", "eps", "weight_decay", "cache_reserved_memory"):
             value = getattr(self, name)
-            if not value >= 0:
+            if value is not None and not value >= 0:
                 raise ValueError(f"fused_params: {name} is {value}; give 0 or more")
+        for name in ("beta1", "beta2", "momentum", "eta"):
+            self._check_setting(name)
+        if self.max_gradient is not None and not self.max_gradient > 0:
+            raise ValueError(f"fused_params: max_gradient is {self.max_gradient}; give above 0")
+        if self.gradient_clipping is False and self.max_gradient is not None:
+            raise ValueError(
+                "fused_params: max_gradient is given but gradient_clipping is False; leave one out"
+            )
+        if self.cache_load_factor is not None and not 0 < self.cache_load_factor <= 1:
+            raise ValueError(
+                f"fused_params: cache_load_factor is {self.cache_load_factor}; give above 0, to 1"
+            )
+        for name, known in (
+            ("weight_decay_mode", _DECAY_MODES),
+            ("output_dtype", _OUTPUT_TYPES),
+            ("bounds_check_mode", _BOUNDS_CHECKS),
+            ("cache_algorithm", ("lru", "lfu")),
+            ("cache_precision", ("fp32", "fp16")),
+        ):
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                raise ValueError(
+                    f"fused_params: {name} is {value!r}; give one of {', '.join(known)}"
+                )
+        if self.weight_decay_mode is not None and not self.weight_decay:
+            raise ValueError(
+                f"fused_params: weight_decay_mode is {self.weight_decay_mode!r}, but there is no "
+                "weight_decay; give one or leave the mode out"
+            )
+
+    def _check_setting(self, name: str) -> None:
+        value = getattr(self, name)
+        if value is None:
+            return
+        if name not in RULES[self.optimizer].settings:
+            raise ValueError(
+                f"fused_params: {name} is {value}, but {self.optimizer.value} has none; leave it out"
+            )
+        if not 0 <= value < (float("inf") if name == "eta" else 1):
+            raise ValueError(f"fused_params: {name} is {value}; give 0 or more, below 1")
+
+    @property
+    def hyper_parameters(self) -> HyperParameters:
+        """The numbers of an update, with the optimizer's own defaults filled in."""
+        beta2 = 0.99 if self.optimizer is EmbOptimType.LION else 0.999
+        return HyperParameters(
+            lr=self.learning_rate,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            l2=self.weight_decay_mode == "l2",
+            beta1=0.9 if self.beta1 is None else self.beta1,
+            beta2=beta2 if self.beta2 is None else self.beta2,
+            momentum=0.9 if self.momentum is None else self.momentum,
+            eta=0.001 if self.eta is None else self.eta,
+        )
+
+    @property
+    def clip_to(self) -> float | None:
+        """The bound on the numbers of the output's gradient; None: there is none."""
+        if self.max_gradient is not None:
+            return self.max_gradient
+        return 1.0 if self.gradient_clipping else None
+
+    @property
+    def cache_settings(self) -> list[str]:
+        """Names of the settings of a GPU's cache of rows that were given."""
+        return [name for name in _CACHE_FIELDS if getattr(self, name) is not None]
 
     @classmethod
     def from_dict(cls, fused_params: Mapping[str, Any]) -> FusedParams:
         """Read a dict as TorchRec's sharders take it.
 
-        ``optimizer`` may be an `EmbOptimType` of ours or of FBGEMM's, or its value.
+        ``optimizer`` may be an `EmbOptimType` of ours or of FBGEMM's, or its value; ``betas`` is
+        taken for ``beta1`` and ``beta2``; enums of FBGEMM and of ours for the strings here.
 
         Raises:
             ValueError: an unknown key, or an optimizer that fused tables do not know.
         """
+        values = dict(fused_params)
+        if "betas" in values:
+            values["beta1"], values["beta2"] = values.pop("betas")
         known = [field.name for field in fields(cls)]
-        unknown = sorted(set(fused_params) - set(known))
+        unknown = sorted(set(values) - set(known))
         if unknown:
             raise ValueError(f"fused_params has key {unknown[0]!r}; it knows {', '.join(known)}")
-        values = dict(fused_params)
         if "optimizer" in values:
-            wanted = values["optimizer"]
-            wanted = getattr(wanted, "value", wanted)
+            wanted = _plain(values["optimizer"])
             names = {kind.value: kind for kind in EmbOptimType}
             if wanted not in names:
                 raise ValueError(
                     f"fused_params: optimizer is {wanted!r}; give one of {', '.join(names)}"
                 )
             values["optimizer"] = names[wanted]
+        for name in (
+            "output_dtype",
+            "bounds_check_mode",
+            "cache_algorithm",
+            "cache_precision",
+        ):
+            given = values.get(name)
+            if isinstance(given, Enum):
+                values[name] = given.name.lower().removeprefix("v2_")
+            elif isinstance(given, str):
+                values[name] = given.lower()
+        mode = _plain(values.get("weight_decay_mode"))
+        if isinstance(mode, int):
+            if mode not in _FBGEMM_DECAY_MODES and (mode != 0 or values.get("weight_decay")):
+                raise ValueError(
+                    f"fused_params: weight_decay_mode is {values['weight_decay_mode']}; give one of "
+                    f"{', '.join(_DECAY_MODES)}"
+                )
+            mode = _FBGEMM_DECAY_MODES.get(mode)
+        values["weight_decay_mode"] = mode
         return cls(**values)
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else value
 
 
 class FusedOptimizer(KeyedOptimizer):
     """An optimizer whose work is done by the backward pass.
 
-    ``step`` and ``zero_grad`` have nothing left to do.  A change of ``lr`` or ``eps`` in
-    ``param_groups`` holds from the next forward pass on.
+    ``step`` and ``zero_grad`` have nothing left to do.  A change of ``lr``, ``eps`` or
+    ``weight_decay`` in ``param_groups`` holds from the next forward pass on.
     """
 
     def step(self, closure: Any = None) -> Any:
@@ -88,3 +236,32 @@ class FusedOptimizer(KeyedOptimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's signature
         """Nothing to clear: fused tables have no gradients."""
+
+    def init_state(self, sparse_grad_parameter_names: Collection[str] | None = None) -> None:
+        """Nothing to make: the state is there from the beginning."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """The tables are fixed.
+
+        Raises:
+            ValueError: always, once the optimizer is built.
+        """
+        if hasattr(self, "params"):
+            raise ValueError("fused tables take no new parameters; shard another module instead")
+        super().add_param_group(param_group)
+
+
+class EmptyFusedOptimizer(FusedOptimizer):
+    """The optimizer of no tables: of a rank that holds none."""
+
+    def __init__(self) -> None:
+        super().__init__({}, {}, [{"params": [], "lr": 0.0}])
+
+
+class FusedOptimizerModule:
+    """A module with tables that its backward pass updates."""
+
+    @property
+    def fused_optimizer(self) -> KeyedOptimizer:
+        """The optimizer that works in the backward pass."""
+        raise AttributeError(f"{type(self).__name__} does not say what its fused_optimizer is")

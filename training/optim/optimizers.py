@@ -1,10 +1,22 @@
-"""Telling parameters that the backward pass updates from those that an optimizer updates."""
+"""Torch optimizers with the arithmetic of fused tables, and the parameters that they are left.
+
+The optimizers work on any parameters.  A parameter with two or more dimensions is a table of
+rows ``[rows, D]``, one with fewer is a single row.  A sparse gradient
+(``nn.EmbeddingBag(sparse=True)``) updates the rows that it names, as fused tables do; a dense one
+updates every row.  Given to `tessera.training.optim.apply_optimizer_in_backward`, they say what a
+fused table does in its backward pass.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tessera.training.optim.row_updates import RULES, EmbOptimType, HyperParameters
 
 # The mark on a parameter that is updated in the backward pass: a list of its optimizers.
 IN_BACKWARD_OPTIMIZERS = "_in_backward_optimizers"
@@ -23,3 +35,180 @@ def in_backward_optimizer_filter(
     for name, parameter in named_parameters:
         if hasattr(parameter, IN_BACKWARD_OPTIMIZERS) == include:
             yield name, parameter
+
+
+class RowOptimizer(Optimizer):
+    """An optimizer by one of the rules of `tessera.training.optim.row_updates`.
+
+    States are ``momentum1``, ``momentum2`` and ``step`` as far as the rule has them; a row-wise
+    one is ``[rows]``.
+
+    Args:
+        params: parameters or torch's parameter groups.
+        lr: learning rate.
+        weight_decay: decoupled: weights shrink by ``lr * weight_decay`` of themselves.
+        settings: ``eps``, ``betas``, ``momentum`` or ``eta``, as far as the rule has them.
+
+    Raises:
+        ValueError: a setting that is negative.
+    """
+
+    kind: ClassVar[EmbOptimType]
+
+    def __init__(
+        self, params: Iterable[Any], *, lr: float, weight_decay: float, **settings: Any
+    ) -> None:
+        values = {"lr": lr, "weight_decay": weight_decay, **settings}
+        for name, value in values.items():
+            if any(not part >= 0 for part in (value if isinstance(value, tuple) else (value,))):
+                raise ValueError(f"{name} is {value}; give 0 or more")
+        super().__init__(params, values)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step; the closure, if any, is evaluated first and its value returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            beta1, beta2 = group.get("betas", (0.0, 0.0))
+            hyper = HyperParameters(
+                lr=float(group["lr"]),
+                eps=group.get("eps", 0.0),
+                weight_decay=group["weight_decay"],
+                beta1=beta1,
+                beta2=beta2,
+                momentum=group.get("momentum", 0.0),
+                eta=group.get("eta", 0.0),
+            )
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, hyper)
+        return loss
+
+    def _update(self, parameter: Tensor, gradient: Tensor, hyper: HyperParameters) -> None:
+        rule = RULES[self.kind]
+        weights = _as_rows(parameter)
+        state = self.state[parameter]
+        if not state:
+            for number, rowwise in enumerate(rule.rowwise_states):
+                like = weights[:, 0] if rowwise else weights
+                state[f"momentum{number + 1}"] = torch.zeros_like(
+                    like, memory_format=torch.contiguous_format
+                )
+            if rule.counts_steps:
+                state["step"] = torch.zeros((), dtype=torch.int64)
+        step = 0
+        if rule.counts_steps:
+            state["step"] += 1
+            step = int(state["step"])
+        states = [state[f"momentum{number + 1}"] for number in range(len(rule.rowwise_states))]
+        if not gradient.is_sparse:
+            rule.update(weights, _as_rows(gradient), states, hyper, step)
+            return
+        gradient = gradient.coalesce()
+        rows = gradient.indices()[0]
+        parts = [weights[rows], *[whole[rows] for whole in states]]
+        rule.update(parts[0], gradient.values(), parts[1:], hyper, step)
+        for whole, part in zip([weights, *states], parts, strict=True):
+            whole[rows] = part
+
+
+def _as_rows(tensor: Tensor) -> Tensor:
+    """A view ``[rows, D]``."""
+    return tensor.flatten(1) if tensor.dim() > 1 else tensor.view(1, -1)
+
+
+class SGD(RowOptimizer):
+    """``w -= lr * g``."""
+
+    kind = EmbOptimType.EXACT_SGD
+
+    def __init__(self, params: Iterable[Any], lr: float = 0.01, weight_decay: float = 0.0) -> None:
+        super().__init__(params, lr=lr, weight_decay=weight_decay)
+
+
+class Adagrad(RowOptimizer):
+    """``s += g * g``, ``w -= lr * g / (sqrt(s) + eps)``."""
+
+    kind = EmbOptimType.EXACT_ADAGRAD
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 0.01,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, lr=lr, eps=eps, weight_decay=weight_decay)
+
+
+class LarsSGD(RowOptimizer):
+    """SGD with momentum and a rate per row, ``lr * eta * |w| / (|g| + weight_decay * |w|)``.
+
+    You et al. 2017, https://arxiv.org/abs/1708.03888.
+    """
+
+    kind = EmbOptimType.LARS_SGD
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 0.01,
+        momentum: float = 0.9,
+        eta: float = 0.001,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, lr=lr, momentum=momentum, eta=eta, weight_decay=weight_decay)
+
+
+class _WithBetas(RowOptimizer):
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, lr=lr, betas=tuple(betas), eps=eps, weight_decay=weight_decay)
+
+
+class Adam(_WithBetas):
+    """Adam with decoupled weight decay (https://arxiv.org/abs/1711.05101)."""
+
+    kind = EmbOptimType.ADAM
+
+
+class PartialRowWiseAdam(_WithBetas):
+    """Adam whose mean of squares is one number per row."""
+
+    kind = EmbOptimType.PARTIAL_ROWWISE_ADAM
+
+
+class LAMB(_WithBetas):
+    """Adam's direction, scaled per row to the row's own length (https://arxiv.org/abs/1904.00962)."""
+
+    kind = EmbOptimType.LAMB
+
+
+class PartialRowWiseLAMB(_WithBetas):
+    """LAMB whose mean of squares is one number per row."""
+
+    kind = EmbOptimType.PARTIAL_ROWWISE_LAMB
+
+
+class Lion(RowOptimizer):
+    """Steps by the sign of a momentum (https://arxiv.org/abs/2302.06675)."""
+
+    kind = EmbOptimType.LION
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, lr=lr, betas=tuple(betas), weight_decay=weight_decay)

@@ -1,4 +1,4 @@
-"""Checks and small tensor functions that the sparse types share.
+"""Checks that the sparse types share, and what tells a traced tensor from a real one.
 
 Every check looks at real tensors only.  While a model is traced with ``torch.fx`` the fields of
 a jagged tensor are proxies, whose values do not exist yet: `is_traced` tells, and the callers
@@ -6,6 +6,8 @@ then skip the check, so that nothing of the traced batch is frozen into the grap
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,16 +17,6 @@ from torch.fx import Proxy
 def is_traced(*tensors: Tensor | None) -> bool:
     """Whether any of ``tensors`` is a ``torch.fx`` proxy."""
     return any(isinstance(tensor, Proxy) for tensor in tensors)
-
-
-def lengths_to_offsets(lengths: Tensor) -> Tensor:
-    """``[n]`` lengths to ``[n + 1]`` int64 offsets: 0, then the running sum."""
-    return torch.nn.functional.pad(torch.cumsum(lengths, dim=0, dtype=torch.int64), (1, 0))
-
-
-def offsets_to_lengths(offsets: Tensor) -> Tensor:
-    """``[n + 1]`` offsets to ``[n]`` lengths of the same dtype."""
-    return offsets[1:] - offsets[:-1]
 
 
 def _is_integer(tensor: Tensor) -> bool:
@@ -111,36 +103,113 @@ def check_id_dtype(ids: Tensor) -> None:
         raise ValueError(f"values has dtype {ids.dtype}; ids are int32 or int64")
 
 
-def check_keyed_jagged(
+def check_as_many(values: Tensor, old: Tensor) -> None:
+    """Refuse values in another number than the ones that they take the place of.
+
+    Raises:
+        ValueError: naming both numbers.
+    """
+    if not is_traced(values, old) and values.size(0) != old.size(0):
+        raise ValueError(f"values has {values.size(0)} ids, not {old.size(0)}")
+
+
+def as_lists(strides: Any) -> list[list[int]] | None:
+    """Strides per key and rank as lists, from lists or from a tensor ``[F, ranks]``."""
+    if isinstance(strides, Tensor):
+        strides = strides.tolist()
+    return None if strides is None else [list(per_rank) for per_rank in strides]
+
+
+def check_keyed_jagged(  # noqa: PLR0917 - the constructor's fields, in its order
+    keys: list[str],
+    values: Tensor,
+    weights: Tensor | None,
+    lengths: Tensor | None,
+    offsets: Tensor | None,
+    stride: int | None,
+    strides: tuple[list[list[int]] | None, list[int] | None],
+) -> None:
+    """Check the keys, that the tensors fit together, and the number of bags.
+
+    Args:
+        keys: the names.
+        values: the ids.
+        weights: one per id, or None.
+        lengths: the bags' sizes, or None.
+        offsets: where the bags start, or None.
+        stride: bags per key, if it was given.
+        strides: bags per key and rank, and bags per key, if they were given.
+
+    Raises:
+        ValueError: what `check_jagged` refuses, a key twice, or a number of bags that does not
+            fit the keys.
+    """
+    check_jagged(values, weights, lengths, offsets)
+    if len(set(keys)) != len(keys):
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        raise ValueError(f"keys holds {twice[0]!r} more than once; keys are unique")
+    per_rank, per_key = strides
+    if per_rank is not None:
+        per_key = [sum(own) for own in per_rank]
+    _check_bags(keys, lengths, offsets, stride, per_key)
+
+
+def _check_bags(
     keys: list[str],
     lengths: Tensor | None,
     offsets: Tensor | None,
     stride: int | None,
+    per_key: list[int] | None,
 ) -> None:
-    """Check keys against the number of bags.
-
-    Raises:
-        ValueError: a key twice, or a number of bags that is not ``len(keys) * stride``.
-    """
-    if len(set(keys)) != len(keys):
-        twice = sorted({key for key in keys if keys.count(key) > 1})
-        raise ValueError(f"keys holds {twice[0]!r} more than once; keys are unique")
     if is_traced(lengths, offsets):
         return
+    name = "lengths" if lengths is not None else "offsets"
     if lengths is not None:
         bags = lengths.numel()
     else:
         assert offsets is not None
         bags = offsets.numel() - 1
-    name = "lengths" if lengths is not None else "offsets"
-    if stride is None:
-        if bags % max(len(keys), 1) or (not keys and bags):
+    if per_key is not None:
+        if len(per_key) != len(keys) or sum(per_key) != bags:
             raise ValueError(
-                f"{name} describes {bags} bags, which do not divide evenly among {len(keys)} "
-                "keys; give one bag per key and sample, feature-major"
+                f"{name} describes {bags} bags of {len(keys)} keys, but the strides per key are "
+                f"{per_key}"
             )
-    elif bags != len(keys) * stride:
+    elif stride is not None:
+        if bags != len(keys) * stride:
+            raise ValueError(
+                f"{name} describes {bags} bags, but {len(keys)} keys with stride {stride} make "
+                f"{len(keys) * stride}"
+            )
+    elif bags % max(len(keys), 1) or (not keys and bags):
         raise ValueError(
-            f"{name} describes {bags} bags, but {len(keys)} keys with stride {stride} make "
-            f"{len(keys) * stride}"
+            f"{name} describes {bags} bags, which do not divide evenly among {len(keys)} "
+            "keys; give one bag per key and sample, feature-major"
+        )
+
+
+def check_key_bounds(
+    keys: list[str],
+    length_per_key: list[int] | None,
+    offset_per_key: list[int] | None,
+    inverse_indices: tuple[list[str], Tensor] | None,
+) -> None:
+    """Refuse what says too little or too much about the keys.
+
+    Raises:
+        ValueError: naming the field and both numbers.
+    """
+    for name, field, needed in (
+        ("length_per_key", length_per_key, len(keys)),
+        ("offset_per_key", offset_per_key, len(keys) + 1),
+    ):
+        if field is not None and len(field) != needed:
+            raise ValueError(f"{name} has {len(field)} entries; {len(keys)} keys need {needed}")
+    if inverse_indices is None:
+        return
+    names, places = inverse_indices
+    if not is_traced(places) and (places.dim() != 2 or places.size(0) != len(names)):
+        raise ValueError(
+            f"inverse_indices has shape {tuple(places.shape)} for {len(names)} keys; give "
+            "[keys, samples]"
         )

@@ -1,30 +1,29 @@
 """JaggedTensor: the bags of one feature for a batch."""
 
-# ruff: noqa: SLF001 - a class method fills the fields of a new object of its own class
+# ruff: noqa: FBT001, FBT002, PLR0917 - signatures that TorchRec users know, flags by position among them
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from tessera.training.sparse.checks import (
-    check_jagged,
-    is_traced,
-    lengths_to_offsets,
-    offsets_to_lengths,
-)
+from tessera.training.sparse.checks import check_jagged
+from tessera.training.sparse.layout import known_lengths, known_offsets
+from tessera.training.sparse.outside_script import OutsideScript
+from tessera.training.sparse.script_types import Device, DType, is_scripting
 
 
-class JaggedTensor:
+class JaggedTensor(OutsideScript):
     """``B`` bags of different lengths, stored one after the other.
+
+    Compiles under ``torch.jit.script``; may hold ``torch.fx`` proxies.
 
     Args:
         values: ``[N]`` (ids) or ``[N, D]`` (vectors), the bags' entries in order.
         weights: ``[N]`` or None, one weight per value.
         lengths: ``[B]`` int32 or int64, the bags' sizes.
         offsets: ``[B + 1]`` int32 or int64, where each bag starts, then ``N``.
+        validate: False where the caller answers for the fields; scripted code never checks.
 
     One of ``lengths`` and ``offsets`` is enough; the other is worked out when asked for.
     Offsets worked out here are int64.
@@ -39,40 +38,42 @@ class JaggedTensor:
         weights: Tensor | None = None,
         lengths: Tensor | None = None,
         offsets: Tensor | None = None,
+        validate: bool = True,
     ) -> None:
-        check_jagged(values, weights, lengths, offsets)
+        if is_scripting():
+            pass
+        elif validate:
+            check_jagged(values, weights, lengths, offsets)
         self._values: Tensor = values
         self._weights: Tensor | None = weights
         self._lengths: Tensor | None = lengths
         self._offsets: Tensor | None = offsets
 
-    @classmethod
-    def _trusted(
-        cls,
-        values: Tensor,
-        weights: Tensor | None,
-        lengths: Tensor | None,
-        offsets: Tensor | None,
-    ) -> JaggedTensor:
-        """Build from fields that are known to fit, without looking at them again."""
-        jagged = cls.__new__(cls)
-        jagged._values, jagged._weights = values, weights
-        jagged._lengths, jagged._offsets = lengths, offsets
-        return jagged
-
     @staticmethod
     def empty(
-        is_weighted: bool = False,  # noqa: FBT001, FBT002 - the signature TorchRec users know
-        device: torch.device | None = None,
-        values_dtype: torch.dtype | None = None,
-        weights_dtype: torch.dtype | None = None,
-        lengths_dtype: torch.dtype = torch.int32,
+        is_weighted: bool = False,
+        device: Device | None = None,
+        values_dtype: DType | None = None,
+        weights_dtype: DType | None = None,
+        lengths_dtype: DType = torch.int32,
     ) -> JaggedTensor:
         """No bags at all."""
+        weights = torch.empty([0], dtype=weights_dtype, device=device)
         return JaggedTensor(
-            values=torch.empty(0, dtype=values_dtype, device=device),
-            weights=torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None,
-            lengths=torch.empty(0, dtype=lengths_dtype, device=device),
+            values=torch.empty([0], dtype=values_dtype, device=device),
+            weights=weights if is_weighted else None,
+            lengths=torch.empty([0], dtype=lengths_dtype, device=device),
+        )
+
+    @staticmethod
+    def empty_like(jt: JaggedTensor, device: Device | None = None) -> JaggedTensor:
+        """No bags, with the dtypes of ``jt``, on its device or another."""
+        where = jt.device() if device is None else device
+        weights = jt.weights_or_none()
+        return JaggedTensor(
+            values=jt.values()[:0].to(where),
+            weights=None if weights is None else weights[:0].to(where),
+            lengths=jt.lengths()[:0].to(where),
         )
 
     @staticmethod
@@ -82,11 +83,12 @@ class JaggedTensor:
         Raises:
             ValueError: ``values`` is empty, or weights of other lengths than the values.
         """
-        if not values:
+        if len(values) == 0:
             raise ValueError("values is an empty list; use JaggedTensor.empty() for no bags")
-        if weights is not None and [len(w) for w in weights] != [len(v) for v in values]:
+        sizes = [value.size(0) for value in values]
+        if weights is not None and [weight.size(0) for weight in weights] != sizes:
             raise ValueError("weights and values differ in the lengths of their tensors")
-        lengths = torch.tensor([len(value) for value in values], dtype=torch.int64)
+        lengths = torch.tensor(sizes, dtype=torch.int64)
         return JaggedTensor(
             values=torch.cat(values),
             weights=None if weights is None else torch.cat(weights),
@@ -112,16 +114,44 @@ class JaggedTensor:
             lengths=lengths,
         )
 
+    @staticmethod
+    def part(
+        values: Tensor,
+        weights: Tensor | None,
+        lengths: Tensor | None,
+        offsets: Tensor | None,
+        ids: list[int],
+        bags: list[int],
+    ) -> JaggedTensor:
+        """Some neighbouring bags of many, sharing storage.
+
+        Args:
+            values: ``[N]`` of all bags.
+            weights: likewise, or None.
+            lengths: of all bags, or None.
+            offsets: of all bags, or None.
+            ids: the first entry of the part and the first after it.
+            bags: the first bag of the part and the first after it.
+        """
+        start, stop = ids[0], ids[1]
+        first, last = bags[0], bags[1]
+        return JaggedTensor(
+            values[start:stop],
+            None if weights is None else weights[start:stop],
+            None if lengths is None else lengths[first:last],
+            None if offsets is None else offsets[first : last + 1] - start,
+            False,
+        )
+
     def values(self) -> Tensor:
         """``[N]`` or ``[N, D]``, the bags' entries in order."""
         return self._values
 
     def lengths(self) -> Tensor:
         """``[B]``, the bags' sizes."""
-        if self._lengths is None:
-            assert self._offsets is not None
-            self._lengths = offsets_to_lengths(self._offsets)
-        return self._lengths
+        lengths = known_lengths(self._lengths, self._offsets)
+        self._lengths = lengths
+        return lengths
 
     def lengths_or_none(self) -> Tensor | None:
         """The lengths if they are known without work."""
@@ -129,10 +159,9 @@ class JaggedTensor:
 
     def offsets(self) -> Tensor:
         """``[B + 1]``, where each bag starts, then ``N``."""
-        if self._offsets is None:
-            assert self._lengths is not None
-            self._offsets = lengths_to_offsets(self._lengths)
-        return self._offsets
+        offsets = known_offsets(self._lengths, self._offsets)
+        self._offsets = offsets
+        return offsets
 
     def offsets_or_none(self) -> Tensor | None:
         """The offsets if they are known without work."""
@@ -144,39 +173,40 @@ class JaggedTensor:
         Raises:
             ValueError: the tensor has no weights.
         """
-        if self._weights is None:
+        weights = self._weights
+        if weights is None:
             raise ValueError("this JaggedTensor has no weights; build it with weights=")
-        return self._weights
+        return weights
 
     def weights_or_none(self) -> Tensor | None:
         """The weights, or None."""
         return self._weights
 
-    def device(self) -> torch.device:
+    def device(self) -> Device:
         """Where the values live."""
         return self._values.device
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> JaggedTensor:
+    def to(self, device: Device, non_blocking: bool = False) -> JaggedTensor:
         """The same bags on ``device``."""
         weights, lengths, offsets = self._weights, self._lengths, self._offsets
-        return JaggedTensor._trusted(
+        return JaggedTensor(
             self._values.to(device, non_blocking=non_blocking),
             None if weights is None else weights.to(device, non_blocking=non_blocking),
             None if lengths is None else lengths.to(device, non_blocking=non_blocking),
             None if offsets is None else offsets.to(device, non_blocking=non_blocking),
+            False,
         )
 
     def to_dense(self) -> list[Tensor]:
         """One tensor per bag."""
         return _bags(self._values, self.offsets())
 
-    def to_dense_weights(self) -> list[Tensor]:
-        """One weight tensor per bag.
-
-        Raises:
-            ValueError: the tensor has no weights.
-        """
-        return _bags(self.weights(), self.offsets())
+    def to_dense_weights(self) -> list[Tensor] | None:
+        """One weight tensor per bag; None where there are no weights."""
+        weights = self._weights
+        if weights is None:
+            return None
+        return _bags(weights, self.offsets())
 
     def to_padded_dense(
         self, desired_length: int | None = None, padding_value: float = 0.0
@@ -187,44 +217,87 @@ class JaggedTensor:
             desired_length: None takes the longest bag.
             padding_value: what fills the rest.
         """
-        return self._padded(self._values, desired_length, padding_value)
+        return _padded(self._values, self.lengths(), self.offsets(), desired_length, padding_value)
 
     def to_padded_dense_weights(
         self, desired_length: int | None = None, padding_value: float = 0.0
-    ) -> Tensor:
-        """Like `to_padded_dense`, of the weights.
+    ) -> Tensor | None:
+        """Like `to_padded_dense`, of the weights; None where there are no weights."""
+        weights = self._weights
+        if weights is None:
+            return None
+        return _padded(weights, self.lengths(), self.offsets(), desired_length, padding_value)
 
-        Raises:
-            ValueError: the tensor has no weights.
-        """
-        return self._padded(self.weights(), desired_length, padding_value)
 
-    def _padded(self, source: Tensor, desired_length: int | None, padding_value: float) -> Tensor:
-        lengths = self.lengths()
-        if desired_length is None:
-            desired_length = int(lengths.max()) if lengths.numel() else 0
-        shape = (lengths.numel(), desired_length, *source.shape[1:])
-        padded = source.new_full(shape, padding_value)
-        bag = torch.repeat_interleave(
-            torch.arange(lengths.numel(), device=lengths.device), lengths.long()
+def cut_evenly(
+    values: Tensor,
+    weights: Tensor | None,
+    lengths: Tensor,
+    offsets: Tensor | None,
+    counts: list[int],
+) -> list[JaggedTensor]:
+    """Features of as many bags each, one after the other, taken apart in a few operations.
+
+    Args:
+        values: ``[N]`` of all features.
+        weights: likewise, or None.
+        lengths: ``[F * B]``, ``B`` at least 1.
+        offsets: ``[F * B + 1]``, or None where the parts shall not have them.
+        counts: ``[F]``, values of each feature.
+    """
+    features = len(counts)
+    if features == 0:
+        return []
+    lengths_FB = lengths.view(features, -1)
+    stride = lengths_FB.size(1)
+    values_of = torch.split_with_sizes(values, counts)
+    weights_of = values_of if weights is None else torch.split_with_sizes(weights, counts)
+    lengths_of = lengths_FB.unbind(0)
+    offsets_of = lengths_of
+    if offsets is not None:
+        starts = offsets[:-1:stride].unsqueeze(1)
+        offsets_of = (offsets.unfold(0, stride + 1, stride) - starts).unbind(0)
+    return [
+        JaggedTensor(
+            values_of[feature],
+            None if weights is None else weights_of[feature],
+            lengths_of[feature],
+            None if offsets is None else offsets_of[feature],
+            False,
         )
-        place = torch.arange(source.size(0), device=lengths.device) - self.offsets()[bag]
-        kept = place < desired_length
-        padded[bag[kept], place[kept]] = source[kept]
-        return padded
-
-    def __str__(self) -> str:
-        if is_traced(self._values, self._lengths, self._offsets):
-            return "JaggedTensor(traced)"
-        bags = ", ".join(str(bag.tolist()) for bag in self.to_dense())
-        if self._weights is None:
-            return f"JaggedTensor([{bags}])"
-        weights = ", ".join(str(bag.tolist()) for bag in self.to_dense_weights())
-        return f"JaggedTensor([{bags}], weights=[{weights}])"
-
-    __repr__ = __str__
+        for feature in range(features)
+    ]
 
 
 def _bags(source: Tensor, offsets: Tensor) -> list[Tensor]:
     bounds: list[int] = offsets.tolist()
-    return [source[start:stop] for start, stop in pairwise(bounds)]
+    return [source[bounds[index] : bounds[index + 1]] for index in range(len(bounds) - 1)]
+
+
+def _padded(
+    source: Tensor,
+    lengths: Tensor,
+    offsets: Tensor,
+    desired_length: int | None,
+    padding_value: float,
+) -> Tensor:
+    width = 0
+    if desired_length is not None:
+        width = desired_length
+    elif lengths.numel() > 0:
+        width = int(lengths.max())
+    shape = [lengths.numel(), width]
+    shape.extend(source.shape[1:])
+    padded = source.new_full(shape, padding_value)
+    bag = torch.repeat_interleave(
+        torch.arange(lengths.numel(), device=lengths.device), lengths.long()
+    )
+    place = torch.arange(source.size(0), device=lengths.device) - offsets[bag]
+    kept = place < width
+    padded[bag[kept], place[kept]] = source[kept]
+    return padded
+
+
+# Their branches and shapes depend on values: torch.fx leaves them whole, TorchScript compiles them.
+torch.fx.wrap("_bags")
+torch.fx.wrap("_padded")

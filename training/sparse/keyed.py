@@ -1,28 +1,37 @@
 """KeyedTensor: one dense vector per feature and sample, in one tensor."""
 
-from __future__ import annotations
+# ruff: noqa: FBT001, FBT002, PLR0917 - signatures that TorchRec users know, flags by position among them
 
-from itertools import accumulate
+from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from tessera.training.sparse.layout import place_of, running_sum
+from tessera.training.sparse.outside_script import OutsideScript
+from tessera.training.sparse.script_types import Device, is_scripting
 
-class KeyedTensor:
+
+class KeyedTensor(OutsideScript):
     """Several named tensors side by side along ``key_dim``.
 
     What an `EmbeddingBagCollection` returns: ``values`` ``[B, sum of D]``, where key ``i`` owns
-    ``length_per_key[i]`` columns.  May hold a ``torch.fx`` proxy.
+    ``length_per_key[i]`` columns.  Compiles under ``torch.jit.script``; may hold a ``torch.fx``
+    proxy.
 
     Args:
         keys: the names.
         length_per_key: columns per key.
         values: the tensor.
         key_dim: the dimension that the keys divide.
+        offset_per_key: each key's first column, then the width, if the caller has it.
+        index_per_key: each key's place, if the caller has it.
 
     Raises:
         ValueError: as many lengths as keys are needed, and they must add up to the width.
     """
+
+    _worked_out = frozenset({"offset_per_key", "index_per_key"})
 
     def __init__(
         self,
@@ -30,20 +39,18 @@ class KeyedTensor:
         length_per_key: list[int],
         values: Tensor,
         key_dim: int = 1,
+        offset_per_key: list[int] | None = None,
+        index_per_key: dict[str, int] | None = None,
     ) -> None:
-        if len(keys) != len(length_per_key):
-            raise ValueError(f"{len(keys)} keys but {len(length_per_key)} lengths; give one each")
-        width = sum(length_per_key)
-        if isinstance(values, Tensor) and values.size(key_dim) != width:
-            raise ValueError(
-                f"length_per_key adds up to {width}, but values has {values.size(key_dim)} "
-                f"entries along dimension {key_dim}"
-            )
-        self._keys: list[str] = list(keys)
-        self._length_per_key: list[int] = list(length_per_key)
-        self._offset_per_key: list[int] = [0, *accumulate(length_per_key)]
+        if not is_scripting():
+            _check(keys, length_per_key, values, key_dim)
+            keys, length_per_key = list(keys), list(length_per_key)
+        self._keys: list[str] = keys
+        self._length_per_key: list[int] = length_per_key
         self._values: Tensor = values
         self._key_dim: int = key_dim
+        self._offset_per_key: list[int] | None = offset_per_key
+        self._index_per_key: dict[str, int] | None = index_per_key
 
     @staticmethod
     def from_tensor_list(
@@ -75,13 +82,21 @@ class KeyedTensor:
 
     def offset_per_key(self) -> list[int]:
         """Each key's first column, then the width."""
-        return self._offset_per_key
+        offsets = self._offset_per_key
+        if offsets is None:
+            offsets = running_sum(self._length_per_key)
+            self._offset_per_key = offsets
+        return offsets
 
     def index_per_key(self) -> dict[str, int]:
         """Each key's place."""
-        return {key: index for index, key in enumerate(self._keys)}
+        places = self._index_per_key
+        if places is None:
+            places = {key: index for index, key in enumerate(self._keys)}
+            self._index_per_key = places
+        return places
 
-    def device(self) -> torch.device:
+    def device(self) -> Device:
         """Where the values live."""
         return self._values.device
 
@@ -91,32 +106,26 @@ class KeyedTensor:
         Raises:
             KeyError: there is no such key.
         """
-        if key not in self._keys:
-            raise KeyError(f"no key {key!r}; there are {self._keys}")
-        index = self._keys.index(key)
+        index = place_of(self._keys, key)
         return self._values.narrow(
-            self._key_dim, self._offset_per_key[index], self._length_per_key[index]
+            self._key_dim, self.offset_per_key()[index], self._length_per_key[index]
         )
 
     def to_dict(self) -> dict[str, Tensor]:
         """Every key's columns (views) by its name."""
-        return {key: self[key] for key in self._keys}
+        columns = torch.split_with_sizes(self._values, self._length_per_key, self._key_dim)
+        return {key: columns[index] for index, key in enumerate(self._keys)}
 
     @staticmethod
     def regroup(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[Tensor]:
         """One tensor per group: the named columns side by side, from whichever tensor has them.
 
+        A group whose columns lie side by side already is a view of them.
+
         Raises:
             KeyError: a group names a key that no tensor has.
         """
-        owner = {key: tensor for tensor in keyed_tensors for key in tensor.index_per_key()}
-        missing = [key for group in groups for key in group if key not in owner]
-        if missing:
-            raise KeyError(f"no key {missing[0]!r}; there are {sorted(owner)}")
-        return [
-            torch.cat([owner[key][key] for key in group], dim=owner[group[0]].key_dim())
-            for group in groups
-        ]
+        return _regroup(keyed_tensors, groups)
 
     @staticmethod
     def regroup_as_dict(
@@ -130,25 +139,68 @@ class KeyedTensor:
         """
         if len(groups) != len(keys):
             raise ValueError(f"{len(groups)} groups but {len(keys)} names; give one each")
-        return dict(zip(keys, KeyedTensor.regroup(keyed_tensors, groups), strict=True))
+        regrouped = _regroup(keyed_tensors, groups)
+        return {key: regrouped[index] for index, key in enumerate(keys)}
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> KeyedTensor:
+    def to(self, device: Device, non_blocking: bool = False) -> KeyedTensor:
         """The same columns on ``device``."""
-        return KeyedTensor(
-            self._keys,
-            self._length_per_key,
-            self._values.to(device, non_blocking=non_blocking),
-            self._key_dim,
-        )
+        return self._with_values(self._values.to(device, non_blocking=non_blocking))
 
     def detach(self) -> KeyedTensor:
         """The same columns, cut off from the gradient graph."""
-        return KeyedTensor(self._keys, self._length_per_key, self._values.detach(), self._key_dim)
+        return self._with_values(self._values.detach())
 
-    def __str__(self) -> str:
-        if not isinstance(self._values, Tensor):
-            return f"KeyedTensor({self._keys}, traced)"
-        lines = [f"  {key!r}: {tensor.tolist()}" for key, tensor in self.to_dict().items()]
-        return "\n".join(["KeyedTensor({", *lines, "})"])
+    def _with_values(self, values: Tensor) -> KeyedTensor:
+        return KeyedTensor(
+            self._keys,
+            self._length_per_key,
+            values,
+            self._key_dim,
+            self._offset_per_key,
+            self._index_per_key,
+        )
 
-    __repr__ = __str__
+
+def _check(keys: list[str], length_per_key: list[int], values: Tensor, key_dim: int) -> None:
+    if len(keys) != len(length_per_key):
+        raise ValueError(f"{len(keys)} keys but {len(length_per_key)} lengths; give one each")
+    width = sum(length_per_key)
+    if isinstance(values, Tensor) and values.size(key_dim) != width:
+        raise ValueError(
+            f"length_per_key adds up to {width}, but values has {values.size(key_dim)} "
+            f"entries along dimension {key_dim}"
+        )
+
+
+def _regroup(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[Tensor]:
+    owner: dict[str, int] = {}
+    for index, keyed in enumerate(keyed_tensors):
+        for key in keyed.keys():  # noqa: SIM118 - a list, and an awaited one has no __iter__
+            owner[key] = index
+    regrouped: list[Tensor] = []
+    for group in groups:
+        if len(group) == 0:
+            raise ValueError("a group is empty; name at least one key in each")
+        # Runs of keys that are neighbours already: tensor, first key, last key.
+        runs: list[list[int]] = []
+        for key in group:
+            if key not in owner:
+                raise KeyError(f"no key '{key}'; there are {sorted(owner.keys())}")
+            source = owner[key]
+            place = keyed_tensors[source].index_per_key()[key]
+            if len(runs) > 0 and runs[-1][0] == source and runs[-1][2] + 1 == place:
+                runs[-1][2] = place
+            else:
+                runs.append([source, place, place])
+        dim = keyed_tensors[runs[0][0]].key_dim()
+        pieces: list[Tensor] = []
+        for run in runs:
+            keyed = keyed_tensors[run[0]]
+            start, stop = keyed.offset_per_key()[run[1]], keyed.offset_per_key()[run[2] + 1]
+            pieces.append(keyed.values().narrow(dim, start, stop - start))
+        regrouped.append(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=dim))
+    return regrouped
+
+
+# A group of tensors that are proxies themselves (not ours holding one) is one step of the graph.
+torch.fx.wrap("_regroup")

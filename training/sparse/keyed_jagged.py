@@ -1,48 +1,50 @@
 """KeyedJaggedTensor: the bags of several features for a batch, in one set of tensors."""
 
-# ruff: noqa: SLF001 - a class method fills the fields of a new object of its own class
+# ruff: noqa: FBT001, FBT002, PLR0917 - the signatures that TorchRec users know
 
 from __future__ import annotations
-
-from itertools import accumulate, pairwise
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from tessera.training.sparse.checks import (
-    check_jagged,
-    check_keyed_jagged,
-    is_traced,
-    lengths_to_offsets,
-    offsets_to_lengths,
-)
-from tessera.training.sparse.jagged import JaggedTensor
+from tessera.training.sparse import checks, layout
+from tessera.training.sparse.exchange import WORKED_OUT, Exchangeable
+from tessera.training.sparse.jagged import JaggedTensor, cut_evenly
+from tessera.training.sparse.script_types import Device, DType, is_scripting
 
 
-class KeyedJaggedTensor:
+class KeyedJaggedTensor(Exchangeable):
     """``F`` features of ``B`` bags each, stored feature-major.
 
-    Bag ``f * B + b`` is feature ``f`` of sample ``b``.  The object may be built inside a model
-    that ``torch.fx`` traces, from proxies: checks of values are then left out, and the batch
-    size stays a traced value.
+    Bag ``f * B + b`` is feature ``f`` of sample ``b``.  Where the batch varies per key, key ``f``
+    has ``S_f`` bags instead of ``B``, and ``inverse_indices`` say which bag each sample uses.
+
+    Compiles under ``torch.jit.script``.  Inside a model that ``torch.fx`` traces it may be built
+    from proxies: nothing is checked then, and the batch size stays a traced value.
 
     Args:
         keys: ``F`` unique feature names.
         values: ``[N]`` ids, the bags' entries in order.
         weights: ``[N]`` or None, one weight per value.
-        lengths: ``[F * B]`` int32 or int64.
-        offsets: ``[F * B + 1]`` int32 or int64; one of lengths and offsets is enough.  Offsets
-            worked out from lengths are int64.
+        lengths: ``[sum of S_f]`` int32 or int64.
+        offsets: ``[sum of S_f + 1]`` int32 or int64; one of lengths and offsets is enough.
+            Offsets worked out from lengths are int64.
         stride: ``B``, worked out when None.  Only a tensor without keys needs it.
-        length_per_key: ids per key, if the caller knows them (saves a wait for the device).
-        offset_per_key: where each key's ids start, then ``N``; likewise.
+        stride_per_key_per_rank: ``[F][ranks]`` bags of each key from each rank; makes a batch
+            that varies per key.  Also a tensor ``[F, ranks]``.
+        stride_per_key: ``S_f``; where they differ this alone makes a batch that varies per key.
+        length_per_key, lengths_offset_per_key, offset_per_key, index_per_key, jt_dict: what the
+            methods of these names give, if the caller has it (it may save a wait for the device).
+        inverse_indices: keys and ``[F, B]`` int64: the bag of its key that each sample uses.
+        validate: False where the caller answers for the fields; scripted code never checks.
 
     Raises:
         ValueError: the fields do not fit together.
     """
 
-    def __init__(  # noqa: PLR0917 - the signature TorchRec users know
+    _worked_out = WORKED_OUT
+
+    def __init__(
         self,
         keys: list[str],
         values: Tensor,
@@ -50,136 +52,145 @@ class KeyedJaggedTensor:
         lengths: Tensor | None = None,
         offsets: Tensor | None = None,
         stride: int | None = None,
+        stride_per_key_per_rank: list[list[int]] | None = None,
+        stride_per_key: list[int] | None = None,
         length_per_key: list[int] | None = None,
+        lengths_offset_per_key: list[int] | None = None,
         offset_per_key: list[int] | None = None,
+        index_per_key: dict[str, int] | None = None,
+        jt_dict: dict[str, JaggedTensor] | None = None,
+        inverse_indices: tuple[list[str], Tensor] | None = None,
+        validate: bool = True,
     ) -> None:
-        keys = list(keys)
-        check_jagged(values, weights, lengths, offsets)
-        check_keyed_jagged(keys, lengths, offsets, stride)
-        if offset_per_key is None and length_per_key is not None:
-            offset_per_key = [0, *accumulate(length_per_key)]
-        if offset_per_key is not None and len(offset_per_key) != len(keys) + 1:
-            raise ValueError(
-                f"offset_per_key or length_per_key has {len(offset_per_key)} bounds; "
-                f"{len(keys)} keys need {len(keys) + 1}"
-            )
+        if is_scripting():
+            pass
+        elif validate:
+            keys, stride_per_key_per_rank = list(keys), checks.as_lists(stride_per_key_per_rank)
+            strides = stride_per_key_per_rank, stride_per_key
+            checks.check_keyed_jagged(keys, values, weights, lengths, offsets, stride, strides)
+            checks.check_key_bounds(keys, length_per_key, offset_per_key, inverse_indices)
+        if stride_per_key_per_rank is None and stride_per_key is not None:
+            stride_per_key_per_rank = layout.uneven(stride_per_key)
         self._keys: list[str] = keys
         self._values: Tensor = values
         self._weights: Tensor | None = weights
         self._lengths: Tensor | None = lengths
         self._offsets: Tensor | None = offsets
         self._stride: int | None = stride
+        self._stride_per_key_per_rank: list[list[int]] | None = stride_per_key_per_rank
+        self._stride_per_key: list[int] | None = stride_per_key
+        self._length_per_key: list[int] | None = length_per_key
+        self._lengths_offset_per_key: list[int] | None = lengths_offset_per_key
         self._offset_per_key: list[int] | None = offset_per_key
+        self._index_per_key: dict[str, int] | None = index_per_key
+        self._jt_dict: dict[str, JaggedTensor] | None = jt_dict
+        self._inverse_indices: tuple[list[str], Tensor] | None = inverse_indices
 
-    @classmethod
-    def _trusted(  # noqa: PLR0917 - the fields, in the constructor's order
-        cls,
+    def _of(
+        self,
         keys: list[str],
         values: Tensor,
         weights: Tensor | None,
         lengths: Tensor | None,
         offsets: Tensor | None,
-        stride: int,
+        strides: list[list[int]] | None,
         offset_per_key: list[int] | None,
+        inverse: tuple[list[str], Tensor] | None,
     ) -> KeyedJaggedTensor:
-        """Build from fields that are known to fit, without looking at them again."""
-        keyed = cls.__new__(cls)
-        keyed._keys, keyed._values, keyed._weights = keys, values, weights
-        keyed._lengths, keyed._offsets, keyed._stride = lengths, offsets, stride
-        keyed._offset_per_key = offset_per_key
-        return keyed
+        # All arguments by place: compiling the class, TorchScript knows none of its defaults.
+        B = self.stride()
+        rest = (None, None, None, offset_per_key, None, None, inverse, False)
+        return KeyedJaggedTensor(keys, values, weights, lengths, offsets, B, strides, *rest)
+
+    def with_fields(
+        self, values: Tensor, weights: Tensor | None, lengths: Tensor | None, offsets: Tensor | None
+    ) -> KeyedJaggedTensor:
+        """The same keys and bounds over other tensors; the caller answers for their sizes."""
+        strides, bounds = self._stride_per_key_per_rank, self._offset_per_key
+        inverse = self._inverse_indices
+        return self._of(self._keys, values, weights, lengths, offsets, strides, bounds, inverse)
 
     @staticmethod
     def from_lengths_sync(
-        keys: list[str], values: Tensor, lengths: Tensor, weights: Tensor | None = None
+        keys: list[str],
+        values: Tensor,
+        lengths: Tensor,
+        weights: Tensor | None = None,
+        stride: int | None = None,
+        stride_per_key_per_rank: list[list[int]] | None = None,
+        inverse_indices: tuple[list[str], Tensor] | None = None,
     ) -> KeyedJaggedTensor:
         """Build from lengths and work out the per-key bounds at once."""
-        return KeyedJaggedTensor(keys, values, weights=weights, lengths=lengths).sync()
-
-    @staticmethod
-    def from_offsets_sync(
-        keys: list[str], values: Tensor, offsets: Tensor, weights: Tensor | None = None
-    ) -> KeyedJaggedTensor:
-        """Build from offsets and work out the per-key bounds at once."""
-        return KeyedJaggedTensor(keys, values, weights=weights, offsets=offsets).sync()
-
-    @staticmethod
-    def from_jt_dict(jt_dict: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
-        """One feature per entry; all have the same number of bags.
-
-        Raises:
-            ValueError: different numbers of bags, or weights in some entries only.
-        """
-        if not jt_dict:
-            raise ValueError("jt_dict is empty; use KeyedJaggedTensor.empty()")
-        parts = list(jt_dict.values())
-        strides = {key: part.lengths().numel() for key, part in jt_dict.items()}
-        if len(set(strides.values())) != 1:
-            raise ValueError(f"the features have different numbers of bags: {strides}")
-        weights = [part.weights_or_none() for part in parts]
-        present = [weight for weight in weights if weight is not None]
-        if present and len(present) != len(parts):
-            raise ValueError("some features have weights and some have not; give all or none")
+        strides, inverse = stride_per_key_per_rank, inverse_indices
         return KeyedJaggedTensor(
-            keys=list(jt_dict),
-            values=torch.cat([part.values() for part in parts]),
-            weights=torch.cat(present) if present else None,
-            lengths=torch.cat([part.lengths() for part in parts]),
+            keys, values, weights, lengths, None, stride, strides, inverse_indices=inverse
         ).sync()
 
     @staticmethod
+    def from_offsets_sync(
+        keys: list[str],
+        values: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None = None,
+        stride: int | None = None,
+        stride_per_key_per_rank: list[list[int]] | None = None,
+        inverse_indices: tuple[list[str], Tensor] | None = None,
+    ) -> KeyedJaggedTensor:
+        """Build from offsets and work out the per-key bounds at once."""
+        strides, inverse = stride_per_key_per_rank, inverse_indices
+        return KeyedJaggedTensor(
+            keys, values, weights, None, offsets, stride, strides, inverse_indices=inverse
+        ).sync()
+
+    @staticmethod
+    def from_jt_dict(jt_dict: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
+        """One feature per entry; different numbers of bags make a batch that varies per key.
+
+        Raises:
+            ValueError: no entries, or weights in some only.
+        """
+        return _from_jt_dict(jt_dict)
+
+    @staticmethod
+    def concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
+        """The keys of all, one after the other; inverse indices are left out.
+
+        Raises:
+            ValueError: the list is empty, batch sizes differ where no batch varies per key,
+                weights in some only, or a key in two of them.
+        """
+        return _concat(kjt_list)
+
+    @staticmethod
     def empty(
-        is_weighted: bool = False,  # noqa: FBT001, FBT002 - the signature TorchRec users know
-        device: torch.device | None = None,
-        values_dtype: torch.dtype | None = None,
-        weights_dtype: torch.dtype | None = None,
-        lengths_dtype: torch.dtype = torch.int32,
+        is_weighted: bool = False,
+        device: Device | None = None,
+        values_dtype: DType | None = None,
+        weights_dtype: DType | None = None,
+        lengths_dtype: DType = torch.int32,
     ) -> KeyedJaggedTensor:
         """No keys, no samples."""
+        keys: list[str] = []
+        none = JaggedTensor.empty(is_weighted, device, values_dtype, weights_dtype, lengths_dtype)
         return KeyedJaggedTensor(
-            keys=[],
-            values=torch.empty(0, dtype=values_dtype, device=device),
-            weights=torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None,
-            lengths=torch.empty(0, dtype=lengths_dtype, device=device),
+            keys,
+            none.values(),
+            weights=none.weights_or_none(),
+            lengths=none.lengths(),
             stride=0,
         )
 
     @staticmethod
-    def empty_like(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """No keys and no ids, with the batch size, dtypes and device of ``kjt``."""
+    def empty_like(kjt: KeyedJaggedTensor, device: Device | None = None) -> KeyedJaggedTensor:
+        """No keys and no ids, with the batch size and dtypes of ``kjt``."""
+        where = kjt.device() if device is None else device
         weights = kjt.weights_or_none()
         return KeyedJaggedTensor(
-            keys=[],
-            values=kjt.values()[:0],
-            weights=None if weights is None else weights[:0],
-            lengths=kjt.lengths()[:0],
+            kjt.keys()[:0],
+            kjt.values()[:0].to(where),
+            weights=None if weights is None else weights[:0].to(where),
+            lengths=kjt.lengths()[:0].to(where),
             stride=kjt.stride(),
-        )
-
-    @staticmethod
-    def concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
-        """The keys of all, one after the other.
-
-        Raises:
-            ValueError: the list is empty, batch sizes differ, weights in some only, or a key in
-                two of them.
-        """
-        if not kjt_list:
-            raise ValueError("kjt_list is empty; there is nothing to concatenate")
-        strides = [kjt.stride() for kjt in kjt_list]
-        values = [kjt.values() for kjt in kjt_list]
-        if not is_traced(*values) and len(set(strides)) != 1:
-            raise ValueError(f"the tensors have different batch sizes: {strides}")
-        weights = [kjt.weights_or_none() for kjt in kjt_list]
-        present = [weight for weight in weights if weight is not None]
-        if present and len(present) != len(kjt_list):
-            raise ValueError("some tensors have weights and some have not; give all or none")
-        return KeyedJaggedTensor(
-            keys=[key for kjt in kjt_list for key in kjt.index_per_key()],
-            values=torch.cat(values),
-            weights=torch.cat(present) if present else None,
-            lengths=torch.cat([kjt.lengths() for kjt in kjt_list]),
-            stride=strides[0],
         )
 
     def keys(self) -> list[str]:
@@ -196,91 +207,133 @@ class KeyedJaggedTensor:
         Raises:
             ValueError: the tensor has no weights.
         """
-        if self._weights is None:
+        weights = self._weights
+        if weights is None:
             raise ValueError("this KeyedJaggedTensor has no weights; build it with weights=")
-        return self._weights
+        return weights
 
     def weights_or_none(self) -> Tensor | None:
         """The weights, or None."""
         return self._weights
 
     def lengths(self) -> Tensor:
-        """``[F * B]``, the bags' sizes."""
-        if self._lengths is None:
-            assert self._offsets is not None
-            self._lengths = offsets_to_lengths(self._offsets)
-        return self._lengths
+        """``[sum of S_f]``, the bags' sizes."""
+        lengths = layout.known_lengths(self._lengths, self._offsets)
+        self._lengths = lengths
+        return lengths
 
     def lengths_or_none(self) -> Tensor | None:
         """The lengths if they are known without work."""
         return self._lengths
 
     def offsets(self) -> Tensor:
-        """``[F * B + 1]``, where each bag starts, then ``N``."""
-        if self._offsets is None:
-            assert self._lengths is not None
-            self._offsets = lengths_to_offsets(self._lengths)
-        return self._offsets
+        """``[sum of S_f + 1]``, where each bag starts, then ``N``."""
+        offsets = layout.known_offsets(self._lengths, self._offsets)
+        self._offsets = offsets
+        return offsets
 
     def offsets_or_none(self) -> Tensor | None:
         """The offsets if they are known without work."""
         return self._offsets
 
     def stride(self) -> int:
-        """The batch size ``B`` (a traced value while the model is traced)."""
-        if self._stride is None:
-            if not self._keys:
-                self._stride = 0
-            elif self._lengths is not None:
-                self._stride = self._lengths.numel() // len(self._keys)
-            else:
-                self._stride = (self.offsets().numel() - 1) // len(self._keys)
-        return self._stride
+        """The batch size ``B`` (a traced value while the model is traced).
 
-    def device(self) -> torch.device:
+        Of a batch that varies per key: the inverse indices' number of samples, without them the
+        largest ``S_f``.
+        """
+        stride = self._stride
+        if stride is None:
+            lengths, offsets = self._lengths, self._offsets
+            strides, inverse = self._stride_per_key_per_rank, self._inverse_indices
+            stride = layout.batch_size(len(self._keys), lengths, offsets, strides, inverse)
+            self._stride = stride
+        return stride
+
+    def variable_stride_per_key(self) -> bool:
+        """Whether the batch varies per key."""
+        return self._stride_per_key_per_rank is not None
+
+    def stride_per_key(self) -> list[int]:
+        """``[S_f]``."""
+        strides = self._stride_per_key
+        if strides is None:
+            strides = layout.strides_of(
+                len(self._keys), self.stride(), self._stride_per_key_per_rank
+            )
+            self._stride_per_key = strides
+        return strides
+
+    def stride_per_key_per_rank(self) -> list[list[int]]:
+        """``[F][ranks]`` bags; empty unless the batch varies per key."""
+        strides = self._stride_per_key_per_rank
+        none: list[list[int]] = []
+        return none if strides is None else strides
+
+    def inverse_indices_or_none(self) -> tuple[list[str], Tensor] | None:
+        """The inverse indices, or None."""
+        return self._inverse_indices
+
+    def device(self) -> Device:
         """Where the values live."""
         return self._values.device
 
+    def lengths_offset_per_key(self) -> list[int]:
+        """``F + 1`` bounds: key ``f`` owns the bags from bound ``f`` to bound ``f + 1``."""
+        bounds = self._lengths_offset_per_key
+        if bounds is None:
+            bounds = layout.running_sum(self.stride_per_key())
+            self._lengths_offset_per_key = bounds
+        return bounds
+
     def offset_per_key(self) -> list[int]:
         """``F + 1`` bounds: key ``f`` owns the ids from bound ``f`` to bound ``f + 1``."""
-        if self._offset_per_key is None:
-            stride, offsets, count = self.stride(), self.offsets(), len(self._keys)
-            if is_traced(self._values, offsets):
-                # 0-dimensional traced tensors stand in for ints: slices take them as bounds.
-                traced = [offsets[key * stride] for key in range(count + 1)]
-                self._offset_per_key = cast("list[int]", traced)
-            elif stride == 0:
-                self._offset_per_key = [0] * (count + 1)
+        bounds = self._offset_per_key
+        if bounds is None:
+            counts = self._length_per_key
+            if counts is not None:
+                bounds = layout.running_sum(counts)
             else:
-                self._offset_per_key = offsets[::stride].tolist()
-        return self._offset_per_key
-
-    def offset_per_key_or_none(self) -> list[int] | None:
-        """The bounds if they are known without work."""
-        return self._offset_per_key
+                if not is_scripting():
+                    self._trace_offsets()
+                bags, varies = self.lengths_offset_per_key(), self.variable_stride_per_key()
+                bounds = layout.ids_per_key(
+                    self._lengths, self._offsets, bags, self.stride(), varies
+                )
+            self._offset_per_key = bounds
+        return bounds
 
     def length_per_key(self) -> list[int]:
         """Ids per key."""
-        bounds = self.offset_per_key()
-        return [stop - start for start, stop in pairwise(bounds)]
-
-    def length_per_key_or_none(self) -> list[int] | None:
-        """Ids per key if they are known without work."""
-        return None if self._offset_per_key is None else self.length_per_key()
+        counts = self._length_per_key
+        if counts is None:
+            bounds = self.offset_per_key()
+            counts = [bounds[key + 1] - bounds[key] for key in range(len(self._keys))]
+            self._length_per_key = counts
+        return counts
 
     def index_per_key(self) -> dict[str, int]:
         """Each key's place."""
-        return {key: index for index, key in enumerate(self._keys)}
+        places = self._index_per_key
+        if places is None:
+            places = {key: index for index, key in enumerate(self._keys)}
+            self._index_per_key = places
+        return places
 
     def sync(self) -> KeyedJaggedTensor:
         """Work out the per-key bounds now (waits for the device); returns itself."""
+        self.length_per_key()
         self.offset_per_key()
         return self
 
-    def unsync(self) -> KeyedJaggedTensor:
-        """Forget the per-key bounds; returns itself."""
-        self._offset_per_key = None
-        return self
+    def _feature(self, index: int, compute_offsets: bool) -> JaggedTensor:
+        ids, bags = self.offset_per_key(), self.lengths_offset_per_key()
+        ids, bags = ids[index : index + 2], bags[index : index + 2]
+        if compute_offsets:
+            self.offsets()
+        return JaggedTensor.part(
+            self._values, self._weights, self._lengths, self._offsets, ids, bags
+        )
 
     def __getitem__(self, key: str) -> JaggedTensor:
         """The bags of one feature.
@@ -288,25 +341,24 @@ class KeyedJaggedTensor:
         Raises:
             KeyError: there is no such key.
         """
-        if key not in self._keys:
-            raise KeyError(f"no key {key!r}; there are {self._keys}")
-        return self._feature(self._keys.index(key))
+        return self._feature(layout.place_of(self._keys, key), True)
 
-    def _feature(self, index: int) -> JaggedTensor:
-        stride, bounds, offsets = self.stride(), self.offset_per_key(), self.offsets()
-        start, stop = bounds[index], bounds[index + 1]
-        own = offsets[index * stride : (index + 1) * stride + 1]
-        lengths, weights = self._lengths, self._weights
-        return JaggedTensor._trusted(
-            self._values[start:stop],
-            None if weights is None else weights[start:stop],
-            None if lengths is None else lengths[index * stride : (index + 1) * stride],
-            own - start,
-        )
-
-    def to_dict(self) -> dict[str, JaggedTensor]:
-        """Every feature's bags by its name."""
-        return {key: self._feature(index) for index, key in enumerate(self._keys)}
+    def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
+        """Every feature's bags by its name; without their offsets if those are not wanted."""
+        bags = self._jt_dict
+        if bags is None:
+            traced = False
+            if not is_scripting():
+                traced = checks.is_traced(self._values, self._lengths, self._offsets)
+            if traced or self.variable_stride_per_key() or self.stride() == 0:
+                parts = [self._feature(place, compute_offsets) for place in range(len(self._keys))]
+            else:
+                offsets = self.offsets() if compute_offsets else None
+                lengths, counts = self.lengths(), self.length_per_key()
+                parts = cut_evenly(self._values, self._weights, lengths, offsets, counts)
+            bags = {key: parts[place] for place, key in enumerate(self._keys)}
+            self._jt_dict = bags
+        return bags
 
     def with_values(self, values: Tensor) -> KeyedJaggedTensor:
         """The same bags with other ids: ``values`` ``[N]``, in the same order.
@@ -314,122 +366,134 @@ class KeyedJaggedTensor:
         Raises:
             ValueError: another number of ids.
         """
-        if not is_traced(values, self._values) and values.size(0) != self._values.size(0):
-            raise ValueError(f"values has {values.size(0)} ids, not {self._values.size(0)}")
-        return KeyedJaggedTensor._trusted(
-            self._keys,
-            values,
-            self._weights,
-            self._lengths,
-            self._offsets,
-            self.stride(),
-            self._offset_per_key,
-        )
+        if not is_scripting():
+            checks.check_as_many(values, self._values)
+        return self.with_fields(values, self._weights, self._lengths, self._offsets)
 
     def split(self, segments: list[int]) -> list[KeyedJaggedTensor]:
         """Cut into tensors of ``segments[i]`` keys each, sharing storage.
 
+        The parts have no inverse indices: those are the whole batch's.
+
         Raises:
             ValueError: the segments do not add up to the number of keys.
         """
-        if sum(segments) != len(self._keys) or any(segment < 0 for segment in segments):
-            raise ValueError(
-                f"segments {segments} do not add up to the {len(self._keys)} keys of this tensor"
-            )
-        stride, bounds, weights = self.stride(), self.offset_per_key(), self._weights
-        lengths = self.lengths()
-        parts = []
+        layout.check_segments(segments, len(self._keys))
+        bounds, bags, lengths = self.offset_per_key(), self.lengths_offset_per_key(), self.lengths()
+        weights, strides = self._weights, self._stride_per_key_per_rank
+        parts: list[KeyedJaggedTensor] = []
         first = 0
         for segment in segments:
             last = first + segment
             start, stop = bounds[first], bounds[last]
-            parts.append(
-                KeyedJaggedTensor._trusted(
-                    self._keys[first:last],
-                    self._values[start:stop],
-                    None if weights is None else weights[start:stop],
-                    lengths[first * stride : last * stride],
-                    None,
-                    stride,
-                    [bound - start for bound in bounds[first : last + 1]],
-                )
+            part = self._of(
+                self._keys[first:last],
+                self._values[start:stop],
+                None if weights is None else weights[start:stop],
+                lengths[bags[first] : bags[last]],
+                None,
+                None if strides is None else strides[first:last],
+                [bound - start for bound in bounds[first : last + 1]],
+                None,
             )
+            parts.append(part)
             first = last
         return parts
 
     def permute(
         self, indices: list[int], indices_tensor: Tensor | None = None
     ) -> KeyedJaggedTensor:
-        """Keys ``indices``, in that order; a subset is allowed.
+        """Keys ``indices``, in that order; a subset is allowed, and so is a key twice.
+
+        The result has no inverse indices: those are in the order of the whole batch's keys.
 
         Args:
             indices: places of the wanted keys.
-            indices_tensor: the same on the tensor's device, if the caller has it at hand; it
-                saves a transfer where lengths are gathered on an accelerator.
+            indices_tensor: the same on the tensor's device, if the caller has it at hand: the
+                lengths are then gathered in one step.
 
         Raises:
-            ValueError: an index is out of range or twice (keys stay unique).
+            ValueError: an index is out of range.
         """
-        count = len(self._keys)
-        if any(not 0 <= index < count for index in indices) or len(set(indices)) != len(indices):
-            raise ValueError(f"indices {indices} must be different places among {count} keys")
-        stride, bounds = self.stride(), self.offset_per_key()
-        lengths_FB = self.lengths()
-        if is_traced(self._values, lengths_FB):
-            chosen = [lengths_FB[i * stride : (i + 1) * stride] for i in indices]
-            lengths = torch.cat(chosen) if chosen else lengths_FB[:0]
+        layout.check_places(indices, len(self._keys))
+        bounds, lengths = self.offset_per_key(), self.lengths()
+        weights, strides = self._weights, self._stride_per_key_per_rank
+        bags = self.lengths_offset_per_key()
+        if strides is not None:
+            lengths = layout.segments(lengths, bags, indices)
         else:
-            if indices_tensor is None:
-                indices_tensor = torch.tensor(indices, dtype=torch.int64, device=lengths_FB.device)
-            lengths = lengths_FB.view(count, stride).index_select(0, indices_tensor).flatten()
-        sizes = self.length_per_key()
-        return KeyedJaggedTensor._trusted(
+            lengths = layout.permuted_lengths(lengths, bags, indices, indices_tensor)
+        return self._of(
             [self._keys[index] for index in indices],
-            _gather(self._values, bounds, indices),
-            None if self._weights is None else _gather(self._weights, bounds, indices),
+            layout.segments(self._values, bounds, indices),
+            None if weights is None else layout.segments(weights, bounds, indices),
             lengths,
             None,
-            stride,
-            [0, *accumulate(sizes[index] for index in indices)],
+            layout.rows_of(strides, indices),
+            layout.running_sum([bounds[index + 1] - bounds[index] for index in indices]),
+            None,
         )
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> KeyedJaggedTensor:
-        """The same bags on ``device``; itself if it is there already."""
-        if not is_traced(self._values) and self._values.device == torch.device(device):
-            return self
+    def flatten_lengths(self) -> KeyedJaggedTensor:
+        """The same bags with one-dimensional lengths."""
+        return self.with_fields(self._values, self._weights, self.lengths().flatten(), None)
+
+    def to(
+        self, device: Device, non_blocking: bool = False, dtype: DType | None = None
+    ) -> KeyedJaggedTensor:
+        """The same bags on ``device``, weights as ``dtype`` if one is given."""
         weights, lengths, offsets = self._weights, self._lengths, self._offsets
-        return KeyedJaggedTensor._trusted(
-            self._keys,
+        if weights is not None:
+            kind = weights.dtype if dtype is None else dtype
+            weights = weights.to(device, kind, non_blocking=non_blocking)
+        return self.with_fields(
             self._values.to(device, non_blocking=non_blocking),
-            None if weights is None else weights.to(device, non_blocking=non_blocking),
+            weights,
             None if lengths is None else lengths.to(device, non_blocking=non_blocking),
             None if offsets is None else offsets.to(device, non_blocking=non_blocking),
-            self.stride(),
-            self._offset_per_key,
         )
 
-    def pin_memory(self) -> KeyedJaggedTensor:
-        """The same bags in page-locked memory, for fast asynchronous copies to a GPU."""
-        weights, lengths, offsets = self._weights, self._lengths, self._offsets
-        return KeyedJaggedTensor._trusted(
-            self._keys,
-            self._values.pin_memory(),
-            None if weights is None else weights.pin_memory(),
-            None if lengths is None else lengths.pin_memory(),
-            None if offsets is None else offsets.pin_memory(),
-            self.stride(),
-            self._offset_per_key,
-        )
 
-    def __str__(self) -> str:
-        if is_traced(self._values, self._lengths, self._offsets):
-            return f"KeyedJaggedTensor({self._keys}, traced)"
-        lines = [f"  {key!r}: {bags}" for key, bags in self.to_dict().items()]
-        return "\n".join(["KeyedJaggedTensor({", *lines, "})"])
-
-    __repr__ = __str__
+def _from_jt_dict(jt_dict: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
+    if len(jt_dict) == 0:
+        raise ValueError("jt_dict is empty; use KeyedJaggedTensor.empty()")
+    parts = list(jt_dict.values())
+    weights: list[Tensor | None] = []
+    for part in parts:
+        weights.append(part.weights_or_none())  # noqa: PERF401 - see layout.all_or_none
+    return KeyedJaggedTensor(
+        keys=list(jt_dict.keys()),
+        values=torch.cat([part.values() for part in parts]),
+        weights=layout.all_or_none(weights),
+        lengths=torch.cat([part.lengths() for part in parts]),
+        stride_per_key=[part.lengths().numel() for part in parts],
+    ).sync()
 
 
-def _gather(source: Tensor, bounds: list[int], indices: list[int]) -> Tensor:
-    parts = [source[bounds[index] : bounds[index + 1]] for index in indices]
-    return torch.cat(parts) if parts else source[:0]
+def _concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
+    if len(kjt_list) == 0:
+        raise ValueError("kjt_list is empty; there is nothing to concatenate")
+    keys: list[str] = []
+    strides: list[list[int]] = []
+    varies = False
+    weights: list[Tensor | None] = []
+    for kjt in kjt_list:
+        keys.extend(kjt.keys())
+        weights.append(kjt.weights_or_none())
+        varies = varies or kjt.variable_stride_per_key()
+        if varies:
+            strides.extend(kjt.stride_per_key_per_rank())
+    stride = None if varies else layout.common_stride([kjt.stride() for kjt in kjt_list])
+    return KeyedJaggedTensor(
+        keys=keys,
+        values=torch.cat([kjt.values() for kjt in kjt_list]),
+        weights=layout.all_or_none(weights),
+        lengths=torch.cat([kjt.lengths() for kjt in kjt_list]),
+        stride=stride,
+        stride_per_key_per_rank=strides if varies else None,
+    )
+
+
+# Of tensors that are proxies themselves (not ours holding some) these are one step of a graph.
+torch.fx.wrap("_from_jt_dict")
+torch.fx.wrap("_concat")

@@ -17,8 +17,11 @@ from tessera.training.distributed.embeddingbag import EmbeddingBagCollectionShar
 from tessera.training.distributed.model_parallel import DistributedModelParallel
 from tessera.training.models.ranking import build_ranking_model
 from tessera.training.optim.fused import EmbOptimType
+from tessera.training.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from tessera.training.optim.optimizers import in_backward_optimizer_filter
 from tessera.training.trainer.checkpoint import Checkpoint
+from tessera.training.trainer.placement import plan_for
+from tessera.training.trainer.ranks import Ranks
 
 DEFAULT_EPS = 1e-8
 
@@ -26,6 +29,12 @@ _FUSED = {
     "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     "adagrad": EmbOptimType.EXACT_ADAGRAD,
     "sgd": EmbOptimType.EXACT_SGD,
+    "adam": EmbOptimType.ADAM,
+    "partial_rowwise_adam": EmbOptimType.PARTIAL_ROWWISE_ADAM,
+    "lamb": EmbOptimType.LAMB,
+    "partial_rowwise_lamb": EmbOptimType.PARTIAL_ROWWISE_LAMB,
+    "lars_sgd": EmbOptimType.LARS_SGD,
+    "lion": EmbOptimType.LION,
 }
 _DENSE: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -44,23 +53,40 @@ class Assembly:
         dense_optimizer: of every parameter that is not a table.
         dense_learning_rate: peak learning rate of these.
         embedding_learning_rate: peak learning rate of the tables.
+        ranks: who trains together.
     """
 
     model: DistributedModelParallel
     dense_optimizer: torch.optim.Optimizer
     dense_learning_rate: float
     embedding_learning_rate: float
+    ranks: Ranks
     _factor: float | None = None
 
-    def step(self, batch: Batch, *, learning_rate_factor: float) -> float:
-        """One step on ``batch``; its mean loss.
+    def step(self, batch: Batch, *, samples: int, learning_rate_factor: float) -> float:
+        """One step on all ranks' batches together; their mean loss.
 
         If the loss is not finite nothing is changed.
+
+        Args:
+            batch: this rank's part of the step's samples; it may be empty.
+            samples: all ranks' samples.
+            learning_rate_factor: on both peak learning rates.
         """
         self._set_learning_rates(learning_rate_factor)
+        if self.model.device.type != "cpu":
+            batch = batch.to(self.model.device)
         logits = self.model(batch.dense_features, batch.sparse_features)
-        loss = functional.binary_cross_entropy_with_logits(logits, batch.labels)
-        value = loss.item()
+        if self.ranks.alone:
+            loss = functional.binary_cross_entropy_with_logits(logits, batch.labels)
+            value = loss.item()
+        else:
+            total = functional.binary_cross_entropy_with_logits(
+                logits, batch.labels, reduction="sum"
+            )
+            value = self.ranks.sum([total.item()])[0] / samples
+            # Gradients are averaged over the ranks: their mean is to be that of the mean loss.
+            loss = total * (self.ranks.world_size / samples)
         if math.isfinite(value):
             self.dense_optimizer.zero_grad(set_to_none=True)
             torch.autograd.backward(loss)
@@ -97,14 +123,32 @@ class Assembly:
             "dense_optimizer": self.dense_optimizer.state_dict(),
         }
 
+    def keyed_optimizer(self) -> CombinedOptimizer:
+        """Both optimizers as one, by names; it shares their states."""
+        dense = dict(in_backward_optimizer_filter(self.model.named_parameters()))
+        return CombinedOptimizer(
+            [
+                self.model.fused_optimizer,
+                KeyedOptimizerWrapper(dense, lambda _: self.dense_optimizer),
+            ]
+        )
+
     def load(self, checkpoint: Checkpoint) -> None:
-        """Take over weights and optimizer state.
+        """Take over weights and optimizer state, whole ones into the shards of this rank.
 
         Raises:
             ValueError, KeyError, RuntimeError: they are of another model.
         """
         self.load_model(checkpoint)
-        self.model.fused_optimizer.load_state_dict(checkpoint.fused_optimizer)
+        if self.ranks.alone:
+            self.model.fused_optimizer.load_state_dict(checkpoint.fused_optimizer)
+        else:
+            # It takes a while to import that a run of one rank need not wait.
+            from tessera.training.distributed.checkpoint import (  # noqa: PLC0415
+                load_whole_states,
+            )
+
+            load_whole_states(self.model.fused_optimizer, checkpoint.fused_optimizer)
         self.dense_optimizer.load_state_dict(checkpoint.dense_optimizer)
         self._factor = None
 
@@ -128,12 +172,18 @@ class Assembly:
 
 
 def assemble(
-    config: ExperimentConfig, *, dense_names: Sequence[str], sparse_names: Sequence[str]
+    config: ExperimentConfig,
+    *,
+    dense_names: Sequence[str],
+    sparse_names: Sequence[str],
+    ranks: Ranks,
+    device: torch.device,
 ) -> Assembly:
     """Build the model for these features, with fresh weights from torch's generator.
 
     Raises:
-        UserError: the model's config does not fit the features.
+        UserError: the model's config does not fit the features, or the tables do not fit the
+            ranks.
     """
     try:
         # "meta": the tables get their memory once, where they are trained.
@@ -149,7 +199,15 @@ def assemble(
             "weight_decay": embedding.weight_decay,
         }
     )
-    parallel = DistributedModelParallel(model, sharders=[sharder])
+    if not ranks.alone:
+        # What every rank holds is alike until here; each draws its own shards' rows, and dropout.
+        torch.manual_seed(config.train.seed + 1_000_003 * ranks.rank)
+    parallel = DistributedModelParallel(
+        model,
+        device=device,
+        sharders=[sharder],
+        plan=plan_for(model, sharder, config, ranks),
+    )
     parameters = dict(in_backward_optimizer_filter(parallel.named_parameters()))
     return Assembly(
         model=parallel,
@@ -160,4 +218,5 @@ def assemble(
         ),
         dense_learning_rate=dense.learning_rate,
         embedding_learning_rate=embedding.learning_rate,
+        ranks=ranks,
     )

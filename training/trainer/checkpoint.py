@@ -23,20 +23,26 @@ from typing import IO, Any
 
 import torch
 
-from tessera.errors import UserError
+from tessera.training.distributed.checkpoint_error import CheckpointError
+from tessera.training.distributed.checkpoint_room import Room
 from tessera.training.trainer.files import (
     latest_checkpoint,
     list_checkpoints,
+    remove,
     remove_leftovers,
     write_atomically,
 )
 
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "load_checkpoint",
+    "prune_checkpoints",
+    "save_checkpoint",
+]
+
 FORMAT = "tessera-checkpoint"
 VERSION = 1
-
-
-class CheckpointError(UserError):
-    """A checkpoint that cannot be written, found or trusted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +84,7 @@ def prune_checkpoints(folder: Path, *, newest: int, best: int | None) -> None:
     keep = {*list(found)[-newest:], best}
     for step, path in found.items():
         if step not in keep:
-            path.unlink()
+            remove(path)
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
@@ -110,19 +116,27 @@ def _torch_save(content: dict[str, Any], stream: IO[bytes]) -> None:
         raise
 
 
-def load_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
+def load_checkpoint(path: Path, *, verify: bool = True, room: Room | None = None) -> Checkpoint:
     """Read a checkpoint; its tensors are mapped from the file, privately.
 
     Args:
-        path: the file.
+        path: the file, or the folder that several ranks wrote, whose tensors are read whole.
         verify: read the whole file once and compare its checksums first.  Without it only
             the few kilobytes that are not tensors are read.
+        room: where the tensors of a folder are put; None: in memory.
 
     Raises:
         CheckpointError: the file is damaged, of another kind or version, or holds anything
             but tensors and plain containers.
         OSError: it cannot be read.
     """
+    if path.is_dir():
+        # Its reader takes a while to import that a run of one rank need not wait.
+        from tessera.training.trainer.sharded_checkpoint import (  # noqa: PLC0415
+            load_sharded_whole,
+        )
+
+        return load_sharded_whole(path, tensors=verify, room=room)
     try:
         with zipfile.ZipFile(path) as archive:
             if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):

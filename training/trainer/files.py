@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-TEMPORARY_SUFFIX = ".partial"
-_CHECKPOINT_NAME = re.compile(r"step-(\d{10})\.pt")
+from tessera.training.distributed.checkpoint_names import PARTIAL_SUFFIX
+
+TEMPORARY_SUFFIX = PARTIAL_SUFFIX
+_CHECKPOINT_NAME = re.compile(r"step-(\d{10})\.(pt|shards)")
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -46,23 +49,50 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Delete what killed writers left in ``folder``; nobody else may be writing there."""
     for leftover in folder.glob(f".*{TEMPORARY_SUFFIX}"):
-        leftover.unlink()
+        remove(leftover)
 
 
-def checkpoint_path(folder: Path, step: int) -> Path:
-    """The name of the checkpoint of ``step`` finished steps in ``folder``."""
-    return folder / f"step-{step:010d}.pt"
+def remove(path: Path) -> None:
+    """Delete a file, or a folder with all in it."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def checkpoint_path(folder: Path, step: int, *, sharded: bool = False) -> Path:
+    """The name of a checkpoint of ``step`` finished steps in ``folder``.
+
+    Args:
+        folder: the run's checkpoints.
+        step: finished steps.
+        sharded: written by several ranks, a folder; otherwise a file.
+    """
+    return folder / f"step-{step:010d}.{'shards' if sharded else 'pt'}"
 
 
 def list_checkpoints(folder: Path) -> dict[int, Path]:
-    """Every checkpoint of ``folder`` by its step, ascending; empty if there is no folder."""
+    """Every checkpoint of ``folder`` by its step, ascending; empty if there is no folder.
+
+    Of a step that has both, the file.
+    """
     found = {}
     if folder.is_dir():
         for path in folder.iterdir():
             match = _CHECKPOINT_NAME.fullmatch(path.name)
-            if match:
+            if match and (match.group(2) == "pt" or int(match.group(1)) not in found):
                 found[int(match.group(1))] = path
     return dict(sorted(found.items()))
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether ``path`` is named like a checkpoint."""
+    return _CHECKPOINT_NAME.fullmatch(path.name) is not None
+
+
+def find_checkpoint(folder: Path, step: int) -> Path:
+    """The checkpoint of ``step`` in ``folder``, of whichever kind; a file's name if there is none."""
+    return list_checkpoints(folder).get(step, checkpoint_path(folder, step))
 
 
 def latest_checkpoint(folder: Path) -> Path | None:

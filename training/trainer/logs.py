@@ -117,6 +117,22 @@ class MetricsLog:
                     self._events.add_scalar(f"{row['split']}/{name}", row[name], row["step"])
 
 
+class NoLog:
+    """The log of a rank that writes none: takes what `MetricsLog` takes and does nothing."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def train(self, **row: float) -> None:
+        """Rank 0 logs it."""
+
+    def valid(self, **row: int | Evaluation) -> None:
+        """Rank 0 logs it."""
+
+    def sync(self) -> None:
+        """Nothing is written."""
+
+
 def read_metrics(path: Path) -> list[dict[str, str]]:
     """The rows of a ``metrics.csv`` as text by column; a torn last line is left out."""
     with path.open(encoding="utf-8", newline="") as stream:

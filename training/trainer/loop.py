@@ -20,7 +20,7 @@ from tessera.training.data.loader import BatchLoader
 from tessera.training.trainer.assembly import Assembly
 from tessera.training.trainer.display import Display
 from tessera.training.trainer.evaluate import evaluate
-from tessera.training.trainer.logs import MetricsLog
+from tessera.training.trainer.logs import MetricsLog, NoLog
 from tessera.training.trainer.progress import Progress
 from tessera.training.trainer.schedule import learning_rate_factor
 
@@ -42,7 +42,7 @@ class TrainingLoop:
         log: takes losses and evaluations.
         display: shows them.
         save: writes a checkpoint of the present state.
-        should_stop: asked after each step and within evaluations.
+        should_stop: asked after each step and within evaluations; it answers all ranks alike.
     """
 
     config: TrainConfig
@@ -50,7 +50,7 @@ class TrainingLoop:
     train_rows: DatasetView
     valid_rows: DatasetView
     progress: Progress
-    log: MetricsLog
+    log: MetricsLog | NoLog
     display: Display
     save: Callable[[], None]
     should_stop: Callable[[], bool]
@@ -61,6 +61,7 @@ class TrainingLoop:
             batch_size=self.config.batch_size,
             shuffle=True,
             seed=self.config.seed,
+            part=(self.assembly.ranks.rank, self.assembly.ranks.world_size),
         )
         self._row_seconds = 0.0
         self._row_samples = 0
@@ -106,7 +107,8 @@ class TrainingLoop:
         factor = learning_rate_factor(
             self.config.schedule, step=progress.step, total_steps=self.total_steps
         )
-        loss = self.assembly.step(batch, learning_rate_factor=factor)
+        samples = self._loader.batch_rows(progress.batch)
+        loss = self.assembly.step(batch, samples=samples, learning_rate_factor=factor)
         if not math.isfinite(loss):
             raise DivergedError(
                 f"the loss of step {progress.step + 1} (epoch {progress.epoch + 1}) is {loss};"
@@ -116,9 +118,9 @@ class TrainingLoop:
                 f" (now {self.config.embedding_optimizer.learning_rate}), or add"
                 " train.schedule.warmup_steps"
             )
-        progress.count_step(samples=batch.size, loss=loss)
-        self._row_samples += batch.size
-        self.display.step(step=progress.step, samples=batch.size, loss=loss)
+        progress.count_step(samples=samples, loss=loss)
+        self._row_samples += samples
+        self.display.step(step=progress.step, samples=samples, loss=loss)
 
     def _after_step(self) -> bool:
         """Log, evaluate and save what is due after a step; False if asked to stop."""
@@ -161,6 +163,7 @@ class TrainingLoop:
             self.assembly.model,
             self.valid_rows,
             batch_size=self.config.eval_batch_size,
+            ranks=self.assembly.ranks,
             should_stop=self.should_stop,
         )
         if metrics is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from tessera.training.config import (
 )
 from tessera.training.data import open_data
 from tessera.training.data.dataset import DatasetView, DataSplits
+from tessera.training.distributed.checkpoint_names import restore_replaced
 from tessera.training.trainer.assembly import Assembly, assemble
 from tessera.training.trainer.checkpoint import (
     Checkpoint,
@@ -34,11 +34,12 @@ from tessera.training.trainer.checkpoint import (
 )
 from tessera.training.trainer.display import Display, describe
 from tessera.training.trainer.evaluate import evaluate
-from tessera.training.trainer.files import checkpoint_path, latest_checkpoint
-from tessera.training.trainer.logs import MetricsLog, read_metrics
+from tessera.training.trainer.files import checkpoint_path, find_checkpoint, latest_checkpoint
+from tessera.training.trainer.logs import MetricsLog, NoLog, read_metrics
 from tessera.training.trainer.loop import TrainingLoop
 from tessera.training.trainer.metrics import BinaryMetrics
 from tessera.training.trainer.progress import Progress
+from tessera.training.trainer.ranks import Ranks, device_of, joined_ranks
 from tessera.training.trainer.run_folder import RunFolder
 
 RATE_ROWS = 1 << 20
@@ -76,6 +77,10 @@ def train(
 ) -> RunResult:
     """Train into the folder ``out`` until the config's end, evaluate the best checkpoint, report.
 
+    Under torchrun, or in a process group, every rank calls it: each works on its part of every
+    batch, tables are spread over them (``train.sharding``), and rank 0 writes the files.  The run
+    is that of one rank but for the order of sums and the first values.
+
     Torch's CPU generator is seeded and its number of threads set for the time of the call; both
     are put back after it.  No signal handler is installed.
 
@@ -86,52 +91,62 @@ def train(
             not stopped.  A finished run is left alone and its result returned.
         progress: whether to show progress on stderr.
         should_stop: asked between steps; once it is True it must stay so.  The step that runs
-            is finished and a checkpoint written.
+            is finished and a checkpoint written.  One rank's True is all ranks'.
 
     Raises:
         UserError: the folder, the data or the config do not fit, the run was resumed with
             another config, the loss diverged, or a checkpoint cannot be written.
     """
-    refuse_many_ranks()
     folder = RunFolder(out)
-    folder.require_fit(resume=resume)
     config = config.resolved(Path.cwd())
-    if resume:
-        _refuse_other_config(folder, config)
-        if folder.is_finished:
+    device = device_of(config.train.device)
+    with joined_ranks(device) as ranks, contextlib.ExitStack() as stack:
+        finished = ranks.on_first(lambda: _look_at(folder, config, resume=resume))
+        if finished:
             return _finished_result(folder)
-    with _torch_state(config.train):
-        splits = open_data(config.data, progress=progress)
+        stack.enter_context(_torch_state(config.train))
+        splits = ranks.first_then_others(
+            lambda: open_data(config.data, progress=progress and ranks.first)
+        )
         _check_splits(splits, config)
         names = splits.train.dataset
-        assembly = assemble(config, dense_names=names.dense_names, sparse_names=names.sparse_names)
-        assembly.begin_at(_positive_rate(splits.train))
-        with folder.locked():
-            folder.require_fit(resume=resume)  # again, now that nobody else can begin here
-            folder.create()
-            folder.write_text(folder.config, config.to_yaml())
-            return _Run(
-                config=config,
-                folder=folder,
-                splits=splits,
-                assembly=assembly,
-                show_progress=progress,
-                should_stop=should_stop,
-            ).run()
-
-
-def refuse_many_ranks() -> None:
-    """Check that this process is the only rank.
-
-    Raises:
-        UserError: ``WORLD_SIZE``, which torchrun sets, is above 1.
-    """
-    world_size = os.environ.get("WORLD_SIZE", "1")
-    if world_size != "1":
-        raise UserError(
-            f"WORLD_SIZE={world_size}: this version trains with one rank; start it without torchrun"
-            " or with --nproc-per-node 1"
+        assembly = assemble(
+            config,
+            dense_names=names.dense_names,
+            sparse_names=names.sparse_names,
+            ranks=ranks,
+            device=device,
         )
+        assembly.begin_at(_positive_rate(splits.train))
+        ranks.on_first(lambda: _begin(folder, config, stack, resume=resume))
+        return _Run(
+            config=config,
+            folder=folder,
+            splits=splits,
+            assembly=assembly,
+            ranks=ranks,
+            show_progress=progress and ranks.first,
+            should_stop=lambda: ranks.any(should_stop()),
+        ).run()
+
+
+def _look_at(folder: RunFolder, config: ExperimentConfig, *, resume: bool) -> bool:
+    """Check that the run may begin or go on; whether it is finished already."""
+    folder.require_fit(resume=resume)
+    if resume:
+        _refuse_other_config(folder, config)
+    return resume and folder.is_finished
+
+
+def _begin(
+    folder: RunFolder, config: ExperimentConfig, stack: contextlib.ExitStack, *, resume: bool
+) -> None:
+    """Hold the folder until the stack ends, and make what belongs in it."""
+    stack.enter_context(folder.locked())
+    folder.require_fit(resume=resume)  # again, now that nobody else can begin here
+    folder.create()
+    restore_replaced(folder.checkpoints)
+    folder.write_text(folder.config, config.to_yaml())
 
 
 @dataclass(kw_only=True)
@@ -142,16 +157,19 @@ class _Run:
     folder: RunFolder
     splits: DataSplits
     assembly: Assembly
+    ranks: Ranks
     show_progress: bool
     should_stop: Callable[[], bool]
 
     def run(self) -> RunResult:
         progress = self._restore()
-        log = MetricsLog(
-            self.folder.metrics,
-            tensorboard=self.folder.tensorboard if self.config.run.tensorboard else None,
-            from_step=progress.step,
-        )
+        log: MetricsLog | NoLog = NoLog()
+        if self.ranks.first:
+            log = MetricsLog(
+                self.folder.metrics,
+                tensorboard=self.folder.tensorboard if self.config.run.tensorboard else None,
+                from_step=progress.step,
+            )
         with contextlib.closing(log):
             ended = self._train(progress, log)
         final = self._evaluate_best(progress) if ended else None
@@ -163,7 +181,7 @@ class _Run:
             final=final,
         )
 
-    def _train(self, progress: Progress, log: MetricsLog) -> bool:
+    def _train(self, progress: Progress, log: MetricsLog | NoLog) -> bool:
         steps = -(-len(self.splits.train) // self.config.train.batch_size)
         display = Display(
             total_steps=steps * self.config.train.epochs,
@@ -187,40 +205,65 @@ class _Run:
 
     def _restore(self) -> Progress:
         """Load the latest checkpoint, if there is one; returns where to begin."""
-        path = latest_checkpoint(self.folder.checkpoints)
+        path = self.ranks.on_first(lambda: latest_checkpoint(self.folder.checkpoints))
         if path is None:
             return Progress()
-        checkpoint = load_checkpoint(path)
-        if checkpoint.split_rows != self._split_rows():
-            raise UserError(
-                f"the data has changed: {path} was trained with {checkpoint.split_rows} rows (train,"
-                f" valid, test), data.path now gives {self._split_rows()}; begin a new run"
+        if path.is_dir():
+            # It takes a while to import that a run of one rank need not wait.
+            from tessera.training.trainer import sharded_checkpoint  # noqa: PLC0415
+
+            plain = sharded_checkpoint.read_plain(path)
+            self._require_same_data(path, plain["split_rows"])
+            sharded_checkpoint.load_sharded(
+                path, self.assembly, self.ranks, seed=self.config.train.seed
             )
+            return self._progress(path, plain["progress"])
+        checkpoint = load_checkpoint(path)
+        self._require_same_data(path, checkpoint.split_rows)
         try:
             self.assembly.load(checkpoint)
-            progress = Progress.from_plain(checkpoint.progress)
         except (ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(f"{path} does not fit this model: {error}") from error
-        torch.set_rng_state(checkpoint.rng.clone())
-        return progress
+        if self.ranks.first:
+            torch.set_rng_state(checkpoint.rng.clone())
+        return self._progress(path, checkpoint.progress)
+
+    def _require_same_data(self, path: Path, split_rows: list[int]) -> None:
+        if split_rows != self._split_rows():
+            raise UserError(
+                f"the data has changed: {path} was trained with {split_rows} rows (train,"
+                f" valid, test), data.path now gives {self._split_rows()}; begin a new run"
+            )
+
+    def _progress(self, path: Path, plain: dict[str, Any]) -> Progress:
+        try:
+            return Progress.from_plain(plain)
+        except ValueError as error:
+            raise CheckpointError(f"{path} does not fit this model: {error}") from error
 
     def _save(self, progress: Progress) -> None:
         data = self.splits.train.dataset
-        checkpoint = Checkpoint(
-            config=self.config.to_plain(),
-            dense_names=list(data.dense_names),
-            dense_transform=data.dense_transform,
-            sparse_names=list(data.sparse_names),
-            split_rows=self._split_rows(),
-            progress=progress.to_plain(),
-            rng=torch.get_rng_state(),
-            **self.assembly.state(),
-        )
+        plain: dict[str, Any] = {
+            "config": self.config.to_plain(),
+            "dense_names": list(data.dense_names),
+            "dense_transform": data.dense_transform,
+            "sparse_names": list(data.sparse_names),
+            "split_rows": self._split_rows(),
+            "progress": progress.to_plain(),
+        }
         folder = self.folder.checkpoints
-        save_checkpoint(checkpoint_path(folder, progress.step), checkpoint)
-        prune_checkpoints(
-            folder, newest=self.config.train.keep_checkpoints, best=progress.best_step
-        )
+        path = checkpoint_path(folder, progress.step, sharded=not self.ranks.alone)
+        if self.ranks.alone:
+            checkpoint = Checkpoint(**plain, rng=torch.get_rng_state(), **self.assembly.state())
+            save_checkpoint(path, checkpoint)
+        else:
+            from tessera.training.trainer import sharded_checkpoint  # noqa: PLC0415 - see above
+
+            sharded_checkpoint.save_sharded(path, self.assembly, plain, self.ranks)
+        if self.ranks.first:
+            prune_checkpoints(
+                folder, newest=self.config.train.keep_checkpoints, best=progress.best_step
+            )
 
     def _split_rows(self) -> list[int]:
         return [len(self.splits.train), len(self.splits.valid), len(self.splits.test)]
@@ -228,14 +271,14 @@ class _Run:
     def _best_path(self, progress: Progress) -> Path | None:
         if progress.best_step is None:
             return None
-        return checkpoint_path(self.folder.checkpoints, progress.best_step)
+        return find_checkpoint(self.folder.checkpoints, progress.best_step)
 
     def _evaluate_best(self, progress: Progress) -> dict[str, Any] | None:
         """Evaluate the best checkpoint and write the final files; None if asked to stop."""
         best = self._best_path(progress)
         assert best is not None, "training ends with an evaluation"
         if progress.best_step != progress.step:
-            self.assembly.load_model(load_checkpoint(best))
+            self._load_model(best)
         began = time.perf_counter()
         metrics: dict[str, BinaryMetrics] = {}
         for name in ("valid", "test"):
@@ -246,6 +289,7 @@ class _Run:
                 self.assembly.model,
                 view,
                 batch_size=self.config.train.eval_batch_size,
+                ranks=self.ranks,
                 should_stop=self.should_stop,
             )
             if pass_metrics is None:
@@ -265,6 +309,23 @@ class _Run:
             "test": evaluations["test"].to_json() if "test" in evaluations else None,
             "evaluation_samples_per_second": round(rows / max(seconds, 1e-9), 1),
         }
+        if self.ranks.first:
+            self._write_final(final, metrics)
+        if self.show_progress:
+            for name, evaluation in evaluations.items():
+                line = f"{name}, best step {progress.best_step}: {describe(evaluation)}"
+                print(line, file=sys.stderr, flush=True)
+        return final
+
+    def _load_model(self, path: Path) -> None:
+        if path.is_dir():
+            from tessera.training.trainer import sharded_checkpoint  # noqa: PLC0415 - see above
+
+            sharded_checkpoint.load_sharded_model(path, self.assembly)
+        else:
+            self.assembly.load_model(load_checkpoint(path))
+
+    def _write_final(self, final: dict[str, Any], metrics: dict[str, BinaryMetrics]) -> None:
         if self.config.run.report:
             # Its plots take a second to import that a run without them need not wait.
             from tessera.training.trainer.report import render_report  # noqa: PLC0415
@@ -277,11 +338,6 @@ class _Run:
             )
             self.folder.write_text(self.folder.report, report)
         self.folder.write_final(final)  # last: it marks the run as finished
-        if self.show_progress:
-            for name, evaluation in evaluations.items():
-                line = f"{name}, best step {progress.best_step}: {describe(evaluation)}"
-                print(line, file=sys.stderr, flush=True)
-        return final
 
 
 @contextlib.contextmanager

@@ -1,0 +1,304 @@
+"""Training samples per second on 1, 2, 4 ... ranks, with and without the sparse pipeline.
+
+A DLRM of Criteo Kaggle's shape (13 dense values; 26 tables with one id each, 33.8 million rows in
+all, D = 128; MLPs 512-256-128 and 1024-1024-512-256-1) is built on the ``meta`` device, planned
+with bandwidths measured on the spot, and trained with row-wise Adagrad on the tables and Adam on
+the rest.  Every rank has its own batches of ``--batch-size`` samples (weak scaling), drawn before
+the clock starts and lying in host memory.
+
+In each world the contenders train in turn, round after round; a number is the median of the
+rounds, all ranks together.  On GPUs one more round runs under the profiler: "NCCL" is the share
+of the step during which the GPU ran a collective, whether or not anything overlapped with it.
+
+    python -m tessera.training.bench.scaling --device cuda --worlds 1,2,4
+    python -m tessera.training.bench.scaling --device cpu --worlds 1,2 --rows-cap 100000 --batch-size 1024
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.multiprocessing.spawn import spawn
+
+from tessera.training import (
+    DLRM,
+    DistributedModelParallel,
+    DLRMTrain,
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingBagConfig,
+    KeyedJaggedTensor,
+    in_backward_optimizer_filter,
+)
+from tessera.training.distributed.planner import (
+    EmbeddingShardingPlanner,
+    Topology,
+    measure_bandwidths,
+)
+from tessera.training.distributed.planner.stats import report_text
+from tessera.training.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
+from tessera.training.streamable import Pipelineable
+
+# Distinct values of Criteo Kaggle's 26 categorical columns.
+CRITEO_ROWS = (
+    *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194),
+    *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
+)
+F_DENSE, DIM = 13, 128
+CONTENDERS = {"plain": TrainPipelineBase, "pipeline": TrainPipelineSparseDist}
+
+
+@dataclass
+class HostBatch(Pipelineable):
+    """``dense_features`` ``[B, 13]``, 26 features of one id, ``labels`` ``[B]``."""
+
+    dense_features: Tensor
+    sparse_features: KeyedJaggedTensor
+    labels: Tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> HostBatch:  # noqa: FBT001, FBT002 - as of torch.Tensor
+        """The same batch on ``device``."""
+        return HostBatch(
+            self.dense_features.to(device, non_blocking=non_blocking),
+            self.sparse_features.to(device, non_blocking=non_blocking),
+            self.labels.to(device, non_blocking=non_blocking),
+        )
+
+    def pin_memory(self) -> HostBatch:
+        """The same batch in page-locked memory."""
+        return HostBatch(
+            self.dense_features.pin_memory(),
+            self.sparse_features.pin_memory(),
+            self.labels.pin_memory(),
+        )
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tell the allocator that ``stream`` uses the tensors."""
+        self.dense_features.record_stream(stream)
+        self.sparse_features.record_stream(stream)
+        self.labels.record_stream(stream)
+
+
+def draw(rows: list[int], count: int, batch_size: int, seed: int) -> list[HostBatch]:
+    """Batches with power-law ids: density proportional to 1/(id + 1), as real features have."""
+    generator = torch.Generator().manual_seed(seed)
+    names = [f"f{index}" for index in range(len(rows))]
+    sizes = torch.tensor(rows, dtype=torch.float64).unsqueeze(1)
+    batches = []
+    for _ in range(count):
+        u = torch.rand(len(rows), batch_size, generator=generator, dtype=torch.float64)
+        ids = (sizes + 1).pow(u).sub(1).long().clamp(min=0).minimum(sizes.long() - 1)
+        batches.append(
+            HostBatch(
+                torch.randn(batch_size, F_DENSE, generator=generator),
+                KeyedJaggedTensor(
+                    names, ids.flatten(), lengths=torch.ones(ids.numel(), dtype=torch.int32)
+                ),
+                (torch.rand(batch_size, generator=generator) < 0.25).float(),
+            )
+        )
+    return batches
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one world measures."""
+
+    device: str
+    rows_cap: int
+    batch_size: int
+    steps: int
+    rounds: int
+
+
+def build(rows: list[int], device: torch.device, settings: Settings, rank: int) -> Any:
+    """The model, planned and sharded, and the optimizer of its dense part."""
+    tables = EmbeddingBagCollection(
+        device=torch.device("meta"),
+        tables=[
+            EmbeddingBagConfig(count, DIM, name=f"t{index}", feature_names=[f"f{index}"])
+            for index, count in enumerate(rows)
+        ],
+    )
+    model = DLRMTrain(
+        DLRM(
+            tables,
+            dense_in_features=F_DENSE,
+            dense_arch_layer_sizes=[512, 256, DIM],
+            over_arch_layer_sizes=[1024, 1024, 512, 256, 1],
+            dense_device=device,
+        )
+    )
+    sharder = EmbeddingBagCollectionSharder({"learning_rate": 0.01})
+    measured = measure_bandwidths(device)
+    world = dist.get_world_size()
+    topology = Topology(
+        world,
+        device.type,
+        local_world_size=world,
+        hbm_mem_bw=measured.mem_bw,
+        ddr_mem_bw=measured.mem_bw,
+        intra_host_bw=measured.intra_host_bw,
+    )
+    planner = EmbeddingShardingPlanner(topology, batch_size=settings.batch_size)
+    plan = planner.collective_plan(model, [sharder], dist.group.WORLD)
+    if rank == 0 and planner.report is not None:
+        print(report_text(planner.report), flush=True)
+    sharded = DistributedModelParallel(model, device=device, plan=plan, sharders=[sharder])
+    dense = dict(in_backward_optimizer_filter(sharded.named_parameters()))
+    return sharded, torch.optim.Adam(dense.values(), lr=1e-3), measured
+
+
+def run_round(pipeline: Any, batches: Iterator[Any], settings: Settings) -> float:
+    """Seconds for ``settings.steps`` steps; every rank begins and ends together."""
+
+    def meet() -> None:
+        if settings.device == "cuda":
+            torch.cuda.synchronize()
+        dist.barrier()
+
+    meet()
+    started = time.perf_counter()
+    for _ in range(settings.steps):
+        pipeline.progress(batches)
+    meet()
+    return time.perf_counter() - started
+
+
+def finish(pipeline: TrainPipelineSparseDist[Any, Any]) -> None:
+    """Train on what is in the pipeline, and give the model back."""
+    with contextlib.suppress(StopIteration):
+        while True:
+            pipeline.progress(iter(()))
+    pipeline.detach()
+
+
+def nccl_share(pipeline: Any, batches: Iterator[Any], settings: Settings) -> float:
+    """The share of a round's time in which the GPU ran a collective."""
+    from torch.profiler import ProfilerActivity, profile  # noqa: PLC0415 - slow to import
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        seconds = run_round(pipeline, batches, settings)
+    spans = sorted(
+        (event.time_range.start, event.time_range.end)
+        for event in profiler.events() or []
+        if "nccl" in event.name.lower() and event.device_type.name == "CUDA"
+    )
+    busy_us, reached = 0.0, 0.0
+    for start, end in spans:
+        busy_us += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return busy_us / 1e6 / seconds
+
+
+def work(rank: int, world: int, settings: Settings, store: str, results: str) -> None:
+    """One rank of one world; rank 0 writes what it measured to ``results``."""
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world)
+    )
+    on_gpu = settings.device == "cuda"
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=world,
+    )
+    rows = [min(count, settings.rows_cap) for count in CRITEO_ROWS]
+    model, optimizer, measured = build(rows, device, settings, rank)
+    drawn = draw(rows, 8, settings.batch_size, seed=rank)
+    batches = itertools.cycle([batch.pin_memory() if on_gpu else batch for batch in drawn])
+    seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    shares: dict[str, float] = {}
+    for round_index in range(settings.rounds + 1):
+        for name, make in CONTENDERS.items():
+            pipeline = make(model, optimizer, device)
+            pipeline.progress(batches)
+            taken = run_round(pipeline, batches, settings)
+            if round_index:  # the first round warms up
+                seconds[name].append(taken)
+            if round_index == settings.rounds and on_gpu:
+                shares[name] = nccl_share(pipeline, batches, settings)
+            if isinstance(pipeline, TrainPipelineSparseDist):
+                finish(pipeline)
+    if rank == 0:
+        samples = world * settings.batch_size * settings.steps
+        found = {
+            name: {
+                "samples_per_s": samples / statistics.median(times),
+                "nccl_share": shares.get(name),
+            }
+            for name, times in seconds.items()
+        }
+        bandwidths = {"mem_bw": measured.mem_bw, "intra_host_bw": measured.intra_host_bw}
+        Path(results).write_text(json.dumps({"contenders": found, "bandwidths": bandwidths}))
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Measure every world and print one table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu")
+    parser.add_argument("--worlds", default="1,2", help="numbers of ranks; default: 1,2")
+    parser.add_argument(
+        "--rows-cap", type=int, default=max(CRITEO_ROWS), help="most rows of a table; default: all"
+    )
+    parser.add_argument("--batch-size", type=int, default=8192, help="samples per rank and step")
+    parser.add_argument("--steps", type=int, default=20, help="steps of a round; default: 20")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds that count; default: 5")
+    parser.add_argument("--json", help="also write the figures to this file")
+    args = parser.parse_args()
+    settings = Settings(args.device, args.rows_cap, args.batch_size, args.steps, args.rounds)
+    name = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor()
+    print(f"torch {torch.__version__}, {name or platform.machine()}, {os.cpu_count()} cores")
+    found: dict[int, Any] = {}
+    for world in [int(number) for number in args.worlds.split(",")]:
+        with tempfile.TemporaryDirectory() as folder:
+            results = str(Path(folder) / "results.json")
+            store = str(Path(folder) / "store")
+            spawn(work, (world, settings, store, results), nprocs=world)  # type: ignore[no-untyped-call] # torch leaves it untyped
+            found[world] = json.loads(Path(results).read_text())
+    print_table(found)
+    if args.json:
+        Path(args.json).write_text(json.dumps(found, indent=1) + "\n")
+
+
+def print_table(found: dict[int, Any]) -> None:
+    """Samples per second by world, and how they compare."""
+    first = min(found)
+    base = {name: found[first]["contenders"][name]["samples_per_s"] / first for name in CONTENDERS}
+    print("ranks  contender   samples/s  efficiency  over plain  NCCL   GB/s between ranks")
+    for world, figures in found.items():
+        between = figures["bandwidths"]["intra_host_bw"]
+        plain = figures["contenders"]["plain"]["samples_per_s"]
+        for name, figure in figures["contenders"].items():
+            rate, share = figure["samples_per_s"], figure["nccl_share"]
+            print(
+                f"{world:>5}  {name:<9} {rate:>11,.0f}  {rate / world / base[name]:>9.0%}  "
+                f"{rate / plain:>9.2f}x  {'-' if share is None else f'{share:.0%}':>4}  "
+                f"{'-' if between is None else f'{between / 1e9:.1f}':>6}"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,399 @@
+"""Steps per second of sharded tables, beside TorchRec in the same processes.
+
+Both libraries shard the same tables by the same plan on the same ranks and see the same batches:
+look up, backward with a given gradient, update.  For each way of cutting tables they first take
+the same steps from the same weights, and their outputs are compared; then they are timed in turn,
+a few steps each, round after round.  A number is the median over the rounds, of the slowest rank.
+
+On a machine without GPUs ranks are processes joined by gloo, with one thread each; with
+``--device cuda`` each has a GPU and NCCL joins them.  TorchRec is measured if it is installed;
+without it there are no ratios.
+
+    python -m tessera.training.bench.versus_torchrec [--ranks 2] [--device cpu|cuda] [--rounds 9]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
+
+LEARNING_RATE, EPS = 0.05, 1e-8
+# What a step gives: its output by name, if anybody asks.
+Outputs = Callable[[], dict[str, Tensor]]
+Step = Callable[[int], Outputs]
+KINDS = (
+    *("table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise"),
+    *("grid_shard", "data_parallel"),
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is measured.
+
+    Attributes:
+        ranks: processes.
+        device: ``cpu`` or ``cuda``.
+        tables: number of tables, one feature each.
+        rows: of each table.
+        dim: columns.
+        batch: samples per rank.
+        ids: most ids per bag; a bag has 0 to this many, drawn evenly.
+        rounds: per way of cutting.
+        steps: per round.
+        batches: different batches, used in turn.
+    """
+
+    ranks: int
+    device: str
+    tables: int
+    rows: int
+    dim: int
+    batch: int
+    ids: int
+    rounds: int
+    steps: int
+    batches: int = 4
+
+    def names(self) -> list[str]:
+        """Features; table ``t_x`` serves feature ``x``."""
+        return [f"f{index}" for index in range(self.tables)]
+
+
+@dataclass(frozen=True)
+class Library:
+    """What differs between the libraries: where their names are, and how features are built.
+
+    Attributes:
+        name: as printed.
+        sharding_plan: module of plan helpers.
+        bags: sharder's module and the two collections' names.
+        fused_params: the optimizer in its words.
+    """
+
+    name: str
+    root: str
+    fused_params: dict[str, Any]
+
+    def get(self, module: str, name: str) -> Any:
+        """A name of one of its modules."""
+        return getattr(importlib.import_module(f"{self.root}.{module}"), name)
+
+
+def libraries() -> list[Library]:
+    """Tessera, and TorchRec if it is installed."""
+    fused = {"learning_rate": LEARNING_RATE, "eps": EPS}
+    found = [
+        Library("tessera", "tessera.training", {"optimizer": "exact_row_wise_adagrad", **fused})
+    ]
+    if importlib.util.find_spec("torchrec") is not None:
+        configs = importlib.import_module("fbgemm_gpu.split_embedding_configs")
+        optimizer = configs.EmbOptimType.EXACT_ROWWISE_ADAGRAD
+        found.append(Library("torchrec", "torchrec", {"optimizer": optimizer, **fused}))
+    return found
+
+
+def device_of(setting: Setting) -> torch.device:
+    """This rank's device."""
+    if setting.device == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", dist.get_rank())
+
+
+def plain_module(library: Library, setting: Setting, *, pooled: bool) -> nn.Module:
+    """The collection before sharding."""
+    module = "modules.embedding_modules"
+    collection = library.get(module, "EmbeddingBagCollection" if pooled else "EmbeddingCollection")
+    config = library.get(
+        "modules.embedding_configs", "EmbeddingBagConfig" if pooled else "EmbeddingConfig"
+    )
+    tables = [
+        config(
+            num_embeddings=setting.rows,
+            embedding_dim=setting.dim,
+            name=f"t_{name}",
+            feature_names=[name],
+        )
+        for name in setting.names()
+    ]
+    built: nn.Module = collection(tables=tables, device=torch.device("cpu"))
+    return built
+
+
+@torch.no_grad()
+def fill(module: nn.Module, setting: Setting) -> None:
+    """Give the tables the same weights in every library."""
+    generator = torch.Generator()
+    for place, (_, value) in enumerate(sorted(module.state_dict().items())):
+        generator.manual_seed(place)
+        whole = torch.empty(setting.rows, setting.dim).uniform_(-0.1, 0.1, generator=generator)
+        if not hasattr(value, "local_shards"):
+            value.copy_(whole)
+            continue
+        for shard in value.local_shards():
+            (row, column), (rows, columns) = (
+                shard.metadata.shard_offsets,
+                shard.metadata.shard_sizes,
+            )
+            shard.tensor.copy_(whole[row : row + rows, column : column + columns])
+
+
+def plan_of(library: Library, module: nn.Module, sharder: Any, setting: Setting, kind: str) -> Any:
+    """The same placements in each library's words."""
+    ranks = setting.ranks
+
+    def placed(index: int) -> Any:
+        make = library.get("distributed.sharding_plan", kind)
+        if kind == "table_wise":
+            return make(rank=index % ranks)
+        if kind == "column_wise":
+            return make(ranks=list(range(ranks)))
+        if kind in {"table_row_wise", "table_column_wise"}:
+            return make(host_index=0)
+        return make(host_indexes=[0]) if kind == "grid_shard" else make()
+
+    construct = library.get("distributed.sharding_plan", "construct_module_sharding_plan")
+    plan = construct(
+        module,
+        {f"t_{name}": placed(index) for index, name in enumerate(setting.names())},
+        sharder,
+        local_size=ranks,
+        world_size=ranks,
+        device_type=setting.device,
+    )
+    for placement in plan.values():
+        # TorchRec's helpers choose dense tables on a CPU.
+        placement.compute_kernel = "dense" if kind == "data_parallel" else "fused"
+    return plan
+
+
+def draw(setting: Setting, seed: int) -> tuple[Tensor, Tensor]:
+    """Lengths ``[F * B]`` int32 and ids ``[N]`` int64 of one batch of this rank."""
+    generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
+    bags = setting.tables * setting.batch
+    lengths = torch.randint(0, setting.ids + 1, (bags,), generator=generator, dtype=torch.int32)
+    ids = torch.randint(0, setting.rows, (int(lengths.sum()),), generator=generator)
+    return lengths, ids
+
+
+def stepper(library: Library, setting: Setting, kind: str, *, pooled: bool) -> Step:
+    """A sharded collection; the function takes one step."""
+    device = device_of(setting)
+    where = "embeddingbag" if pooled else "embedding"
+    sharder_type = "EmbeddingBagCollectionSharder" if pooled else "EmbeddingCollectionSharder"
+    sharder = library.get(f"distributed.{where}", sharder_type)(
+        fused_params=dict(library.fused_params)
+    )
+    env = library.get("distributed.types", "ShardingEnv").from_process_group(dist.group.WORLD)
+    plain = plain_module(library, setting, pooled=pooled)
+    plan = plan_of(library, plain, sharder, setting, kind)
+    module = sharder.shard(plain, plan, env, device)
+    fill(module, setting)
+    # Fused tables are parameters too, but have an optimizer; replicas need one.
+    replicas = list(module.parameters()) if kind == "data_parallel" else []
+    dense = torch.optim.SGD(replicas, lr=LEARNING_RATE) if replicas else None
+    jagged = library.get("sparse.jagged_tensor", "KeyedJaggedTensor")
+    drawn = [draw(setting, seed) for seed in range(setting.batches)]
+    drawn = [(lengths.to(device), ids.to(device)) for lengths, ids in drawn]
+    torch.manual_seed(dist.get_rank())
+    gradients = {name: torch.randn(setting.batch, setting.dim) for name in setting.names()}
+    arranged: list[Tensor] = []
+
+    def gradient(keys: list[str]) -> Tensor:
+        """The same for each name; a library may have the names in an order of its own."""
+        if not arranged:
+            whole = torch.cat([gradients[key] for key in keys], dim=1) / setting.batch
+            arranged.append(whole.to(device))
+        return arranged[0]
+
+    def step(index: int) -> Outputs:
+        lengths, ids = drawn[index % setting.batches]
+        features = jagged.from_lengths_sync(keys=setting.names(), values=ids, lengths=lengths)
+        if dense is not None:
+            dense.zero_grad()
+        output = module(features)
+        if pooled:
+            torch.autograd.backward(output.values(), gradient(output.keys()))
+            found: Outputs = output.to_dict
+        else:
+            values = torch.cat([output[name].values() for name in setting.names()])
+            torch.autograd.backward(values, torch.full_like(values, 1.0 / setting.batch))
+
+            def found() -> dict[str, Tensor]:
+                return {name: jagged_.values() for name, jagged_ in output.items()}
+
+        if dense is not None:
+            dense.step()
+        return found
+
+    return step
+
+
+def seconds(step: Step, setting: Setting) -> float:
+    """Of one step, of the slowest rank."""
+    dist.barrier()
+    begin = time.perf_counter()
+    for index in range(setting.steps):
+        step(index)
+    if setting.device == "cuda":
+        torch.cuda.synchronize()
+    taken = torch.tensor([(time.perf_counter() - begin) / setting.steps], device=device_of(setting))
+    dist.all_reduce(taken, op=dist.ReduceOp.MAX)
+    return float(taken)
+
+
+def compare(outputs: dict[str, Outputs]) -> None:
+    """Refuse to time what does not compute the same."""
+    first, *others = (output() for output in outputs.values())
+    for other in others:
+        for name, expected in first.items():
+            torch.testing.assert_close(other[name], expected, rtol=1e-3, atol=1e-4)
+
+
+def begun(
+    library: Library, setting: Setting, kind: str, *, pooled: bool
+) -> tuple[Step | None, str | None]:
+    """A library's step after its first one, or why it has none; a peer may refuse."""
+    try:
+        step = stepper(library, setting, kind, pooled=pooled)
+        step(0)
+    except Exception as error:
+        if library.name == "tessera":
+            raise
+        return None, f"{type(error).__name__}: {error}"
+    return step, None
+
+
+def measure(setting: Setting, kind: str, *, pooled: bool) -> dict[str, Any]:
+    """Seconds a step by library; an error in place of a library that refuses this way."""
+    steps: dict[str, Step] = {}
+    errors: dict[str, str] = {}
+    for library in libraries():
+        step, error = begun(library, setting, kind, pooled=pooled)
+        if step is None:
+            errors[library.name] = error or ""
+        else:
+            steps[library.name] = step
+    for index in range(1, 3):
+        last = {name: step(index) for name, step in steps.items()}
+    compare(last)
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(setting.rounds):
+        order = list(steps) if number % 2 else list(steps)[::-1]
+        for name in order:
+            times[name].append(seconds(steps[name], setting))
+    result: dict[str, Any] = {name: statistics.median(taken) for name, taken in times.items()}
+    if "torchrec" in times:
+        pairs = zip(times["torchrec"], times["tessera"], strict=True)
+        result["ratio"] = statistics.median(theirs / ours for theirs, ours in pairs)
+    return {"kind": kind, "pooled": pooled, "errors": errors, **result}
+
+
+@contextmanager
+def process_group(rank: int, setting: Setting, store: str) -> Iterator[None]:
+    """This process as a rank."""
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(setting.ranks),
+        LOCAL_WORLD_SIZE=str(setting.ranks),
+    )
+    torch.set_num_threads(1)
+    if setting.device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "gloo" if setting.device == "cpu" else "nccl",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=setting.ranks,
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def work(
+    rank: int,
+    setting: Setting,
+    cases: list[tuple[str, bool]],
+    store: str,
+    out: str,
+) -> None:
+    """One rank: measure everything; rank 0 prints and writes."""
+    with process_group(rank, setting, store):
+        results = []
+        for kind, pooled in cases:
+            result = measure(setting, kind, pooled=pooled)
+            results.append(result)
+            if rank == 0:
+                print(line(result), flush=True)
+        if rank == 0:
+            Path(out).write_text(json.dumps(results))
+
+
+def line(result: dict[str, Any]) -> str:
+    """A row of the printed table."""
+    name = f"{result['kind']}, {'pooled' if result['pooled'] else 'unpooled'}"
+    ours = f"{1 / result['tessera']:8.1f}"
+    theirs = f"{1 / result['torchrec']:8.1f}" if "torchrec" in result else "       -"
+    ratio = f"{result['ratio']:5.2f}" if "ratio" in result else "    -"
+    error = "; ".join(f"{peer}: {text[:60]}" for peer, text in result["errors"].items())
+    return f"{name:<30} {ours} {theirs}  {ratio}  {error}".rstrip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Sharded tables beside TorchRec.")
+    parser.add_argument("--ranks", type=int, default=2, help="processes (default 2)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
+    parser.add_argument("--tables", type=int, default=26, help="tables (default 26)")
+    parser.add_argument("--rows", type=int, default=20_000, help="rows a table (default 20000)")
+    parser.add_argument("--dim", type=int, default=64, help="columns (default 64)")
+    parser.add_argument("--batch", type=int, default=256, help="samples a rank (default 256)")
+    parser.add_argument("--ids", type=int, default=10, help="most ids a bag (default 10)")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds (default 9)")
+    parser.add_argument("--steps", type=int, default=5, help="steps a round (default 5)")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="which")
+    parser.add_argument(
+        "--what", choices=("pooled", "unpooled", "both"), default="both", help="default both"
+    )
+    parser.add_argument("--out", type=Path, help="write the results as JSON here")
+    args = parser.parse_args()
+    fields = ("ranks", "device", "tables", "rows", "dim", "batch", "ids", "rounds", "steps")
+    setting = Setting(**{name: getattr(args, name) for name in fields})
+    pooled_or_not = {"pooled": [True], "unpooled": [False], "both": [True, False]}[args.what]
+    cases = [(kind, pooled) for pooled in pooled_or_not for kind in args.kinds]
+    peer = "torchrec" if importlib.util.find_spec("torchrec") else "torchrec (not installed)"
+    print(f"{platform.machine()}, {os.cpu_count()} CPUs, torch {torch.__version__}, {setting}")
+    print(f"{'steps/s':<30} {'tessera':>8} {peer:>8}  ratio")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "results.json"
+        spawn(  # type: ignore[no-untyped-call] # torch leaves it untyped
+            work,
+            (setting, cases, f"{folder}/store", str(out)),
+            nprocs=setting.ranks,
+        )
+        if args.out:
+            args.out.write_text(out.read_text())
+
+
+if __name__ == "__main__":
+    main()

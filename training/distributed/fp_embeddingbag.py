@@ -1,0 +1,236 @@
+"""Collections with feature processors, spread over ranks.
+
+Ids travel without weights; the processors' weights are looked up where the rows are.  Each rank
+holds all processors' parameters.  A rank's gradient of them is the part of its rows, so their
+average over the ranks is scaled up to a sum
+(`tessera.training.distributed.embedding_lookup.GroupedPooledEmbeddingsLookup`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from tessera.training.distributed.embedding_sharding import ROW_SPLIT_TYPES
+from tessera.training.distributed.embedding_types import (
+    BaseEmbeddingSharder,
+    BaseGroupedFeatureProcessor,
+    KJTList,
+    ShardedEmbeddingModule,
+)
+from tessera.training.distributed.embeddingbag_output import EmbeddingBagCollectionContext
+from tessera.training.distributed.embeddingbag_shardings import tables_of
+from tessera.training.distributed.grouped_position_weighted import GroupedPositionWeightedModule
+from tessera.training.distributed.pooled_collection import ShardedEmbeddingBagCollection
+from tessera.training.distributed.sharding.planned import PooledSharding
+from tessera.training.distributed.types import (
+    Awaitable,
+    EmbeddingModuleShardingPlan,
+    LazyAwaitable,
+    ParameterSharding,
+    QuantizedCommCodecs,
+    ShardingEnv,
+)
+from tessera.training.modules.feature_processor_ import (
+    FeatureProcessorsCollection,
+    PositionWeightedModule,
+    PositionWeightedModuleCollection,
+)
+from tessera.training.modules.fp_embedding_modules import (
+    FeatureProcessedEmbeddingBagCollection,
+    FeatureProcessorDictWrapper,
+)
+from tessera.training.optim.fused import FusedOptimizerModule, FusedParams
+from tessera.training.optim.keyed import CombinedOptimizer
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+
+class _WholeBags(BaseGroupedFeatureProcessor):
+    """Any processor, for lookups that see whole bags."""
+
+    def __init__(self, processors: FeatureProcessorsCollection) -> None:
+        super().__init__()
+        self._processors = processors
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        processed: KeyedJaggedTensor = self._processors(features)
+        return processed
+
+
+def _position_weights(processors: FeatureProcessorsCollection) -> nn.ParameterDict | None:
+    """The weights, if that is all that ``processors`` do."""
+    if type(processors) is PositionWeightedModuleCollection:
+        return processors.position_weights
+    if type(processors) is FeatureProcessorDictWrapper:
+        each = dict(processors._feature_processors.items())  # noqa: SLF001 - a class of ours, beside the plain module
+        if all(type(own) is PositionWeightedModule for own in each.values()):
+            return nn.ParameterDict(
+                {
+                    name: cast("PositionWeightedModule", own).position_weight
+                    for name, own in each.items()
+                }
+            )
+    return None
+
+
+def _grouped(
+    processors: FeatureProcessorsCollection, plan: Mapping[str, ParameterSharding]
+) -> BaseGroupedFeatureProcessor:
+    weights = _position_weights(processors)
+    if weights is not None:
+        lengths = {name: own.numel() for name, own in weights.items()}
+        return GroupedPositionWeightedModule(lengths, position_weights=weights)
+    torn = [table for table, where in plan.items() if where.sharding_type in ROW_SPLIT_TYPES]
+    if torn:
+        raise ValueError(
+            f"table {torn[0]!r} is {plan[torn[0]].sharding_type}, which tears bags apart; only "
+            "position weights can follow, so place tables with other processors table-wise, "
+            "column-wise or data-parallel"
+        )
+    return _WholeBags(processors)
+
+
+class ShardedFeatureProcessedEmbeddingBagCollection(
+    ShardedEmbeddingModule[KJTList, list[Tensor], KeyedTensor, EmbeddingBagCollectionContext],
+    FusedOptimizerModule,
+):
+    """A `FeatureProcessedEmbeddingBagCollection` whose tables live where a plan puts them.
+
+    Args:
+        module: the plain collection.
+        table_name_to_parameter_sharding: the plan.
+        env: who takes part.
+        fused_params: the tables' optimizer (`FusedParams`).
+        device: where this rank computes; None: the CPU.
+        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+
+    Raises:
+        ValueError: a plan that does not fit the tables, the ranks or the processors.
+    """
+
+    def __init__(  # noqa: PLR0917 - the signature TorchRec users know
+        self,
+        module: FeatureProcessedEmbeddingBagCollection,
+        table_name_to_parameter_sharding: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        fused_params: Mapping[str, Any] | None = None,
+        device: torch.device | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> None:
+        super().__init__(qcomm_codecs_registry)
+        self._feature_processors = module._feature_processors.to(device or torch.device("cpu"))  # noqa: SLF001 - the plain form of this class
+        self._embedding_bag_collection = ShardedEmbeddingBagCollection(
+            module._embedding_bag_collection,  # noqa: SLF001 - the plain form of this class
+            table_name_to_parameter_sharding,
+            env,
+            fused_params,
+            device,
+            qcomm_codecs_registry,
+            feature_processor=_grouped(self._feature_processors, table_name_to_parameter_sharding),
+        )
+        self._input_dists = self._embedding_bag_collection._input_dists  # noqa: SLF001 - shown and pipelined as this module's
+        self._lookups = self._embedding_bag_collection._lookups  # noqa: SLF001 - shown and pipelined as this module's
+        self._output_dists = self._embedding_bag_collection._output_dists  # noqa: SLF001 - shown and pipelined as this module's
+
+    @property
+    def shardings(self) -> Mapping[str, PooledSharding]:
+        """The shardings by sharding type."""
+        return self._embedding_bag_collection.shardings
+
+    @property
+    def unsharded_module_type(self) -> type[FeatureProcessedEmbeddingBagCollection]:
+        """The type that this is the sharded form of."""
+        return FeatureProcessedEmbeddingBagCollection
+
+    @property
+    def fused_optimizer(self) -> CombinedOptimizer:
+        """The optimizer of the fused tables here, which works in the backward pass."""
+        parts = self._embedding_bag_collection.fused_optimizer
+        return CombinedOptimizer([("_embedding_bag_collection", parts)])
+
+    def sharded_parameter_names(self, prefix: str = "") -> Iterator[str]:
+        """The tables'; the processors' parameters are alike on all ranks."""
+        inner = "_embedding_bag_collection"
+        yield from self._embedding_bag_collection.sharded_parameter_names(
+            f"{prefix}.{inner}" if prefix else inner
+        )
+
+    def create_context(self) -> EmbeddingBagCollectionContext:
+        """What the steps of one batch share."""
+        return self._embedding_bag_collection.create_context()
+
+    def input_dist(
+        self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[KJTList]]:
+        """Begin to send ids to the ranks that hold their rows; weights are left behind."""
+        return self._embedding_bag_collection.input_dist(ctx, features)
+
+    def compute(self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList) -> list[Tensor]:
+        """Put weights on what arrived and look it up."""
+        return self._embedding_bag_collection.compute(ctx, dist_input)
+
+    def output_dist(
+        self, ctx: EmbeddingBagCollectionContext, output: list[Tensor]
+    ) -> LazyAwaitable[KeyedTensor]:
+        """Begin to send vectors to the ranks of their samples."""
+        return self._embedding_bag_collection.output_dist(ctx, output)
+
+    def compute_and_output_dist(
+        self,
+        ctx: EmbeddingBagCollectionContext,
+        input: KJTList,  # noqa: A002 - the reference's name
+    ) -> LazyAwaitable[KeyedTensor]:
+        """Both; each sharding's vectors travel while the next one's are looked up."""
+        return self._embedding_bag_collection.compute_and_output_dist(ctx, input)
+
+
+class FeatureProcessedEmbeddingBagCollectionSharder(
+    BaseEmbeddingSharder[FeatureProcessedEmbeddingBagCollection]
+):
+    """Turns `FeatureProcessedEmbeddingBagCollection` into its sharded form.
+
+    Args:
+        fused_params: keys of `FusedParams`.
+        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+
+    Raises:
+        ValueError: an unknown key or value.
+    """
+
+    def __init__(
+        self,
+        fused_params: Mapping[str, Any] | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> None:
+        FusedParams.from_dict(fused_params or {})
+        super().__init__(fused_params, qcomm_codecs_registry)
+
+    @property
+    def module_type(self) -> type[FeatureProcessedEmbeddingBagCollection]:
+        """The type that this sharder takes."""
+        return FeatureProcessedEmbeddingBagCollection
+
+    def shardable_parameters(
+        self, module: FeatureProcessedEmbeddingBagCollection
+    ) -> dict[str, nn.Parameter]:
+        """The tables' weights by table name."""
+        return tables_of(module._embedding_bag_collection)  # noqa: SLF001 - the plain form of what this makes
+
+    def shard(
+        self,
+        module: FeatureProcessedEmbeddingBagCollection,
+        params: EmbeddingModuleShardingPlan,
+        env: ShardingEnv,
+        device: torch.device | None = None,
+    ) -> ShardedFeatureProcessedEmbeddingBagCollection:
+        """The sharded form of ``module``, with its weights and processors.
+
+        Raises:
+            ValueError: a plan that does not fit the tables, the ranks or the processors.
+        """
+        return ShardedFeatureProcessedEmbeddingBagCollection(
+            module, params, env, self.fused_params, device, self.qcomm_codecs_registry
+        )

@@ -1,0 +1,1 @@
+"""How the tables of one rank are stored, looked up and updated."""

@@ -1,0 +1,221 @@
+"""Every way to shard every table of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from tessera.training.distributed.planner import constants
+from tessera.training.distributed.planner.shard_estimators import (
+    EmbeddingPerfEstimator,
+    EmbeddingStorageEstimator,
+)
+from tessera.training.distributed.planner.shard_sizes import calculate_shard_sizes_and_offsets
+from tessera.training.distributed.planner.types import (
+    Enumerator,
+    ParameterConstraints,
+    PlannerError,
+    PlannerErrorType,
+    Shard,
+    ShardEstimator,
+    ShardingOption,
+    Topology,
+)
+from tessera.training.distributed.types import ModuleSharder, ShardingType
+
+# Kernels whose rows do not all lie in device memory.
+_OFF_DEVICE = frozenset({"fused_uvm", "fused_uvm_caching"})
+
+
+class EmbeddingEnumerator(Enumerator):
+    """Lists what the sharders offer, less what the constraints forbid.
+
+    Types that a topology cannot tell apart are listed once: with one host, table-row-wise is
+    row-wise by another name and grid has nothing to add; with one rank only table-wise and
+    data-parallel are left.
+
+    Args:
+        topology: the ranks.
+        batch_size: samples per rank and step.
+        constraints: by table name.
+        estimator: what shards take; None: memory and time as `shard_estimators` has them.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        batch_size: int,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+        estimator: list[ShardEstimator] | ShardEstimator | None = None,
+    ) -> None:
+        self._topology = topology
+        self._batch_size = batch_size
+        self._constraints = dict(constraints or {})
+        if estimator is None:
+            estimator = [EmbeddingPerfEstimator(topology), EmbeddingStorageEstimator(topology)]
+        self._estimators = estimator if isinstance(estimator, list) else [estimator]
+
+    def enumerate(
+        self, module: nn.Module, sharders: list[ModuleSharder[Any]]
+    ) -> list[ShardingOption]:
+        """Every way of every table, with its memory and time.
+
+        Raises:
+            PlannerError: constraints that leave a table no way, or name a table that is not there.
+        """
+        by_type = {sharder.module_type: sharder for sharder in sharders}
+        options: list[ShardingOption] = []
+        seen: set[str] = set()
+        for path, child, sharder in shardable_modules(module, by_type):
+            for name, weight in sharder.shardable_parameters(child).items():
+                seen.add(name)
+                ways = self._ways(path, child, sharder, name, weight)
+                if not ways:
+                    raise PlannerError(
+                        f"table {name!r}: its constraints leave no sharding type and kernel for "
+                        f"{self._topology.compute_device} on {self._topology.world_size} ranks; "
+                        "allow more in ParameterConstraints",
+                        PlannerErrorType.STRICT_CONSTRAINTS,
+                    )
+                options += ways
+        unknown = sorted(set(self._constraints) - seen)
+        if unknown:
+            raise PlannerError(
+                f"constraints name table {unknown[0]!r}; the model's tables are {sorted(seen)[:20]}"
+            )
+        sharder_map = {_type_name(sharder.module_type): sharder for sharder in sharders}
+        for estimator in self._estimators:
+            estimator.estimate(options, sharder_map)
+        return options
+
+    def _ways(
+        self,
+        path: str,
+        child: nn.Module,
+        sharder: ModuleSharder[Any],
+        name: str,
+        weight: Tensor,
+    ) -> list[ShardingOption]:
+        constraint = self._constraints.get(name)
+        topology = self._topology
+        features, is_pooled, is_weighted = _describe(child, name)
+        lengths = _input_lengths(name, features, constraint)
+        rows, columns = weight.shape
+        min_partition = (constraint and constraint.min_partition) or constants.MIN_CW_DIM
+        ways: list[ShardingOption] = []
+        for kind in self._sharding_types(sharder, constraint):
+            sizes, offsets = calculate_shard_sizes_and_offsets(
+                rows,
+                columns,
+                world_size=topology.world_size,
+                local_world_size=topology.local_world_size,
+                sharding_type=kind,
+                min_partition=min_partition,
+            )
+            table_wise_listed = any(
+                way.sharding_type == ShardingType.TABLE_WISE.value for way in ways
+            )
+            if kind != ShardingType.DATA_PARALLEL.value and len(sizes) == 1 and table_wise_listed:
+                continue  # one piece: table-wise by another name
+            ways += [
+                ShardingOption(
+                    name=name,
+                    tensor=weight,
+                    module=(path, child),
+                    input_lengths=lengths,
+                    batch_size=(constraint and constraint.batch_size) or self._batch_size,
+                    sharding_type=kind,
+                    compute_kernel=kernel,
+                    shards=[Shard(s, o) for s, o in zip(sizes, offsets, strict=True)],
+                    constraints=constraint,
+                    is_pooled=is_pooled,
+                    is_weighted=is_weighted
+                    if constraint is None or constraint.is_weighted is None
+                    else constraint.is_weighted,
+                )
+                for kernel in self._kernels(sharder, kind, constraint)
+            ]
+        return ways
+
+    def _sharding_types(
+        self, sharder: ModuleSharder[Any], constraint: ParameterConstraints | None
+    ) -> list[str]:
+        offered = sharder.sharding_types(self._topology.compute_device)
+        wanted = constraint.sharding_types if constraint else None
+        if wanted is not None:
+            return [kind for kind in offered if kind in wanted]
+        skipped: set[str] = set()
+        if self._topology.num_hosts == 1:
+            skipped = {
+                ShardingType.TABLE_ROW_WISE.value,
+                ShardingType.TABLE_COLUMN_WISE.value,
+                ShardingType.GRID_SHARD.value,
+            }
+        if self._topology.world_size == 1:
+            skipped |= {ShardingType.ROW_WISE.value, ShardingType.COLUMN_WISE.value}
+        # Table-wise first: later types that come to the same are dropped.
+        order = sorted(offered, key=lambda kind: kind != ShardingType.TABLE_WISE.value)
+        return [kind for kind in order if kind not in skipped]
+
+    def _kernels(
+        self, sharder: ModuleSharder[Any], kind: str, constraint: ParameterConstraints | None
+    ) -> list[str]:
+        offered = sharder.compute_kernels(kind, self._topology.compute_device)
+        if constraint is None:
+            return offered
+        if constraint.compute_kernels is not None:
+            offered = [kernel for kernel in offered if kernel in constraint.compute_kernels]
+        if constraint.enforce_hbm:
+            offered = [kernel for kernel in offered if kernel not in _OFF_DEVICE]
+        return offered
+
+
+def _type_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def shardable_modules(
+    module: nn.Module, sharders: Mapping[type, ModuleSharder[Any]]
+) -> list[tuple[str, nn.Module, ModuleSharder[Any]]]:
+    """Path, module and sharder of the outermost modules that a sharder takes."""
+    found = []
+
+    def visit(path: str, part: nn.Module) -> None:
+        sharder = sharders.get(type(part))
+        if sharder is not None:
+            found.append((path, part, sharder))
+            return
+        for name, child in part.named_children():
+            visit(f"{path}.{name}" if path else name, child)
+
+    visit("", module)
+    return found
+
+
+def _describe(child: nn.Module, table: str) -> tuple[list[str], bool, bool]:
+    """The features of a table, whether it pools, and whether its ids have weights."""
+    for attribute, pooled in (("embedding_bag_configs", True), ("embedding_configs", False)):
+        configs = getattr(child, attribute, None)
+        if callable(configs):
+            for config in configs():
+                if config.name == table:
+                    weighted = getattr(child, "is_weighted", None)
+                    return list(config.feature_names), pooled, bool(weighted and weighted())
+    # A plain nn.EmbeddingBag: one feature.
+    return [table], isinstance(child, nn.EmbeddingBag), False
+
+
+def _input_lengths(
+    table: str, features: list[str], constraint: ParameterConstraints | None
+) -> list[float]:
+    given = constraint.pooling_factors if constraint else [constants.POOLING_FACTOR]
+    if len(given) == 1:
+        return list(given) * max(1, len(features))
+    if len(given) != len(features):
+        raise PlannerError(
+            f"table {table!r} has {len(features)} features and {len(given)} pooling_factors; give "
+            "one for each, or one for all"
+        )
+    return list(given)

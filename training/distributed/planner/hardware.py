@@ -1,0 +1,173 @@
+"""The ranks that a plan is made for: their memory, and how fast they move bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from tessera.training.distributed.planner import constants
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Bytes of device memory (``hbm``) and of host memory (``ddr``)."""
+
+    hbm: int = 0
+    ddr: int = 0
+
+    def __add__(self, other: Storage) -> Storage:
+        return Storage(self.hbm + other.hbm, self.ddr + other.ddr)
+
+    def __sub__(self, other: Storage) -> Storage:
+        return Storage(self.hbm - other.hbm, self.ddr - other.ddr)
+
+    def fits_in(self, other: Storage) -> bool:
+        """Whether both kinds fit."""
+        return self.hbm <= other.hbm and self.ddr <= other.ddr
+
+
+@dataclass(frozen=True, slots=True)
+class Perf:
+    """Milliseconds of one step, by what they are spent on."""
+
+    fwd_compute: float = 0.0
+    fwd_comms: float = 0.0
+    bwd_compute: float = 0.0
+    bwd_comms: float = 0.0
+    prefetch_compute: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of it: nothing is assumed to overlap."""
+        return (
+            self.fwd_compute
+            + self.fwd_comms
+            + self.bwd_compute
+            + self.bwd_comms
+            + self.prefetch_compute
+        )
+
+    @property
+    def comms(self) -> float:
+        """The part that waits for other ranks."""
+        return self.fwd_comms + self.bwd_comms
+
+    def __add__(self, other: Perf) -> Perf:
+        return Perf(
+            self.fwd_compute + other.fwd_compute,
+            self.fwd_comms + other.fwd_comms,
+            self.bwd_compute + other.bwd_compute,
+            self.bwd_comms + other.bwd_comms,
+            self.prefetch_compute + other.prefetch_compute,
+        )
+
+
+@dataclass(slots=True)
+class DeviceHardware:
+    """What one rank has left, and what it was given to do."""
+
+    rank: int
+    storage: Storage
+    perf: Perf = field(default_factory=Perf)
+
+
+class Topology:
+    """The ranks and their hardware.
+
+    Args:
+        world_size: ranks in all.
+        compute_device: ``cuda`` or ``cpu``.
+        hbm_cap: bytes of device memory per rank; None: an H200's, 0 on a CPU.
+        ddr_cap: bytes of host memory per rank.
+        local_world_size: ranks per host; None: ``LOCAL_WORLD_SIZE``, else all on one host.
+        hbm_mem_bw: bytes per second of device memory; also ``ddr_mem_bw`` of host memory,
+            ``hbm_to_ddr_mem_bw`` between them, ``intra_host_bw`` between ranks of one host and
+            ``inter_host_bw`` between hosts, per rank and direction.
+        bwd_compute_multiplier: time of a backward pass of tables over that of its forward pass.
+
+    Raises:
+        ValueError: a size or a bandwidth that is not positive, an unknown device, or hosts that
+            do not divide the world.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        compute_device: str,
+        hbm_cap: int | None = None,
+        ddr_cap: int | None = None,
+        local_world_size: int | None = None,
+        *,
+        hbm_mem_bw: float = constants.H200_HBM_MEM_BW,
+        ddr_mem_bw: float = constants.DDR_MEM_BW,
+        hbm_to_ddr_mem_bw: float = constants.PCIE_BW,
+        intra_host_bw: float | None = None,
+        inter_host_bw: float | None = None,
+        bwd_compute_multiplier: float = constants.BWD_COMPUTE_MULTIPLIER,
+    ) -> None:
+        if compute_device not in {"cpu", "cuda"}:
+            raise ValueError(f"compute_device is {compute_device!r}; give 'cpu' or 'cuda'")
+        on_gpu = compute_device == "cuda"
+        self.world_size = positive("world_size", world_size)
+        self.compute_device = compute_device
+        self.local_world_size = positive(
+            "local_world_size",
+            local_world_size
+            or min(world_size, int(os.environ.get("LOCAL_WORLD_SIZE", world_size))),
+        )
+        if world_size % self.local_world_size:
+            raise ValueError(
+                f"world_size is {world_size} and local_world_size {self.local_world_size}; "
+                "every host must have the same number of ranks"
+            )
+        if hbm_cap is None:
+            hbm_cap = constants.H200_HBM_CAP if on_gpu else 0
+        ddr_cap = constants.DDR_CAP if ddr_cap is None else ddr_cap
+        self.devices = [DeviceHardware(r, Storage(hbm_cap, ddr_cap)) for r in range(world_size)]
+        self.hbm_mem_bw = positive("hbm_mem_bw", hbm_mem_bw)
+        self.ddr_mem_bw = positive("ddr_mem_bw", ddr_mem_bw)
+        self.hbm_to_ddr_mem_bw = positive("hbm_to_ddr_mem_bw", hbm_to_ddr_mem_bw)
+        self.intra_host_bw = positive(
+            "intra_host_bw",
+            intra_host_bw or (constants.NVLINK_BW if on_gpu else constants.CPU_INTRA_HOST_BW),
+        )
+        self.inter_host_bw = positive(
+            "inter_host_bw",
+            inter_host_bw or (constants.INTER_HOST_BW if on_gpu else constants.CPU_INTER_HOST_BW),
+        )
+        self.bwd_compute_multiplier = positive("bwd_compute_multiplier", bwd_compute_multiplier)
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts."""
+        return self.world_size // self.local_world_size
+
+    def with_storage(self, storage: Sequence[Storage]) -> Topology:
+        """The same hardware with other amounts of memory, one per rank."""
+        other = object.__new__(Topology)
+        other.__dict__.update(self.__dict__)
+        other.devices = [DeviceHardware(rank, amount) for rank, amount in enumerate(storage)]
+        return other
+
+    def __repr__(self) -> str:
+        first = self.devices[0].storage
+        return (
+            f"Topology(world_size={self.world_size}, local_world_size={self.local_world_size}, "
+            f"compute_device={self.compute_device!r}, "
+            f"hbm={first.hbm / constants.GIB:.1f} GiB, ddr={first.ddr / constants.GIB:.1f} GiB)"
+        )
+
+
+def positive(name: str, value: Number) -> Number:
+    """``value``.
+
+    Raises:
+        ValueError: it is not above 0.
+    """
+    if not value > 0:
+        raise ValueError(f"{name} is {value}; give a positive number")
+    return value

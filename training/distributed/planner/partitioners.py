@@ -1,0 +1,265 @@
+"""Putting shards on ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, unique
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.training.distributed.planner.constants import GIB
+from tessera.training.distributed.planner.perf_models import NoopPerfModel
+from tessera.training.distributed.planner.types import (
+    PartitionByType,
+    Partitioner,
+    PerfModel,
+    PlannerError,
+    PlannerErrorType,
+    ShardingOption,
+    Storage,
+    Topology,
+)
+
+Numbers = npt.NDArray[np.float64]
+
+
+@unique
+class SortBy(Enum):
+    """Which options are placed first: the largest by this."""
+
+    STORAGE = "storage"
+    PERF = "perf"
+
+
+class _Ranks:
+    """What every rank has left, and how busy it is."""
+
+    def __init__(self, topology: Topology) -> None:
+        storage = [device.storage for device in topology.devices]
+        self.hbm: Numbers = np.array([amount.hbm for amount in storage], dtype=np.float64)
+        self.ddr: Numbers = np.array([amount.ddr for amount in storage], dtype=np.float64)
+        self.busy: Numbers = np.zeros(topology.world_size)
+        self.local = topology.local_world_size
+
+    def place(self, option: ShardingOption, index: int, rank: int) -> None:
+        shard = option.shards[index]
+        assert shard.storage is not None
+        assert shard.perf is not None
+        self.hbm[rank] -= shard.storage.hbm
+        self.ddr[rank] -= shard.storage.ddr
+        self.busy[rank] += shard.perf.total
+
+    def least_busy(self, storage: Storage, among: slice, excluded: Sequence[int]) -> int | None:
+        """The least busy rank of a range that has room; the roomiest of equals."""
+        busy = self.busy[among].copy()
+        fits = (self.hbm[among] >= storage.hbm) & (self.ddr[among] >= storage.ddr)
+        first = among.start or 0
+        for rank in excluded:
+            if first <= rank < first + len(busy):
+                fits[rank - first] = False
+        if not fits.any():
+            return None
+        busy[~fits] = np.inf
+        candidates = np.flatnonzero(busy == busy.min())
+        room = self.hbm[among][candidates] + self.ddr[among][candidates]
+        return first + int(candidates[int(room.argmax())])
+
+
+class GreedyPerfPartitioner(Partitioner):
+    """Large options first, every shard to the least busy rank that has room for it.
+
+    Options that need every rank are placed first, then those that need a host, then single
+    shards.  Column shards of one table go to different ranks.
+
+    Args:
+        sort_by: what "large" means.
+    """
+
+    def __init__(self, sort_by: SortBy = SortBy.STORAGE) -> None:
+        self._sort_by = sort_by
+
+    def partition(
+        self, proposal: list[ShardingOption], storage_constraint: Topology
+    ) -> list[ShardingOption]:
+        """Copies of the options whose shards have ranks, in the proposal's order.
+
+        Raises:
+            PlannerError: a shard fits nowhere; ``table``'s shard and the room are named.
+        """
+        ranks = _Ranks(storage_constraint)
+        order = sorted(
+            range(len(proposal)),
+            key=lambda index: (
+                _PLACED_FIRST[proposal[index].partition_by],
+                *self._size(proposal[index]),
+            ),
+        )
+        placed: dict[int, list[int]] = {}
+        for index in order:
+            option = proposal[index]
+            if option.partition_by is PartitionByType.UNIFORM:
+                placed[index] = _place_uniform(option, ranks)
+            elif option.partition_by is PartitionByType.DEVICE:
+                placed[index] = _place_shards(
+                    option, range(option.num_shards), ranks, slice(0, None)
+                )
+            else:
+                placed[index] = _place_on_hosts(option, ranks)
+        return [option.placed(placed[index]) for index, option in enumerate(proposal)]
+
+    def _size(self, option: ShardingOption) -> tuple[float, str]:
+        if self._sort_by is SortBy.PERF:
+            return -option.total_perf, option.fqn
+        storage = option.total_storage
+        return -float(storage.hbm + storage.ddr), option.fqn
+
+
+_PLACED_FIRST = {
+    PartitionByType.UNIFORM: 0,
+    PartitionByType.MULTI_HOST: 1,
+    PartitionByType.HOST: 2,
+    PartitionByType.DEVICE: 3,
+}
+
+
+def _no_room(option: ShardingOption, index: int) -> PlannerError:
+    shard = option.shards[index]
+    assert shard.storage is not None
+    return PlannerError(
+        f"table {option.fqn!r} ({option.sharding_type}, {option.compute_kernel}): its shard of "
+        f"{shard.size[0]} x {shard.size[1]} takes {shard.storage.hbm / GIB:.3f} GiB of device and "
+        f"{shard.storage.ddr / GIB:.3f} GiB of host memory, and no rank has that left",
+        PlannerErrorType.PARTITION,
+    )
+
+
+def _place_uniform(option: ShardingOption, ranks: _Ranks) -> list[int]:
+    if option.num_shards != len(ranks.busy):
+        raise PlannerError(
+            f"table {option.fqn!r} ({option.sharding_type}) has {option.num_shards} shards for "
+            f"{len(ranks.busy)} ranks",
+            PlannerErrorType.PARTITION,
+        )
+    for rank in range(option.num_shards):
+        ranks.place(option, rank, rank)
+    short = np.flatnonzero((ranks.hbm < 0) | (ranks.ddr < 0))
+    if short.size:
+        raise _no_room(option, int(short[0]))
+    return list(range(option.num_shards))
+
+
+def _place_shards(
+    option: ShardingOption, indices: Sequence[int], ranks: _Ranks, among: slice
+) -> list[int]:
+    chosen: list[int] = []
+    for index in indices:
+        storage = option.shards[index].storage
+        assert storage is not None
+        rank = ranks.least_busy(storage, among, chosen)
+        if rank is None:
+            raise _no_room(option, index)
+        ranks.place(option, index, rank)
+        chosen.append(rank)
+    return chosen
+
+
+def _place_on_hosts(option: ShardingOption, ranks: _Ranks) -> list[int]:
+    """Groups of shards, each on the ranks of one host: the least busy one with room."""
+    local = ranks.local
+    one_host = option.partition_by is PartitionByType.HOST
+    group = option.num_shards if one_host else local
+    chosen: list[int] = []
+    for first in range(0, option.num_shards, group):
+        indices = range(first, first + group)
+        hosts = sorted(
+            range(len(ranks.busy) // local),
+            key=lambda host: float(ranks.busy[host * local : (host + 1) * local].sum()),
+        )
+        for host in hosts:
+            on_host = _try_host(option, indices, ranks, host)
+            if on_host is not None:
+                break
+        else:
+            raise _no_room(option, first)
+        for index, rank in zip(indices, on_host, strict=True):
+            ranks.place(option, index, rank)
+        chosen += on_host
+    return chosen
+
+
+def _try_host(
+    option: ShardingOption, indices: Sequence[int], ranks: _Ranks, host: int
+) -> list[int] | None:
+    """Ranks of ``host`` for these shards; None if they do not fit."""
+    local = ranks.local
+    first = host * local
+    if len(indices) == local:
+        on_host = list(range(first, first + local))
+    else:
+        order = np.argsort(ranks.busy[first : first + local], kind="stable")[: len(indices)]
+        on_host = [first + int(offset) for offset in order]
+    for index, rank in zip(indices, on_host, strict=True):
+        storage = option.shards[index].storage
+        assert storage is not None
+        if ranks.hbm[rank] < storage.hbm or ranks.ddr[rank] < storage.ddr:
+            return None
+    return on_host
+
+
+class MemoryBalancedPartitioner(Partitioner):
+    """`GreedyPerfPartitioner` with as little memory per rank as a small loss of time allows.
+
+    The memory that a rank may use is lowered by bisection as long as the plan's rating stays
+    within ``tolerance`` of the unrestricted one.
+
+    Args:
+        max_search_count: steps of the bisection.
+        tolerance: how much worse the rating may become; 0.02 is 2%.
+        performance_model: rates; None: `NoopPerfModel`.
+    """
+
+    def __init__(
+        self,
+        max_search_count: int = 10,
+        tolerance: float = 0.02,
+        performance_model: PerfModel | None = None,
+    ) -> None:
+        self._steps = max_search_count
+        self._tolerance = tolerance
+        self._model = performance_model
+
+    def partition(
+        self, proposal: list[ShardingOption], storage_constraint: Topology
+    ) -> list[ShardingOption]:
+        """See `GreedyPerfPartitioner.partition`."""
+        greedy = GreedyPerfPartitioner()
+        model = self._model or NoopPerfModel(storage_constraint)
+        best = greedy.partition(proposal, storage_constraint)
+        limit = model.rate(best) * (1 + self._tolerance)
+        on_gpu = storage_constraint.compute_device == "cuda"
+        caps = [device.storage for device in storage_constraint.devices]
+        needed = [option.total_storage for option in proposal]
+        total = float(sum(amount.hbm if on_gpu else amount.ddr for amount in needed))
+        low = total / len(caps)
+        high = float(max(cap.hbm if on_gpu else cap.ddr for cap in caps))
+        for _ in range(self._steps):
+            middle = (low + high) / 2
+            tighter = storage_constraint.with_storage(
+                [
+                    Storage(min(cap.hbm, int(middle)), cap.ddr)
+                    if on_gpu
+                    else Storage(cap.hbm, min(cap.ddr, int(middle)))
+                    for cap in caps
+                ]
+            )
+            try:
+                plan = greedy.partition(proposal, tighter)
+            except PlannerError:
+                low = middle
+                continue
+            if model.rate(plan) <= limit:
+                best, high = plan, middle
+            else:
+                low = middle
+        return best

@@ -1,0 +1,154 @@
+"""Plans as objects, and as JSON files that people can read and change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tessera.errors import UserError
+from tessera.training.distributed.planner.types import ShardingOption, Topology
+from tessera.training.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    EnumerableShardingSpec,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
+    ShardMetadata,
+)
+
+FORMAT = "tessera sharding plan 1"
+
+
+def placement(rank: int, compute_device: str, local_world_size: int) -> str:
+    """A shard's place as ``torch.distributed`` writes it, such as ``rank:3/cuda:1``."""
+    if compute_device == "cuda":
+        return f"rank:{rank}/cuda:{rank % local_world_size}"
+    return f"rank:{rank}/{compute_device}"
+
+
+def to_sharding_plan(options: list[ShardingOption], topology: Topology) -> ShardingPlan:
+    """The plan that placed options describe."""
+    modules: dict[str, EmbeddingModuleShardingPlan] = {}
+    for option in options:
+        ranks = []
+        metadata = []
+        for shard in option.shards:
+            assert shard.rank is not None
+            ranks.append(shard.rank)
+            where = placement(shard.rank, topology.compute_device, topology.local_world_size)
+            metadata.append(
+                ShardMetadata(
+                    shard_offsets=list(shard.offset), shard_sizes=list(shard.size), placement=where
+                )
+            )
+        replicated = option.sharding_type == ShardingType.DATA_PARALLEL.value
+        constraint = option.constraints
+        tables = modules.setdefault(option.path, EmbeddingModuleShardingPlan())
+        tables[option.name] = ParameterSharding(
+            sharding_type=option.sharding_type,
+            compute_kernel=option.compute_kernel,
+            ranks=ranks,
+            sharding_spec=None if replicated else EnumerableShardingSpec(metadata),
+            cache_params=constraint.cache_params if constraint else None,
+            enforce_hbm=constraint.enforce_hbm if constraint else None,
+            stochastic_rounding=constraint.stochastic_rounding if constraint else None,
+            bounds_check_mode=constraint.bounds_check_mode if constraint else None,
+        )
+    return ShardingPlan(plan=dict(modules))
+
+
+def save_plan(plan: ShardingPlan, path: str | Path) -> None:
+    """Write a plan as JSON.
+
+    Raises:
+        ValueError: the plan has settings that are not written: cache, rounding or bounds checks.
+    """
+    modules: dict[str, Any] = {}
+    for module_path, tables in plan.plan.items():
+        modules[module_path] = {
+            name: _to_json(f"{module_path}.{name}", where) for name, where in _items(tables)
+        }
+    text = json.dumps({"format": FORMAT, "modules": modules}, indent=1)
+    Path(path).write_text(text + "\n", encoding="utf-8")
+
+
+def _items(tables: Any) -> list[tuple[str, ParameterSharding]]:
+    return list(tables.items())
+
+
+_UNWRITTEN = ("cache_params", "enforce_hbm", "stochastic_rounding", "bounds_check_mode")
+
+
+def _to_json(name: str, where: ParameterSharding) -> dict[str, Any]:
+    for setting in _UNWRITTEN:
+        if getattr(where, setting) is not None:
+            raise ValueError(
+                f"{name}: {setting} is {getattr(where, setting)}; a plan file holds places only, "
+                "so set it in code after load_plan"
+            )
+    spec = where.sharding_spec
+    shards = None
+    if isinstance(spec, EnumerableShardingSpec):
+        shards = [
+            {
+                "offsets": list(shard.shard_offsets),
+                "sizes": list(shard.shard_sizes),
+                "placement": str(shard.placement),
+            }
+            for shard in spec.shards
+        ]
+    return {
+        "sharding_type": where.sharding_type,
+        "compute_kernel": where.compute_kernel,
+        "ranks": where.ranks,
+        "shards": shards,
+    }
+
+
+def load_plan(path: str | Path) -> ShardingPlan:
+    """Read what `save_plan` wrote.
+
+    Raises:
+        UserError: the file is not there or is not a plan.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise UserError(f"{path}: the format is {content['format']!r}; expected {FORMAT!r}")
+        modules: dict[str, EmbeddingModuleShardingPlan] = {}
+        for module_path, tables in content["modules"].items():
+            modules[module_path] = EmbeddingModuleShardingPlan()
+            for name, where in tables.items():
+                modules[module_path][name] = _from_json(where)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is not a sharding plan: {error}") from error
+    return ShardingPlan(plan=dict(modules))
+
+
+def _from_json(where: dict[str, Any]) -> ParameterSharding:
+    kinds = {kind.value for kind in ShardingType}
+    if where["sharding_type"] not in kinds:
+        raise ValueError(
+            f"sharding_type is {where['sharding_type']!r}; give one of {sorted(kinds)}"
+        )
+    spec = None
+    if where["shards"] is not None:
+        spec = EnumerableShardingSpec(
+            [
+                ShardMetadata(
+                    shard_offsets=[int(number) for number in shard["offsets"]],
+                    shard_sizes=[int(number) for number in shard["sizes"]],
+                    placement=str(shard["placement"]),
+                )
+                for shard in where["shards"]
+            ]
+        )
+    return ParameterSharding(
+        sharding_type=where["sharding_type"],
+        compute_kernel=str(where["compute_kernel"]),
+        ranks=[int(rank) for rank in where["ranks"]],
+        sharding_spec=spec,
+    )

@@ -1,0 +1,249 @@
+"""Memory and time of shards.
+
+The time of a step is what must move divided by what moves it; nothing is assumed to overlap, so
+the sum is an upper bound that ranks ways of sharding rather than predicts a step.  With ``B``
+samples a rank, ``W`` ranks, ``L`` ids a sample (all features of the table), ``F`` features, ``D``
+columns of the shard and ``f`` the fraction of the table's rows that it holds:
+
+=================  ======================  ===========================  =========================
+type               ids looked up per rank  vectors computed per rank    vectors sent per rank
+=================  ======================  ===========================  =========================
+table-, column-w.  ``B W L``               ``B W F`` of ``D``           all, to the other ranks
+row-wise           ``B W L f``             ``B W F`` partial sums       all, summed on the way
+table-row-wise,    ``B W L f``             ``B W F`` partial sums       summed inside the host,
+grid                                                                    then ``B W F / local``
+data-parallel      ``B L``                 ``B F``                      none; the gradient of the
+                                                                        whole table instead
+=================  ======================  ===========================  =========================
+
+Without pooling a vector is computed and sent for each id.  Backward passes send the same bytes the
+other way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.training.distributed.planner import constants
+from tessera.training.distributed.planner.types import (
+    Perf,
+    Shard,
+    ShardEstimator,
+    ShardingOption,
+    Storage,
+    Topology,
+)
+from tessera.training.distributed.types import ShardingType
+
+_RW = ShardingType.ROW_WISE.value
+_DP = ShardingType.DATA_PARALLEL.value
+_HOST_REDUCED = frozenset({ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value})
+_DENSE, _UVM, _UVM_CACHING = "dense", "fused_uvm", "fused_uvm_caching"
+
+_STATE_NUMBERS_PER_WEIGHT = {
+    "sgd": 0.0,
+    "exact_sgd": 0.0,
+    "adagrad": 1.0,
+    "exact_adagrad": 1.0,
+    "adam": 2.0,
+    "lamb": 2.0,
+    "lars_sgd": 1.0,
+    "lion": 1.0,
+    "partial_row_wise_adam": 1.0,
+    "partial_row_wise_lamb": 1.0,
+}
+_ROW_NUMBERS = {
+    "exact_row_wise_adagrad": 1,
+    "row_wise_adagrad": 1,
+    "partial_row_wise_adam": 1,
+    "partial_row_wise_lamb": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Traffic:
+    """Per step and rank."""
+
+    ids: float
+    vectors: float
+    sent_vectors: float
+
+
+def _traffic(option: ShardingOption, shard: Shard, topology: Topology) -> _Traffic:
+    ranks, local = topology.world_size, topology.local_world_size
+    batch, lengths = option.batch_size, sum(option.input_lengths)
+    bags = float(batch * len(option.input_lengths))
+    rows = option.tensor.shape[0]
+    fraction = shard.size[0] / rows if rows else 0.0
+    if option.sharding_type == _DP:
+        ids = batch * lengths
+        return _Traffic(ids, bags if option.is_pooled else ids, 0.0)
+    ids = batch * ranks * lengths * fraction
+    if not option.is_pooled:
+        return _Traffic(ids, ids, ids)
+    vectors = bags * ranks
+    # An empty block of rows still takes part in the sum, with zeros.
+    return _Traffic(
+        ids, vectors, vectors / local if option.sharding_type in _HOST_REDUCED else vectors
+    )
+
+
+def _optimizer_of(sharder: Any) -> str:
+    params = getattr(sharder, "fused_params", None) or {}
+    kind = params.get("optimizer", "exact_row_wise_adagrad")
+    return str(getattr(kind, "value", kind)).lower()
+
+
+def _sharder_of(option: ShardingOption, sharder_map: dict[str, Any] | None) -> Any:
+    kind = type(option.module[1])
+    return (sharder_map or {}).get(f"{kind.__module__}.{kind.__qualname__}")
+
+
+def _load_factor(option: ShardingOption) -> float:
+    cache = option.constraints.cache_params if option.constraints else None
+    given = cache.load_factor if cache else None
+    return constants.CACHE_LOAD_FACTOR if given is None else given
+
+
+class EmbeddingPerfEstimator(ShardEstimator):
+    """Milliseconds of a step per shard, from bandwidths and bytes.
+
+    Args:
+        topology: bandwidths.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+
+    def estimate(
+        self, sharding_options: list[ShardingOption], sharder_map: dict[str, Any] | None = None
+    ) -> None:
+        """Set ``perf`` of every shard; shards of one size share one."""
+        del sharder_map
+        for option in sharding_options:
+            known: dict[tuple[int, int], Perf] = {}
+            for shard in option.shards:
+                key = (shard.size[0], shard.size[1])
+                if key not in known:
+                    known[key] = self._perf(option, shard)
+                shard.perf = known[key]
+
+    def _perf(self, option: ShardingOption, shard: Shard) -> Perf:
+        topology = self._topology
+        traffic = _traffic(option, shard, topology)
+        element = option.tensor.element_size()
+        columns = shard.size[1]
+        id_bytes = constants.ID_BYTES + (constants.WEIGHT_BYTES if option.is_weighted else 0)
+        moved = traffic.ids * (columns * element + id_bytes)
+        written = traffic.vectors * columns * constants.OUTPUT_BYTES
+        device_bw = (
+            topology.hbm_mem_bw if topology.compute_device == "cuda" else topology.ddr_mem_bw
+        )
+        forward = moved / self._row_bandwidth(option) + written / device_bw
+        backward = forward * topology.bwd_compute_multiplier
+        if option.compute_kernel == _DENSE:
+            # A gradient of every row is written, and every row goes through the optimizer.
+            table = shard.size[0] * columns * constants.OUTPUT_BYTES
+            backward += constants.DENSE_PASSES * table / device_bw
+        prefetch = 0.0
+        if option.compute_kernel == _UVM_CACHING:
+            misses = 1.0 - _hit_rate(option)
+            prefetch = traffic.ids * misses * columns * element / topology.hbm_to_ddr_mem_bw
+        fwd_comms, bwd_comms = self._comms(option, shard, traffic, id_bytes)
+        return Perf(
+            fwd_compute=forward * 1e3,
+            fwd_comms=fwd_comms * 1e3,
+            bwd_compute=backward * 1e3,
+            bwd_comms=bwd_comms * 1e3,
+            prefetch_compute=prefetch * 1e3,
+        )
+
+    def _row_bandwidth(self, option: ShardingOption) -> float:
+        topology = self._topology
+        if topology.compute_device == "cpu":
+            return topology.ddr_mem_bw
+        if option.compute_kernel == _UVM:
+            return topology.hbm_to_ddr_mem_bw
+        if option.compute_kernel == _UVM_CACHING:
+            hits = _hit_rate(option)
+            return 1.0 / (hits / topology.hbm_mem_bw + (1 - hits) / topology.hbm_to_ddr_mem_bw)
+        return topology.hbm_mem_bw
+
+    def _comms(
+        self, option: ShardingOption, shard: Shard, traffic: _Traffic, id_bytes: int
+    ) -> tuple[float, float]:
+        """Seconds of the forward and of the backward pass."""
+        topology = self._topology
+        ranks = topology.world_size
+        if ranks == 1:
+            return 0.0, 0.0
+        latency = constants.COLLECTIVE_LATENCY_MS * 1e-3
+        bandwidth = topology.intra_host_bw if topology.num_hosts == 1 else topology.inter_host_bw
+        away = (ranks - 1) / ranks
+        vector_bytes = shard.size[1] * constants.OUTPUT_BYTES
+        if option.sharding_type == _DP:
+            table = shard.size[0] * shard.size[1] * option.tensor.element_size()
+            return 0.0, 2 * away * table / bandwidth + latency
+        ids = traffic.ids * id_bytes * away / bandwidth + latency
+        vectors = traffic.sent_vectors * vector_bytes * away / bandwidth + latency
+        if option.sharding_type in _HOST_REDUCED and option.is_pooled:
+            local = topology.local_world_size
+            inside = (local - 1) / local * traffic.vectors * vector_bytes / topology.intra_host_bw
+            vectors += inside + latency
+        return ids + vectors, vectors
+
+
+def _hit_rate(option: ShardingOption) -> float:
+    load = _load_factor(option)
+    return constants.CACHE_HIT_RATE_FLOOR + (1 - constants.CACHE_HIT_RATE_FLOOR) * load
+
+
+class EmbeddingStorageEstimator(ShardEstimator):
+    """Bytes per shard: rows, optimizer state, ids and vectors of a step.
+
+    ``fused_params`` of the sharder say which optimizer; a dense kernel keeps a gradient of the
+    whole shard and two numbers per weight for its optimizer (as Adam does).
+
+    Args:
+        topology: where ids and vectors lie (device memory on ``cuda``).
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+
+    def estimate(
+        self, sharding_options: list[ShardingOption], sharder_map: dict[str, Any] | None = None
+    ) -> None:
+        """Set ``storage`` of every shard; shards of one size share one."""
+        for option in sharding_options:
+            optimizer = _optimizer_of(_sharder_of(option, sharder_map))
+            known: dict[tuple[int, int], Storage] = {}
+            for shard in option.shards:
+                key = (shard.size[0], shard.size[1])
+                if key not in known:
+                    known[key] = self._storage(option, shard, optimizer)
+                shard.storage = known[key]
+
+    def _storage(self, option: ShardingOption, shard: Shard, optimizer: str) -> Storage:
+        traffic = _traffic(option, shard, self._topology)
+        rows, columns = shard.size
+        element = option.tensor.element_size()
+        weights = rows * columns * element
+        if option.compute_kernel == _DENSE:
+            table = weights + 3 * rows * columns * 4
+        else:
+            per_weight = _STATE_NUMBERS_PER_WEIGHT.get(optimizer, 0.0)
+            per_row = _ROW_NUMBERS.get(optimizer, 0)
+            table = weights + int(rows * columns * per_weight * 4) + rows * per_row * 4
+        id_bytes = constants.ID_BYTES + (constants.WEIGHT_BYTES if option.is_weighted else 0)
+        # Ids as they come and as they are sorted for the update; vectors and their gradients.
+        step = 2 * traffic.ids * id_bytes
+        step += 2 * traffic.vectors * columns * constants.OUTPUT_BYTES
+        if self._topology.compute_device == "cpu":
+            return Storage(0, int(table + step))
+        if option.compute_kernel == _UVM:
+            return Storage(int(step), table)
+        if option.compute_kernel == _UVM_CACHING:
+            return Storage(int(step + _load_factor(option) * table), table)
+        return Storage(int(table + step), 0)

@@ -1,0 +1,125 @@
+"""Memory that is not for tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from tessera.training.distributed.planner import constants
+from tessera.training.distributed.planner.enumerators import shardable_modules
+from tessera.training.distributed.planner.types import (
+    ParameterConstraints,
+    PlannerError,
+    PlannerErrorType,
+    Storage,
+    StorageReservation,
+    Topology,
+)
+from tessera.training.distributed.types import ModuleSharder
+
+
+def _less(topology: Topology, fraction: float, fixed_bytes: int) -> Topology:
+    """The topology with ``fraction`` and ``fixed_bytes`` of the compute device's memory gone."""
+    on_gpu = topology.compute_device == "cuda"
+    left = []
+    for device in topology.devices:
+        cap = device.storage.hbm if on_gpu else device.storage.ddr
+        rest = int(cap * (1 - fraction)) - fixed_bytes
+        if rest < 0:
+            raise PlannerError(
+                f"a rank has {cap / constants.GIB:.2f} GiB; the reservation takes "
+                f"{fraction:.0%} of it and {fixed_bytes / constants.GIB:.2f} GiB for the dense "
+                f"part and its inputs: {-rest / constants.GIB:.2f} GiB too much before the first "
+                "table; reserve less, lower the batch size, or take ranks with more memory",
+                PlannerErrorType.INSUFFICIENT_STORAGE,
+            )
+        left.append(Storage(rest, device.storage.ddr) if on_gpu else Storage(0, rest))
+    return topology.with_storage(left)
+
+
+def _check_fraction(percentage: float) -> float:
+    if not 0 <= percentage < 1:
+        raise ValueError(f"percentage is {percentage}; give a fraction from 0 to below 1")
+    return percentage
+
+
+class FixedPercentageStorageReservation(StorageReservation):
+    """A part of every rank's memory.
+
+    Args:
+        percentage: the part as a fraction, 0 to below 1 (TorchRec's name for it).
+    """
+
+    def __init__(self, percentage: float) -> None:
+        self._fraction = _check_fraction(percentage)
+
+    def reserve(
+        self,
+        topology: Topology,
+        batch_size: int,
+        module: nn.Module,
+        sharders: list[ModuleSharder[Any]],
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+    ) -> Topology:
+        """The topology with what is left for tables."""
+        del batch_size, module, sharders, constraints
+        return _less(topology, self._fraction, 0)
+
+
+class HeuristicalStorageReservation(StorageReservation):
+    """A part of the memory, the dense parameters several times, and the ids of a batch.
+
+    Args:
+        percentage: fraction for activations, the allocator's losses and libraries.
+        parameter_multiplier: copies of the dense parameters: themselves, gradients, two numbers
+            of optimizer state, all-reduce buckets, and one spare.
+        dense_tensor_estimate: bytes of the dense part instead of the multiplied parameters.
+    """
+
+    def __init__(
+        self,
+        percentage: float = 0.15,
+        parameter_multiplier: float = 6.0,
+        dense_tensor_estimate: int | None = None,
+    ) -> None:
+        self._fraction = _check_fraction(percentage)
+        self._multiplier = parameter_multiplier
+        self._dense_bytes = dense_tensor_estimate
+
+    def reserve(
+        self,
+        topology: Topology,
+        batch_size: int,
+        module: nn.Module,
+        sharders: list[ModuleSharder[Any]],
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+    ) -> Topology:
+        """The topology with what is left for tables.
+
+        Raises:
+            PlannerError: nothing is left.
+        """
+        by_type = {sharder.module_type: sharder for sharder in sharders}
+        found = shardable_modules(module, by_type)
+        tables = {
+            id(weight)
+            for _, part, sharder in found
+            for weight in sharder.shardable_parameters(part).values()
+        }
+        dense = self._dense_bytes
+        if dense is None:
+            sizes = [
+                p.numel() * p.element_size() for p in module.parameters() if id(p) not in tables
+            ]
+            dense = int(self._multiplier * sum(sizes))
+        ids = 0.0
+        for _, part, sharder in found:
+            for name in sharder.shardable_parameters(part):
+                constraint = (constraints or {}).get(name)
+                factors = constraint.pooling_factors if constraint else [constants.POOLING_FACTOR]
+                batch = (constraint and constraint.batch_size) or batch_size
+                ids += batch * sum(factors) * (constants.ID_BYTES + constants.WEIGHT_BYTES)
+        # Two batches are on the way while a third is worked on.
+        return _less(topology, self._fraction, dense + int(3 * ids))

@@ -1,0 +1,383 @@
+"""What a planner talks about: hardware, shards, options, constraints and its own parts.
+
+The way of a plan: an `Enumerator` lists every way of sharding every table, with the memory and the
+time that each shard takes (`ShardEstimator`); a `Proposer` picks one way per table; a
+`Partitioner` puts the shards on ranks; a `PerfModel` rates the result; the planner keeps the best.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, unique
+from typing import Any
+
+from torch import Tensor, nn
+
+from tessera.errors import UserError
+from tessera.training.distributed.planner import constants
+from tessera.training.distributed.planner.hardware import (
+    DeviceHardware,
+    Perf,
+    Storage,
+    Topology,
+    positive,
+)
+from tessera.training.distributed.types import (
+    BoundsCheckMode,
+    CacheParams,
+    ModuleSharder,
+    ShardingPlan,
+    ShardingType,
+)
+
+__all__ = [
+    "DeviceHardware",
+    "Enumerator",
+    "ParameterConstraints",
+    "PartitionByType",
+    "Partitioner",
+    "Perf",
+    "PerfModel",
+    "PlanReport",
+    "PlannerError",
+    "PlannerErrorType",
+    "Proposer",
+    "Shard",
+    "ShardEstimator",
+    "ShardingOption",
+    "ShardingPlanner",
+    "Stats",
+    "Storage",
+    "StorageReservation",
+    "Topology",
+]
+
+
+@dataclass(slots=True)
+class Shard:
+    """A rectangle of a table.
+
+    Attributes:
+        size: ``[rows, columns]``.
+        offset: ``[first row, first column]``.
+        storage: what it takes on its rank.
+        perf: the time it takes there per step.
+        rank: where it lies; None before partitioning.
+    """
+
+    size: list[int]
+    offset: list[int]
+    storage: Storage | None = None
+    perf: Perf | None = None
+    rank: int | None = None
+
+
+@unique
+class PartitionByType(Enum):
+    """What a sharding type needs from a partitioner."""
+
+    DEVICE = "device"
+    """Any rank for any shard."""
+
+    HOST = "host"
+    """All shards on the ranks of one host."""
+
+    UNIFORM = "uniform"
+    """Shard ``i`` on rank ``i``."""
+
+    MULTI_HOST = "multi_host"
+    """Groups of shards, each on one host."""
+
+
+_PARTITION_BY = {
+    ShardingType.TABLE_WISE.value: PartitionByType.DEVICE,
+    ShardingType.COLUMN_WISE.value: PartitionByType.DEVICE,
+    ShardingType.ROW_WISE.value: PartitionByType.UNIFORM,
+    ShardingType.DATA_PARALLEL.value: PartitionByType.UNIFORM,
+    ShardingType.TABLE_ROW_WISE.value: PartitionByType.HOST,
+    ShardingType.TABLE_COLUMN_WISE.value: PartitionByType.HOST,
+    ShardingType.GRID_SHARD.value: PartitionByType.MULTI_HOST,
+}
+
+
+@dataclass(eq=False)
+class ShardingOption:
+    """One way to shard one table.
+
+    Attributes:
+        name: the table.
+        tensor: its weight (may be on the ``meta`` device); only its shape and type are read.
+        module: path of the module in the model, and the module.
+        input_lengths: ids per bag, one per feature.
+        batch_size: samples per rank and step.
+        sharding_type: see `ShardingType`.
+        partition_by: see `PartitionByType`.
+        compute_kernel: see `EmbeddingComputeKernel`.
+        shards: the pieces.
+        constraints: what the caller said of this table, if anything.
+        is_pooled: bags are pooled; otherwise every id gives a vector.
+        is_weighted: ids carry weights.
+    """
+
+    name: str
+    tensor: Tensor
+    module: tuple[str, nn.Module]
+    input_lengths: list[float]
+    batch_size: int
+    sharding_type: str
+    compute_kernel: str
+    shards: list[Shard]
+    constraints: ParameterConstraints | None = None
+    is_pooled: bool = True
+    is_weighted: bool = False
+
+    @property
+    def partition_by(self) -> PartitionByType:
+        """What this type needs from a partitioner."""
+        return _PARTITION_BY[self.sharding_type]
+
+    @property
+    def fqn(self) -> str:
+        """Module path and table name."""
+        return f"{self.path}.{self.name}" if self.path else self.name
+
+    @property
+    def path(self) -> str:
+        """The module's path."""
+        return self.module[0]
+
+    @property
+    def num_shards(self) -> int:
+        """Pieces."""
+        return len(self.shards)
+
+    @property
+    def total_storage(self) -> Storage:
+        """Of all pieces."""
+        hbm = ddr = 0
+        for shard in self.shards:
+            assert shard.storage is not None
+            hbm += shard.storage.hbm
+            ddr += shard.storage.ddr
+        return Storage(hbm, ddr)
+
+    @property
+    def total_perf(self) -> float:
+        """Milliseconds of all pieces, added up."""
+        total = 0.0
+        for shard in self.shards:
+            assert shard.perf is not None
+            total += shard.perf.total
+        return total
+
+    def placed(self, ranks: Sequence[int]) -> ShardingOption:
+        """A copy whose shards lie on ``ranks``."""
+        shards = [
+            Shard(shard.size, shard.offset, shard.storage, shard.perf, rank)
+            for shard, rank in zip(self.shards, ranks, strict=True)
+        ]
+        copy = object.__new__(ShardingOption)
+        copy.__dict__.update(self.__dict__)
+        copy.shards = shards
+        return copy
+
+
+@dataclass(kw_only=True)
+class ParameterConstraints:
+    """What the caller knows or wants of one table.
+
+    Attributes:
+        sharding_types: the only ones to consider; None: all that the sharder offers.
+        compute_kernels: likewise.
+        min_partition: fewest columns of a column shard; None: `constants.MIN_CW_DIM`.
+        pooling_factors: ids per bag, one per feature of the table (or one for all).
+        batch_size: samples per rank and step of this table's features; None: the planner's.
+        is_weighted: ids carry weights; None: as the module says.
+        cache_params: cache of ``fused_uvm_caching``.
+        enforce_hbm: only kernels whose rows lie in device memory.
+        stochastic_rounding: of fp16 tables' updates.
+        bounds_check_mode: what an id outside the table does.
+
+    Raises:
+        ValueError: an unknown sharding type, or a number that is not positive.
+    """
+
+    sharding_types: list[str] | None = None
+    compute_kernels: list[str] | None = None
+    min_partition: int | None = None
+    pooling_factors: list[float] = field(default_factory=lambda: [constants.POOLING_FACTOR])
+    batch_size: int | None = None
+    is_weighted: bool | None = None
+    cache_params: CacheParams | None = None
+    enforce_hbm: bool | None = None
+    stochastic_rounding: bool | None = None
+    bounds_check_mode: BoundsCheckMode | None = None
+
+    def __post_init__(self) -> None:
+        known = {kind.value for kind in ShardingType}
+        for kind in self.sharding_types or []:
+            if kind not in known:
+                raise ValueError(f"sharding_types has {kind!r}; give some of {sorted(known)}")
+        if self.min_partition is not None:
+            positive("min_partition", self.min_partition)
+        if self.batch_size is not None:
+            positive("batch_size", self.batch_size)
+        for factor in self.pooling_factors:
+            if factor < 0:
+                raise ValueError(f"pooling_factors has {factor}; give 0 or more ids per bag")
+
+
+@unique
+class PlannerErrorType(Enum):
+    """Why there is no plan."""
+
+    INSUFFICIENT_STORAGE = "insufficient_storage"
+    STRICT_CONSTRAINTS = "strict_constraints"
+    PARTITION = "partition"
+    INVALID_INPUT = "invalid_input"
+
+
+class PlannerError(UserError):
+    """No plan.
+
+    Attributes:
+        error_type: why.
+    """
+
+    def __init__(
+        self, message: str, error_type: PlannerErrorType = PlannerErrorType.INVALID_INPUT
+    ) -> None:
+        super().__init__(message)
+        self.error_type = error_type
+
+
+class ShardEstimator(ABC):
+    """Fills in one property of shards."""
+
+    @abstractmethod
+    def estimate(
+        self, sharding_options: list[ShardingOption], sharder_map: dict[str, Any] | None = None
+    ) -> None:
+        """Set it on every shard of every option."""
+
+
+class Enumerator(ABC):
+    """Lists ways to shard."""
+
+    @abstractmethod
+    def enumerate(
+        self, module: nn.Module, sharders: list[ModuleSharder[Any]]
+    ) -> list[ShardingOption]:
+        """Every way of every table of ``module`` that a sharder takes."""
+
+
+class StorageReservation(ABC):
+    """Sets memory aside for what is not tables."""
+
+    @abstractmethod
+    def reserve(
+        self,
+        topology: Topology,
+        batch_size: int,
+        module: nn.Module,
+        sharders: list[ModuleSharder[Any]],
+        constraints: dict[str, ParameterConstraints] | None = None,
+    ) -> Topology:
+        """The topology with what is left for tables."""
+
+
+class PerfModel(ABC):
+    """Rates a plan."""
+
+    @abstractmethod
+    def rate(self, plan: list[ShardingOption]) -> float:
+        """Lower is better."""
+
+
+class Partitioner(ABC):
+    """Puts shards on ranks."""
+
+    @abstractmethod
+    def partition(
+        self, proposal: list[ShardingOption], storage_constraint: Topology
+    ) -> list[ShardingOption]:
+        """Copies of the options whose shards have ranks.
+
+        Raises:
+            PlannerError: they do not fit.
+        """
+
+
+class Proposer(ABC):
+    """Picks one option per table, again and again, learning from how the last one did."""
+
+    @abstractmethod
+    def load(
+        self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
+    ) -> None:
+        """Start over with these options."""
+
+    @abstractmethod
+    def propose(self) -> list[ShardingOption] | None:
+        """One option per table; None: nothing more to try."""
+
+    @abstractmethod
+    def feedback(
+        self,
+        partitionable: bool,  # noqa: FBT001 - the signature TorchRec users know
+        plan: list[ShardingOption] | None = None,
+        perf_rating: float | None = None,
+        storage_constraint: Topology | None = None,
+    ) -> None:
+        """How the last proposal did."""
+
+
+class Stats(ABC):
+    """Tells about a plan."""
+
+    @abstractmethod
+    def log(self, sharding_plan: ShardingPlan, report: PlanReport) -> None:
+        """Take a look at a finished plan."""
+
+
+@dataclass(kw_only=True)
+class PlanReport:
+    """What a planner knows of its plan besides the plan.
+
+    Attributes:
+        topology: the hardware as given.
+        left_for_tables: the same with the reservation taken off.
+        best: the options chosen, with their ranks.
+        num_options: ways that were enumerated.
+        num_proposals: combinations that were tried; ``num_plans`` of them fitted.
+        perf_rating: of the best.
+        run_time_s: what planning took.
+    """
+
+    topology: Topology
+    left_for_tables: Topology
+    best: list[ShardingOption]
+    num_options: int
+    num_proposals: int
+    num_plans: int
+    perf_rating: float
+    run_time_s: float
+
+
+class ShardingPlanner(ABC):
+    """Makes plans."""
+
+    @abstractmethod
+    def plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:
+        """Where every table of ``module`` goes."""
+
+    @abstractmethod
+    def collective_plan(
+        self,
+        module: nn.Module,
+        sharders: list[ModuleSharder[Any]] | None = None,
+        pg: Any = None,
+    ) -> ShardingPlan:
+        """The same, made on rank 0 and sent to all ranks of ``pg``."""

@@ -1,0 +1,249 @@
+"""What shardings of unpooled tables share: one vector per id travels back.
+
+Vectors go back along the way of the ids, so they arrive in the order in which the ids were sent;
+nothing is added up.
+
+Legend: ``W`` ranks, ``N`` ids that arrived here, ``F`` features that this rank looks up, ``D``
+columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tessera.training.distributed.dist_data import (
+    KJTAllToAllTensorsAwaitable,
+    SequenceEmbeddingsAllToAll,
+)
+from tessera.training.distributed.embedding_lookup import GroupedEmbeddingsLookup
+from tessera.training.distributed.embedding_sharding import (
+    BaseEmbeddingDist,
+    EmbeddingShardingContext,
+)
+from tessera.training.distributed.embedding_types import (
+    BaseEmbeddingLookup,
+    BaseGroupedFeatureProcessor,
+)
+from tessera.training.distributed.sharding.planned import PlannedSharding
+from tessera.training.distributed.types import Awaitable, CommOp, NoWait, QuantizedCommCodecs
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+
+
+@dataclass
+class SequenceShardingContext(EmbeddingShardingContext):
+    """What the way back of one batch needs to know of the way there.
+
+    Attributes:
+        features_before_input_dist: what was sent.
+        input_splits: ``[W]`` ids that went to each rank.
+        output_splits: ``[W]`` ids that came from each rank.
+        sparse_features_recat: the order in which received segments (source, feature) were put.
+        unbucketize_permute_tensor: ``[ids sent]``: where each id was when ids were sorted by the
+            rank that holds their row; None where they were not.
+        lengths_after_input_dist: ids of each bag that arrived.
+        length_per_key_after_input_dist: ``[F]`` ids of each feature that arrived.
+    """
+
+    features_before_input_dist: KeyedJaggedTensor | None = None
+    input_splits: list[int] = field(default_factory=list)
+    output_splits: list[int] = field(default_factory=list)
+    sparse_features_recat: Tensor | None = None
+    unbucketize_permute_tensor: Tensor | None = None
+    lengths_after_input_dist: Tensor | None = None
+    length_per_key_after_input_dist: list[int] = field(default_factory=list)
+
+    def take_exchange(self, exchange: KJTAllToAllTensorsAwaitable) -> None:
+        """Learn the sizes, which the ranks have exchanged."""
+        super().take_exchange(exchange)
+        self.input_splits = exchange.input_splits["values"]
+        self.output_splits = exchange.output_splits["values"]
+        self.sparse_features_recat = exchange.recat
+
+    def take_features(self, features: KeyedJaggedTensor) -> None:
+        """Learn what arrived."""
+        super().take_features(features)
+        self.lengths_after_input_dist = features.lengths()
+        self.length_per_key_after_input_dist = features.length_per_key()
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tell the allocator that ``stream`` uses the tensors."""
+        if self.features_before_input_dist is not None:
+            self.features_before_input_dist.record_stream(stream)
+        for tensor in (
+            self.sparse_features_recat,
+            self.unbucketize_permute_tensor,
+            self.lengths_after_input_dist,
+        ):
+            if tensor is not None and tensor.is_cuda:
+                tensor.record_stream(cast("torch.cuda.Stream", stream))
+
+
+class LocalSequenceEmbeddingDist(BaseEmbeddingDist[SequenceShardingContext, Tensor, Tensor]):
+    """Vectors stay: they are of this rank's own ids.
+
+    Args:
+        dims: ``[F]`` columns.
+    """
+
+    def __init__(self, dims: list[int]) -> None:
+        super().__init__()
+        self._dims = dims
+
+    def forward(
+        self, local_embs: Tensor, sharding_ctx: SequenceShardingContext | None = None
+    ) -> Awaitable[Tensor]:
+        """``[N * D]`` flat to ``[N, the most columns of any feature]``."""
+        assert sharding_ctx is not None
+        width = max(self._dims, default=0)
+        sizes = sharding_ctx.length_per_key_after_input_dist
+        return NoWait(as_rows(local_embs, self._dims, sizes, width))
+
+
+class SequenceEmbeddingDist(BaseEmbeddingDist[SequenceShardingContext, Tensor, Tensor]):
+    """The vector of each id to the rank that asked for it.
+
+    Args:
+        pg: the ranks.
+        dims_per_rank: columns of each feature that each rank looks up.
+        device: where this rank computes.
+        codecs: how vectors are written for the network.
+    """
+
+    def __init__(
+        self,
+        pg: dist.ProcessGroup,
+        dims_per_rank: list[list[int]],
+        device: torch.device | None = None,
+        codecs: QuantizedCommCodecs | None = None,
+    ) -> None:
+        super().__init__()
+        self._dims = dims_per_rank[pg.rank()]
+        self._width = max((dim for dims in dims_per_rank for dim in dims), default=0)
+        self._dist = SequenceEmbeddingsAllToAll(
+            pg=pg,
+            features_per_rank=[len(dims) for dims in dims_per_rank],
+            device=device,
+            codecs=codecs,
+        )
+
+    def forward(
+        self, local_embs: Tensor, sharding_ctx: SequenceShardingContext | None = None
+    ) -> Awaitable[Tensor]:
+        """Begin to send ``[N * D]``; the wait gives ``[ids sent, the most columns of any feature]``.
+
+        A feature with fewer columns than another is filled up with zeros.
+        """
+        ctx = sharding_ctx
+        assert ctx is not None
+        assert ctx.lengths_after_input_dist is not None
+        rows = as_rows(local_embs, self._dims, ctx.length_per_key_after_input_dist, self._width)
+        varies = ctx.variable_batch_per_feature
+        return self._dist(  # type: ignore[no-any-return] # nn.Module's call is untyped
+            rows,
+            lengths=ctx.lengths_after_input_dist,
+            input_splits=ctx.input_splits,
+            output_splits=ctx.output_splits,
+            unbucketize_permute_tensor=ctx.unbucketize_permute_tensor,
+            batch_size_per_rank=None if varies else ctx.batch_size_per_rank,
+            batch_size_per_rank_per_feature=(
+                ctx.batch_size_per_rank_per_feature if varies else None
+            ),
+        )
+
+
+def as_rows(flat: Tensor, dims: list[int], sizes: list[int], width: int) -> Tensor:
+    """Vectors of features of different widths as rows of one width.
+
+    Args:
+        flat: ``[sum of sizes x dims]``, feature by feature.
+        dims: ``[F]`` columns.
+        sizes: ``[F]`` vectors.
+        width: columns of the result, at least the most of ``dims``.
+
+    Returns:
+        ``[sum of sizes, width]``; what is missing is zero.
+    """
+    if all(dim == width for dim in dims):
+        return flat.view(-1, width) if width else flat.view(0, 0)
+    pieces = flat.split_with_sizes([n * dim for n, dim in zip(sizes, dims, strict=True)])
+    return torch.cat(
+        [
+            torch.nn.functional.pad(piece.view(-1, dim), (0, width - dim))
+            for piece, dim in zip(pieces, dims, strict=True)
+        ]
+    )
+
+
+class SequenceSharding(PlannedSharding[SequenceShardingContext, Tensor, Tensor]):
+    """A `PlannedSharding` of unpooled tables.
+
+    Raises:
+        ValueError: also for blocks of one table that differ in width on one rank: an operator
+            serves one width, and a table has one place in the optimizer of a rank.
+    """
+
+    def _check_plan(self) -> None:
+        super()._check_plan()
+        for rank, groups in enumerate(self._groups_per_rank):
+            widths: dict[str, set[int]] = {}
+            for group in groups:
+                for table in group.embedding_tables:
+                    widths.setdefault(table.name, set()).add(table.local_cols)
+            for name, own in widths.items():
+                if len(own) > 1:
+                    raise ValueError(
+                        f"table {name!r}: the plan puts blocks of {sorted(own)} columns on rank "
+                        f"{rank}; unpooled blocks of a table on one rank are equally wide, so cut "
+                        "it evenly or place them on different ranks"
+                    )
+
+    def create_lookup(
+        self,
+        device: torch.device | None = None,
+        fused_params: dict[str, Any] | None = None,
+        feature_processor: BaseGroupedFeatureProcessor | None = None,
+    ) -> BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]:
+        """Which rows are here.
+
+        Args:
+            device: None: the sharding's.
+            fused_params: in place of the groups' own, if given.
+            feature_processor: must be None: single vectors have no weights.
+        """
+        assert feature_processor is None
+        groups = self.groups_here()
+        if fused_params is not None:
+            for group in groups:
+                group.fused_params = fused_params
+        return GroupedEmbeddingsLookup(
+            grouped_configs=groups,
+            pg=self._pg,
+            device=device or self._device,
+            sharding_type=self.sharding_type,
+        )
+
+    def dims_per_rank(self) -> list[list[int]]:
+        """Columns of each feature that each rank looks up."""
+        return [
+            [dim for group in groups for dim in group.embedding_dims()]
+            for groups in self._groups_per_rank
+        ]
+
+    def create_output_dist(
+        self, device: torch.device | None = None
+    ) -> BaseEmbeddingDist[SequenceShardingContext, Tensor, Tensor]:
+        """How vectors travel back."""
+        dims = self.dims_per_rank()
+        if self._pg is None:
+            return LocalSequenceEmbeddingDist(dims[self._rank])
+        return SequenceEmbeddingDist(
+            self._pg,
+            dims,
+            device or self._device,
+            self._codecs(CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL),
+        )

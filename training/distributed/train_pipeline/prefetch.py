@@ -1,0 +1,122 @@
+"""The pipeline that also brings rows into the device's cache ahead of their lookup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from tessera.training.distributed.embedding_types import ShardedEmbeddingModule
+from tessera.training.distributed.train_pipeline.contexts import PrefetchTrainPipelineContext
+from tessera.training.distributed.train_pipeline.forwards import (
+    BaseForward,
+    PrefetchPipelinedForward,
+)
+from tessera.training.distributed.train_pipeline.pipelines import In, Out, backward_and_step
+from tessera.training.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
+from tessera.training.distributed.train_pipeline.streams import (
+    make_stream,
+    on_stream,
+    wait_for_batch,
+)
+
+
+class PrefetchTrainPipelineSparseDist(TrainPipelineSparseDist[In, Out]):
+    """`TrainPipelineSparseDist` for tables of the kernel ``fused_uvm_caching``.
+
+    A stage more: while batch ``i`` runs, the rows of batch ``i + 1`` are brought from host memory
+    into the cache in device memory, and the ids of batch ``i + 2`` travel.  Rows that batch ``i``
+    updates and batch ``i + 1`` needs stay in the cache, so nothing is read out of date: give the
+    sharder ``fused_params={"prefetch_pipeline": True}``, which lets FBGEMM hold on to them.
+
+    Args:
+        model: see `TrainPipelineSparseDist`.
+        optimizer: of the parameters that the backward pass does not update itself.
+        device: where the model is.
+        execute_all_batches: see `TrainPipelineSparseDist`.
+        apply_jit: see `TrainPipelineSparseDist`.
+    """
+
+    _context: PrefetchTrainPipelineContext
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        device: torch.device,
+        execute_all_batches: bool = True,  # noqa: FBT001, FBT002 - the signature TorchRec users know
+        apply_jit: bool = False,  # noqa: FBT001, FBT002 - the signature TorchRec users know
+    ) -> None:
+        super().__init__(model, optimizer, device, execute_all_batches, apply_jit)
+        self._prefetch_stream = make_stream(device)
+        self._default_stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+    def _make_context(self) -> PrefetchTrainPipelineContext:
+        return PrefetchTrainPipelineContext()
+
+    def _make_forward(self, path: str, args: Any, module: Any) -> BaseForward[Any]:
+        return PrefetchPipelinedForward(path, args, module, self._context, self._prefetch_stream)
+
+    def _prefetch(self) -> None:
+        """Take the batch whose ids travel, and bring its rows into the cache."""
+        context = self._context
+        for forward in self._forwards or []:
+            request = context.input_dist_tensors_requests.pop(forward.name)
+            with on_stream(self._data_dist_stream):
+                data = request.wait()
+            ctx = context.module_contexts.pop(forward.name)
+            with on_stream(self._prefetch_stream):
+                if self._prefetch_stream is not None and self._data_dist_stream is not None:
+                    self._prefetch_stream.wait_stream(self._data_dist_stream)
+                    data.record_stream(self._prefetch_stream)
+                    ctx.record_stream(self._prefetch_stream)
+                if isinstance(forward.module, ShardedEmbeddingModule):
+                    forward.module.prefetch(data, self._default_stream)
+            context.module_input_post_prefetch[forward.name] = data
+            context.module_contexts_post_prefetch[forward.name] = ctx
+
+    def _fill(self, dataloader_iter: Iterator[In]) -> None:
+        """Have three batches in the pipeline, the first prefetched, the second on its way."""
+        if self._forwards is None:
+            self._forwards = self._attach()
+        if not self._batches and self._enqueue(dataloader_iter):
+            self._start_sparse_data_dist(self._batches[0])
+            self._wait_sparse_data_dist()
+            self._prefetch()
+            if self._enqueue(dataloader_iter):
+                self._start_sparse_data_dist(self._batches[1])
+                self._wait_sparse_data_dist()
+        while len(self._batches) < 3:
+            if not self._enqueue(dataloader_iter):
+                break
+
+    def progress(self, dataloader_iter: Iterator[In]) -> Out:
+        """One step; in evaluation mode (``model.eval()``) only its forward pass.
+
+        Raises:
+            StopIteration: no batch is left.
+            UserError: the model cannot be traced.
+        """
+        self._fill(dataloader_iter)
+        if not self._batches or (self._source.exhausted and not self._execute_all_batches):
+            raise StopIteration
+        training = self._model.training
+        if training:
+            self._optimizer.zero_grad()
+        batch = self._batches[0]
+        wait_for_batch(batch, self._memcpy_stream)
+        if len(self._batches) > 2:
+            self._start_sparse_data_dist(self._batches[2])
+        losses, output = self._model(batch)
+        if len(self._batches) > 1:
+            self._prefetch()
+        if len(self._batches) > 2:
+            self._wait_sparse_data_dist()
+        if training:
+            backward_and_step(losses, self._optimizer)
+        self._batches.popleft()
+        result: Out = output
+        return result

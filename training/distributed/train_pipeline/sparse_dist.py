@@ -1,0 +1,261 @@
+"""The pipeline that sends the ids of the next batch during the current batch's work.
+
+While batch ``i`` runs forward and backward, batch ``i + 1`` travels and batch ``i + 2`` is copied:
+
+====================  ============================  ==========================================
+stream                before forward ``i``          between forward and backward ``i``
+====================  ============================  ==========================================
+copies                batch ``i + 2`` to the device
+ids                   sizes of batch ``i + 1``      ids of batch ``i + 1``
+default               forward ``i``                 backward ``i``, step
+====================  ============================  ==========================================
+
+Every rank runs the same collectives in the same order, because every rank has the same modules in
+the same order; every rank must also have the same number of batches.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from tessera.errors import UserError
+from tessera.training.distributed.dist_data import KJTAllToAll
+from tessera.training.distributed.embedding_sharding import (
+    FusedKJTListSplitsAwaitable,
+    KJTListSplitsAwaitable,
+)
+from tessera.training.distributed.model_parallel import get_unwrapped_module
+from tessera.training.distributed.train_pipeline.contexts import TrainPipelineContext
+from tessera.training.distributed.train_pipeline.forwards import (
+    BaseForward,
+    KJTAllToAllForward,
+    PipelinedForward,
+)
+from tessera.training.distributed.train_pipeline.pipelines import (
+    BatchSource,
+    In,
+    Out,
+    TrainPipeline,
+    backward_and_step,
+)
+from tessera.training.distributed.train_pipeline.streams import (
+    make_stream,
+    on_stream,
+    to_device,
+    wait_for_batch,
+)
+from tessera.training.distributed.train_pipeline.tracing import pipelineable_modules, trace
+from tessera.training.distributed.types import ShardedModule
+
+
+class TrainPipelineSparseDist(TrainPipeline[In, Out]):
+    """Overlaps copies and the travel of ids with forward and backward passes.
+
+    The first call of `progress` puts pipelined forward passes into the model's sharded modules;
+    `detach` takes them out again.
+
+    Args:
+        model: its forward pass takes a batch, returns (losses, output), and can be traced by
+            ``torch.fx`` with sharded modules and modules without them as single steps.
+        optimizer: of the parameters that the backward pass does not update itself.
+        device: where the model is.
+        execute_all_batches: whether the batches in the pipeline are still trained on when the
+            iterator has ended; otherwise they are kept for the next iterator.
+        apply_jit: script the modules that hold no sharded ones.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        device: torch.device,
+        execute_all_batches: bool = True,  # noqa: FBT001, FBT002 - the signature TorchRec users know
+        apply_jit: bool = False,  # noqa: FBT001, FBT002 - the signature TorchRec users know
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._device = device
+        self._execute_all_batches = execute_all_batches
+        self._apply_jit = apply_jit
+        self._memcpy_stream = make_stream(device, priority=-1)
+        self._data_dist_stream = make_stream(device, priority=-1)
+        self._source: BatchSource[In] = BatchSource()
+        self._batches: deque[Any] = deque()
+        self._context = self._make_context()
+        self._forwards: list[BaseForward[Any]] | None = None
+
+    def _make_context(self) -> TrainPipelineContext:
+        return TrainPipelineContext()
+
+    def _make_forward(self, path: str, args: Any, module: Any) -> BaseForward[Any]:
+        return PipelinedForward(path, args, module, self._context, self._data_dist_stream)
+
+    # The model
+
+    def _attach(self) -> list[BaseForward[Any]]:
+        model = get_unwrapped_module(self._model)
+        forwards = []
+        for path, module, args in pipelineable_modules(model, trace(model)):
+            forward = self._make_forward(path, args, module)
+            # Set on the instance: nn.Module.__call__ finds it before the class's.
+            module.forward = forward  # type: ignore[method-assign,assignment]
+            forwards.append(forward)
+        if self._apply_jit:
+            _script_plain_modules(model)
+        return forwards
+
+    def detach(self) -> nn.Module:
+        """Give the model its own forward passes back.
+
+        Raises:
+            UserError: batches are still in the pipeline.
+        """
+        if self._batches:
+            raise UserError(
+                f"{len(self._batches)} batches are in the pipeline; call progress until it raises "
+                "StopIteration"
+            )
+        for forward in self._forwards or []:
+            del forward.module.forward
+        self._forwards = None
+        return self._model
+
+    # The stages
+
+    def _enqueue(self, dataloader_iter: Iterator[In]) -> bool:
+        batch = self._source.next(dataloader_iter)
+        if batch is None:
+            return False
+        with on_stream(self._memcpy_stream):
+            self._batches.append(to_device(batch, self._device))
+        return True
+
+    def _start_sparse_data_dist(self, batch: Any) -> None:
+        """Tell the other ranks how many ids they will get."""
+        assert self._forwards is not None
+        context = self._context
+        with on_stream(self._data_dist_stream):
+            wait_for_batch(batch, self._memcpy_stream)
+            with _Unstarted(self._forwards):
+                for forward in self._forwards:
+                    request = forward.start_input_dist(batch)
+                    context.input_dist_splits_requests[forward.name] = request
+            context.fused_splits_awaitables = _fuse_splits(context)
+
+    def _wait_sparse_data_dist(self) -> None:
+        """Wait for the sizes, and let the ids travel."""
+        context = self._context
+        with on_stream(self._data_dist_stream):
+            for names, awaitable in context.fused_splits_awaitables:
+                context.input_dist_tensors_requests.update(
+                    zip(names, awaitable.wait(), strict=True)
+                )
+            for name, request in context.input_dist_splits_requests.items():
+                context.input_dist_tensors_requests[name] = request.wait()
+        context.fused_splits_awaitables = []
+        context.input_dist_splits_requests = {}
+        context.module_contexts.update(context.module_contexts_next_batch)
+        context.module_contexts_next_batch = {}
+
+    def _fill(self, dataloader_iter: Iterator[In]) -> None:
+        """Have two batches in the pipeline, the first one on its way."""
+        if self._forwards is None:
+            self._forwards = self._attach()
+        if not self._batches and self._enqueue(dataloader_iter):
+            self._start_sparse_data_dist(self._batches[0])
+            self._wait_sparse_data_dist()
+        if len(self._batches) == 1:
+            self._enqueue(dataloader_iter)
+
+    def progress(self, dataloader_iter: Iterator[In]) -> Out:
+        """One step; in evaluation mode (``model.eval()``) only its forward pass.
+
+        Raises:
+            StopIteration: no batch is left.
+            UserError: the model cannot be traced.
+        """
+        self._fill(dataloader_iter)
+        if not self._batches or (self._source.exhausted and not self._execute_all_batches):
+            raise StopIteration
+        training = self._model.training
+        if training:
+            self._optimizer.zero_grad()
+        batch = self._batches[0]
+        wait_for_batch(batch, self._memcpy_stream)
+        wait_for_batch(batch, self._data_dist_stream)
+        has_next = len(self._batches) > 1
+        if has_next:
+            self._start_sparse_data_dist(self._batches[1])
+        self._enqueue(dataloader_iter)
+        losses, output = self._model(batch)
+        if has_next:
+            self._wait_sparse_data_dist()
+        if training:
+            backward_and_step(losses, self._optimizer)
+        self._batches.popleft()
+        result: Out = output
+        return result
+
+
+class _Unstarted:
+    """While it is entered, the modules' exchanges of ids are prepared and not started."""
+
+    def __init__(self, forwards: list[BaseForward[Any]]) -> None:
+        self._exchanges = [
+            part
+            for forward in forwards
+            for dist in getattr(forward.module, "_input_dists", [])
+            for part in dist.modules()
+            if isinstance(part, KJTAllToAll)
+        ]
+
+    def __enter__(self) -> None:
+        for exchange in self._exchanges:
+            exchange.forward = KJTAllToAllForward(  # type: ignore[method-assign,assignment]
+                exchange.pg, exchange.splits, exchange.stagger
+            )
+
+    def __exit__(self, *exception: object) -> None:
+        for exchange in self._exchanges:
+            del exchange.forward
+
+
+def _fuse_splits(
+    context: TrainPipelineContext,
+) -> list[tuple[list[str], FusedKJTListSplitsAwaitable[Any]]]:
+    """One exchange of sizes per process group; takes the requests that it covers."""
+    by_group: dict[Any, dict[str, KJTListSplitsAwaitable[Any]]] = {}
+    for name, request in list(context.input_dist_splits_requests.items()):
+        if isinstance(request, KJTListSplitsAwaitable):
+            del context.input_dist_splits_requests[name]
+            by_group.setdefault(request.process_group, {})[name] = request
+    fused = []
+    for group, requests in by_group.items():
+        contexts = [context.module_contexts_next_batch[name] for name in requests]
+        sizes = FusedKJTListSplitsAwaitable(list(requests.values()), contexts, group)
+        fused.append((list(requests), sizes))
+    return fused
+
+
+def _script_plain_modules(model: nn.Module) -> None:
+    """Replace the outermost modules that hold no sharded ones by their scripted forms."""
+    for name, child in list(model.named_children()):
+        if isinstance(child, (ShardedModule, torch.jit.ScriptModule)):
+            continue
+        if any(isinstance(part, ShardedModule) for part in child.modules()):
+            _script_plain_modules(child)
+            continue
+        try:
+            scripted = torch.jit.script(child)
+        except Exception as error:
+            raise UserError(
+                f"apply_jit: module {name!r} ({type(child).__name__}) cannot be scripted: {error}; "
+                "leave apply_jit out"
+            ) from error
+        setattr(model, name, scripted)

@@ -1,0 +1,141 @@
+"""Gradients cut to a bound before each step, across ranks where parameters are spread over them.
+
+Fused tables have no gradients to look at; theirs are cut number by number, by ``max_gradient``
+in ``fused_params``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from enum import Enum, unique
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from tessera.training.optim.keyed import KeyedOptimizer, OptimizerWrapper
+
+
+@unique
+class GradientClipping(Enum):
+    """What is bounded: the norm of all gradients together, each number, or nothing."""
+
+    NORM = "norm"
+    VALUE = "value"
+    NONE = "none"
+
+
+class GradientClippingOptimizer(OptimizerWrapper):
+    """Clips gradients, then steps.
+
+    Args:
+        optimizer: what is wrapped.
+        clipping: what is bounded.
+        max_gradient: the bound.
+        norm_type: p of the p-norm; infinity (or ``"inf"``) for the largest absolute value.
+        enable_global_grad_clip: the norm is that of the whole model: of ``param_to_pgs``'s
+            parameters the other ranks' parts are counted too.
+        param_to_pgs: parameter to the groups of ranks that hold its parts; the parts' norms are
+            added up over each group in turn.  Parameters that are not in it are the same on
+            every rank.
+
+    Raises:
+        ValueError: a bound or norm that makes no sense.
+    """
+
+    def __init__(  # noqa: PLR0917 - the signature TorchRec users know
+        self,
+        optimizer: KeyedOptimizer,
+        clipping: GradientClipping = GradientClipping.NONE,
+        max_gradient: float = 0.1,
+        norm_type: float | str = 2.0,
+        enable_global_grad_clip: bool = False,  # noqa: FBT001, FBT002 - the signature TorchRec users know
+        param_to_pgs: Mapping[nn.Parameter, list[dist.ProcessGroup]] | None = None,
+    ) -> None:
+        super().__init__(optimizer)
+        self._norm_type = float(norm_type)
+        if clipping is not GradientClipping.NONE and not max_gradient > 0:
+            raise ValueError(f"max_gradient is {max_gradient}; give a number above 0")
+        if not self._norm_type > 0:
+            raise ValueError(f"norm_type is {norm_type}; give a number above 0, or 'inf'")
+        if param_to_pgs and not enable_global_grad_clip:
+            raise ValueError(
+                "param_to_pgs is given, but enable_global_grad_clip is False; set it to True"
+            )
+        self._clipping = clipping
+        self._max_gradient = max_gradient
+        self._groups_of = dict(param_to_pgs or {})
+        self._total_norm: Tensor | None = None
+
+    @property
+    def last_total_grad_norm(self) -> Tensor | None:
+        """The norm before clipping of the last step that clipped by norm; a scalar."""
+        return self._total_norm
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Clip, then one step of the wrapped optimizer.
+
+        The closure, if any, is evaluated first: it computes the gradients.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        parameters = [
+            parameter
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        if self._clipping is GradientClipping.VALUE:
+            nn.utils.clip_grad_value_(parameters, self._max_gradient)
+        elif self._clipping is GradientClipping.NORM:
+            self._clip_norm(parameters)
+        super().step()
+        return loss
+
+    def _clip_norm(self, parameters: Sequence[nn.Parameter]) -> None:
+        whole: list[Tensor] = []
+        spread: dict[tuple[dist.ProcessGroup, ...], list[Tensor]] = {
+            tuple(groups): [] for groups in self._groups_of.values()
+        }
+        for parameter in parameters:
+            assert parameter.grad is not None
+            own = self._groups_of.get(parameter)
+            (spread[tuple(own)] if own else whole).append(parameter.grad)
+        device = next((p.device for p in self._groups_of), None) or (
+            whole[0].device if whole else torch.device("cpu")
+        )
+        total = self._power(whole, device)
+        # Every rank takes part in every sum, with or without a gradient of its own.
+        for groups, gradients in spread.items():
+            part = self._power(gradients, device)
+            for group in groups:
+                largest = math.isinf(self._norm_type)
+                dist.all_reduce(
+                    part, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group
+                )
+            total = self._joined(total, part)
+        infinite = math.isinf(self._norm_type)
+        self._total_norm = total if infinite else total.pow(1.0 / self._norm_type)
+        # Not above 1, and without a wait for the device.
+        factor = (self._max_gradient / (self._total_norm + 1e-6)).clamp(max=1.0)
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad.mul_(factor.to(parameter.grad.device))
+
+    def _power(self, gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+        """Sum of the p-th powers, or the largest absolute value; a scalar."""
+        total = torch.zeros((), device=device)
+        for gradient in gradients:
+            if gradient.numel():
+                norm = torch.linalg.vector_norm(gradient.float(), self._norm_type).to(device)
+                power = norm if math.isinf(self._norm_type) else norm.pow(self._norm_type)
+                total = self._joined(total, power)
+        return total
+
+    def _joined(self, first: Tensor, second: Tensor) -> Tensor:
+        return torch.maximum(first, second) if math.isinf(self._norm_type) else first + second

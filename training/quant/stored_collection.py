@@ -1,0 +1,151 @@
+"""The tables of a quantized collection, and the names under which they are buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tessera.training.modules.embedding_configs import BaseEmbeddingConfig
+from tessera.training.modules.tables import check_features, check_tables
+from tessera.training.quant.lookup import QuantizedRows, RowsOf, ids_are_rows
+from tessera.training.quant.rows import store_quantized, store_rows
+from tessera.training.sparse import selection
+from tessera.training.sparse.checks import check_id_dtype
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+
+QuantizedWeights = dict[str, tuple[Tensor, Tensor | None]]
+"""Numbers and scales of each table, as `tessera.training.quant.rows.quantize_rows` gives them."""
+
+
+class StoredCollection(nn.Module):
+    """Base of the quantized collections.
+
+    Args:
+        tables: the tables; their ``data_type`` says how they are stored.
+        holder: the name of the sub-module that holds the tables' buffers.
+        pooled: whether the vectors of a bag are added up.
+        output_dtype: of the vectors.
+        device: where the tables live.
+        weights: quantized rows to begin with; None: zeros.
+        row_alignment: bytes that the length of a row is a multiple of.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[BaseEmbeddingConfig],
+        *,
+        holder: str,
+        pooled: bool,
+        output_dtype: torch.dtype,
+        device: torch.device | str,
+        weights: QuantizedWeights | None,
+        row_alignment: int,
+    ) -> None:
+        super().__init__()
+        check_tables(tables)
+        self._holder = holder
+        self._feature_names = [name for table in tables for name in table.feature_names]
+        self.rows = QuantizedRows(
+            [
+                RowsOf(
+                    name=table.name,
+                    rows=table.num_embeddings,
+                    dim=table.embedding_dim,
+                    data_type=table.data_type,
+                    features=len(table.feature_names),
+                )
+                for table in tables
+            ],
+            pooled=pooled,
+            output_dtype=output_dtype,
+            device=device,
+            row_alignment=row_alignment,
+        )
+        self.add_module(holder, nn.ModuleDict({table.name: nn.Module() for table in tables}))
+        self._name_buffers()
+        if weights is not None:
+            for part, rows in zip(self.rows.parts(), self.rows.tables(), strict=True):
+                store_quantized(*weights[part.name], rows)
+
+    def _name_buffers(self) -> None:
+        tables = self.get_submodule(self._holder)
+        for part, rows in zip(self.rows.parts(), self.rows.tables(), strict=True):
+            tables.get_submodule(part.name).register_buffer("weight", rows)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:  # noqa: FBT001, FBT002 - torch's signature
+        # All tables are one tensor: it is moved once, and the buffers become its parts again.
+        self.rows.apply(fn)
+        self._name_buffers()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call] # torch leaves it untyped
+        self._name_buffers()
+        return self
+
+    def store(self, weights: dict[str, Tensor]) -> None:
+        """Quantize each table's float weights ``[rows, dim]`` into its buffer."""
+        for part, rows in zip(self.rows.parts(), self.rows.tables(), strict=True):
+            if not weights[part.name].is_meta and not rows.is_meta:
+                store_rows(weights[part.name], part.data_type, rows)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tables live."""
+        return self.rows.device
+
+    def output_dtype(self) -> torch.dtype:
+        """Of the vectors."""
+        return self.rows.output_dtype
+
+    def looked_up(
+        self, features: KeyedJaggedTensor, tables: Sequence[BaseEmbeddingConfig], *, weighted: bool
+    ) -> tuple[KeyedJaggedTensor, Tensor]:
+        """The tables' features in their order, and what the operator gives for them.
+
+        Ids on the CPU that are no rows raise an error; elsewhere, and in a traced graph, row 0
+        takes their place.  -1 is no id, and has no vector.
+        """
+        if isinstance(features, KeyedJaggedTensor):
+            refuse_varying(features)
+        own = selection.select_features(features, self._feature_names)
+        ids, offsets = own.values().long(), own.offsets().long()
+        if isinstance(ids, Tensor) and ids.device.type == "cpu":
+            refuse_wrong_ids(own, self.rows.row_counts, tables)
+        else:
+            ids, offsets = self.rows.checked(ids, offsets)
+        return own, self.rows.forward(ids, offsets, own.weights() if weighted else None)
+
+
+def refuse_wrong_ids(
+    own: KeyedJaggedTensor, row_counts: Tensor, tables: Sequence[BaseEmbeddingConfig]
+) -> None:
+    """Refuse ids on the CPU that are no rows; -1 is no id, and has no vector.
+
+    Args:
+        own: the features of all tables, in their order.
+        row_counts: ``[T]`` int64 on the CPU, rows of each feature's table.
+        tables: the tables.
+
+    Raises:
+        IndexError: naming feature, id and table.
+        ValueError: the values are not int32 or int64.
+    """
+    check_id_dtype(own.values())
+    if not ids_are_rows(row_counts, own.values().long(), own.offsets().long()):
+        # Look again, slowly, and say what.
+        check_features(own, tables)
+        raise ValueError("the features' offsets do not fit their values")
+
+
+def refuse_varying(features: KeyedJaggedTensor) -> None:
+    """Refuse a batch that varies per key: quantized lookups take one of ``B`` bags per key.
+
+    Raises:
+        ValueError: it varies.
+    """
+    if features.variable_stride_per_key():
+        raise ValueError(
+            f"the features have different numbers of bags, {features.stride_per_key()}; quantized "
+            "lookups take as many of each"
+        )
