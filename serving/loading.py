@@ -1,29 +1,34 @@
 """From a package file to something that answers: check everything, then open, then warm up.
 
-The order is the safety: the file is read as a plain zip, its manifest understood, every
-record's hash compared, the operator libraries and the torch version checked, and only then
-does torch open the archive.  A file that fails a check has run nothing.
+The order is the safety: the file is read as a plain archive, its manifest understood, its signature
+checked where that is asked, every record's hash compared, the operator libraries loaded, and only
+then does torch open what was checked.  A file that fails a check has run nothing.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from tessera.kernels.libraries import LibraryError, load_libraries
+from tessera.serving.devices import default_devices
 from tessera.serving.golden import GoldenMismatchError, replay_golden
 from tessera.serving.manifest import GOLDEN_RECORD, Manifest
-from tessera.serving.records import PackageError, Records, file_identity, file_sha256
+from tessera.serving.opening import Opening
+from tessera.serving.records import PackageError, Records
 from tessera.serving.runner import Runner, TorchScriptRunner, zero_batch
-from tessera.serving.torchscript import expected_deprecation, optimize
+from tessera.serving.torchscript import optimize
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 __all__ = ["LoadedPackage", "PackageError", "load_package", "open_checked"]
 
-_MAX_GOLDEN_BYTES = 256 << 20
 # TorchScript's executor plans anew for the first calls it sees of a kind: it profiles one,
 # optimizes at the second, and the third is the steady state.
 _WARM_UP_CALLS = 3
@@ -50,7 +55,12 @@ class LoadedPackage:
 
 
 def load_package(
-    path: str | Path, *, device: str = "cpu", verify_golden: bool = True
+    path: str | Path,
+    *,
+    device: str | None = None,
+    devices: Sequence[str] | None = None,
+    verify_golden: bool = True,
+    trusted_keys: Sequence[Ed25519PublicKey] | None = None,
 ) -> LoadedPackage:
     """Check, open and warm up the package at ``path``.
 
@@ -58,33 +68,39 @@ def load_package(
 
     Args:
         path: a MODEL.pt that ``package-model`` wrote.
-        device: the kind of device to run on; it must be the one the package was made for.
+        device: the kind of device that the package must be made for; None: either.
+        devices: the device of each shard, such as ``["cuda:2", "cuda:3"]`` (a package for GPUs
+            runs on ``cpu``, too); None: the CPU, or the first GPUs, in turns where there are fewer
+            than shards.
         verify_golden: replay the golden answers and compare.
+        trusted_keys: the public keys of which one must have signed the package; None: signatures
+            are not looked at.
 
     Raises:
-        PackageError: the file is missing, damaged or changed, was made for another device or
-            torch, needs an operator library that cannot be loaded, or does not give its golden
-            answers.
+        PackageError: the file is missing, damaged or changed, is not signed as asked, was made for
+            another device or torch, needs devices that are not here or an operator library that
+            cannot be loaded, or does not give its golden answers.
     """
     begin = time.perf_counter()
     path = Path(path)
-    identity, records, manifest = open_checked(path)
-    if manifest.device != device:
+    records = Records(path)
+    manifest = _trusted_manifest(records, trusted_keys)
+    if device not in {None, manifest.device}:
         raise PackageError(
             path, f"was packaged for device {manifest.device!r}, asked for is {device!r}"
         )
+    chosen = _devices(path, manifest, devices)
     check_torch(path, manifest)
+    opening = Opening(records, on_host=set(chosen) == {"cpu"})
+    sha256 = records.check(manifest.records, into=opening.into)
     try:
         load_libraries(manifest.operator_libraries)
     except LibraryError as error:
         raise PackageError(path, str(error)) from error
-    digest = file_sha256(path)
-    runner = TorchScriptRunner(_open_module(path, device))
-    if file_identity(path) != identity:
-        raise PackageError(path, "was changed while it was being loaded; load it again")
+    golden = opening.content(GOLDEN_RECORD) if verify_golden else b""
+    runner = TorchScriptRunner(optimize(opening.module(chosen)))
     warm_up(runner, manifest)
     if verify_golden:
-        golden = records.read(GOLDEN_RECORD, max_bytes=_MAX_GOLDEN_BYTES)
         try:
             replay_golden(runner, golden, manifest.golden)
         except GoldenMismatchError as error:
@@ -94,27 +110,54 @@ def load_package(
     return LoadedPackage(
         manifest=manifest,
         runner=runner,
-        sha256=digest,
+        sha256=sha256,
         load_seconds=time.perf_counter() - begin,
         path=path,
     )
 
 
-def open_checked(path: Path) -> tuple[tuple[int, int, int, int], Records, Manifest]:
-    """Read the file as an archive and compare every record with the manifest.
+@dataclass(frozen=True, kw_only=True)
+class CheckedPackage:
+    """A package of which every byte is as it was written; nothing of it has run.
 
-    Returns:
-        The file's identity (to be compared once the file has been used), its records, and the
-        manifest.
+    Attributes:
+        records: its records.
+        manifest: what it says of itself.
+        sha256: SHA-256 of the whole file, lower-case hex.
+    """
+
+    records: Records
+    manifest: Manifest
+    sha256: str
+
+
+def open_checked(
+    path: Path, trusted_keys: Sequence[Ed25519PublicKey] | None = None
+) -> CheckedPackage:
+    """Read the file as an archive; check its signature if asked, and compare every record.
 
     Raises:
         PackageError: see `load_package`.
     """
     records = Records(path)
-    identity = file_identity(path)
+    manifest = _trusted_manifest(records, trusted_keys)
+    sha256 = records.check(manifest.records)
+    return CheckedPackage(records=records, manifest=manifest, sha256=sha256)
+
+
+def _trusted_manifest(
+    records: Records, trusted_keys: Sequence[Ed25519PublicKey] | None
+) -> Manifest:
     manifest = records.manifest()
-    records.check(manifest.records)
-    return identity, records, manifest
+    if trusted_keys is not None:
+        # Only who asks for signatures needs the library.
+        from tessera.serving.signing import SignatureError, check_signature  # noqa: PLC0415
+
+        try:
+            check_signature(records.manifest_bytes(), trusted_keys)
+        except SignatureError as error:
+            raise PackageError(records.path, str(error)) from error
+    return manifest
 
 
 def check_torch(path: Path, manifest: Manifest) -> None:
@@ -142,15 +185,25 @@ def _major_minor(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _open_module(path: Path, device: str) -> Any:
-    try:
-        with expected_deprecation():
-            module = torch.jit.load(  # type: ignore[no-untyped-call] # torch's own has no types
-                str(path), map_location=device
-            )
-        return optimize(module)
-    except RuntimeError as error:
-        raise PackageError(path, f"torch cannot open it: {error}") from error
+def _devices(path: Path, manifest: Manifest, asked: Sequence[str] | None) -> list[str]:
+    """The device of each shard."""
+    shards = manifest.plan.num_shards
+    if asked is None:
+        try:
+            return default_devices(manifest.device, shards)
+        except ValueError as error:
+            raise PackageError(path, f"cannot be loaded: {error}") from error
+    if len(asked) != shards:
+        raise PackageError(
+            path, f"has {shards} shards, and {len(asked)} devices were given; give one for each"
+        )
+    if manifest.device == "cpu" and set(asked) != {"cpu"}:
+        raise PackageError(
+            path,
+            f"was packaged for device 'cpu', asked for is {asked[0]!r}; package it with "
+            "--device cuda",
+        )
+    return list(asked)
 
 
 def warm_up(runner: Runner, manifest: Manifest) -> None:

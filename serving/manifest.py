@@ -8,7 +8,9 @@ key or a value of the wrong type is an error, and any change of the fields raise
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -17,7 +19,7 @@ from typing import Any
 
 from tessera.serving.schema import InputSchema
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """The version of this layout.  A loader refuses every other."""
 
 MANIFEST_RECORD = "extra/tessera/manifest.json"
@@ -25,6 +27,13 @@ MANIFEST_RECORD = "extra/tessera/manifest.json"
 
 GOLDEN_RECORD = "extra/tessera/golden.bin"
 """The golden answers' record, below the archive's top folder."""
+
+# The two ways in which a manifest's bytes may end; FORMAT.md fixes them.
+_UNSIGNED_END = b'\n "signature": null\n}\n'
+_SIGNED_END = re.compile(
+    rb'\n "signature": \{\n  "algorithm": "ed25519",\n  "public_key": "[0-9a-f]{64}",\n'
+    rb'  "value": "[0-9a-f]{128}"\n \}\n\}\n\Z'
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +63,7 @@ class TableInfo:
         name: the table's name, as in the schema's features.
         rows: number of rows.
         dim: embedding dimension.
-        dtype: weight type (``int8``, ``int4``, ``fp16`` or ``fp32``).
+        dtype: weight type (``int8``, ``int4``, ``int2``, ``fp8``, ``fp16``, ``bf16`` or ``fp32``).
         bytes: bytes of the stored rows, scales and biases included.
         bytes_fp32: bytes of the same table in float32.
         max_abs_error: largest difference of one element from its float32 value.
@@ -76,13 +85,26 @@ class TableInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where one piece of a table lives: rows ``[row_begin, row_end)`` in all columns."""
+    """Where one piece of a table lives.
+
+    Attributes:
+        table: the table's name.
+        shard: the number of the shard, from 0 on.
+        device: the device that the packager had in mind, ``cpu`` or ``cuda:<shard>``; a loader
+            may take others, one per shard.
+        row_begin: the piece's first row.
+        row_end: the row behind its last.
+        column_begin: its first column.
+        column_end: the column behind its last.
+    """
 
     table: str
     shard: int
     device: str
     row_begin: int
     row_end: int
+    column_begin: int
+    column_end: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +156,26 @@ class GoldenInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordInfo:
-    """One record of the archive: its content's SHA-256 (lower-case hex) and size in bytes."""
+    """One record of the archive: its content's SHA-256 (lower-case hex), size and CRC-32."""
 
     sha256: str
     bytes: int
+    crc32: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """Who vouches for the manifest and with it for the whole file.
+
+    Attributes:
+        algorithm: ``ed25519``, the only one.
+        public_key: the signer's public key, 64 lower-case hex digits.
+        value: the signature, 128 lower-case hex digits; `tessera.serving.signing` says of what.
+    """
+
+    algorithm: str
+    public_key: str
+    value: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,13 +186,14 @@ class Manifest:
         format_version: `FORMAT_VERSION` of the writer.
         name: the model's name; a server's default name for it.
         version: the model's version, a free string.
-        created: UTC time, ISO 8601 with seconds and ``Z``.
+        created: UTC time, ISO 8601 with seconds and ``Z``: of the checkpoint's file where there is one,
+            so that packaging it again gives the same bytes, else of packaging.
         versions: software versions.
         backend: whose operators look rows up, ``tessera`` or ``fbgemm``.
         operator_libraries: the libraries to load before the archive is opened, in this order;
             names that `tessera.kernels.libraries` knows.
         schema: inputs and outputs.
-        dtype: the weight type of the tables.
+        dtype: the weight type of the tables; ``mixed`` where they have several.
         tables: one entry per table.
         bytes_fp32: bytes of all weights (tables and dense part) before packaging.
         bytes_packaged: bytes of all weights in the package.
@@ -166,6 +205,7 @@ class Manifest:
         golden: about ``golden.bin``.
         records: every record of the archive except the manifest itself, by its name below
             the archive's top folder.
+        signature: null where nobody signed.  The last field: `FORMAT.md` fixes its spelling.
     """
 
     format_version: int
@@ -187,6 +227,7 @@ class Manifest:
     evaluation: Evaluation | None
     golden: GoldenInfo
     records: Mapping[str, RecordInfo]
+    signature: Signature | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-serialisable form; `from_json` is its inverse."""
@@ -214,11 +255,12 @@ class Manifest:
         """Read what `to_bytes` wrote.
 
         Raises:
-            ValueError: this is not JSON, the format version is another, or `from_json` refuses.
+            ValueError: this is not JSON, the format version is another, `from_json` refuses, or
+                the signature is spelled in another way than `FORMAT.md` says.
         """
         try:
-            data = json.loads(content)
-        except ValueError as error:
+            data = json.loads(content, object_pairs_hook=_no_key_twice)
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"the manifest is not JSON: {error}") from error
         found = data.get("format_version") if isinstance(data, dict) else None
         if found != FORMAT_VERSION:
@@ -226,7 +268,32 @@ class Manifest:
                 f"the package's format_version is {found!r}, this tessera reads {FORMAT_VERSION}; "
                 "package the model again, or load it with the tessera that wrote it"
             )
-        return cls.from_json(data)
+        manifest = cls.from_json(data)
+        signed_message(content)
+        return manifest
+
+
+def signed_message(content: bytes) -> bytes:
+    """What a signature of a manifest's bytes is over: the same bytes without a signature.
+
+    Raises:
+        ValueError: the bytes do not end as `FORMAT.md` says.
+    """
+    if content.endswith(_UNSIGNED_END):
+        return content
+    found = _SIGNED_END.search(content)
+    if found is None:
+        raise ValueError("the manifest does not end in a signature, or null, spelled as it must be")
+    return content[: found.start()] + _UNSIGNED_END
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # Readers of JSON differ in which of two values they take.
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"a key is there twice: {next(k for k in keys if keys.count(k) > 1)!r}")
+    return found
 
 
 def _encode(value: Any) -> Any:
@@ -259,9 +326,14 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
     return {key: _decode(arguments[1], item, f"{where}.{key}") for key, item in entries.items()}
 
 
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
 def _decode_fields(kind: Any, data: Any, where: str) -> Any:
     entries = _expect(data, dict, where)
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     names = [field.name for field in fields(kind)]
     if entries.keys() != set(names):
         missing = sorted(set(names) - entries.keys())

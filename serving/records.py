@@ -1,35 +1,35 @@
-"""The package file as a plain zip archive: which records it has and what they hash to.
+"""The package file as a plain archive: which records it has and what they hash to.
 
 Nothing here runs or unpickles anything of the archive, so it is safe on a file from anywhere.
-torch's own reader and Python's must see the same file, or checking with one would say nothing
-about the other: whatever would let them differ (a name twice, bytes before or after the
-archive, several top folders) is refused.
+Every byte counts: `tessera.serving.layout` compares those around the contents with the only ones
+that may be there, the manifest names the hash of every content but its own, and its own has a CRC-32
+and, where it is signed, a signature.
 """
 
 from __future__ import annotations
 
 import hashlib
 import stat
-import struct
-import zipfile
 import zlib
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from tessera.errors import UserError
+from tessera.serving.layout import (
+    Entry,
+    LayoutError,
+    directory_and_end,
+    local_header,
+    read_layout,
+)
 from tessera.serving.manifest import MANIFEST_RECORD, Manifest, RecordInfo
 
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 4 << 20
+_SCRATCH_PIECES = 4
 _MAX_MANIFEST_BYTES = 256 << 20
-_END_OF_ARCHIVE = b"PK\x05\x06"
-_END_OF_ARCHIVE_BYTES = 22
-_HASHING_THREADS = 4
-
-# Everything that zipfile raises over a damaged archive: ValueError is for names that are no
-# UTF-8, EOFError for a cut record, RuntimeError and NotImplementedError (one of its kind) for
-# encryption and methods that it does not know.
-_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError, ValueError)
+_WORTH_A_THREAD_BYTES = 1 << 20
 
 
 class PackageError(UserError):
@@ -44,57 +44,46 @@ class PackageError(UserError):
 class Records:
     """The records of one archive, by their name below its top folder.
 
+    Attributes:
+        path: the file.
+        identity: `file_identity` of what was read; compare it once the file has been used.
+
     Raises:
-        PackageError: the file is missing, is no regular file, is no zip archive, or is one that
-            two readers might read differently.
+        PackageError: the file is missing, is no regular file, is no archive, or has a byte
+            outside its contents that is not as `FORMAT.md` says.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             status = path.stat()
-        except OSError as error:
-            raise PackageError(path, f"cannot be read: {error.strerror}") from error
-        if not stat.S_ISREG(status.st_mode):
-            raise PackageError(path, "is not a file; give the MODEL.pt that package-model wrote")
-        try:
-            _check_end(path, status.st_size)
-            with zipfile.ZipFile(path) as archive:
-                infos = archive.infolist()
-        except _DAMAGE as error:
+            if not stat.S_ISREG(status.st_mode):
+                raise PackageError(
+                    path, "is not a file; give the MODEL.pt that package-model wrote"
+                )
+            self.identity = file_identity(path)
+            with path.open("rb") as stream:
+                entries = read_layout(stream, status.st_size)
+        except LayoutError as error:
             raise PackageError(
-                path, f"is damaged, cut short or no package at all ({error})"
+                path,
+                f"is damaged, cut short or no package at all ({error}); if an older Tessera "
+                "wrote it, package the model again",
             ) from error
         except OSError as error:
             raise PackageError(path, f"cannot be read: {error.strerror}") from error
-        self._infos = self._by_name(infos)
-
-    def _by_name(self, infos: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
-        if not infos or min(info.header_offset for info in infos) != 0:
-            raise PackageError(self.path, "the archive does not begin at the file's first byte")
-        top = infos[0].orig_filename.partition("/")[0]
-        by_name: dict[str, zipfile.ZipInfo] = {}
-        for info in infos:
-            name = info.orig_filename
-            parts = name.split("/")
-            if (
-                any(part in {"", ".", ".."} for part in parts)
-                or "\\" in name
-                or "\0" in name
-                or len(parts) < 2
-                or parts[0] != top
-            ):
-                raise PackageError(self.path, f"record {name!r} has a name that no package uses")
-            short = name[len(top) + 1 :]
-            if short in by_name:
-                raise PackageError(self.path, f"record {short!r} is there twice")
-            by_name[short] = info
-        return by_name
+        self._checked: dict[str, str] = {}
+        self._entries = {entry.name: entry for entry in entries}
 
     @property
     def names(self) -> frozenset[str]:
         """Every record's name."""
-        return frozenset(self._infos)
+        return frozenset(self._entries)
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Every record, in the order of the file."""
+        return tuple(self._entries.values())
 
     def read(self, name: str, *, max_bytes: int) -> bytes:
         """The content of record ``name``.
@@ -103,18 +92,29 @@ class Records:
             PackageError: there is no such record, it is larger than ``max_bytes``, or its
                 stored checksum does not hold.
         """
-        info = self._infos.get(name)
-        if info is None:
+        entry = self._entries.get(name)
+        if entry is None:
             raise PackageError(self.path, f"record {name!r} is missing")
-        if info.file_size > max_bytes:
+        if entry.bytes > max_bytes:
             raise PackageError(
-                self.path, f"record {name!r} has {info.file_size} bytes, more than {max_bytes}"
+                self.path, f"record {name!r} has {entry.bytes} bytes, more than {max_bytes}"
             )
-        try:
-            with zipfile.ZipFile(self.path) as archive:
-                return archive.read(info)
-        except (*_DAMAGE, OSError) as error:
-            raise self._damaged(name, error) from error
+        content = b"".join(map(bytes, self._pieces(entry, None, ())))
+        if zlib.crc32(content) != entry.crc32:
+            raise PackageError(self.path, f"record {name!r} is damaged: its CRC-32 does not hold")
+        return content
+
+    def manifest_bytes(self) -> bytes:
+        """The manifest's content.
+
+        Raises:
+            PackageError: it is missing or damaged.
+        """
+        if MANIFEST_RECORD not in self._entries:
+            raise PackageError(
+                self.path, f"has no {MANIFEST_RECORD}: it was not written by package-model"
+            )
+        return self.read(MANIFEST_RECORD, max_bytes=_MAX_MANIFEST_BYTES)
 
     def manifest(self) -> Manifest:
         """The manifest.
@@ -122,46 +122,28 @@ class Records:
         Raises:
             PackageError: it is missing, damaged, or of another format version.
         """
-        if MANIFEST_RECORD not in self._infos:
-            raise PackageError(
-                self.path, f"has no {MANIFEST_RECORD}: it was not written by package-model"
-            )
-        content = self.read(MANIFEST_RECORD, max_bytes=_MAX_MANIFEST_BYTES)
         try:
-            return Manifest.from_bytes(content)
+            return Manifest.from_bytes(self.manifest_bytes())
+        except PackageError:
+            raise
         except ValueError as error:
             raise PackageError(self.path, str(error)) from error
 
-    def hash_all(self) -> dict[str, RecordInfo]:
-        """Size and SHA-256 of every record but the manifest.
+    def check(
+        self,
+        expected: Mapping[str, RecordInfo],
+        *,
+        into: Callable[[Entry], memoryview | None] = lambda _: None,
+    ) -> str:
+        """Read the file once and compare every record with the manifest's list.
 
-        Raises:
-            PackageError: a record cannot be read or its stored checksum does not hold.
-        """
-        names = [name for name in self._infos if name != MANIFEST_RECORD]
-        # The largest first, so that no thread is left alone with it at the end.
-        names.sort(key=lambda name: self._infos[name].file_size, reverse=True)
-        with ThreadPoolExecutor(_HASHING_THREADS) as pool:
-            return dict(zip(names, pool.map(self._hash, names), strict=True))
+        Args:
+            expected: the list.
+            into: memory for a record's content, of its size, if it is to be kept.  It holds what
+                was hashed, to be used only once this has returned.
 
-    def _hash(self, name: str) -> RecordInfo:
-        digest = hashlib.sha256()
-        size = 0
-        try:
-            # A file of its own per thread: a shared one would take turns at a lock.
-            with zipfile.ZipFile(self.path) as archive, archive.open(self._infos[name]) as stream:
-                while chunk := stream.read(_CHUNK_BYTES):
-                    digest.update(chunk)
-                    size += len(chunk)
-        except (*_DAMAGE, OSError) as error:
-            raise self._damaged(name, error) from error
-        return RecordInfo(sha256=digest.hexdigest(), bytes=size)
-
-    def _damaged(self, name: str, error: Exception) -> PackageError:
-        return PackageError(self.path, f"record {name!r} is damaged ({error})")
-
-    def check(self, expected: Mapping[str, RecordInfo]) -> None:
-        """Compare every record with the manifest's list.
+        Returns:
+            SHA-256 of the whole file, lower-case hex.
 
         Raises:
             PackageError: a record is missing, is there without being listed, or differs.
@@ -173,35 +155,126 @@ class Records:
             raise PackageError(
                 self.path, f"records are not listed in the manifest: {', '.join(extra)}"
             )
-        found = self.hash_all()
-        for name in sorted(found):
-            if found[name] != expected[name]:
+        if list(self._entries) != [*sorted(present), MANIFEST_RECORD]:
+            raise PackageError(self.path, "the records are not in the order of their names")
+        whole, found = self._read_through(into)
+        self._checked = found
+        for name in sorted(present):
+            sha256 = found[name]
+            entry, listed = self._entries[name], expected[name]
+            if (sha256, entry.bytes) != (listed.sha256, listed.bytes):
                 raise PackageError(
                     self.path,
-                    f"record {name!r} was changed: SHA-256 {found[name].sha256} of "
-                    f"{found[name].bytes} bytes, the manifest says {expected[name].sha256} of "
-                    f"{expected[name].bytes} bytes",
+                    f"record {name!r} was changed: SHA-256 {sha256} of {entry.bytes} bytes, the "
+                    f"manifest says {listed.sha256} of {listed.bytes} bytes",
                 )
+            if entry.crc32 != listed.crc32:
+                raise PackageError(
+                    self.path,
+                    f"the header of record {name!r} was changed: CRC-32 {entry.crc32:08x}, the "
+                    f"manifest says {listed.crc32:08x}",
+                )
+        return whole
+
+    def _read_through(
+        self, into: Callable[[Entry], memoryview | None]
+    ) -> tuple[str, dict[str, str]]:
+        """SHA-256 of the file and, by name, of each content."""
+        found: dict[str, str] = {}
+        whole, own = _Hasher(), _Hasher()
+        try:
+            for entry in self._entries.values():
+                whole.add(local_header(entry))
+                place = into(entry)
+                for piece in self._pieces(entry, place, (whole, own)):
+                    whole.add(piece)
+                    own.add(piece)
+                found[entry.name] = own.take()
+            whole.add(directory_and_end(list(self._entries.values())))
+            return whole.take(), found
+        finally:
+            whole.close()
+            own.close()
+
+    def pieces_again(self, entry: Entry) -> Iterator[memoryview]:
+        """A record's content from the file again; each piece is overwritten by the next.
+
+        Raises:
+            PackageError: it is not what it was when `check` read it.
+        """
+        digest = hashlib.sha256()
+        for piece in self._pieces(entry, None, ()):
+            digest.update(piece)
+            yield piece
+        if digest.hexdigest() != self._checked[entry.name]:
+            raise PackageError(self.path, "was changed while it was being loaded; load it again")
+
+    def _pieces(
+        self, entry: Entry, place: memoryview | None, hashers: tuple[_Hasher, ...]
+    ) -> Iterator[memoryview]:
+        """A content, piece by piece, in ``place`` or in memory that is used again.
+
+        Args:
+            entry: which.
+            place: of its size, or None.
+            hashers: who must be done with a piece before its memory is used again.
+        """
+        step = min(entry.bytes, _CHUNK_BYTES)
+        scratch = [memoryview(bytearray(step)) for _ in range(_SCRATCH_PIECES if hashers else 1)]
+        done, number = 0, 0
+        try:
+            with self.path.open("rb", buffering=0) as stream:
+                stream.seek(entry.content_offset)
+                while done < entry.bytes:
+                    size = min(step, entry.bytes - done)
+                    if place is not None:
+                        piece = place[done : done + size]
+                    else:
+                        for hasher in hashers:
+                            hasher.wait(at_most=_SCRATCH_PIECES - 1)
+                        piece = scratch[number % len(scratch)][:size]
+                    count = stream.readinto(piece)
+                    if not count:
+                        raise PackageError(self.path, "became shorter while it was being read")
+                    yield piece[:count]
+                    done += count
+                    number += 1
+        except OSError as error:
+            raise PackageError(self.path, f"cannot be read: {error.strerror}") from error
 
 
-def _check_end(path: Path, size: int) -> None:
-    """The end record is the file's last bytes, so that every reader finds the same one."""
-    if size < _END_OF_ARCHIVE_BYTES:
-        raise zipfile.BadZipFile("too short")
-    with path.open("rb") as stream:
-        stream.seek(size - _END_OF_ARCHIVE_BYTES)
-        tail = stream.read()
-    if not tail.startswith(_END_OF_ARCHIVE) or tail[-2:] != b"\0\0":
-        raise zipfile.BadZipFile("the archive's end record is not at the file's end")
+class _Hasher:
+    """SHA-256 in a thread of its own, which begins with the first large piece."""
 
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._thread: ThreadPoolExecutor | None = None
+        self._waiting: deque[Future[None]] = deque()
 
-def file_sha256(path: Path) -> str:
-    """SHA-256 of the whole file, in lower-case hex: what ``sha256sum`` prints."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+    def close(self) -> None:
+        """End the thread."""
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def add(self, piece: bytes | memoryview) -> None:
+        """Hash a piece, whose memory must not change until `wait` says that it is done."""
+        if self._thread is None and len(piece) < _WORTH_A_THREAD_BYTES:
+            self._digest.update(piece)
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1)
+        self._waiting.append(self._thread.submit(self._digest.update, piece))
+
+    def wait(self, *, at_most: int) -> None:
+        """Until no more than ``at_most`` pieces are left."""
+        while len(self._waiting) > at_most:
+            self._waiting.popleft().result()
+
+    def take(self) -> str:
+        """The digest in hex of all since the last time."""
+        self.wait(at_most=0)
+        found, self._digest = self._digest.hexdigest(), hashlib.sha256()
+        return found
 
 
 def file_identity(path: Path) -> tuple[int, int, int, int]:

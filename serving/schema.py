@@ -13,7 +13,7 @@ from typing import Any, Literal
 Group = Literal["id_list", "id_score_list"]
 Hashing = Literal["none", "modulo", "murmur3"]
 OutOfRange = Literal["reject", "clamp", "hash"]
-Pooling = Literal["sum", "mean"]
+Pooling = Literal["sum", "mean", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +23,11 @@ class FeatureSpec:
     Attributes:
         name: the feature's name, unique in the schema.
         group: ``id_list`` (ids) or ``id_score_list`` (ids with a float32 weight each).
-        table: the table's name; several features may share one.
-        rows: the table's number of rows.
-        dim: the embedding dimension.
-        pooling: how the vectors of one bag become one vector.
+        table: the table's name; several features may share one.  A feature that several tables
+            serve names the one with the fewest rows, one that goes to no table an empty name.
+        rows: the table's number of rows; where there is no table, the number of ids.
+        dim: the embedding dimension; 1 where there is no table.
+        pooling: how the vectors of one bag become one vector; ``none``: they stay as they are.
         hashing: how a raw 64-bit id becomes a row, inside the scripted graph.  ``none``: the
             id is the row.
         out_of_range: what happens under ``hashing="none"`` to an id outside ``[0, rows)``:

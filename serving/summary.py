@@ -39,6 +39,7 @@ def describe(manifest: Manifest, *, path: str, file_bytes: int) -> str:
         "operators": _operators(manifest),
         "device": manifest.device,
         "plan": _plan(manifest),
+        "signature": _signature(manifest),
         "outputs": ", ".join(f"{output.name} {_shape(output.width)}" for output in schema.outputs),
         "dense": ", ".join(schema.dense_features) or "-",
         "missing": schema.dense_missing,
@@ -63,7 +64,8 @@ def describe(manifest: Manifest, *, path: str, file_bytes: int) -> str:
         ],
     )
     lines = [f"{name:<{width}}  {value}" for name, value in facts.items()]
-    return "\n".join([*lines, "", *features, "", summarize(manifest), *_training(manifest)])
+    parts = [*lines, "", *features, "", *_shards(manifest), summarize(manifest)]
+    return "\n".join([*parts, *_training(manifest)])
 
 
 def _shape(width: int) -> str:
@@ -72,7 +74,34 @@ def _shape(width: int) -> str:
 
 def _plan(manifest: Manifest) -> str:
     devices = sorted({placement.device for placement in manifest.plan.placements})
-    return f"{manifest.plan.num_shards} shard on {', '.join(devices)}"
+    shards = manifest.plan.num_shards
+    return f"{shards} shard{'' if shards == 1 else 's'} on {', '.join(devices)}"
+
+
+def _signature(manifest: Manifest) -> str:
+    if manifest.signature is None:
+        return "none"
+    return f"says key {manifest.signature.public_key} ('tessera verify --public-key' checks it)"
+
+
+def _shards(manifest: Manifest) -> list[str]:
+    """Where the pieces of the tables lie; nothing where all is in one place."""
+    if manifest.plan.num_shards == 1:
+        return []
+    tables = {table.name: table for table in manifest.tables}
+    rows = []
+    for at in sorted(manifest.plan.placements, key=lambda at: (at.shard, at.table)):
+        table = tables[at.table]
+        share = (at.row_end - at.row_begin) * (at.column_end - at.column_begin)
+        size = table.bytes * share // (table.rows * table.dim)
+        place = (
+            f"{at.row_begin} to {at.row_end}",
+            f"{at.column_begin} to {at.column_end}",
+            human_bytes(size),
+        )
+        rows.append((str(at.shard), at.device, at.table, *place))
+    head = ("shard", "device", "table", "rows", "columns", "about")
+    return ["where the tables lie:", *table_of(head, rows), ""]
 
 
 def _operators(manifest: Manifest) -> str:

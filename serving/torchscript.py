@@ -29,6 +29,9 @@ def optimize(module: Any) -> Any:
     weights.  Side effect: torch's fusion strategy for the process is set to no fusion; the
     fuser's recompilation at each new shape costs a server far more than fused kernels give it.
     """
+    on_cpu = all(buffer.device.type == "cpu" for buffer in module.buffers())
     with expected_deprecation():
         torch.jit.set_fusion_strategy([("STATIC", 0)])
-        return torch.jit.optimize_for_inference(torch.jit.freeze(module.eval()))
+        frozen = torch.jit.freeze(module.eval())
+        # What it does beyond freezing is for the CPU.
+        return torch.jit.optimize_for_inference(frozen) if on_cpu else frozen

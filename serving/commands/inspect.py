@@ -1,7 +1,8 @@
-"""Show what a package says of itself: schema, tables, sizes, plan and metrics.
+"""Show what a package says of itself: schema, tables, sizes, plan and metrics; or its graph.
 
-Only the file's manifest is read: nothing of the model is loaded or run, and no hash is compared
-('tessera verify' does that).
+Without --graph and --svg only the file's manifest is read: nothing of the model is loaded or run, and
+no hash is compared ('tessera verify' does that). For the graph the whole file is checked first, and
+then torch opens it without its large tables.
 """
 
 from __future__ import annotations
@@ -9,9 +10,15 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from tessera.errors import UserError
 from tessera.serving.records import Records
 from tessera.serving.summary import describe
+
+if TYPE_CHECKING:
+    from tessera.serving.graph import Graph
+    from tessera.serving.manifest import Manifest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,17 +26,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", metavar="MODEL.pt", type=Path, help="the file that package-model wrote"
     )
-    parser.add_argument(
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
         "--json", action="store_true", help="print the manifest as it is stored, in JSON"
+    )
+    what.add_argument(
+        "--graph",
+        action="store_true",
+        help="print the operators of the model's graph, what they take and their weights",
+    )
+    parser.add_argument(
+        "--svg",
+        metavar="FILE",
+        type=Path,
+        help="draw the graph into this file, for any browser (default: not drawn)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the manifest."""
-    manifest = Records(args.model).manifest()
+    """Print the manifest or the graph."""
+    records = Records(args.model)
+    manifest = records.manifest()
+    if args.graph or args.svg is not None:
+        from tessera.serving.graph import graph_text  # noqa: PLC0415 - loads torch
+
+        graph = _graph(records, manifest)
+        if args.svg is not None:
+            _draw(graph, manifest, args.svg)
+        if args.graph:
+            print(graph_text(graph))
+            return 0
     if args.json:
         print(json.dumps(manifest.to_json(), indent=1))
     else:
         size = args.model.stat().st_size
         print(describe(manifest, path=str(args.model), file_bytes=size))
     return 0
+
+
+def _graph(records: Records, manifest: Manifest) -> Graph:
+    from tessera.kernels.libraries import load_libraries  # noqa: PLC0415 - loads torch
+    from tessera.serving.graph import read_graph  # noqa: PLC0415 - likewise
+    from tessera.serving.opening import Opening  # noqa: PLC0415 - likewise
+
+    opening = Opening(records, on_host=False)
+    records.check(manifest.records, into=opening.into)
+    load_libraries(manifest.operator_libraries)
+    return read_graph(*opening.without_tables())
+
+
+def _draw(graph: Graph, manifest: Manifest, path: Path) -> None:
+    from tessera.serving.graph_svg import graph_svg  # noqa: PLC0415 - loads torch
+
+    title = f"{manifest.name}, version {manifest.version}"
+    try:
+        path.write_text(graph_svg(graph, title=title), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--svg {path} cannot be written: {error.strerror}") from error
+    print(f"drew {path}")

@@ -1,18 +1,25 @@
 """Quantize, trace and script a trained model into one file that servers load.
 
 RUN_OR_CHECKPOINT is a run folder of 'tessera train' (its best checkpoint is taken) or one
-checkpoint file. The tables' rows are stored as --dtype, the file is checked by golden answers,
-and the trained and the packaged model are compared on the validation set that the model was
-trained with. The result of all this is printed and stored in the file; 'tessera inspect' shows
-it again.
+checkpoint file. Instead of it, --factory names a function of your own that returns a module,
+a ModelInputs (or None) and a sample batch. The tables' rows are stored as --dtype, and the file is
+checked by golden answers; a trained model and its package are also compared on the validation
+set that the model was trained with. The result of all this is printed and stored in the file;
+'tessera inspect' shows it again.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from tessera.errors import UserError
 from tessera.serving.summary import human_bytes, summarize
+
+if TYPE_CHECKING:
+    from tessera.serving.manifest import Manifest
+    from tessera.serving.packaging.options import PackageOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,36 +27,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run_or_checkpoint",
         metavar="RUN_OR_CHECKPOINT",
+        nargs="?",
         type=Path,
         help="run folder or checkpoint file that 'tessera train' wrote",
     )
     parser.add_argument(
+        "--factory",
+        metavar="PKG.MODULE:FUNCTION",
+        help="package what this function returns instead of a run (module, ModelInputs or None, "
+        "sample batch); the working directory is searched first (default: none)",
+    )
+    parser.add_argument(
         "--out", metavar="MODEL.pt", type=Path, required=True, help="the file to write or replace"
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=["int8", "int4", "fp16", "fp32"],
-        default="int8",
-        help="how the tables' elements are stored (default int8)",
-    )
-    parser.add_argument(
-        "--backend",
-        choices=["tessera", "fbgemm"],
-        help="whose operators the model calls (default tessera where its library is built, which "
-        "'make build' does, and otherwise fbgemm, which is slower)",
-    )
-    parser.add_argument(
-        "--device",
-        choices=["cpu"],
-        default="cpu",
-        help="the kind of device that the model will run on (default cpu)",
     )
     parser.add_argument(
         "--name", help="the model's name in servers and metrics (default: the file's name)"
     )
     parser.add_argument("--model-version", default="1", help="the model's version (default 1)")
     parser.add_argument(
-        "--output-name", default="default", help="the name of the scores (default 'default')"
+        "--output-name",
+        default="default",
+        help="the name of the scores, where the model gives one output (default 'default')",
+    )
+    _add_storage(parser)
+    _add_places(parser)
+    parser.add_argument(
+        "--leaf-module",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="qualified name or class name of a submodule of the --factory's module that cannot be "
+        "traced and is compiled whole; may be given again (default: none)",
+    )
+    parser.add_argument(
+        "--sign",
+        metavar="KEY.pem",
+        type=Path,
+        help="sign the package with this private Ed25519 key, as 'tessera keygen' writes it "
+        "(default: not signed; 'tessera sign' can do it later)",
     )
     measuring = parser.add_mutually_exclusive_group()
     measuring.add_argument(
@@ -65,38 +80,160 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_storage(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dtype",
+        choices=["int8", "int8b", "int4", "int2", "fp8", "fp16", "bf16", "fp32"],
+        default="int8",
+        help="how the tables' elements are stored (default int8; int8b, fp8 and bf16 need the "
+        "tessera backend, int2 needs fbgemm; int8b keeps a scale per 16 columns inside the row, "
+        "for the fastest GPU lookups, and needs dimensions that are multiples of 16)",
+    )
+    parser.add_argument(
+        "--table-dtype",
+        metavar="PATTERN=DTYPE",
+        action="append",
+        default=[],
+        type=_pair,
+        help="another type for the tables whose names fit the pattern (* and ?), such as "
+        "'user_*=int4'; may be given again, the first that fits counts (default: none)",
+    )
+    parser.add_argument(
+        "--max-table-error",
+        type=float,
+        metavar="SHARE",
+        help="a table whose RMSE is more than this share of its elements' root mean square keeps "
+        "the next wider of int2, int4, int8, fp16, fp32 that loses less (default: no bound)",
+    )
+    parser.add_argument(
+        "--report",
+        metavar="FILE",
+        type=Path,
+        help="also write what each weight type would cost and save (bytes, errors, AUC, normalised "
+        "entropy), as HTML where FILE ends in .html, else as text (default: no report; it takes "
+        "as long as packaging once per type)",
+    )
+
+
+def _add_places(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--backend",
+        choices=["tessera", "fbgemm"],
+        help="whose operators the model calls (default tessera where its library is built, which "
+        "'make build' does, and otherwise fbgemm, which is slower)",
+    )
+    parser.add_argument(
+        "--device",
+        choices=["cpu", "cuda"],
+        default="cpu",
+        help="the kind of device that the model will run on (default cpu); needs no GPU here",
+    )
+    parser.add_argument(
+        "--shards",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="over how many devices of one process the tables are spread (default 1)",
+    )
+    parser.add_argument(
+        "--sharding",
+        choices=["auto", "table_wise", "row_wise", "column_wise"],
+        default="auto",
+        help="how: whole tables, runs of rows or runs of columns; auto (the default) cuts the rows "
+        "of tables that are larger than a device's equal part and leaves the others whole",
+    )
+    parser.add_argument(
+        "--table-sharding",
+        metavar="PATTERN=SHARDING",
+        action="append",
+        default=[],
+        type=_pair,
+        help="another way for the tables whose names fit the pattern (* and ?); may be given "
+        "again, the first that fits counts (default: none)",
+    )
+    parser.add_argument(
+        "--plan",
+        metavar="PLAN.json",
+        type=Path,
+        help="a file with the shards of each table, as the plan in 'tessera inspect --json', "
+        "instead of the three flags above (default: none)",
+    )
+
+
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not a number of rows; give 1 or more")
+        raise argparse.ArgumentTypeError(f"{value} is not a positive number; give 1 or more")
     return value
+
+
+def _pair(text: str) -> tuple[str, str]:
+    pattern, equals, value = text.rpartition("=")
+    if not equals or not pattern or not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is no PATTERN=VALUE, such as 'user_*=int4'")
+    return pattern, value
 
 
 def run(args: argparse.Namespace) -> int:
     """Package the model and print what came out."""
-    from tessera.serving.packaging.package import (  # noqa: PLC0415 - loads torch
-        PackageOptions,
-        package_model,
-    )
-
-    chosen = {} if args.backend is None else {"backend": args.backend}
-    options = PackageOptions(
-        name=args.out.stem if args.name is None else args.name,
-        version=args.model_version,
-        dtype=args.dtype,
-        output=args.output_name,
-        **chosen,
-    )
-    manifest = package_model(
-        args.run_or_checkpoint,
-        args.out,
-        options,
-        evaluate_rows=args.evaluate_rows,
-        skip_evaluation=args.no_evaluate,
-    )
+    if (args.run_or_checkpoint is None) == (args.factory is None):
+        raise UserError("give either RUN_OR_CHECKPOINT or --factory PKG.MODULE:FUNCTION")
+    if args.factory is None and args.leaf_module:
+        raise UserError("--leaf-module is for a --factory's module; leave it out for a run")
+    if args.factory is not None and (args.no_evaluate or args.evaluate_rows is not None):
+        raise UserError(
+            "--evaluate-rows and --no-evaluate are for a run, which has validation data; leave them "
+            "out with --factory"
+        )
+    manifest = _package(args, _options(args))
     print(summarize(manifest))
     if args.backend is None and manifest.backend != "tessera":
         print("the faster operators are not built here; 'make build' builds them")
     print()
     print(f"wrote {args.out} ({human_bytes(args.out.stat().st_size)})")
     return 0
+
+
+def _options(args: argparse.Namespace) -> PackageOptions:
+    from tessera.serving.packaging.options import PackageOptions  # noqa: PLC0415 - loads torch
+    from tessera.serving.packaging.shard import read_plan  # noqa: PLC0415 - likewise
+
+    chosen = {} if args.backend is None else {"backend": args.backend}
+    return PackageOptions(
+        name=args.out.stem if args.name is None else args.name,
+        version=args.model_version,
+        dtype=args.dtype,
+        table_dtypes=dict(args.table_dtype),
+        max_table_error=args.max_table_error,
+        device=args.device,
+        shards=args.shards,
+        sharding=args.sharding,
+        table_sharding=dict(args.table_sharding),
+        plan=None if args.plan is None else read_plan(args.plan),
+        output=args.output_name,
+        leaf_modules=tuple(args.leaf_module),
+        sign_key=args.sign,
+        **chosen,
+    )
+
+
+def _package(args: argparse.Namespace, options: PackageOptions) -> Manifest:
+    if args.factory is not None:
+        from tessera.serving.packaging.module_package import (  # noqa: PLC0415 - loads torch
+            load_source,
+            write_module,
+        )
+
+        return write_module(
+            load_source(args.factory), args.out, options, report=args.report, progress=True
+        )
+    from tessera.serving.packaging.package import package_run  # noqa: PLC0415 - loads torch
+
+    return package_run(
+        args.run_or_checkpoint,
+        args.out,
+        options,
+        evaluate_rows=args.evaluate_rows,
+        skip_evaluation=args.no_evaluate,
+        report=args.report,
+    )

@@ -63,6 +63,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="do not replay the package's golden answers before serving (default: replay them)",
     )
     parser.add_argument(
+        "--require-signature",
+        action="store_true",
+        help="serve only packages that are signed with a key of --public-key (default: signatures "
+        "are not looked at)",
+    )
+    parser.add_argument(
+        "--public-key",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a public Ed25519 key in PEM, as 'tessera keygen' writes it; may be given several "
+        "times, one of the keys is enough (default: none)",
+    )
+    parser.add_argument(
+        "--gpus",
+        type=parse_gpus,
+        default=(),
+        metavar="N[,N...]",
+        help="on which GPUs a package made for GPUs is served, the whole model on each (on as many as "
+        "it has shards); default: on every one that is there",
+    )
+    parser.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         default=_EXAMPLE.log_level,
@@ -99,6 +121,9 @@ def run(args: argparse.Namespace) -> int:
         drain_propagation_ms=args.drain_propagation_ms,
         drain_limit_s=args.drain_limit_s,
         verify_golden=not args.skip_golden,
+        require_signature=args.require_signature,
+        public_keys=tuple(args.public_key),
+        gpus=args.gpus,
         log_level=args.log_level,
         log_format=args.log_format,
     )
@@ -106,6 +131,17 @@ def run(args: argparse.Namespace) -> int:
     from tessera.serving.server.main import serve_until_signal  # noqa: PLC0415
 
     return serve_until_signal(config)
+
+
+def parse_gpus(text: str) -> tuple[int, ...]:
+    """``N,N,...``: CUDA's numbers of GPUs, each once."""
+    numbers = text.split(",")
+    if not all(number.isascii() and number.isdigit() for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of GPUs' numbers such as 0,1")
+    gpus = tuple(map(int, numbers))
+    if len(set(gpus)) < len(gpus):
+        raise argparse.ArgumentTypeError(f"{text!r} names a GPU twice")
+    return gpus
 
 
 def parse_model(text: str) -> ModelSource:

@@ -1,4 +1,4 @@
-"""Check a package: every record's hash, the operators it needs, and its golden answers.
+"""Check a package: every byte, its signature if asked, the operators it needs, its golden answers.
 
 Exit status: 0 all of it holds; 1 it does not (the line says what); 2 there is no such file.
 """
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from tessera.errors import UserError
+from tessera.serving.manifest import Signature
 from tessera.serving.records import PackageError
 
 
@@ -17,6 +18,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     parser.add_argument(
         "model", metavar="MODEL.pt", type=Path, help="the file that package-model wrote"
+    )
+    parser.add_argument(
+        "--public-key",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        help="refuse a package that is not signed with this key (PEM, as 'tessera keygen' writes "
+        "it); may be given several times, one of the keys is enough (default: signatures are not "
+        "checked)",
     )
 
 
@@ -26,8 +36,13 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.model.is_file():
         raise UserError(f"{args.model} is not a file; give the MODEL.pt that package-model wrote")
+    keys = None
+    if args.public_key is not None:
+        from tessera.serving.signing import read_public_key  # noqa: PLC0415 - slow to import
+
+        keys = [read_public_key(path) for path in args.public_key]
     try:
-        package = load_package(args.model)
+        package = load_package(args.model, trusted_keys=keys)
     except PackageError as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1
@@ -35,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"{args.model}: {manifest.name}, version {manifest.version}")
     print(f"  sha256 {package.sha256}")
     print(f"  {len(manifest.records)} records have the manifest's SHA-256, and there is no other")
+    print(f"  {_signature(manifest.signature, checked=keys is not None)}")
     print(f"  operators loaded: {', '.join(manifest.operator_libraries)}")
     print(
         f"  {manifest.golden.samples} golden samples answered, each within "
@@ -42,3 +58,11 @@ def run(args: argparse.Namespace) -> int:
     )
     print("verified")
     return 0
+
+
+def _signature(signature: Signature | None, *, checked: bool) -> str:
+    if signature is None:
+        return "not signed"
+    if checked:
+        return f"signed with the key {signature.public_key}, and the signature holds"
+    return f"says it is signed with the key {signature.public_key}; --public-key FILE checks that"

@@ -85,22 +85,22 @@ def with_stored_tables(
     tables: StoredTables,
     features: Sequence[FeatureSpec],
     backend: LookupBackend,
+    *,
+    interaction: nn.Module | None = None,
 ) -> RankingModel:
     """A copy of ``model`` that looks up stored rows; the float tables are not copied.
-
-    DLRM's interaction is the backend's too where it has one.
 
     Args:
         model: the trained model, left as it is.
         tables: its tables, stored.
         features: the features in the order in which the copy is given their ids.
         backend: whose operators.
+        interaction: stands for DLRM's, if given; see `LookupBackend.interaction`.
     """
     trained = model.arch.sparse_arch.embedding_bag_collection
     stored = QuantEmbeddingBagCollection(trained, tables, features, backend)
     # What is in the memo counts as copied already.
     memo: dict[int, object] = {id(trained): stored, id(model.hasher): KeepIds()}
-    interaction = backend.interaction()
     if interaction is not None and isinstance(model.arch, DLRM):
         memo[id(model.arch.inter_arch)] = interaction
     return copy.deepcopy(model, memo).eval()

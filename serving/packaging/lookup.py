@@ -26,13 +26,15 @@ class LookupBackend(Protocol):
     Attributes:
         name: as in ``--backend`` and in the manifest.
         operator_libraries: what must be loaded before the modules can run.
+        weight_types: names of the `tessera.serving.packaging.weight_types` that it can look up.
     """
 
     name: str
     operator_libraries: tuple[str, ...]
+    weight_types: frozenset[str]
 
     def lookup(
-        self, tables: StoredTables, features: Sequence[FeatureSpec], names: Sequence[str]
+        self, tables: StoredTables, features: Sequence[FeatureSpec | None], names: Sequence[str]
     ) -> nn.Module:
         """A module that turns raw ids into rows, looks them up and pools them.
 
@@ -40,7 +42,7 @@ class LookupBackend(Protocol):
         ``[F * B]`` int32, feature-major in the order of ``features``; weights ``[N]`` float32
         or None.  It returns ``[B, sum of D]`` float32, the features side by side in the order
         of ``names`` (the same features); an empty bag gives zeros; a weighted mean divides by
-        the number of ids.  Whatever the ids are, no row outside a table is read.  It can be
+        the number of ids.  A feature that is None has ids that are left out.  Whatever the ids are, no row outside a table is read.  It can be
         traced by ``torch.fx`` and then scripted, for any ``B``.
 
         Raises:
@@ -48,15 +50,26 @@ class LookupBackend(Protocol):
         """
         ...
 
+    def lookup_rows(self, tables: StoredTables, features: Sequence[FeatureSpec]) -> nn.Module:
+        """A module that turns raw ids into rows and looks them up without pooling.
+
+        Its ``forward(ids, lengths)`` takes what `lookup`'s takes and returns ``[N, D]`` float32;
+        all ``features`` have dimension ``D``.
+
+        Raises:
+            UserError: a table that the operator cannot hold.
+        """
+        ...
+
     def interaction(self) -> nn.Module | None:
-        """A module that does what `tessera.training.models.dlrm.InteractionArch` does.
+        """A module that does what `tessera.training.models.dlrm.InteractionArch` does, on a CPU.
 
         None where the backend has no operator for it: the model keeps its own.
         """
         ...
 
     def pack(self, graph: fx.GraphModule) -> None:
-        """Replace the traced model's dense layers by faster ones, in place."""
+        """Replace the traced model's dense layers by faster ones for a CPU, in place."""
         ...
 
 

@@ -8,41 +8,20 @@ is the dense layer.  Each computes a sample's numbers in an order of its own, wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import torch
 from torch import Tensor, fx, nn
 
-from tessera.errors import UserError
-from tessera.kernels.tables import (
-    MAX_ROWS,
-    FeatureLookup,
-    IdRule,
-    OutOfRange,
-    Pooling,
-    WeightType,
-    fbgemm_place,
-    make_plan,
-)
+from tessera.kernels.ops import launch_hint
+from tessera.kernels.tables import WeightType, make_plan
 from tessera.serving.packaging.pack import pack_panels
-from tessera.serving.packaging.quantize import StoredTables
+from tessera.serving.packaging.quantize import StoredPiece, StoredTable, StoredTables
 from tessera.serving.packaging.same_bits import remove_padding
+from tessera.serving.packaging.sharded_lookup import ShardedLookup
+from tessera.serving.packaging.sharded_rows import ShardedRows
+from tessera.serving.packaging.tessera_plan import columns_of, feature_lookup, skipped
+from tessera.serving.packaging.weight_types import WEIGHT_TYPES
 from tessera.serving.schema import FeatureSpec
-
-_WEIGHT_TYPES = {
-    "int8": WeightType.INT8,
-    "int4": WeightType.INT4,
-    "fp16": WeightType.FLOAT16,
-    "fp32": WeightType.FLOAT32,
-}
-_POOLINGS = {"sum": Pooling.SUM, "mean": Pooling.MEAN}
-_ID_RULES = {"none": IdRule.NONE, "modulo": IdRule.MODULO, "murmur3": IdRule.MURMUR3}
-# A server refuses what is to be rejected; should such an id come here, it takes the nearest row.
-_OUT_OF_RANGE = {
-    "reject": OutOfRange.CLAMP,
-    "clamp": OutOfRange.CLAMP,
-    "hash": OutOfRange.HASH,
-}
 
 
 class TesseraBackend:
@@ -50,12 +29,23 @@ class TesseraBackend:
 
     name: str = "tessera"
     operator_libraries: tuple[str, ...] = ("tessera_ops",)
+    weight_types: frozenset[str] = frozenset(
+        name for name, kind in WEIGHT_TYPES.items() if kind.kernel_type is not None
+    )
 
     def lookup(
-        self, tables: StoredTables, features: Sequence[FeatureSpec], names: Sequence[str]
+        self, tables: StoredTables, features: Sequence[FeatureSpec | None], names: Sequence[str]
     ) -> nn.Module:
         """See `LookupBackend.lookup`."""
+        if len(tables.buffers) > 1:
+            return ShardedLookup(tables, features, names)
         return TesseraLookup(tables, features, names)
+
+    def lookup_rows(self, tables: StoredTables, features: Sequence[FeatureSpec]) -> nn.Module:
+        """See `LookupBackend.lookup_rows`."""
+        if len(tables.buffers) > 1:
+            return ShardedRows(tables, features)
+        return TesseraRows(tables, features)
 
     def interaction(self) -> nn.Module | None:
         """See `LookupBackend.interaction`."""
@@ -71,8 +61,8 @@ class TesseraLookup(nn.Module):
     """One call of ``tessera::lookup`` for everything between raw ids and pooled vectors.
 
     Args:
-        tables: the stored rows, read where they are.
-        features: in the order of the ids.
+        tables: the stored rows, read where they are; all in one shard.
+        features: in the order of the ids; None: ids to leave out.
         names: the same features in the order of the output's columns.
 
     Raises:
@@ -80,49 +70,71 @@ class TesseraLookup(nn.Module):
     """
 
     def __init__(
-        self, tables: StoredTables, features: Sequence[FeatureSpec], names: Sequence[str]
+        self, tables: StoredTables, features: Sequence[FeatureSpec | None], names: Sequence[str]
     ) -> None:
         super().__init__()
-        dims = {feature.name: feature.dim for feature in features}
-        ends = list(accumulate(dims[name] for name in names))
-        columns = {name: end - dims[name] for name, end in zip(names, ends, strict=True)}
-        self._width = ends[-1]
+        columns = columns_of(features, names)
+        self._used = sum(feature.dim for feature in features if feature is not None)
+        # What is left out is written, as one column of nothing, behind the others.
+        self._width = self._used + (1 if None in features else 0)
+        plan = make_plan(
+            [
+                skipped(self._used)
+                if feature is None
+                else feature_lookup(
+                    feature, _whole(tables.table(feature.table)), columns[feature.name]
+                )
+                for feature in features
+            ]
+        )
+        self._launch = launch_hint(plan)
         self.rows: Tensor
         self.plan: Tensor
-        self.register_buffer("rows", tables.data)
-        self.register_buffer(
-            "plan",
-            make_plan([_feature(tables, feature, columns[feature.name]) for feature in features]),
-        )
+        self.register_buffer("rows", tables.buffers[0])
+        self.register_buffer("plan", plan)
 
     def forward(self, ids: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
         """See `LookupBackend.lookup`."""
         pooled: Tensor = torch.ops.tessera.lookup(
-            self.rows, self.plan, ids, lengths, self._width, weights
+            self.rows, self.plan, ids, lengths, self._width, weights, launch=self._launch
         )
-        return pooled
+        return pooled if self._width == self._used else pooled.narrow(1, 0, self._used)
 
 
-def _feature(tables: StoredTables, feature: FeatureSpec, column: int) -> FeatureLookup:
-    if feature.rows > MAX_ROWS:
-        raise UserError(
-            f"table {feature.table!r} has {feature.rows} rows; the tessera backend takes up to "
-            f"{MAX_ROWS}: package with --backend fbgemm"
+class TesseraRows(nn.Module):
+    """One call of ``tessera::lookup_rows`` between raw ids and their vectors.
+
+    Args:
+        tables: the stored rows, read where they are; all in one shard.
+        features: in the order of the ids; all of one dimension.
+
+    Raises:
+        UserError: a table of more than `MAX_ROWS` rows.
+    """
+
+    def __init__(self, tables: StoredTables, features: Sequence[FeatureSpec]) -> None:
+        super().__init__()
+        self._dim = features[0].dim
+        plan = make_plan([feature_lookup(f, _whole(tables.table(f.table)), 0) for f in features])
+        self._launch = launch_hint(plan)
+        self.rows: Tensor
+        self.plan: Tensor
+        self.register_buffer("rows", tables.buffers[0])
+        self.register_buffer("plan", plan)
+
+    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        """See `LookupBackend.lookup_rows`."""
+        vectors: Tensor = torch.ops.tessera.lookup_rows(
+            self.rows, self.plan, ids, lengths, self._dim, launch=self._launch
         )
-    stored = tables.table(feature.table)
-    return FeatureLookup(
-        table=fbgemm_place(
-            offset=stored.offset,
-            row_stride=stored.row_bytes,
-            rows=feature.rows,
-            dim=feature.dim,
-            weight_type=_WEIGHT_TYPES[tables.kind.name],
-        ),
-        out_column=column,
-        pooling=_POOLINGS[feature.pooling],
-        id_rule=_ID_RULES[feature.hashing],
-        out_of_range=_OUT_OF_RANGE[feature.out_of_range],
-    )
+        return vectors
+
+
+def _whole(table: StoredTable) -> tuple[StoredPiece, WeightType]:
+    (piece,) = table.pieces
+    kind = table.kind.kernel_type
+    assert kind is not None, table.kind.name
+    return piece, kind
 
 
 class TesseraInteraction(nn.Module):

@@ -7,7 +7,49 @@ bag's length is in the graph, because the stand-ins have none.
 
 from __future__ import annotations
 
-from torch import fx, nn
+import functools
+import linecache
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from tessera.errors import UserError
+
+# Their Python looks at shapes, but TorchScript compiles them whole.
+_TORCHS_LEAVES = (
+    torch.jit.ScriptModule,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoder,
+    nn.TransformerDecoderLayer,
+)
+
+FACTORIES = (
+    torch.arange,
+    torch.empty,
+    torch.eye,
+    torch.full,
+    torch.linspace,
+    torch.ones,
+    torch.zeros,
+)
+"""Functions of torch that make a tensor of sizes alone, and so do not see a stand-in."""
+
+_REMEDY = (
+    "write a choice between values with torch.where; put the branch into a function of its own at "
+    "the top of the module's file, typed and marked with torch.fx.wrap, which TorchScript then "
+    "compiles as it is; or name the submodule in leaf_modules to have it compiled whole"
+)
 
 
 class _FlatTracer(fx.Tracer):
@@ -15,21 +57,203 @@ class _FlatTracer(fx.Tracer):
 
     Scripted as modules, each of them would be a class in the archive, and torch writes the
     fields of such a class in an order that differs from run to run.
+
+    Args:
+        leaves: qualified names or class names of modules that are left whole.
     """
 
+    def __init__(self, leaves: Collection[str]) -> None:
+        super().__init__()
+        self.proxy_buffer_attributes = True
+        self.leaves = frozenset(leaves)
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        del m, module_qualified_name
-        return False
+        return is_left_whole(m, module_qualified_name.removeprefix("module."), self.leaves)
+
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Go into the module; one of torch's own that cannot be traced is left whole."""
+        stack = self.module_stack.copy()
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except fx.proxy.TraceError:
+            if not type(m).__module__.startswith("torch.nn."):
+                raise
+            # What was traced of it so far has no use, and goes with the other dead code.
+            self.module_stack.clear()
+            self.module_stack.update(stack)
+            return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
 
 
-def trace(module: nn.Module) -> fx.GraphModule:
-    """Trace ``module`` (in evaluation mode) and drop what its result does not need."""
-    graph = _FlatTracer().trace(module)
+def is_left_whole(module: nn.Module, path: str, leaf_modules: Collection[str]) -> bool:
+    """Whether the tracer does not look into a submodule.
+
+    Args:
+        module: the submodule.
+        path: its qualified name.
+        leaf_modules: qualified names or class names that the user gave.
+    """
+    named = path in leaf_modules or type(module).__name__ in leaf_modules
+    return named or isinstance(module, _TORCHS_LEAVES)
+
+
+def trace(module: nn.Module, *, leaf_modules: Collection[str] = ()) -> fx.GraphModule:
+    """Trace ``module`` (in evaluation mode) and drop what its result does not need.
+
+    Args:
+        module: takes tensors, returns tensors.
+        leaf_modules: qualified names or class names of submodules that are not looked into;
+            TorchScript compiles them.
+
+    Raises:
+        UserError: the module's Python depends on values; names file, line and what to do.
+    """
+    try:
+        with _traceable_factories(), _jagged_functions_entered(), _batch_norms_unchecked():
+            graph = _FlatTracer(leaf_modules).trace(module)
+    except Exception as error:
+        raise UserError(explain(error)) from error
     for node in graph.nodes:
         # fx spells annotations in a way that TorchScript cannot read; without any, TorchScript
         # takes every argument for a tensor, which it is.
         node.type = None
         if node.target is nn.functional.dropout:  # in evaluation it changes nothing
             node.replace_all_uses_with(node.args[0])
-    graph.eliminate_dead_code()
-    return fx.GraphModule(module, graph)
+    made = _flat(module, graph)
+    made.graph.eliminate_dead_code()
+    made.delete_all_unused_submodules()
+    made.recompile()
+    return made
+
+
+def _flat(module: nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    """The graph with every tensor that it reads as an attribute of its own module."""
+    root: dict[str, Any] = {}
+    names: dict[int, str] = {}
+    for node in graph.nodes:
+        if node.op == "call_module":
+            root[str(node.target)] = module.get_submodule(str(node.target))
+        elif node.op == "get_attr":
+            value = functools.reduce(getattr, str(node.target).split("."), module)
+            name = names.setdefault(id(value), str(node.target).replace(".", "_"))
+            while root.setdefault(name, value) is not value:
+                name = names[id(value)] = f"{name}_"
+            node.target = name
+    return fx.GraphModule(root, graph)
+
+
+@contextmanager
+def _traceable_factories() -> Iterator[None]:
+    """While tracing, let `FACTORIES` take traced sizes."""
+    for original in FACTORIES:
+        setattr(torch, original.__name__, _traceable(original))
+    try:
+        yield
+    finally:
+        for original in FACTORIES:
+            setattr(torch, original.__name__, original)
+
+
+@contextmanager
+def _jagged_functions_entered() -> Iterator[None]:
+    """While tracing, go into our own functions of jagged tensors.
+
+    ``torch.fx.wrap`` makes them one step for tracers that do not know the keys.  Here the keys are
+    known, and what the functions do to the tensors is all that the graph has to hold.
+    """
+    wrapped = fx._symbolic_trace._wrapped_fns_to_patch  # noqa: SLF001 - fx has no way to unwrap
+    entered = {key: names for key, names in wrapped.items() if _takes_jagged(names[key[1]])}
+    for key in entered:
+        del wrapped[key]
+    try:
+        yield
+    finally:
+        wrapped.update(entered)
+
+
+@contextmanager
+def _batch_norms_unchecked() -> Iterator[None]:
+    """While tracing, leave out that batch norms look at how many dimensions there are."""
+    kinds: tuple[Any, ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    originals = [kind._check_input_dim for kind in kinds]  # noqa: SLF001 - its only branch
+    for kind in kinds:
+        kind._check_input_dim = lambda *_: None  # noqa: SLF001 - likewise
+    try:
+        yield
+    finally:
+        for kind, original in zip(kinds, originals, strict=True):
+            kind._check_input_dim = original  # noqa: SLF001 - likewise
+
+
+def _takes_jagged(function: Callable[..., Any]) -> bool:
+    if not str(getattr(function, "__module__", "")).startswith("tessera."):
+        return False
+    kinds = [str(kind) for kind in function.__annotations__.values()]
+    return any("Jagged" in kind or "KeyedTensor" in kind for kind in kinds)
+
+
+def _traceable(factory: Callable[..., Tensor]) -> Callable[..., Any]:
+    @functools.wraps(factory)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        found = (value for value in _leaves((args, kwargs)) if isinstance(value, fx.Proxy))
+        proxy = next(found, None)
+        if proxy is None:
+            return factory(*args, **kwargs)
+        return proxy.tracer.create_proxy("call_function", factory, args, kwargs)
+
+    return call
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """What lies in nested tuples, lists and dictionaries."""
+    if isinstance(value, tuple | list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def explain(error: Exception) -> str:
+    """What a module's author has to know: where, what and how to go on."""
+    frame = _users_frame(error.__traceback__)
+    words = str(error).strip().splitlines()
+    message = words[0] if words else type(error).__name__
+    if frame is None:
+        return f"the module cannot be traced: {message}; {_REMEDY}"
+    line = linecache.getline(frame.filename, frame.lineno or 0).strip()
+    return (
+        f"the module cannot be traced at {frame.filename}:{frame.lineno} in {frame.name}: "
+        f"`{line}`: {_meaning(error, message)}; {_REMEDY}"
+    )
+
+
+def _meaning(error: Exception, message: str) -> str:
+    control_flow = isinstance(error, fx.proxy.TraceError) and "control flow" in message
+    if control_flow:
+        return (
+            "this branch depends on the values of a request, and the traced graph has no branches"
+        )
+    return f"{type(error).__name__}: {message}"
+
+
+def _users_frame(trace: TracebackType | None) -> traceback.FrameSummary | None:
+    """The innermost line that is neither torch's nor ours."""
+    ours = (str(Path(torch.__file__).parent), *(_folders("tessera")))
+    frames = [
+        frame
+        for frame in traceback.extract_tb(trace)
+        if not frame.filename.startswith(ours) and not frame.filename.startswith("<")
+    ]
+    return frames[-1] if frames else None
+
+
+def _folders(package: str) -> list[str]:
+    """Where the package's files are, behind links too."""
+    root = Path(sys.modules[package].__path__[0])
+    parts = [root, *(root / part for part in ("training", "serving", "kernels"))]
+    return [f"{path}/" for part in parts for path in {str(part), str(part.resolve())}]

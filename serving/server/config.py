@@ -126,6 +126,9 @@ class ServerConfig:
             that load balancers can turn away first.
         drain_limit_s: seconds that accepted requests may take after SIGTERM.
         verify_golden: replay the package's golden answers before serving it.
+        require_signature: serve only packages that one of ``public_keys`` has signed.
+        public_keys: PEM files with an Ed25519 public key each.
+        gpus: CUDA's numbers of the GPUs for packages made for GPUs; empty: every one.
     """
 
     models: tuple[ModelSource, ...]
@@ -137,6 +140,9 @@ class ServerConfig:
     drain_propagation_ms: int = 1_000
     drain_limit_s: float = 30.0
     verify_golden: bool = True
+    require_signature: bool = False
+    public_keys: tuple[str, ...] = ()
+    gpus: tuple[int, ...] = ()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "text"] = "json"
 
@@ -153,6 +159,15 @@ class ServerConfig:
                 _refuse(name, port, "give a number from 0 to 65535")
         if self.port == self.http_port != 0:
             _refuse("http_port", self.http_port, "the gRPC port is the same: choose another")
+        if self.require_signature and not self.public_keys:
+            raise UserError(
+                "--require-signature is set without --public-key; give --public-key FILE with the "
+                "key that the packages are signed with"
+            )
+        if self.public_keys and not self.require_signature:
+            raise UserError(
+                "--public-key is given without --require-signature; give both or neither"
+            )
         _at_least(1024, max_message_bytes=self.max_message_bytes)
         _at_least(0, drain_propagation_ms=self.drain_propagation_ms)
         if self.drain_limit_s * 1_000 <= self.drain_propagation_ms:

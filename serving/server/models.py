@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
+from torch import Tensor
+
 from tessera.serving.loading import load_package
-from tessera.serving.records import Records
-from tessera.serving.runner import Runner
+from tessera.serving.records import PackageError, Records
+from tessera.serving.runner import HostBatch, Runner
 from tessera.serving.schema import InputSchema
 from tessera.serving.server.config import ModelSource
 
@@ -46,6 +51,34 @@ class LoadedModel:
     load_seconds: float
 
 
+class Copies:
+    """The same model on several devices; calls take turns in them.
+
+    Args:
+        runners: one per copy.
+    """
+
+    def __init__(self, runners: Sequence[Runner]) -> None:
+        self._turns = itertools.cycle(runners)
+
+    def forward(self, batch: HostBatch) -> dict[str, Tensor]:
+        """See `Runner.forward`."""
+        return next(self._turns).forward(batch)
+
+
+def copies(devices: Sequence[str], shards: int) -> Iterator[list[str]]:
+    """For each copy of a model of so many shards, the device of each shard.
+
+    As many copies as there are devices for; where there are too few for one, its shards take turns.
+    """
+    if not devices:
+        return
+    if len(devices) < shards:
+        yield [devices[shard % len(devices)] for shard in range(shards)]
+    for begin in range(0, len(devices) - shards + 1, shards):
+        yield list(devices[begin : begin + shards])
+
+
 class ModelLoader(Protocol):
     """What the server needs of a source of models; both calls may block."""
 
@@ -63,10 +96,25 @@ class PackageLoader:
 
     Args:
         verify_golden: replay the golden answers before serving.
+        public_keys: PEM files; one of these keys must have signed a package.  Empty: signatures
+            are not looked at.
+        gpus: see `ServerConfig`.
+
+    Raises:
+        UserError: a file of ``public_keys`` is none.
     """
 
-    def __init__(self, *, verify_golden: bool) -> None:
+    def __init__(
+        self, *, verify_golden: bool, public_keys: Sequence[str] = (), gpus: Sequence[int] = ()
+    ) -> None:
         self._verify_golden = verify_golden
+        self._gpus = gpus
+        self._trusted = None
+        if public_keys:
+            # Only who asks for signatures needs the library.
+            from tessera.serving.signing import read_public_key  # noqa: PLC0415
+
+            self._trusted = [read_public_key(path) for path in public_keys]
 
     def identify(self, source: ModelSource) -> ModelIdentity:
         """See `ModelLoader`."""
@@ -75,15 +123,40 @@ class PackageLoader:
 
     def load(self, source: ModelSource) -> LoadedModel:
         """See `ModelLoader`."""
-        package = load_package(source.path, verify_golden=self._verify_golden)
+        packages = [
+            load_package(
+                source.path,
+                devices=devices,
+                verify_golden=self._verify_golden,
+                trusted_keys=self._trusted,
+            )
+            for devices in self._copies(Path(source.path))
+        ]
+        package, runners = packages[0], [package.runner for package in packages]
         manifest = package.manifest
         return LoadedModel(
             schema=manifest.schema,
-            runner=package.runner,
+            runner=runners[0] if len(runners) == 1 else Copies(runners),
             sha256=package.sha256,
             torch=manifest.versions.torch,
             dtype=manifest.dtype,
             device=manifest.device,
             table_bytes=sum(table.bytes for table in manifest.tables),
-            load_seconds=package.load_seconds,
+            load_seconds=sum(package.load_seconds for package in packages),
         )
+
+    def _copies(self, path: Path) -> list[list[str] | None]:
+        """For each copy of the model, the device of each shard; None: as the package says."""
+        manifest = Records(path).manifest()
+        if manifest.device == "cpu":
+            return [None]
+        found = torch.cuda.device_count()
+        gpus = self._gpus or range(found)
+        missing = [gpu for gpu in gpus if gpu >= found]
+        if missing:
+            raise PackageError(
+                path,
+                f"was to be served on GPU {missing[0]}, but there are {found} here, numbered from 0; "
+                "change --gpus",
+            )
+        return list(copies([f"cuda:{gpu}" for gpu in gpus], manifest.plan.num_shards)) or [None]

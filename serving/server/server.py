@@ -68,7 +68,11 @@ class Server:
         self.http_port = 0
         self._config = config
         self._log = log or make_logger(config.log_level, config.log_format)
-        self._loader = loader or PackageLoader(verify_golden=config.verify_golden)
+        self._loader = loader or PackageLoader(
+            verify_golden=config.verify_golden,
+            public_keys=config.public_keys,
+            gpus=config.gpus,
+        )
         self._models = _identify(config.models, self._loader)
         names = [identity.name for _, identity in self._models]
         self._registry = Registry(names)

@@ -3,37 +3,54 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tessera.serving.manifest import MANIFEST_RECORD
+from tessera.serving.layout import ArchiveWriter
+from tessera.serving.manifest import MANIFEST_RECORD, Manifest, RecordInfo
+from tessera.serving.records import Records
 
 
 def read_records(path: Path) -> dict[str, bytes]:
-    """Every record by its full name."""
-    with zipfile.ZipFile(path) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
+    """Every record by its name below the top folder, in the order of the file."""
+    records = Records(path)
+    return {entry.name: records.read(entry.name, max_bytes=1 << 30) for entry in records.entries}
 
 
 def write_records(path: Path, records: dict[str, bytes]) -> Path:
-    """A plain archive of ``records``."""
-    with zipfile.ZipFile(path, "w") as archive:
+    """An archive of ``records`` as they come, laid out as a package is."""
+    with path.open("w+b") as stream:
+        writer = ArchiveWriter(stream)
         for name, content in records.items():
-            archive.writestr(name, content)
+            writer.add(name, [content], len(content))
+        writer.finish()
     return path
-
-
-def top_folder(records: dict[str, bytes]) -> str:
-    return next(iter(records)).split("/")[0]
 
 
 def with_manifest(source: Path, path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     """A copy whose manifest is changed and otherwise whole."""
     records = read_records(source)
-    name = f"{top_folder(records)}/{MANIFEST_RECORD}"
-    data = json.loads(records[name])
+    data = json.loads(records[MANIFEST_RECORD])
     change(data)
-    records[name] = json.dumps(data).encode()
+    records[MANIFEST_RECORD] = (json.dumps(data, indent=1) + "\n").encode()
     return write_records(path, records)
+
+
+def with_record(source: Path, path: Path, name: str, content: bytes) -> Path:
+    """A copy with another record, which the manifest lists as it is."""
+    records = {**read_records(source), name: content}
+    with path.open("w+b") as stream:
+        writer = ArchiveWriter(stream)
+        infos = {}
+        for other in sorted(records.keys() - {MANIFEST_RECORD}):
+            written = writer.add(other, [records[other]], len(records[other]))
+            infos[other] = RecordInfo(
+                sha256=written.sha256, bytes=written.bytes, crc32=written.crc32
+            )
+        manifest = Manifest.from_bytes(records[MANIFEST_RECORD])
+        data = manifest.to_json() | {"records": {n: vars(info) for n, info in infos.items()}}
+        changed = Manifest.from_json(data).to_bytes()
+        writer.add(MANIFEST_RECORD, [changed], len(changed))
+        writer.finish()
+    return path

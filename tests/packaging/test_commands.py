@@ -6,6 +6,9 @@ import argparse
 import dataclasses
 import json
 import re
+import subprocess
+import sys
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -84,6 +87,28 @@ def test_the_package_answers_the_trained_models_validation_set(run: Path, tmp_pa
         torch.testing.assert_close(found, torch.sigmoid(logits), rtol=0, atol=2e-5)
 
 
+def test_the_same_checkpoint_and_flags_give_the_same_file(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = tmp_path / "key.pem"
+    assert main(["keygen", "--out", str(key)]) == 0
+    outs = [tmp_path / "first" / "m.pt", tmp_path / "second" / "m.pt"]
+    for out in outs:
+        out.parent.mkdir()
+        # A process each: torch numbers the classes that it scripts.
+        arguments = ["package-model", str(run), "--out", str(out), "--sign", str(key)]
+        program = [sys.executable, "-m", "tessera"]
+        subprocess.run([*program, *arguments], check=True, capture_output=True)
+    assert outs[0].read_bytes() == outs[1].read_bytes()
+    manifest = Records(outs[0]).manifest()
+    assert manifest.evaluation is not None
+    assert manifest.signature is not None
+    trained = datetime.fromtimestamp(
+        load_trained(run).checkpoint_path.stat().st_mtime, timezone.utc
+    )
+    assert manifest.created == trained.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def test_every_choice_reaches_the_manifest(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "m.pt"
     checkpoint = load_trained(run).checkpoint_path
@@ -97,11 +122,23 @@ def test_every_choice_reaches_the_manifest(run: Path, tmp_path: Path) -> None:
     assert 1 <= manifest.evaluation.rows <= 4096
 
 
+def test_the_report_measures_every_type_on_the_validation_set(run: Path, tmp_path: Path) -> None:
+    report = tmp_path / "types.html"
+    arguments = ("--evaluate-rows", "200", "--report", report)
+    assert package_model(run, "--out", tmp_path / "m.pt", *arguments) == 0
+    measured = Records(tmp_path / "m.pt").manifest().evaluation
+    assert measured is not None
+    text = report.read_text()
+    assert f"{measured.rows} validation rows" in text
+    # Of the chosen types, which are int8 throughout, and of int8.
+    assert text.count(f"<td>{measured.packaged.auc:.6f}</td>") >= 2
+
+
 def test_the_flags_offer_what_the_packager_has() -> None:
     parser = argparse.ArgumentParser()
     package_model_command.add_arguments(parser)
     choices = {action.dest: action.choices for action in parser._actions}
-    assert choices["dtype"] == list(WEIGHT_TYPES)
+    assert sorted(choices["dtype"]) == sorted(WEIGHT_TYPES)
     assert choices["backend"] == list(BACKENDS)
 
 
@@ -140,9 +177,10 @@ def test_the_summary_names_the_operators(
     ("arguments", "message"),
     [
         (["--dtype", "int7"], "invalid choice"),
-        (["--evaluate-rows", "0"], "0 is not a number of rows; give 1 or more"),
+        (["--evaluate-rows", "0"], "0 is not a positive number; give 1 or more"),
         (["--evaluate-rows", "5", "--no-evaluate"], "not allowed with"),
-        (["--shards", "2"], "unrecognized arguments"),
+        (["--shards", "0"], "0 is not a positive number; give 1 or more"),
+        (["--table-dtype", "int4"], "'int4' is no PATTERN=VALUE, such as 'user_*=int4'"),
     ],
 )
 def test_a_wrong_flag_ends_with_2(
@@ -224,8 +262,8 @@ def test_verify_of_a_changed_package_ends_with_1(
     package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records = read_records(package)
-    name = next(name for name in records if name.endswith("/data.pkl"))
-    changed = write_records(tmp_path / "m.pt", {**records, name: records[name][:-1]})
+    damaged = {**records, "data.pkl": records["data.pkl"][:-1]}
+    changed = write_records(tmp_path / "m.pt", damaged)
     assert main(["verify", str(changed)]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -16,7 +16,6 @@ from package_factory import FEATURES, make_model, make_package
 
 from tessera.errors import UserError
 from tessera.serving.loading import load_package
-from tessera.serving.packaging import archive
 from tessera.serving.packaging.evaluate import evaluate, host_batch
 from tessera.serving.packaging.package import (
     Origin,
@@ -177,17 +176,23 @@ def test_a_place_that_cannot_be_written_is_named_before_the_work(tmp_path: Path)
         write_model(model, tmp_path / "none" / "m.pt", OPTIONS)
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("writer")])
+@pytest.mark.parametrize(
+    ("broken", "error"),
+    [
+        ("tessera.serving.replace._sync", OSError(28, "No space left on device")),
+        ("torch.jit.save", RuntimeError("writer")),
+    ],
+)
 def test_a_failure_leaves_the_old_file_and_nothing_else(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broken: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, model = make_package(tmp_path)
     before = path.read_bytes()
 
-    def fail(_: Path) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(archive, "_sync", fail)
+    monkeypatch.setattr(broken, fail)
     with pytest.raises(UserError, match=r"model-1\.pt cannot be written: (No space|writer)"):
         write_model(model, path, PackageOptions(name="other"))
     assert path.read_bytes() == before
@@ -212,6 +217,9 @@ import sys
 from pathlib import Path
 from package_factory import make_package
 make_package(Path(sys.argv[1]))
+import user_models
+from tessera.serving import package_model
+package_model(*user_models.multi_task(), out=Path(sys.argv[1]) / "users.pt")
 """
 
 
@@ -220,7 +228,7 @@ def test_two_runs_write_the_same_bytes(tmp_path: Path) -> None:
     env = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": tests,
+        "PYTHONPATH": os.pathsep.join([tests, str(Path(__file__).parent)]),
         "SOURCE_DATE_EPOCH": "86400",
     }
     contents = []
@@ -233,3 +241,5 @@ def test_two_runs_write_the_same_bytes(tmp_path: Path) -> None:
     first, second = (read_records(path) for path in contents)
     assert first == second
     assert contents[0].read_bytes() == contents[1].read_bytes()
+    users = [path.with_name("users.pt") for path in contents]
+    assert users[0].read_bytes() == users[1].read_bytes()

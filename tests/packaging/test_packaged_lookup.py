@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from tessera.kernels.libraries import load_libraries
 from tessera.serving.packaging.lookup import lookup_backend
 from tessera.serving.packaging.quantize import FloatTable, StoredTables, quantize_tables
 from tessera.serving.packaging.script import script
@@ -44,7 +45,7 @@ def plain_loop(
     for sample in range(batch_size):
         for place, feature in enumerate(features):
             bag = place * batch_size + sample
-            table = tables.kind.decode(tables.rows(feature.table), feature.dim).double()
+            table = tables.values(feature.table).double()
             vector = torch.zeros(feature.dim, dtype=torch.float64)
             for row, factor in zip(bags[bag].tolist(), factors[bag].tolist(), strict=True):
                 vector += factor * table[row]
@@ -60,15 +61,16 @@ def plain_loop(
 def test_every_mix_of_types_widths_poolings_and_shared_tables(
     backend: str, data: st.DataObject
 ) -> None:
-    kind = WEIGHT_TYPES[data.draw(st.sampled_from(sorted(WEIGHT_TYPES)))]
+    load_libraries(lookup_backend(backend).operator_libraries)
+    names = st.sampled_from(sorted(lookup_backend(backend).weight_types))
+    kinds = [WEIGHT_TYPES[name] for name in data.draw(st.lists(names, min_size=1, max_size=3))]
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
-    even = 2 if kind.name == "int4" else 1
-    dims = [even * dim for dim in data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=3))]
+    dims = [kind.columns_per_byte * data.draw(st.integers(1, 20)) for kind in kinds]
     floats = [
         FloatTable(name=str(table), weights=torch.randn(ROWS, dim, generator=generator))
         for table, dim in enumerate(dims)
     ]
-    tables = quantize_tables(floats, kind)
+    tables = quantize_tables(floats, {str(table): kind for table, kind in enumerate(kinds)})
     poolings: list[Pooling] = data.draw(
         st.lists(st.sampled_from(["sum", "mean"]), min_size=1, max_size=5)
     )

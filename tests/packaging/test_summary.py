@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tessera.serving.manifest import Placement, ShardingPlan, Signature
 from tessera.serving.records import Records
-from tessera.serving.summary import MOST_TABLES, human_bytes, summarize
+from tessera.serving.summary import MOST_TABLES, describe, human_bytes, summarize
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,36 @@ def test_many_tables_are_cut_to_the_worst(package: Path) -> None:
     assert "t020" not in text
     all_shown = summarize(dataclasses.replace(manifest, tables=tables[:MOST_TABLES]))
     assert all(f"t{number:03d}" in all_shown for number in range(MOST_TABLES))
+
+
+def test_a_plan_of_several_shards_is_listed_piece_by_piece(package: Path) -> None:
+    manifest = Records(package).manifest()
+    assert "where the tables lie" not in describe(manifest, path="m.pt", file_bytes=1)
+    table = dataclasses.replace(manifest.tables[0], name="t", rows=10, dim=8, bytes=1200)
+    pieces = tuple(
+        Placement(
+            table="t",
+            shard=shard,
+            device=f"cuda:{shard}",
+            row_begin=begin,
+            row_end=end,
+            column_begin=0,
+            column_end=8,
+        )
+        for shard, (begin, end) in enumerate([(0, 6), (6, 10)])
+    )
+    plan = ShardingPlan(num_shards=2, placements=pieces)
+    spread = dataclasses.replace(manifest, plan=plan, tables=(table,))
+    text = describe(spread, path="m.pt", file_bytes=1)
+    lines = [line.split() for line in text.splitlines()]
+    assert ["0", "cuda:0", "t", "0", "to", "6", "0", "to", "8", "720", "B"] in lines
+    assert ["1", "cuda:1", "t", "6", "to", "10", "0", "to", "8", "480", "B"] in lines
+    assert "2 shards on cuda:0, cuda:1" in text
+
+
+def test_a_signature_is_shown_as_a_claim(package: Path) -> None:
+    manifest = Records(package).manifest()
+    assert "signature   none" in describe(manifest, path="m.pt", file_bytes=1)
+    signature = Signature(algorithm="ed25519", public_key="ab" * 32, value="cd" * 64)
+    text = describe(dataclasses.replace(manifest, signature=signature), path="m.pt", file_bytes=1)
+    assert f"says key {'ab' * 32} ('tessera verify" in text

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tessera.errors import UserError
+from tessera.serving.manifest import Placement, ShardingPlan
 from tessera.serving.packaging.quantize import (
     TABLE_ALIGNMENT_BYTES,
     FloatTable,
     quantize_tables,
 )
-from tessera.serving.packaging.weight_types import WEIGHT_TYPES, weight_type
+from tessera.serving.packaging.weight_types import WEIGHT_TYPES, _affine_rows, weight_type
 
-QUANTIZED = [name for name, kind in WEIGHT_TYPES.items() if kind.quantized]
+QUANTIZED = [name for name, kind in WEIGHT_TYPES.items() if kind.codes]
 
 
 def reference_rows(weights: np.ndarray, bits: int) -> np.ndarray:
@@ -38,9 +39,11 @@ def reference_rows(weights: np.ndarray, bits: int) -> np.ndarray:
         for element in row:
             code = np.rint((element - np.float32(bias)) * inverse)
             quantized.append(int(min(max(code, 0), codes)))
-        if bits == 4:
-            pairs = zip(quantized[::2], quantized[1::2], strict=True)
-            quantized = [low | high << 4 for low, high in pairs]
+        per_byte = 8 // bits
+        quantized = [
+            sum(code << (bits * place) for place, code in enumerate(quantized[begin:][:per_byte]))
+            for begin in range(0, len(quantized), per_byte)
+        ]
         header = np.array([scale, bias], dtype=np.float16).view(np.uint8)
         rows.append(np.concatenate([header, np.array(quantized, dtype=np.uint8)]))
     return np.stack(rows)
@@ -67,9 +70,40 @@ def test_int4_rows_are_those_of_the_plain_loop(weights: np.ndarray) -> None:
     np.testing.assert_array_equal(stored, reference_rows(weights, 4))
 
 
+@settings(max_examples=100, deadline=None)
+@given(weights=tables(st.integers(1, 10).map(lambda quarter: 4 * quarter)))
+def test_int2_rows_are_those_of_the_plain_loop(weights: np.ndarray) -> None:
+    stored = weight_type("int2").encode(torch.from_numpy(weights)).numpy()
+    np.testing.assert_array_equal(stored, reference_rows(weights, 2))
+
+
+def test_int8_rows_are_those_of_fbgemms_row_wise_quantization() -> None:
+    weights = torch.randn(50, 24, generator=torch.Generator().manual_seed(3))
+    fused = torch.ops.fbgemm.FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf(weights, 8)
+    stored = quantize_tables([FloatTable(name="t", weights=weights)], weight_type("int8"))
+    rows = stored.rows(stored.table("t").pieces[0], weight_type("int8"))
+    # FBGEMM's operator puts scale and bias behind the codes, its inference tables before them.
+    assert torch.equal(rows[:, 4:], fused[:, :24])
+    assert torch.equal(rows[:, :4], fused[:, 24:])
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+@settings(max_examples=100, deadline=None)
+@given(
+    weights=tables(st.integers(1, 10).map(lambda quarter: 4 * quarter)),
+    factor=st.sampled_from([1.0, 1e-3, 1e-6, 3e-8, 7e3]),
+)
+def test_without_fbgemm_the_rows_are_the_same(
+    name: str, weights: np.ndarray, factor: float
+) -> None:
+    kind = weight_type(name)
+    values = torch.from_numpy(weights) * factor
+    assert torch.equal(_affine_rows(values, kind.bits), kind.encode(values))
+
+
 @pytest.mark.parametrize("name", QUANTIZED)
 @settings(max_examples=50, deadline=None)
-@given(weights=tables(st.integers(1, 20).map(lambda half: 2 * half)))
+@given(weights=tables(st.integers(1, 10).map(lambda quarter: 4 * quarter)))
 def test_a_decoded_element_is_off_by_half_a_step_and_the_rounding_of_scale_and_bias(
     name: str, weights: np.ndarray
 ) -> None:
@@ -94,31 +128,104 @@ def test_rows_of_one_value_are_kept_as_their_bias() -> None:
         assert torch.equal(kind.decode(kind.encode(weights), 4), weights)
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("fp16", torch.float16), ("fp32", torch.float32)])
+@settings(max_examples=50, deadline=None)
+@given(weights=tables(st.integers(1, 40)))
+def test_an_fp8_element_is_off_by_a_sixteenth_of_itself(weights: np.ndarray) -> None:
+    kind = weight_type("fp8")
+    decoded = kind.decode(kind.encode(torch.from_numpy(weights)), weights.shape[1]).numpy()
+    for row, found in zip(weights, decoded, strict=True):
+        # e4m3 keeps 4 significant bits; below its normal range (2**-6) a step is 2**-9 of the
+        # scale.  The scale is the largest magnitude over 448, rounded to float16; one below
+        # float16's smallest number becomes 1, under which the row is lost to a step of 2**-9.
+        largest = float(np.abs(row).max())
+        scale = float(np.float16(largest / 448)) or 1.0
+        bound = np.abs(row) * (2**-4 + 2**-10) + scale * 2**-9 + 2**-24 * 448
+        assert (np.abs(found - row) <= bound).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("fp16", torch.float16), ("bf16", torch.bfloat16), ("fp32", torch.float32)],
+)
 def test_float_rows_are_the_rounded_numbers(name: str, dtype: torch.dtype) -> None:
     weights = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
     kind = weight_type(name)
     assert torch.equal(kind.decode(kind.encode(weights), 7), weights.to(dtype).float())
 
 
-@pytest.mark.parametrize("name", WEIGHT_TYPES)
+# Their rows mean something without the rest of the table; the others are in test_blocks.
+BY_ROW = [name for name, kind in WEIGHT_TYPES.items() if not kind.blocks]
+
+
+@pytest.mark.parametrize("name", BY_ROW)
 def test_tables_lie_one_after_the_other_on_cache_lines(name: str) -> None:
     generator = torch.Generator().manual_seed(1)
     kind = weight_type(name)
-    shapes = {"a": (3, 6), "b": (1, 2), "c": (100, 10)}
+    shapes = {"a": (3, 8), "b": (1, 4), "c": (100, 12)}
     floats = {table: torch.randn(shape, generator=generator) for table, shape in shapes.items()}
     stored = quantize_tables(
         [FloatTable(name=table, weights=weights) for table, weights in floats.items()], kind
     )
     end = 0
     for table, weights in floats.items():
-        placed = stored.table(table)
-        assert placed.offset % TABLE_ALIGNMENT_BYTES == 0
-        assert end <= placed.offset < end + TABLE_ALIGNMENT_BYTES
-        end = placed.offset + placed.info.bytes
-        assert torch.equal(stored.rows(table), kind.encode(weights))
-        assert placed.info.bytes == weights.shape[0] * kind.row_bytes(weights.shape[1])
-        assert placed.info.bytes_fp32 == weights.numel() * 4
+        (piece,) = stored.table(table).pieces
+        info = stored.table(table).info
+        begin = piece.data_offset - kind.header_bytes
+        assert begin % TABLE_ALIGNMENT_BYTES == 0
+        assert end <= begin < end + TABLE_ALIGNMENT_BYTES
+        end = begin + info.bytes
+        raw = stored.buffers[0][begin:end].view(info.rows, -1)
+        assert torch.equal(raw, kind.encode(weights))
+        assert torch.equal(stored.rows(piece, kind), raw)
+        assert info.bytes == weights.shape[0] * kind.row_bytes(weights.shape[1])
+        assert info.bytes_fp32 == weights.numel() * 4
+
+
+@pytest.mark.parametrize("name", BY_ROW)
+def test_a_gpus_rows_begin_on_16_bytes_and_their_scales_lie_apart(name: str) -> None:
+    kind = weight_type(name)
+    weights = torch.randn(9, 12, generator=torch.Generator().manual_seed(4))
+    stored = quantize_tables([FloatTable(name="t", weights=weights)], kind, for_gpu=True)
+    (piece,) = stored.table("t").pieces
+    assert piece.data_stride % 16 == 0
+    assert piece.scale_offset == (-(-9 * piece.data_stride // 128) * 128 if kind.scaled else 0)
+    assert torch.equal(stored.rows(piece, kind), kind.encode(weights))
+    assert torch.equal(stored.values("t"), kind.decode(kind.encode(weights), 12))
+
+
+@pytest.mark.parametrize("for_gpu", [False, True])
+@pytest.mark.parametrize("name", BY_ROW)
+def test_pieces_hold_what_the_whole_table_holds(
+    name: str, monkeypatch: pytest.MonkeyPatch, *, for_gpu: bool
+) -> None:
+    monkeypatch.setattr("tessera.serving.packaging.quantize._CHUNK_ELEMENTS", 40)
+    kind = weight_type(name)
+    weights = torch.randn(10, 12, generator=torch.Generator().manual_seed(5))
+
+    def piece(shard: int, rows: tuple[int, int], columns: tuple[int, int]) -> Placement:
+        return Placement(
+            table="t",
+            shard=shard,
+            device="cpu",
+            row_begin=rows[0],
+            row_end=rows[1],
+            column_begin=columns[0],
+            column_end=columns[1],
+        )
+
+    placements = (
+        piece(1, (0, 4), (0, 12)),
+        piece(0, (4, 10), (0, 4)),
+        piece(1, (4, 10), (4, 12)),
+    )
+    stored = quantize_tables(
+        [FloatTable(name="t", weights=weights)],
+        kind,
+        plan=ShardingPlan(num_shards=2, placements=placements),
+        for_gpu=for_gpu,
+    )
+    assert len(stored.buffers) == 2
+    assert torch.equal(stored.values("t"), kind.decode(kind.encode(weights), 12))
 
 
 def test_the_errors_of_a_table_are_those_of_all_its_elements(

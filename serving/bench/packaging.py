@@ -1,0 +1,314 @@
+"""Measure packaging and loading by table size: time, memory, file size, read speed.
+
+Checkpoints with random float32 tables (26 of D=64, small dense layers) are made in a process of
+their own.  Per size, in turn:
+
+* ``package-model --no-evaluate`` on the checkpoint, and as its peer ``plain``: the whole
+  checkpoint in memory, FBGEMM's int8 rows, ``torch.save``;
+* ``load_package`` of the file (every byte hashed twice, golden answers replayed), and as its peers
+  ``torch.jit.load`` of the same file, which checks nothing, reading the file from the page cache
+  and, after its pages were dropped, from the disk into one reused buffer, and into memory that is new.
+
+Each is a process of its own, several rounds, medians.  Peak memory: ``anonymous`` is what no file
+backs, read every 5 ms; ``resident`` is the kernel's own maximum, mapped file pages included, which
+can be dropped at any time.
+
+    python -m tessera.serving.bench.packaging [--sizes-mb 100 1000] [--dtype int8] [--dir FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+DIM = 64
+TABLES = 26
+DENSE = 13
+POLL_S = 0.005
+FEWEST_ROWS = 64
+_FILL_ROWS = 1 << 16
+
+_CONFIG: dict[str, dict[str, object]] = {
+    "data": {"format": "criteo", "path": "none.tsv"},
+    "model": {"embedding_dim": DIM, "dense_layers": [512, 256], "over_layers": [512, 256]},
+}
+
+_PLAIN = """
+import sys, torch
+from tessera.kernels.libraries import load_libraries
+load_libraries(["fbgemm_gpu_py"])
+model = torch.load(sys.argv[1], weights_only=True)["model"]
+quantize = torch.ops.fbgemm.FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf
+torch.save({k: quantize(v, 8) if v.dim() == 2 and len(v) > 1024 else v for k, v in model.items()},
+           sys.argv[2])
+"""
+
+_LOADS = {
+    "load_package": """
+import sys, time, torch
+from tessera.serving.loading import load_package
+begin = time.perf_counter()
+load_package(sys.argv[1])
+print(time.perf_counter() - begin)
+""",
+    "torch.jit.load": """
+import sys, time, torch, warnings
+from tessera.kernels.libraries import load_libraries
+from tessera.serving.records import Records
+from pathlib import Path
+warnings.simplefilter("ignore")
+load_libraries(Records(Path(sys.argv[1])).manifest().operator_libraries)
+begin = time.perf_counter()
+torch.jit.load(sys.argv[1])
+print(time.perf_counter() - begin)
+""",
+    "page cache": """
+import sys, time
+buffer = bytearray(1 << 20)
+stream = open(sys.argv[1], "rb", buffering=0)
+begin = time.perf_counter()
+while stream.readinto(buffer): pass
+print(time.perf_counter() - begin)
+""",
+    "copy": """
+import sys, time, torch
+from pathlib import Path
+size = Path(sys.argv[1]).stat().st_size
+begin = time.perf_counter()
+buffer = memoryview(torch.empty(size, dtype=torch.uint8).numpy())
+stream = open(sys.argv[1], "rb", buffering=0)
+done = 0
+while done < size: done += stream.readinto(buffer[done:done + (4 << 20)])
+print(time.perf_counter() - begin)
+""",
+    "disk": """
+import os, sys, time
+buffer = bytearray(1 << 20)
+stream = open(sys.argv[1], "rb", buffering=0)
+os.fsync(stream.fileno())
+os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+begin = time.perf_counter()
+while stream.readinto(buffer): pass
+print(time.perf_counter() - begin)
+""",
+    "load_package, cold": """
+import os, sys, time, torch
+from tessera.serving.loading import load_package
+with open(sys.argv[1], "rb") as stream:
+    os.fsync(stream.fileno())
+    os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+begin = time.perf_counter()
+load_package(sys.argv[1])
+print(time.perf_counter() - begin)
+""",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One process: what it printed, how long it took, and its largest memory in bytes."""
+
+    printed: str
+    seconds: float
+    anonymous: int
+    resident: int
+
+
+def run(command: Sequence[str]) -> Run:
+    """Run a command to its end and watch its memory.
+
+    Exits with its error output where it fails.
+    """
+    with tempfile.TemporaryFile("w+") as errors:
+        begin = time.perf_counter()
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=_environment()
+        )
+        anonymous = 0
+        while True:
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                break
+            anonymous = max(anonymous, _anonymous(process.pid))
+            time.sleep(POLL_S)
+        seconds = time.perf_counter() - begin
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.stdout is not None
+        printed = process.stdout.read()
+        process.stdout.close()
+        if process.returncode:
+            errors.seek(0)
+            sys.exit(f"{command[:4]} ended with {process.returncode}: {errors.read()}")
+    return Run(
+        printed=printed,
+        seconds=seconds,
+        anonymous=anonymous,
+        resident=usage.ru_maxrss * 1024,
+    )
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "SOURCE_DATE_EPOCH": "1"}
+
+
+def _anonymous(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    found = re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
+def make_checkpoint(path: Path, rows: int) -> None:
+    """Write a checkpoint with ``rows`` rows a table; its tables are mapped, not in memory."""
+    import torch  # noqa: PLC0415 - not in the process that measures
+
+    from tessera.training.config import ExperimentConfig  # noqa: PLC0415
+    from tessera.training.models.ranking import build_ranking_model  # noqa: PLC0415
+    from tessera.training.trainer.checkpoint import Checkpoint, save_checkpoint  # noqa: PLC0415
+    from tessera.training.trainer.progress import Progress  # noqa: PLC0415
+
+    torch.manual_seed(0)
+    plain = {**_CONFIG, "model": {**_CONFIG["model"], "rows": rows}}
+    config = ExperimentConfig.from_plain(plain, name="bench")
+    dense = [f"int_{index}" for index in range(DENSE)]
+    sparse = [f"cat_{index}" for index in range(TABLES)]
+    shapes = build_ranking_model(config.model, dense, sparse, device="meta").state_dict()
+    pattern = torch.randn(_FILL_ROWS, DIM) * 0.05
+    state: dict[str, torch.Tensor] = {}
+    for name, value in shapes.items():
+        if value.dim() == 2 and len(value) == rows:
+            file = path.with_suffix(f".{len(state)}")
+            size = value.numel()
+            flat = torch.from_file(str(file), shared=True, size=size, dtype=torch.float32)
+            state[name] = flat.view(value.shape)
+            for begin in range(0, rows, _FILL_ROWS):
+                part = state[name][begin : begin + _FILL_ROWS]
+                part.copy_(pattern[: len(part)])
+            file.unlink()
+        else:
+            state[name] = torch.randn(value.shape) * 0.05
+    save_checkpoint(
+        path,
+        Checkpoint(
+            config=config.to_plain(),
+            dense_names=dense,
+            dense_transform="none",
+            sparse_names=sparse,
+            split_rows=[1, 1, 1],
+            progress=Progress().to_plain(),
+            model=state,
+            fused_optimizer={},
+            dense_optimizer={},
+            rng=torch.get_rng_state(),
+        ),
+    )
+
+
+def measure(size_mb: int, dtype: str, folder: Path, rounds: int) -> dict[str, float | str]:
+    """All figures of one table size."""
+    rows = max(FEWEST_ROWS, size_mb * 1_000_000 // (TABLES * DIM * 4))
+    checkpoint, package = folder / "step-0000000000.pt", folder / "model.pt"
+    maker = multiprocessing.get_context("spawn").Process(
+        target=make_checkpoint, args=(checkpoint, rows)
+    )
+    maker.start()
+    maker.join()
+    if maker.exitcode:
+        sys.exit(f"packaging: making the checkpoint ended with exit status {maker.exitcode}")
+    packaged, plain = [], []
+    for _ in range(rounds):
+        command = [sys.executable, "-m", "tessera", "package-model", str(checkpoint)]
+        flags = ["--out", str(package), "--dtype", dtype, "--no-evaluate"]
+        packaged.append(run([*command, *flags]))
+        copy = folder / "plain.pt"
+        plain.append(run([sys.executable, "-c", _PLAIN, str(checkpoint), str(copy)]))
+        copy.unlink()
+    checkpoint_bytes = checkpoint.stat().st_size
+    checkpoint.unlink()
+    loads: dict[str, list[Run]] = {name: [] for name in _LOADS}
+    for _ in range(rounds):
+        for name, program in _LOADS.items():
+            loads[name].append(run([sys.executable, "-c", program, str(package)]))
+    seconds = {
+        name: statistics.median(float(run.printed) for run in runs) for name, runs in loads.items()
+    }
+    file_bytes = package.stat().st_size
+    package.unlink()
+    loaded = loads["load_package"]
+    return {
+        "tables": f"{size_mb} MB",
+        "largest": rows * DIM * 4 / 1e6,
+        "s": statistics.median(run.seconds for run in packaged),
+        "anonymous": max(run.anonymous for run in packaged) / 1e6,
+        "resident": max(run.resident for run in packaged) / 1e6,
+        "plain s": statistics.median(run.seconds for run in plain),
+        "plain resident": max(run.resident for run in plain) / 1e6,
+        "file": file_bytes / 1e6,
+        "smaller": checkpoint_bytes / file_bytes,
+        **{f"{name} s": value for name, value in seconds.items()},
+        "of page cache": seconds["page cache"] / seconds["load_package"],
+        "of copy": seconds["copy"] / seconds["load_package"],
+        "of disk, cold": seconds["disk"] / seconds["load_package, cold"],
+        "load resident": max(run.resident for run in loaded) / 1e6,
+        "load resident / file": max(run.resident for run in loaded) / file_bytes,
+    }
+
+
+def main() -> None:
+    """Print one table of packaging and one of loading."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        *("--sizes-mb", "--tables-mb"),
+        nargs="+",
+        type=int,
+        default=[100, 1000],
+        help="float32 bytes of all tables together, MB (default: 100 1000)",
+    )
+    parser.add_argument("--dtype", default="int8", help="of the stored tables (default: int8)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each (default: 3)")
+    parser.add_argument("--dir", type=Path, help="where files are made (default: a new folder)")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON too")
+    args = parser.parse_args()
+    print(f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores; MB and seconds")
+    results = []
+    with tempfile.TemporaryDirectory(dir=args.dir) as folder:
+        for size in args.sizes_mb:
+            results.append(measure(size, args.dtype, Path(folder), args.rounds))
+            print(f"{size} MB of tables are measured", file=sys.stderr)
+    packaging = ["tables", "largest", "s", "anonymous", "resident", "plain s", "plain resident"]
+    split = [[*packaging, "file", "smaller"]]
+    split.append(["tables", *(key for key in results[0] if key not in split[0])])
+    for keys in split:
+        print()
+        print(f"| {' | '.join(keys)} |")
+        print(f"|{' --- |' * len(keys)}")
+        for result in results:
+            print(f"| {' | '.join(_cell(result[key]) for key in keys)} |")
+    if args.json:
+        print(json.dumps(results, indent=1))
+
+
+def _cell(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    main()

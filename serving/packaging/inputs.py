@@ -1,0 +1,301 @@
+"""What a user says of a module's inputs, and what the packager finds out by itself.
+
+A module to be packaged takes some of these arguments, each at most once and in any order: a float
+tensor ``[B, F]``, a `KeyedJaggedTensor` without weights and one with weights.  It returns a tensor,
+a dictionary of tensors or a `KeyedTensor`, each tensor ``[B]`` or ``[B, k]``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tessera.errors import UserError
+from tessera.serving.packaging.find import FoundTables
+from tessera.serving.packaging.packed_collections import IdTreatment
+from tessera.serving.schema import (
+    FeatureSpec,
+    Group,
+    Hashing,
+    InputSchema,
+    OutOfRange,
+    OutputSpec,
+    Pooling,
+)
+from tessera.training.modules.hashing import HashSpec
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+ArgumentKind = Literal["dense", "id_list", "id_score_list"]
+Output = Tensor | dict[str, Tensor] | KeyedTensor
+
+DEFAULT_OUTPUT = "default"
+OUTPUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@/-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureRule:
+    """How a feature's raw ids become rows; the rules of `tessera.serving.schema.FeatureSpec`.
+
+    A feature whose ids the module hashes itself, by a `FeatureHasher`, needs no rule.
+
+    Attributes:
+        hashing: ``none``: the request's ids are rows; ``modulo`` or ``murmur3``: they are any
+            64-bit numbers, which the package turns into rows.
+        out_of_range: under ``none``, what becomes of an id that is no row: ``reject`` refuses
+            the request, ``clamp`` takes the nearest row, ``hash`` takes ``murmur3``'s row.
+        rows: for a feature that goes to no embedding collection: ids lie in ``[0, rows)``, and
+            a server refuses others.  None for the features of collections.
+    """
+
+    hashing: Hashing = "none"
+    out_of_range: OutOfRange = "reject"
+    rows: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInputs:
+    """What a module's inputs and output are called, and how its ids are treated.
+
+    Attributes:
+        dense_features: names of the dense columns; None: ``dense_0``, ``dense_1``, ...
+        dense_missing: ``nan`` where the module knows what to do with NaN, else ``refuse``.
+        dense_transform: what was done to the raw dense values, in words, for the clients' authors.
+        features: by sparse feature, its rule; `FeatureRule()` for the others.
+        output: the name of the output of a module that returns a tensor; one that returns
+            several names them itself.
+    """
+
+    dense_features: Sequence[str] | None = None
+    dense_missing: Literal["nan", "refuse"] = "refuse"
+    dense_transform: str = ""
+    features: Mapping[str, FeatureRule] = field(default_factory=dict)
+    output: str = DEFAULT_OUTPUT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """The sample batch, understood.
+
+    Attributes:
+        kinds: of each argument of the module, in order.
+        values: the arguments.
+        batch_size: ``B``.
+    """
+
+    kinds: tuple[ArgumentKind, ...]
+    values: tuple[Tensor | KeyedJaggedTensor, ...]
+    batch_size: int
+
+    def of(self, kind: ArgumentKind) -> Tensor | KeyedJaggedTensor | None:
+        """The argument of a kind, if there is one."""
+        return next((v for k, v in zip(self.kinds, self.values, strict=True) if k == kind), None)
+
+    def keys(self, group: Group) -> list[str]:
+        """The features of a group, in the order of its lengths."""
+        jagged = self.of(group)
+        return list(jagged.keys()) if isinstance(jagged, KeyedJaggedTensor) else []
+
+
+def read_arguments(sample_batch: Sequence[Tensor | KeyedJaggedTensor]) -> Arguments:
+    """Tell which argument is which.
+
+    Raises:
+        UserError: something else than the module docstring allows, or batch sizes that differ.
+    """
+    if isinstance(sample_batch, Tensor | KeyedJaggedTensor):
+        sample_batch = (sample_batch,)
+    kinds: list[ArgumentKind] = []
+    sizes = []
+    for place, value in enumerate(sample_batch):
+        if isinstance(value, Tensor) and value.dim() == 2 and value.dtype == torch.float32:
+            kinds.append("dense")
+            sizes.append(value.shape[0])
+        elif isinstance(value, KeyedJaggedTensor):
+            kinds.append("id_list" if value.weights_or_none() is None else "id_score_list")
+            sizes.append(value.stride())
+        else:
+            raise UserError(
+                f"sample_batch[{place}] is {_describe(value)}; give a float32 tensor [B, F], a "
+                "KeyedJaggedTensor, or a KeyedJaggedTensor with weights"
+            )
+    for kind in set(kinds):
+        if kinds.count(kind) > 1:
+            raise UserError(
+                f"sample_batch has {kinds.count(kind)} arguments of kind {kind!r}; a request has "
+                "one of each kind, so join them"
+            )
+    if len(set(sizes)) != 1 or sizes[0] < 1:
+        raise UserError(f"sample_batch has arguments of {sizes} samples; give all the same, 1 up")
+    return Arguments(kinds=tuple(kinds), values=tuple(sample_batch), batch_size=sizes[0])
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a {value.dtype} tensor of shape {list(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+def named_outputs(output: Output, name: str) -> dict[str, Tensor]:
+    """The tensors of a module's result by their names; works on traced results too.
+
+    Raises:
+        UserError: a result of another kind.
+    """
+    if isinstance(output, KeyedTensor):
+        return output.to_dict()
+    if isinstance(output, dict):
+        return output
+    if isinstance(output, tuple | list):
+        raise UserError(
+            f"the module returns a {type(output).__name__}; return a dictionary, whose keys name "
+            "the outputs"
+        )
+    return {name: output}
+
+
+def output_specs(outputs: Mapping[str, Tensor], batch_size: int) -> tuple[OutputSpec, ...]:
+    """The widths of a sample's outputs.
+
+    Raises:
+        UserError: an output that is no tensor ``[B]`` or ``[B, k]``, or has no simple name.
+    """
+    specs = []
+    for name, value in outputs.items():
+        if not isinstance(name, str) or not OUTPUT_NAME.fullmatch(name):
+            raise UserError(
+                f"the output {name!r} needs another name: letters, digits and ._@/-, beginning "
+                "with a letter or digit"
+            )
+        shape = list(value.shape) if isinstance(value, Tensor) else None
+        if shape is None or len(shape) not in {1, 2} or shape[0] != batch_size:
+            found = type(value).__name__ if shape is None else f"of shape {shape}"
+            raise UserError(
+                f"output {name!r} is {found} for {batch_size} samples; return a tensor [B] or "
+                "[B, k] per output"
+            )
+        specs.append(OutputSpec(name=name, width=1 if len(shape) == 1 else shape[1]))
+    if not specs:
+        raise UserError("the module returns no outputs; return a tensor or a dictionary of them")
+    return tuple(specs)
+
+
+def module_schema(
+    inputs: ModelInputs,
+    arguments: Arguments,
+    found: FoundTables,
+    hash_specs: Mapping[str, HashSpec],
+    outputs: tuple[OutputSpec, ...],
+) -> InputSchema:
+    """The package's schema.
+
+    Args:
+        inputs: what the user said.
+        arguments: the sample batch.
+        found: the module's tables.
+        hash_specs: by feature, what the module's own `FeatureHasher` does.
+        outputs: the outputs.
+
+    Raises:
+        UserError: names that do not fit the sample batch, or a feature that needs a rule.
+    """
+    plain, scored = arguments.keys("id_list"), arguments.keys("id_score_list")
+    both = sorted(set(plain) & set(scored))
+    if both:
+        raise UserError(
+            f"feature {both[0]!r} comes with and without weights; give one another name"
+        )
+    unknown = sorted(set(inputs.features) - {*plain, *scored})
+    if unknown:
+        raise UserError(
+            f"features names {unknown[0]!r}, which the sample batch has not; it has "
+            f"{', '.join([*plain, *scored])}"
+        )
+    groups: list[tuple[str, Group]] = [(name, "id_list") for name in plain]
+    groups += [(name, "id_score_list") for name in scored]
+    return InputSchema(
+        dense_features=_dense_names(inputs, arguments),
+        dense_missing=inputs.dense_missing,
+        dense_transform=inputs.dense_transform,
+        features=tuple(
+            _feature(name, group, inputs, found, hash_specs.get(name)) for name, group in groups
+        ),
+        outputs=outputs,
+    )
+
+
+def treatments(schema: InputSchema, hash_specs: Mapping[str, HashSpec]) -> dict[str, IdTreatment]:
+    """What the lookups do to raw ids; nothing where the module does it itself."""
+    return {
+        feature.name: IdTreatment(hashing=feature.hashing, out_of_range=feature.out_of_range)
+        for feature in schema.features
+        if feature.name not in hash_specs
+    }
+
+
+def _dense_names(inputs: ModelInputs, arguments: Arguments) -> tuple[str, ...]:
+    dense = arguments.of("dense")
+    columns = dense.shape[1] if isinstance(dense, Tensor) else 0
+    if inputs.dense_features is None:
+        return tuple(f"dense_{column}" for column in range(columns))
+    if len(inputs.dense_features) != columns:
+        raise UserError(
+            f"dense_features has {len(inputs.dense_features)} names, the sample batch {columns} "
+            "columns; give one name per column"
+        )
+    return tuple(inputs.dense_features)
+
+
+def _feature(
+    name: str,
+    group: Group,
+    inputs: ModelInputs,
+    found: FoundTables,
+    hashed: HashSpec | None,
+) -> FeatureSpec:
+    rule = inputs.features.get(name, FeatureRule())
+    tables = [
+        table
+        for collection in found.collections
+        for table in collection.tables
+        if name in table.features
+    ]
+    if tables and rule.rows is not None:
+        raise UserError(
+            f"features[{name!r}] gives rows={rule.rows}, but its table has {tables[0].rows}; "
+            "leave rows out"
+        )
+    if hashed is not None:
+        if name in inputs.features:
+            raise UserError(
+                f"features[{name!r}] has a rule, but the module's own FeatureHasher hashes its ids; "
+                "leave the rule out"
+            )
+        rule = FeatureRule(hashing=hashed.hashing, out_of_range=hashed.out_of_range)
+    if tables:
+        smallest = min(tables, key=lambda table: table.rows)
+        table, rows, dim = smallest.stored, smallest.rows, smallest.dim
+        pooling: Pooling = smallest.pooling
+    else:
+        known = rule.rows if hashed is None else hashed.rows
+        if known is None or (hashed is None and rule != FeatureRule(rows=known)):
+            raise UserError(
+                f"feature {name!r} goes to no embedding collection; say how many ids it has, "
+                f"features={{{name!r}: FeatureRule(rows=...)}}, and nothing else: its ids reach "
+                "the module as they are"
+            )
+        table, rows, dim, pooling = "", known, 1, "none"
+    return FeatureSpec(
+        name=name,
+        group=group,
+        table=table,
+        rows=rows,
+        dim=dim,
+        pooling=pooling,
+        hashing=rule.hashing,
+        out_of_range=rule.out_of_range,
+    )

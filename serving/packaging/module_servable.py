@@ -1,0 +1,211 @@
+"""Any module in its served form."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tessera.errors import UserError
+from tessera.kernels.libraries import load_libraries
+from tessera.serving.packaging.dense import (
+    fuse_relus,
+    input_dimensions,
+    panel_layers,
+)
+from tessera.serving.packaging.find import find_hash_specs, find_tables
+from tessera.serving.packaging.golden import golden_batch
+from tessera.serving.packaging.inputs import (
+    DEFAULT_OUTPUT,
+    Arguments,
+    ModelInputs,
+    module_schema,
+    named_outputs,
+    output_specs,
+    read_arguments,
+    treatments,
+)
+from tessera.serving.packaging.lookup import lookup_backend
+from tessera.serving.packaging.module_predict import ModulePredict
+from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.packed_collections import packed_collection
+from tessera.serving.packaging.script import script
+from tessera.serving.packaging.servable import ServableModel, dense_bytes, store_tables
+from tessera.serving.packaging.trace import is_left_whole, trace
+from tessera.serving.runner import HostBatch, TorchScriptRunner, zero_batch
+from tessera.serving.schema import InputSchema
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+
+# Two ways through the same operators; a difference beyond this is another calculation.
+_SAME_ANSWERS = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServableModule(ServableModel):
+    """A user's module in its served form.
+
+    Attributes:
+        packed: the module with stored tables and packed layers in the place of its own; takes what
+            the module takes, raw ids instead of rows where a `FeatureRule` says so.  A package
+            of the tessera backend for one CPU answers as this does, bit for bit.
+    """
+
+    packed: nn.Module
+
+
+def make_module_servable(
+    module: nn.Module,
+    inputs: ModelInputs,
+    sample_batch: Sequence[Tensor | KeyedJaggedTensor],
+    options: PackageOptions,
+    *,
+    progress: bool = False,
+    allocate: Callable[[int], Tensor] | None = None,
+) -> ServableModule:
+    """Quantize, trace and script a user's module, without writing a package.
+
+    Args:
+        module: left as it is.
+        inputs: what its inputs are called.
+        sample_batch: its arguments for some samples; see `tessera.serving.packaging.inputs`.
+        options: see `PackageOptions`.
+        progress: show a progress bar where stderr is a terminal.
+        allocate: see `tessera.serving.packaging.quantize.quantize_tables`.
+
+    Raises:
+        UserError: something that cannot be packaged; says what and how to go on.
+    """
+    backend = lookup_backend(options.backend)
+    load_libraries(backend.operator_libraries)
+    arguments = read_arguments(sample_batch)
+    found = find_tables(module)
+    specs = find_hash_specs(module)
+    # A first schema without outputs: they are seen when the module runs.
+    schema = module_schema(inputs, arguments, found, specs, ())
+    tables, plan = store_tables(found.floats, options, progress=progress, allocate=allocate)
+    memo: dict[int, object] = {
+        id(collection.module): packed_collection(
+            collection, tables, treatments(schema, specs), backend
+        )
+        for collection in found.collections
+    }
+    packed = copy.deepcopy(module, memo).eval().requires_grad_(requires_grad=False)
+    outputs = _run_sample(packed, arguments, options, inputs.output)
+    schema = module_schema(
+        inputs, arguments, found, specs, output_specs(outputs, arguments.batch_size)
+    )
+    eager = ModulePredict(packed, arguments.kinds, schema, outputs).eval()
+    graph = trace(eager, leaf_modules=options.leaf_modules)
+    fuse_relus(graph)
+    servable = ServableModule(
+        schema=schema,
+        tables=tables,
+        plan=plan,
+        dense_bytes=dense_bytes(module, found.floats),
+        eager=eager,
+        graph=graph,
+        scripted=script(graph, device=options.device),
+        packed=packed,
+    )
+    _check(servable)
+    return servable
+
+
+def _run_sample(
+    packed: nn.Module, arguments: Arguments, options: PackageOptions, output: str
+) -> dict[str, Tensor]:
+    """The module's outputs for the sample batch; swaps its dense layers on the way.
+
+    Raises:
+        UserError: the module fails.
+    """
+    results: list[dict[str, Tensor]] = []
+
+    def run() -> None:
+        with torch.inference_mode():
+            found = packed(*arguments.values)
+        if output != DEFAULT_OUTPUT and not isinstance(found, Tensor):
+            raise UserError(
+                f"the output's name is {output!r}, but the module names its outputs itself; leave "
+                "the name out"
+            )
+        results.append(named_outputs(found, output))
+
+    whole = [
+        part
+        for name, leaf in packed.named_modules()
+        if is_left_whole(leaf, name, options.leaf_modules)
+        for part in leaf.modules()
+    ]
+    try:
+        dimensions = input_dimensions(packed, run, lambda layer: layer not in whole)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"the module fails on the sample batch: {type(error).__name__}: {error}"
+        ) from error
+    if options.backend == "tessera" and options.device == "cpu":
+        for layer, stand_in in panel_layers(dimensions).items():
+            _replace(packed, layer, stand_in)
+    return results[0]
+
+
+def _replace(module: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if child is old:
+                setattr(parent, name, new)
+
+
+def _check(servable: ServableModule) -> None:
+    """Hold the scripted module against the eager one at batch sizes it was not traced with.
+
+    Raises:
+        UserError: it fails, gives a NaN, or depends on the batch size.
+    """
+    scripted = TorchScriptRunner(servable.scripted)
+    golden = golden_batch(servable.schema)
+    for batch in (golden, zero_batch(servable.schema, 1, wide_ids=True)):
+        try:
+            expected = TorchScriptRunner(servable.eager).forward(batch)
+        except Exception as error:
+            raise UserError(
+                f"the module fails on {_describe(batch, golden)}: {type(error).__name__}: {error}; "
+                "every such request must have an answer: cut long bags and bound what is used "
+                "as an index in the module"
+            ) from error
+        found = scripted.forward(batch)
+        for name, value in expected.items():
+            _check_output(name, found[name], value, servable.schema, _describe(batch, golden))
+
+
+def _describe(batch: HostBatch, golden: HostBatch) -> str:
+    if batch is not golden:
+        return "a batch of one sample"
+    return (
+        f"a batch of {batch.batch_size} samples with empty bags (sample 0), the lowest and highest "
+        "ids (1 to 3) and bags of 50 ids (4)"
+    )
+
+
+def _check_output(
+    name: str, found: Tensor, expected: Tensor, schema: InputSchema, batch: str
+) -> None:
+    if bool(torch.isnan(expected).any()):
+        row = int(torch.nonzero(torch.isnan(expected).reshape(len(expected), -1).any(dim=1))[0])
+        raise UserError(
+            f"output {name!r} is NaN for sample {row} of {batch}; let the module give a number for "
+            "every request"
+        )
+    del schema
+    bound = _SAME_ANSWERS * max(1.0, float(expected.abs().max()))
+    if found.shape != expected.shape or bool((found - expected).abs().max() > bound):
+        raise UserError(
+            f"output {name!r} of {batch} differs between the module and its traced graph, which "
+            "has a number of the sample batch or of a constant in it; take batch sizes from the "
+            "arguments' own shapes inside forward"
+        )

@@ -1,0 +1,137 @@
+"""What the user chooses, and what is known of the weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tessera.errors import UserError
+from tessera.serving.manifest import ShardingPlan
+from tessera.serving.packaging.choose_types import TypeChoice
+from tessera.serving.packaging.lookup import default_backend, lookup_backend
+from tessera.serving.packaging.shard import SHARDINGS
+from tessera.serving.packaging.weight_types import WEIGHT_TYPES
+from tessera.serving.signing import read_private_key
+
+DEVICES = ("cpu", "cuda")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackageOptions:
+    """What the user chooses.
+
+    Attributes:
+        name: the model's name: letters, digits, ``.``, ``_`` and ``-``.
+        version: its version, of the same letters.
+        dtype: weight type of the tables that nothing below names.
+        table_dtypes: by a pattern of table names (``*`` and ``?``), their weight type; the first
+            that fits counts.
+        max_table_error: a table whose relative RMSE is larger keeps a wider type.
+        backend: whose lookup operator; `default_backend` where none is named.
+        device: the kind of device that the model will run on.
+        shards: over how many devices of one process the tables are spread.
+        sharding: how; see `tessera.serving.packaging.shard`.
+        table_sharding: by a pattern of table names, how those are spread.
+        plan: which rows and columns of which table lie in which shard, instead of the last three.
+        output: the output's name, where the module returns a tensor.
+        leaf_modules: qualified names or class names of submodules that ``torch.fx`` does not look
+            into.
+        sign_key: a PEM file with the private Ed25519 key to sign with; None: not signed.
+
+    Raises:
+        UserError: naming the field, its value and what to give, or what to install.
+    """
+
+    name: str
+    version: str = "1"
+    dtype: str = "int8"
+    table_dtypes: Mapping[str, str] = field(default_factory=dict)
+    max_table_error: float | None = None
+    backend: str = field(default_factory=default_backend)
+    device: str = "cpu"
+    shards: int = 1
+    sharding: str = "auto"
+    table_sharding: Mapping[str, str] = field(default_factory=dict)
+    plan: ShardingPlan | None = None
+    output: str = "default"
+    leaf_modules: Sequence[str] = ()
+    sign_key: Path | None = None
+
+    def __post_init__(self) -> None:
+        for what in ("name", "version", "output"):
+            value = getattr(self, what)
+            if not _NAME.fullmatch(value):
+                raise UserError(
+                    f"the model's {what} is {value!r}; give letters, digits, '.', '_' and '-', "
+                    "beginning with a letter or digit"
+                )
+        self._check_types()
+        self._check_places()
+        if self.sign_key is not None:
+            read_private_key(self.sign_key)
+
+    def _check_types(self) -> None:
+        backend = lookup_backend(self.backend)
+        for kind in self.types.kinds():
+            if kind not in backend.weight_types and kind in WEIGHT_TYPES:
+                usable = ", ".join(name for name in WEIGHT_TYPES if name in backend.weight_types)
+                raise UserError(
+                    f"dtype {kind!r} cannot be looked up by the {self.backend} backend, which has "
+                    f"{usable}; give one of these, or another --backend"
+                )
+
+    def _check_places(self) -> None:
+        _one_of("device", self.device, DEVICES)
+        for value in (self.sharding, *self.table_sharding.values()):
+            _one_of("sharding", value, SHARDINGS)
+        if self.shards < 1:
+            raise UserError(f"shards is {self.shards}; give 1 or more")
+        how = self.sharding != "auto" or bool(self.table_sharding)
+        if self.plan is not None and (self.shards > 1 or how):
+            raise UserError("give either a plan or shards, sharding and table_sharding")
+        if self.shards == 1 and how:
+            raise UserError("sharding is for several shards; give --shards of 2 or more")
+        sharded = self.shards > 1 or self.plan is not None
+        if self.backend == "fbgemm" and (sharded or self.device != "cpu"):
+            raise UserError(
+                "the fbgemm backend packages for one CPU; package with --backend tessera for "
+                "--shards and --device cuda"
+            )
+
+    @property
+    def types(self) -> TypeChoice:
+        """The choice of the tables' types."""
+        return TypeChoice(
+            default=self.dtype,
+            by_pattern=self.table_dtypes,
+            max_error=self.max_table_error,
+            usable=tuple(
+                name for name in WEIGHT_TYPES if name in lookup_backend(self.backend).weight_types
+            ),
+        )
+
+
+def _one_of(what: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise UserError(f"{what} is {value!r}; give one of {', '.join(allowed)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What is known of the weights, for the manifest.
+
+    Attributes:
+        source: the checkpoint's file name and step, or the module's class.
+        dense_transform: what training did to the raw dense values, in words.
+        metrics: by split, the metrics that training stored.
+        created: UTC time for the manifest, ISO 8601 with ``Z``; empty: the time of packaging.
+    """
+
+    source: Mapping[str, str] = field(default_factory=dict)
+    dense_transform: str = ""
+    metrics: Mapping[str, Mapping[str, int | float | None]] = field(default_factory=dict)
+    created: str = ""

@@ -1,0 +1,256 @@
+"""What each weight type would cost and save: a report as HTML or text."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jinja2
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import tessera
+from tessera.errors import UserError
+from tessera.serving.manifest import Evaluation, TableInfo
+from tessera.serving.packaging.golden import golden_batch
+from tessera.serving.packaging.lookup import lookup_backend
+from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.servable import ServableModel
+from tessera.serving.packaging.weight_types import WEIGHT_TYPES
+from tessera.serving.runner import Runner, TorchScriptRunner
+from tessera.serving.schema import InputSchema
+from tessera.serving.summary import human_bytes, table_of
+from tessera.serving.torchscript import optimize
+
+CHOSEN = "as packaged"
+
+Make = Callable[[PackageOptions], ServableModel]
+Measure = Callable[[Runner, InputSchema], Evaluation | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One way to store the tables.
+
+    Attributes:
+        name: a weight type for all tables, or `CHOSEN`.
+        bytes: of all weights.
+        tables: what each table is and loses.
+        evaluation: metrics on the validation set; None where there is none.
+        largest_change: the largest difference of an output from the fp32 tables' over the golden
+            requests.
+    """
+
+    name: str
+    bytes: int
+    tables: tuple[TableInfo, ...]
+    evaluation: Evaluation | None
+    largest_change: float
+
+    @property
+    def worst(self) -> TableInfo:
+        """The table with the largest relative error."""
+        return max(self.tables, key=lambda table: table.relative_rmse)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TypeReport:
+    """All choices, the smallest first, and why types are missing among them."""
+
+    model: str
+    choices: tuple[Choice, ...]
+    impossible: tuple[tuple[str, str], ...]
+
+    @property
+    def chosen(self) -> Choice:
+        """What is packaged."""
+        return next(choice for choice in self.choices if choice.name == CHOSEN)
+
+
+def compare_types(options: PackageOptions, make: Make, measure: Measure) -> TypeReport:
+    """Make the model once per weight type that the backend has, and as ``options`` say.
+
+    The models stay on one CPU: where tables lie changes neither bytes nor errors.
+
+    Args:
+        options: what is packaged.
+        make: makes a model's served form.
+        measure: its metrics.
+
+    Raises:
+        UserError: ``options`` do not fit the model.
+    """
+    here = replace(options, device="cpu", shards=1, sharding="auto", table_sharding={}, plan=None)
+    usable = [name for name in WEIGHT_TYPES if name in lookup_backend(options.backend).weight_types]
+
+    def make_as(name: str) -> ServableModel:
+        if name == CHOSEN:
+            return make(here)
+        return make(replace(here, dtype=name, table_dtypes={}, max_table_error=None))
+
+    exact = make_as("fp32")
+    inputs = golden_batch(exact.schema)
+    expected = _runner(exact).forward(inputs)
+    choices, impossible = [], []
+    for name in [CHOSEN, *usable]:
+        try:
+            servable = exact if name == "fp32" else make_as(name)
+        except UserError as error:
+            if name == CHOSEN:
+                raise
+            impossible.append((name, str(error)))
+            continue
+        runner = _runner(servable)
+        choices.append(
+            Choice(
+                name=name,
+                bytes=servable.dense_bytes
+                + sum(table.info.bytes for table in servable.tables.tables),
+                tables=tuple(table.info for table in servable.tables.tables),
+                evaluation=measure(runner, servable.schema),
+                largest_change=_largest_change(runner.forward(inputs), expected),
+            )
+        )
+    choices.sort(key=lambda choice: (choice.bytes, choice.name))
+    return TypeReport(model=options.name, choices=tuple(choices), impossible=tuple(impossible))
+
+
+def _runner(servable: ServableModel) -> Runner:
+    return TorchScriptRunner(optimize(servable.scripted))
+
+
+def _largest_change(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    return max(float((found[name] - value).abs().max()) for name, value in expected.items())
+
+
+HEAD = (
+    "tables as",
+    "weights",
+    "of fp32",
+    "worst relative rmse",
+    "in table",
+    "AUC",
+    "NE",
+    "change of NE",
+    "log loss",
+    "largest change",
+)
+
+
+def _rows(report: TypeReport) -> list[tuple[str, ...]]:
+    exact = next(choice for choice in report.choices if choice.name == "fp32")
+    rows: list[tuple[str, ...]] = []
+    for choice in report.choices:
+        quality = None if choice.evaluation is None else choice.evaluation.packaged
+        before = None if choice.evaluation is None else choice.evaluation.fp32.normalised_entropy
+        after = None if quality is None else quality.normalised_entropy
+        change = None if before is None or after is None else after - before
+        rows.append(
+            (
+                choice.name,
+                human_bytes(choice.bytes),
+                f"{choice.bytes / exact.bytes:.1%}",
+                f"{choice.worst.relative_rmse:.3%}",
+                choice.worst.name,
+                _number(None if quality is None else quality.auc),
+                _number(after),
+                "-" if change is None else f"{change:+.6f}",
+                _number(None if quality is None else quality.log_loss),
+                f"{choice.largest_change:.2g}",
+            )
+        )
+    return rows
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6f}"
+
+
+_TABLE_HEAD = ("table", "rows", "dim", "stored as", "size", "relative rmse")
+
+
+def _table_rows(report: TypeReport) -> list[tuple[str, ...]]:
+    tables = sorted(report.chosen.tables, key=lambda table: table.relative_rmse, reverse=True)
+    return [
+        (t.name, str(t.rows), str(t.dim), t.dtype, human_bytes(t.bytes), f"{t.relative_rmse:.3%}")
+        for t in tables
+    ]
+
+
+def _about(report: TypeReport) -> str:
+    measured = report.chosen.evaluation
+    rows = (
+        "no validation rows were measured"
+        if measured is None
+        else f"{measured.rows} validation rows"
+    )
+    return (
+        f"model {report.model}; {rows}; the largest change of an output is over the package's "
+        "golden requests, against tables in fp32"
+    )
+
+
+def as_text(report: TypeReport) -> str:
+    """The report for a terminal or a log."""
+    lines = [_about(report), "", *table_of(HEAD, _rows(report)), ""]
+    lines += [f"{name}: not possible: {why}" for name, why in report.impossible]
+    lines += ["tables as packaged:", *table_of(_TABLE_HEAD, _table_rows(report))]
+    return "\n".join(lines) + "\n"
+
+
+def as_html(report: TypeReport) -> str:
+    """The report as one HTML file that needs nothing else."""
+    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
+        (Path(__file__).parent / "type_report.html").read_text(encoding="utf-8")
+    )
+    return template.render(
+        about=_about(report),
+        chosen=CHOSEN,
+        head=HEAD,
+        rows=_rows(report),
+        impossible=report.impossible,
+        table_head=_TABLE_HEAD,
+        tables=_table_rows(report),
+        plot=_plot(report.choices),
+        version=tessera.__version__,
+    )
+
+
+def write_report(report: TypeReport, path: Path) -> None:
+    """Write HTML where the name ends in ``.html`` or ``.htm``, text otherwise.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    html = path.suffix.lower() in {".html", ".htm"}
+    try:
+        path.write_text(as_html(report) if html else as_text(report), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--report {path} cannot be written: {error.strerror}") from error
+
+
+def _plot(choices: Sequence[Choice]) -> str:
+    """Bytes against the worst table's error, as an ``<svg>`` element."""
+    figure = Figure(figsize=(6.4, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(visible=True, color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for choice in choices:
+        colour = "#d55e00" if choice.name == CHOSEN else "#0072b2"
+        at = (choice.bytes / 2**20, 100 * choice.worst.relative_rmse)
+        axes.plot(*at, "o", color=colour)
+        axes.annotate(choice.name, at, xytext=(5, 5), textcoords="offset points", color=colour)
+    axes.set_xlabel("weights, MiB")
+    axes.set_ylabel("worst relative RMSE of a table, %")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    stream = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "types"}):
+        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(stream, format="svg", metadata=no_metadata)
+    text = stream.getvalue()
+    return text[text.index("<svg") :]  # without the XML prolog, which HTML does not have

@@ -1,0 +1,137 @@
+"""Loading: the bytes that were checked are the ones that serve, and tables are read once."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from archives import with_record
+from backends import EACH_BACKEND
+from batches import random_batch
+from package_factory import make_model, make_package
+
+from tessera.serving import opening
+from tessera.serving.loading import load_package, open_checked
+from tessera.serving.opening import Opening
+from tessera.serving.packaging.package import PackageOptions, write_model
+from tessera.serving.records import PackageError, Records
+from tessera.serving.storages import DATA_RECORD
+from tessera.serving.torchscript import expected_deprecation
+
+
+@pytest.fixture(autouse=True)
+def _all_tables_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "LARGE_BYTES", 2000)
+
+
+def opened(path: Path, *, on_host: bool) -> tuple[Opening, Any]:
+    records = Records(path)
+    made = Opening(records, on_host=on_host)
+    records.check(records.manifest().records, into=made.into)
+    return made, made.module(["cpu"] * records.manifest().plan.num_shards)
+
+
+def tensors(module: Any) -> dict[str, torch.Tensor]:
+    return dict([*module.named_parameters(), *module.named_buffers(remove_duplicate=False)])
+
+
+@pytest.mark.parametrize("backend", EACH_BACKEND)
+@pytest.mark.parametrize("on_host", [True, False])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_the_module_is_the_one_that_torch_loads(
+    backend: str, *, on_host: bool, shards: int, tmp_path: Path
+) -> None:
+    if shards > 1 and backend != "tessera":
+        pytest.skip("only Tessera's operators have shards")
+    path = tmp_path / "m.pt"
+    sharding = "auto" if shards == 1 else "row_wise"
+    options = PackageOptions(name="m", backend=backend, shards=shards, sharding=sharding)
+    write_model(make_model(), path, options)
+    made, module = opened(path, on_host=on_host)
+    with expected_deprecation():
+        expected = torch.jit.load(str(path))
+    # At least the tables did not take torch's way.
+    assert made._tables
+    assert tensors(module).keys() == tensors(expected).keys()
+    for name, tensor in tensors(expected).items():
+        assert torch.equal(tensors(module)[name], tensor), name
+    batch = random_batch(Records(path).manifest().schema, 17, max_length=5, seed=0)
+    assert torch.equal(module(*batch.tensors())["default"], expected(*batch.tensors())["default"])
+
+
+def test_a_table_stays_where_it_was_read(package: Path) -> None:
+    made, module = opened(package, on_host=True)
+    places = {tensor.data_ptr() for tensor in tensors(module).values()}
+    assert {table.data_ptr() for table in made._tables.values()} <= places
+
+
+def test_what_happens_to_the_file_after_the_check_does_not_matter(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(shutil.copy(package, tmp_path / "m.pt"))
+    real: Callable[..., Any] = torch.jit.load
+
+    def load(*arguments: object, **options: object) -> Any:
+        path.write_bytes(b"something else")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr("torch.jit.load", load)
+    sha256 = open_checked(package).sha256
+    loaded = load_package(path)  # its golden answers hold
+    assert path.read_bytes() == b"something else"
+    assert loaded.sha256 == sha256
+
+
+def test_a_table_that_is_read_again_for_a_device_is_hashed_again(
+    package: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copy(package, tmp_path / "m.pt"))
+    records = Records(path)
+    made = Opening(records, on_host=False)
+    records.check(records.manifest().records, into=made.into)
+    name = next(iter(made._tables))
+    entry = next(entry for entry in records.entries if entry.name == name)
+    with path.open("r+b") as stream:
+        stream.seek(entry.content_offset)
+        stream.write(b"changed")
+    with pytest.raises(PackageError, match="was changed while it was being loaded; load it again"):
+        made.module(["cpu"])
+
+
+def test_tensors_that_are_named_otherwise_before_the_check_are_refused(
+    package: Path, tmp_path: Path
+) -> None:
+    other, _ = make_package(tmp_path, dim=16, name="other")
+    path = Path(shutil.copy(package, tmp_path / "m.pt"))
+    records = Records(path)
+    made = Opening(records, on_host=True)
+    records.check(records.manifest().records, into=made.into)
+    made._data = Records(other).read(DATA_RECORD, max_bytes=1 << 20)
+    with pytest.raises(PackageError, match="was changed while it was being loaded; load it again"):
+        made.module(["cpu"])
+
+
+def test_what_torch_cannot_open_is_refused(package: Path, tmp_path: Path) -> None:
+    path = with_record(package, tmp_path / "m.pt", DATA_RECORD, b"not a pickle")
+    with pytest.raises(PackageError, match="torch cannot open it"):
+        load_package(path)
+
+
+def test_torch_is_given_no_extra_files(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bytes] = []
+    real: Callable[..., Any] = torch.jit.load
+
+    def load(archive: io.BytesIO, **options: object) -> Any:
+        seen.append(archive.getvalue())
+        return real(archive, **options)
+
+    monkeypatch.setattr("torch.jit.load", load)
+    opened(package, on_host=True)
+    (content,) = seen
+    assert b"extra/tessera" not in content
+    assert len(content) < package.stat().st_size
