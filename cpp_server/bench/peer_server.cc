@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "batching/merger.h"
+#include "common/grpc_setup.h"
 #include "batching/pending.h"
 #include "model/loader.h"
 #include "model/operator_libraries.h"
@@ -36,12 +37,32 @@ class ZeroScores final : public Scores {
   std::vector<float> values_;
 };
 
-class NoModel final : public Runner {
+// The model's own session with the model left out.
+class NoModelSession final : public Session {
  public:
-  void prepare_thread(int) override {}
+  explicit NoModelSession(std::unique_ptr<Session> real) : real_(std::move(real)) {}
+  void begin_thread(int threads) override { real_->begin_thread(threads); }
+  HostBatch reserve(const BatchShape& shape) override { return real_->reserve(shape); }
+  std::size_t bytes() const override { return real_->bytes(); }
   std::unique_ptr<Scores> forward(const HostBatch& batch) override {
     return std::make_unique<ZeroScores>(static_cast<std::size_t>(batch.samples));
   }
+
+ private:
+  const std::unique_ptr<Session> real_;
+};
+
+class NoModel final : public Runner {
+ public:
+  explicit NoModel(std::unique_ptr<Runner> real) : real_(std::move(real)) {}
+  std::vector<std::string> devices() const override { return real_->devices(); }
+  std::vector<DeviceMemory> memory() const override { return real_->memory(); }
+  std::unique_ptr<Session> open_session(std::size_t device) override {
+    return std::make_unique<NoModelSession>(real_->open_session(device));
+  }
+
+ private:
+  const std::unique_ptr<Runner> real_;
 };
 
 // A request of the sync server: it never waits, so that it is answered by nobody.
@@ -58,9 +79,12 @@ class SyncService final : public predictor::Predictor::Service {
  private:
   grpc::Status Predict(grpc::ServerContext*, const predictor::PredictionRequest* message,
                        predictor::PredictionResponse* response) override {
-    // Each of gRPC's threads computes with itself alone; set again at every call because the
-    // threads come and go.
-    package_.runner->prepare_thread(1);
+    // gRPC's threads come and go; each computes with itself alone.
+    thread_local std::unique_ptr<Session> session;
+    if (session == nullptr) {
+      session = package_.runner->open_session(0);
+      session->begin_thread(1);
+    }
     const std::string bytes = message->SerializeAsString();
     PredictionRequestView view;
     Direct direct;
@@ -70,7 +94,7 @@ class SyncService final : public predictor::Predictor::Service {
     Merger merger(package_.manifest.schema);
     const std::vector<Part> parts = split_request(direct, 1, direct.request.samples,
                                                   direct.request.ids);
-    const auto scores = package_.runner->forward(merger.merge(parts));
+    const auto scores = session->forward(merger.merge(parts, *session));
     auto& data = *(*response->mutable_predictions())[package_.manifest.schema.outputs[0].name]
                       .mutable_data();
     const auto values = scores->output(0);
@@ -87,6 +111,7 @@ LoadedPackage load(const std::string& path) {
 }
 
 void serve_sync(const std::string& path) {
+  prepare_grpc();
   SyncService service(load(path));
   grpc::ServerBuilder builder;
   int port = 0;
@@ -99,7 +124,7 @@ void serve_sync(const std::string& path) {
 
 void serve_no_model(const std::string& path) {
   LoadedPackage package = load(path);
-  package.runner = std::make_unique<NoModel>();
+  package.runner = std::make_unique<NoModel>(std::move(package.runner));
   const ServerConfig config;
   const SteadyClock clock;
   const Log log(LogLevel::kWarning, true);

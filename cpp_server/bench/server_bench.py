@@ -121,12 +121,19 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000, help="rows per table")
     parser.add_argument("--rounds", type=int, default=5, help="rounds per server and load")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of a round, seconds")
+    parser.add_argument(
+        "--backend",
+        default="tessera",
+        help="whose operators the package uses: 'fbgemm' makes a heavier forward (default: tessera)",
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         package = Path(folder) / "dlrm.pt"
-        write_model(dlrm(args.rows, "murmur3"), package, PackageOptions(name="dlrm"))
+        write_model(
+            dlrm(args.rows, "murmur3"), package, PackageOptions(name="dlrm", backend=args.backend)
+        )
         ours = [BUILD / "tessera-server", "--model", package, "--host", "127.0.0.1"]
         ours += ["--port", "0", "--http-port", "0", "--drain-propagation-ms", "0"]
         begin = time.perf_counter()

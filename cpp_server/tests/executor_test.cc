@@ -70,14 +70,18 @@ class PlainScores final : public Scores {
   std::vector<float> values;
 };
 
-class PlainRunner final : public Runner {
+class PlainSession final : public test::MemorySession {
  public:
-  void prepare_thread(int) override {}
+  PlainSession() : MemorySession(test::schema()) {}
 
   std::unique_ptr<Scores> forward(const HostBatch& batch) override {
     ++passes;
     if (before) before(batch);
-    const auto B = static_cast<std::size_t>(batch.samples);
+    narrow_passes += !batch.id_list.narrow.empty();
+    const auto B = static_cast<std::size_t>(batch.rows);
+    const auto id = [](const HostGroup& group, std::size_t at) {
+      return group.narrow.empty() ? group.values[at] : group.narrow[at];
+    };
     std::vector<double> scores(B);
     for (std::size_t b = 0; b < B; ++b) {
       scores[b] = batch.dense[2 * b] + 10.0 * batch.dense[2 * b + 1];
@@ -85,23 +89,28 @@ class PlainRunner final : public Runner {
     std::size_t at = 0;
     for (std::size_t bag = 0; bag < batch.id_list.lengths.size(); ++bag) {
       for (std::int32_t k = 0; k < batch.id_list.lengths[bag]; ++k) {
-        scores[bag % B] += static_cast<double>(batch.id_list.values[at++] % 97) *
+        scores[bag % B] += static_cast<double>(id(batch.id_list, at++) % 97) *
                            static_cast<double>(bag / B + 1);
       }
     }
-    EXPECT_EQ(at, batch.id_list.values.size());
+    EXPECT_EQ(at, batch.id_list.ids());
     at = 0;
     for (std::size_t bag = 0; bag < batch.id_score_list.lengths.size(); ++bag) {
       for (std::int32_t k = 0; k < batch.id_score_list.lengths[bag]; ++k, ++at) {
         scores[bag] += batch.id_score_list.weights[at] *
-                       static_cast<double>(batch.id_score_list.values[at] % 89);
+                       static_cast<double>(id(batch.id_score_list, at) % 89);
       }
     }
-    EXPECT_EQ(at, batch.id_score_list.values.size());
+    EXPECT_EQ(at, batch.id_score_list.ids());
+    for (auto row = static_cast<std::size_t>(batch.samples); row < B; ++row) {
+      EXPECT_EQ(scores[row], 0) << "padding";
+    }
+    scores.resize(static_cast<std::size_t>(batch.samples));
     return std::make_unique<PlainScores>(std::vector<float>(scores.begin(), scores.end()));
   }
 
   int passes = 0;
+  int narrow_passes = 0;
   std::function<void(const HostBatch&)> before;
 };
 
@@ -119,7 +128,7 @@ class Observer final : public ExecutionObserver {
 
 struct ExecutorTest : testing::Test {
   const InputSchema schema = test::schema();
-  PlainRunner runner;
+  PlainSession runner;
   SteadyClock clock;
   Observer observer;
   Executor executor{schema, runner, clock, observer};
@@ -154,6 +163,24 @@ TEST_F(ExecutorTest, MixedRequestsGetTheirOwnScores) {
     executor.execute(batch);
     for (const Request& request : requests) expect_answered(request);
   }
+}
+
+TEST_F(ExecutorTest, PaddingAndInt32IdsChangeNothing) {
+  runner.takes_narrow = true;
+  for (int round = 0; round < 200; ++round) {
+    runner.padding = static_cast<std::int64_t>(random() % 4);
+    std::deque<Request> requests;
+    std::vector<Part> batch;
+    for (unsigned n = 1 + random() % 2; n > 0; --n) {
+      Request& request = requests.emplace_back(
+          test::random_request(random, static_cast<std::int32_t>(1 + random() % 5), 4));
+      for (Part& part : parts_of(request)) batch.push_back(std::move(part));
+    }
+    executor.execute(batch);
+    for (const Request& request : requests) expect_answered(request);
+  }
+  EXPECT_GT(runner.narrow_passes, 0);
+  EXPECT_LT(runner.narrow_passes, runner.passes);
 }
 
 TEST_F(ExecutorTest, PartsAreRejoined) {
@@ -209,8 +236,11 @@ TEST_F(ExecutorTest, APartThatFailsFailsItsRequestOnce) {
 }
 
 TEST_F(ExecutorTest, RefusesScoresOfAnotherSize) {
-  class Short final : public Runner {
-    void prepare_thread(int) override {}
+  class Short final : public test::MemorySession {
+   public:
+    Short() : MemorySession(test::schema()) {}
+
+   private:
     std::unique_ptr<Scores> forward(const HostBatch&) override {
       return std::make_unique<PlainScores>(std::vector<float>{1});
     }

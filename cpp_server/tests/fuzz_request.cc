@@ -41,12 +41,20 @@ InputSchema fuzz_schema() {
   return made;
 }
 
+// Only its memory is used.
+class FuzzSession final : public test::MemorySession {
+ public:
+  using MemorySession::MemorySession;
+  std::unique_ptr<Scores> forward(const HostBatch&) override { return nullptr; }
+};
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const InputSchema schema = fuzz_schema();
   static const RequestDecoder decoder(schema, {.max_samples = 1'000, .max_ids = 20'000});
   static Merger merger(schema);
+  static FuzzSession session(schema);
   PredictionRequestView view;
   if (!parse_request({reinterpret_cast<const std::byte*>(data), size}, view)) return 0;
   FuzzedRequest pending;
@@ -55,12 +63,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const std::vector<Part> parts = split_request(pending, 1, max_samples, 50);
     std::int64_t ids = 0;
     for (const Part& part : parts) {
-      const HostBatch batch = merger.merge({&part, 1});
+      const HostBatch batch = merger.merge({&part, 1}, session);
       require(batch.samples == part.samples());
       check(batch.id_list);
       check(batch.id_score_list);
-      ids += static_cast<std::int64_t>(batch.id_list.values.size() +
-                                       batch.id_score_list.values.size());
+      ids += static_cast<std::int64_t>(batch.id_list.ids() + batch.id_score_list.ids());
     }
     require(ids == pending.request.ids);
   }

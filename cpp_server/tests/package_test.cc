@@ -4,11 +4,13 @@
 #include <cstdio>
 #include <random>
 
+#include "common/flags.h"
 #include "package/manifest.h"
 #include "package/package_error.h"
 #include "package/records.h"
 #include "package/safetensors.h"
 #include "package/sha256.h"
+#include "package/signature.h"
 #include "package/verify.h"
 #include "support.h"
 #include "zip_writer.h"
@@ -49,53 +51,96 @@ struct PackageTest : testing::Test {
                            testing::UnitTest::GetInstance()->current_test_info()->name();
 };
 
-const std::vector<ZipEntry> kTwo = {{"m/data.pkl", "weights"},
-                                    {"m/code/a.py", std::string(70'000, 'x'), true}};
+const char* const kManifestName = "model/extra/tessera/manifest.json";
 
-TEST_F(PackageTest, ReadsStoredAndDeflatedRecords) {
+// Two records and a manifest's place.
+const std::vector<ZipEntry> kTwo = {{"model/code/a.py", std::string(700, 'x')},
+                                    {"model/data.pkl", "weights"},
+                                    {kManifestName, "{}"}};
+
+TEST_F(PackageTest, ReadsRecords) {
   write(test::zip(kTwo));
   const PackageFile file(path);
   const Records records(file);
-  ASSERT_EQ(records.all().size(), 2u);
+  ASSERT_EQ(records.all().size(), 3u);
   EXPECT_EQ(text_of(records.read("data.pkl", 100)), "weights");
-  EXPECT_EQ(text_of(records.read("code/a.py", 100'000)), std::string(70'000, 'x'));
-  EXPECT_THROW(records.read("code/a.py", 69'999), PackageError);
+  EXPECT_EQ(text_of(records.read("code/a.py", 1'000)), std::string(700, 'x'));
+  EXPECT_EQ(records.all().at("code/a.py").offset % 64, 0u);
+  EXPECT_THROW(records.read("code/a.py", 699), PackageError);
   EXPECT_THROW(records.read("nothing", 100), PackageError);
 }
 
-TEST_F(PackageTest, RefusesWhatTwoReadersCouldReadDifferently) {
-  const std::string good = test::zip(kTwo);
-  EXPECT_EQ(refusal(good), "");
-  EXPECT_EQ(refusal(""), "is damaged, cut short or no package at all (too short)");
-  EXPECT_EQ(refusal(good + "more"),
-            "is damaged, cut short or no package at all (the archive's end record is not at the "
-            "file's end)");
-  EXPECT_EQ(refusal(test::zip(kTwo, "before")),
-            "the archive does not begin at the file's first byte");
-  EXPECT_EQ(refusal(test::zip({{"m/a", "1"}, {"m/a", "2"}})), "record 'a' is there twice");
-  EXPECT_EQ(refusal(test::zip({{"m/a", "1"}, {"n/b", "2"}})),
-            "record 'n/b' has a name that no package uses");
-  for (const char* name : {"m/../a", "/a", "m//a", "m/a/", "m/./a", "m\\a", "a"}) {
-    EXPECT_EQ(refusal(test::zip({{"m/first", "1"}, {name, "2"}})),
-              std::string("record '") + name + "' has a name that no package uses");
-  }
-  EXPECT_EQ(refusal(test::zip({{"m/a", "1", false, "m/b"}})),
-            "record 'm/a' is damaged: its local header contradicts the archive's directory");
-  EXPECT_EQ(refusal(test::zip({{"m/a", "1", false, "", 1}})),
-            "record 'm/a' is encrypted or compressed in a way that no package uses");
+// The refusal's part between the brackets.
+std::string reason(const std::string& refusal) {
+  const auto begin = refusal.find(" (");
+  const auto end = refusal.find("); if an older Tessera wrote it");
+  if (begin == std::string::npos || end == std::string::npos) return refusal;
+  return refusal.substr(begin + 2, end - begin - 2);
 }
 
-TEST_F(PackageTest, EveryTruncationAndAnyByteFlipIsRefusedOrReadsTheSame) {
+TEST_F(PackageTest, SaysWhatIsWrongWithAnArchive) {
+  const std::string good = test::zip(kTwo);
+  EXPECT_EQ(refusal(good), "");
+  EXPECT_EQ(reason(refusal("")), "it is too short");
+  EXPECT_EQ(reason(refusal(good + "more")),
+            "the archive's end record is not at the file's end");
+  EXPECT_EQ(reason(refusal(test::zip({{"model/a", "1"}, {"model/a", "2"}}))),
+            "record 'a' is not in the order of names");
+  EXPECT_EQ(reason(refusal(test::zip({{"model/b", "1"}, {"model/a", "2"}}))),
+            "record 'a' is not in the order of names");
+  EXPECT_EQ(reason(refusal(test::zip({{kManifestName, "{}"}, {"model/z", "2"}}))),
+            "record 'z' is not in the order of names");
+  EXPECT_EQ(reason(refusal(test::zip({{"model/a", "1"}, {"n/b", "2"}}))),
+            "record 'n/b' has a name that no package uses");
+  for (const char* name : {"model/../a", "/a", "model//a", "model/a/", "model/./a", "model/m\\a",
+                           "a", "model/", "model/a b", "model/\x7f"}) {
+    EXPECT_EQ(reason(refusal(test::zip({{name, "2"}}))),
+              std::string("record '") + name + "' has a name that no package uses");
+  }
+  std::string changed = good;
+  changed[changed.find("weights")] = 'W';
+  EXPECT_EQ(refusal(changed), "record 'data.pkl' is damaged: its CRC-32 does not hold");
+}
+
+TEST_F(PackageTest, EveryTruncationEveryChangedByteAndEveryByteMoreIsRefused) {
   const std::string good = test::zip(kTwo);
   for (std::size_t size = 0; size < good.size(); ++size) {
     ASSERT_NE(refusal(good.substr(0, size)), "") << size;
   }
   Random random(1);
+  for (std::size_t at = 0; at < good.size(); ++at) {
+    for (const int bit : {0, 7, static_cast<int>(random() % 6) + 1}) {
+      std::string bad = good;
+      bad[at] = static_cast<char>(bad[at] ^ (1 << bit));
+      ASSERT_NE(refusal(bad), "") << at;
+    }
+    std::string longer = good;
+    longer.insert(at, 1, '\0');
+    ASSERT_NE(refusal(longer), "") << at;
+  }
   for (int i = 0; i < 2'000; ++i) {  // must not crash or read past anything; ASan looks on
     std::string bad = good;
-    bad[random() % bad.size()] = static_cast<char>(random());
-    refusal(bad);
+    for (unsigned n = 1 + random() % 8; n > 0; --n) {
+      bad[random() % bad.size()] = static_cast<char>(random());
+    }
+    if (bad == good) continue;
+    ASSERT_NE(refusal(bad), "");
   }
+}
+
+TEST(LayoutTest, LargeRecordsHaveZip64Fields) {
+  constexpr std::uint64_t kLarge = 0xffffffff;
+  const Record record{.offset = 0, .bytes = kLarge, .crc32 = 1};
+  // 30 bytes, the name, a zip64 field of 20 and the padding's 4.
+  const std::string header = local_header("a", record, 0);
+  EXPECT_EQ(header.size() % 64, 0u);
+  EXPECT_EQ(header.substr(30 + 7, 4), std::string("\x01\0\x10\0", 4));
+  EXPECT_EQ(header.substr(18, 8), std::string(8, '\xff'));
+  EXPECT_EQ(directory_entry("a", record, 5).size(), 46u + 7 + 20);
+  EXPECT_EQ(directory_entry("a", record, kLarge).size(), 46u + 7 + 28);
+  EXPECT_EQ(directory_entry("a", {.bytes = 7}, kLarge).size(), 46u + 7 + 12);
+  EXPECT_EQ(directory_end(3, 100, kLarge - 1).size(), 22u);
+  EXPECT_EQ(directory_end(3, 100, kLarge).size(), 56u + 20 + 22);
 }
 
 TEST_F(PackageTest, SaysWhatAPathIs) {
@@ -136,8 +181,10 @@ TEST_F(PackageTest, ComparesEveryRecordWithTheManifest) {
   const PackageFile file(path);
   const Records records(file);
   Manifest manifest;
-  manifest.records["data.pkl"] = {digest("weights"), 7};
-  manifest.records["code/a.py"] = {digest(std::string(70'000, 'x')), 70'000};
+  for (const char* name : {"data.pkl", "code/a.py"}) {
+    const std::string content = text_of(records.read(name, 1'000));
+    manifest.records[name] = {digest(content), content.size(), records.all().at(name).crc32};
+  }
   EXPECT_EQ(verify_records(records, manifest), digest(test::zip(kTwo)));
 
   const auto why = [&](const Manifest& other) {
@@ -149,10 +196,14 @@ TEST_F(PackageTest, ComparesEveryRecordWithTheManifest) {
     return std::string();
   };
   Manifest changed = manifest;
-  changed.records["data.pkl"] = {digest("Weights"), 7};
+  changed.records["data.pkl"].sha256 = digest("Weights");
   EXPECT_NE(why(changed).find("record 'data.pkl' was changed"), std::string::npos);
+  Manifest other_header = manifest;
+  other_header.records["data.pkl"].crc32 ^= 1;
+  EXPECT_NE(why(other_header).find("the header of record 'data.pkl' was changed"),
+            std::string::npos);
   Manifest missing = manifest;
-  missing.records["more"] = {digest(""), 0};
+  missing.records["more"] = {digest(""), 0, 0};
   EXPECT_NE(why(missing).find("records are missing: more"), std::string::npos);
   Manifest extra = manifest;
   extra.records.erase("data.pkl");
@@ -160,7 +211,7 @@ TEST_F(PackageTest, ComparesEveryRecordWithTheManifest) {
 }
 
 const char* const kManifest = R"({
-  "format_version": 1, "name": "ranker", "version": "3", "created": "2026-01-01T00:00:00Z",
+  "format_version": 2, "name": "ranker", "version": "3", "created": "2026-01-01T00:00:00Z",
   "versions": {"tessera": "0.1", "torch": "2.13.0+cpu", "fbgemm": "1.8.0",
                "torch_min": "2.11", "torch_below": "2.14"},
   "backend": "fbgemm", "operator_libraries": ["fbgemm_gpu_tbe_inference"],
@@ -172,7 +223,10 @@ const char* const kManifest = R"({
   "bytes_packaged": 100, "plan": {"num_shards": 1, "placements": []}, "device": "cpu",
   "source": {}, "training_metrics": {}, "evaluation": null,
   "golden": {"samples": 4, "atol": 1e-6, "rtol": 1e-5},
-  "records": {"data.pkl": {"sha256": "ab", "bytes": 7}}})";
+  "records": {"data.pkl": {"sha256": "ab", "bytes": 7, "crc32": 9}},
+ "signature": null
+}
+)";
 
 std::string changed(const std::string& from, const std::string& to) {
   std::string json = kManifest;
@@ -204,12 +258,16 @@ TEST(ManifestTest, ReadsWhatAServerNeeds) {
 
 TEST(ManifestTest, IsStrict) {
   EXPECT_EQ(manifest_refusal("{"), "the manifest is not JSON");
-  EXPECT_EQ(manifest_refusal(changed("\"format_version\": 1", "\"format_version\": 2")),
-            "the package's format_version is 2, this server reads 1; package the model again, or "
+  EXPECT_EQ(manifest_refusal(changed("\"format_version\": 2", "\"format_version\": 1")),
+            "the package's format_version is 1, this server reads 2; package the model again, or "
             "serve it with the tessera that wrote it");
   EXPECT_EQ(manifest_refusal("[]").substr(0, 42), "the package's format_version is missing, t");
   EXPECT_EQ(manifest_refusal(changed("\"backend\"", "\"back_end\"")),
             "manifest: unknown key 'back_end'");
+  EXPECT_EQ(manifest_refusal(changed("\"rows\": 10, ", "\"rows\": 1, \"rows\": 10, ")),
+            "key 'rows' is there twice");
+  EXPECT_EQ(manifest_refusal(changed("\"signature\": null", "\"signature\":null")),
+            "the manifest's signature is not written as package files have it");
   EXPECT_EQ(manifest_refusal(changed("\"rows\": 10, ", "")), "feature: missing key 'rows'");
   EXPECT_EQ(manifest_refusal(changed("\"rows\": 10", "\"rows\": 0")),
             "manifest.rows: is 0, must be >= 1");
@@ -218,6 +276,93 @@ TEST(ManifestTest, IsStrict) {
   EXPECT_EQ(manifest_refusal(changed("\"clamp\"", "\"wrap\"")),
             "manifest.out_of_range: 'wrap' is unknown");
   EXPECT_EQ(manifest_refusal(changed("\"2.14\"", "\"two\"")), "'two' is no torch version");
+}
+
+// The first test vector with a message in RFC 8032, section 7.1 ("TEST 2"), and its key as PEM.
+constexpr const char* kRfcKey =
+    "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c";
+
+TEST(SignatureTest, ReadsPublicKeys) {
+  const std::string path = testing::TempDir() + "tessera_public_key.pem";
+  test::write_file(path,
+                   "-----BEGIN PUBLIC KEY-----\n"
+                   "MCowBQYDK2VwAyEAPUAXw+hDiVqStwqnTRt+vJyYLM8uxJaMwM1V8Sr0Zgw=\n"
+                   "-----END PUBLIC KEY-----\n");
+  EXPECT_EQ(hex_of(read_public_key(path)), kRfcKey);
+  test::write_file(path, "no key");
+  EXPECT_THROW(read_public_key(path), UsageError);
+  std::remove(path.c_str());
+  EXPECT_THROW(read_public_key(path), UsageError);
+}
+
+TEST(SignatureTest, HoldsForTheSignedMessageAndKeyAlone) {
+  Signature signature;
+  signature.key = {0x3d, 0x40, 0x17, 0xc3, 0xe8, 0x43, 0x89, 0x5a, 0x92, 0xb7, 0x0a,
+                   0xa7, 0x4d, 0x1b, 0x7e, 0xbc, 0x9c, 0x98, 0x2c, 0xcf, 0x2e, 0xc4,
+                   0x96, 0x8c, 0xc0, 0xcd, 0x55, 0xf1, 0x2a, 0xf4, 0x66, 0x0c};
+  signature.message = "\x72";
+  signature.value = {0x92, 0xa0, 0x09, 0xa9, 0xf0, 0xd4, 0xca, 0xb8, 0x72, 0x0e, 0x82, 0x0b, 0x5f,
+                     0x64, 0x25, 0x40, 0xa2, 0xb2, 0x7b, 0x54, 0x16, 0x50, 0x3f, 0x8f, 0xb3, 0x76,
+                     0x22, 0x23, 0xeb, 0xdb, 0x69, 0xda, 0x08, 0x5a, 0xc1, 0xe4, 0x3e, 0x15, 0x99,
+                     0x6e, 0x45, 0x8f, 0x36, 0x13, 0xd0, 0xf1, 0x1d, 0x8c, 0x38, 0x7b, 0x2e, 0xae,
+                     0xb4, 0x30, 0x2a, 0xee, 0xb0, 0x0d, 0x29, 0x16, 0x12, 0xbb, 0x0c, 0x00};
+  EXPECT_EQ(hex_of(signature.key), kRfcKey);
+  EXPECT_TRUE(holds(signature, signature.key));
+  Signature other = signature;
+  other.message = "\x73";
+  EXPECT_FALSE(holds(other, other.key));
+  other = signature;
+  other.value[0] ^= 1;
+  EXPECT_FALSE(holds(other, other.key));
+  PublicKey another = signature.key;
+  another[5] ^= 4;
+  EXPECT_FALSE(holds(signature, another));
+}
+
+std::string signed_manifest(const std::string& key, const std::string& value) {
+  return "{\n \"name\": \"x\",\n \"signature\": {\n  \"algorithm\": \"ed25519\",\n"
+         "  \"public_key\": \"" + key + "\",\n  \"value\": \"" + value + "\"\n }\n}\n";
+}
+
+TEST(SignatureTest, IsReadInOneSpellingOnly) {
+  const std::string value(128, 'a');
+  const auto read = read_signature(as_bytes(signed_manifest(kRfcKey, value)));
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(hex_of(read->key), kRfcKey);
+  EXPECT_EQ(read->value[63], 0xaa);
+  EXPECT_EQ(read->message, "{\n \"name\": \"x\",\n \"signature\": null\n}\n");
+  EXPECT_FALSE(read_signature(as_bytes(read->message)).has_value());
+  const std::string bad[] = {"", "}\n", signed_manifest(kRfcKey, value) + "\n",
+                             signed_manifest(kRfcKey, std::string(128, 'A')),
+                             signed_manifest(kRfcKey, std::string(127, 'a')),
+                             signed_manifest(std::string(63, '1') + "g", value)};
+  for (const std::string& manifest : bad) {
+    EXPECT_THROW(read_signature(as_bytes(manifest)), std::invalid_argument) << manifest;
+  }
+}
+
+TEST(SignatureTest, IsRequiredOfATrustedKey) {
+  PublicKey key{};
+  const auto why = [](const std::string& manifest, std::span<const PublicKey> trusted) {
+    try {
+      require_signature("m.pt", as_bytes(manifest), trusted);
+    } catch (const PackageError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const std::string zeros(64, '0');
+  EXPECT_EQ(why("{\n \"signature\": null\n}\n", {&key, 1}),
+            "package m.pt: is not signed, and --require-signature is set; sign it with: tessera "
+            "sign MODEL.pt --key KEY.pem");
+  EXPECT_EQ(why(signed_manifest(kRfcKey, zeros + zeros), {&key, 1}),
+            std::string("package m.pt: was signed with the key ") + kRfcKey +
+                ", which is none of those given by --public-key");
+  key[0] = 1;
+  const std::string one = "01" + std::string(62, '0');
+  EXPECT_EQ(why(signed_manifest(one, std::string(128, '5')), {&key, 1}),
+            "package m.pt: has a signature of the key " + one +
+                " that does not hold: the package was changed after it was signed");
 }
 
 std::string safetensors(const std::string& header, const std::string& data) {

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "common/clock.h"
+#include "model/batch_layout.h"
+#include "model/runner.h"
 #include "package/schema.h"
 #include "request/decoder.h"
 #include "request/wire.h"
@@ -117,5 +119,30 @@ inline RequestData random_request(Random& random, std::int32_t samples,
   }
   return data;
 }
+
+// Batches in exactly as much memory as they need, so that AddressSanitizer sees every step beside
+// it, with rows of padding and int32 ids on demand.
+class MemorySession : public Session {
+ public:
+  explicit MemorySession(InputSchema schema) : schema_(std::move(schema)) {}
+
+  void begin_thread(int) override {}
+  std::size_t bytes() const override { return memory.size(); }
+
+  HostBatch reserve(const BatchShape& shape) override {
+    const BatchLayout layout(schema_, shape.samples + padding, shape.plain_ids, shape.scored_ids,
+                             shape.narrow && takes_narrow);
+    memory.assign(layout.bytes(), std::byte{0xee});
+    memory.shrink_to_fit();
+    return layout.over(memory.data(), shape);
+  }
+
+  std::int64_t padding = 0;
+  bool takes_narrow = false;
+  std::vector<std::byte> memory;
+
+ private:
+  const InputSchema schema_;
+};
 
 }  // namespace tessera::test

@@ -1,4 +1,5 @@
-// A zip archive in memory, for tests that damage it: every field can be written wrong.
+// A package's archive in memory, written as serving/FORMAT.md says in words, for tests that damage
+// it. Sizes stay below what zip64 is for.
 #pragma once
 
 #include <zlib.h>
@@ -11,62 +12,45 @@
 namespace tessera::test {
 
 struct ZipEntry {
-  std::string name;
+  std::string name;  // with the top folder
   std::string content;
-  bool deflated = false;
-  std::string local_name = {};  // empty: the same
-  std::uint16_t flags = 0;
 };
 
 inline void put(std::string& out, std::uint64_t value, int bytes) {
   for (int i = 0; i < bytes; ++i) out += static_cast<char>(value >> (8 * i));
 }
 
-inline std::string deflated(const std::string& content) {
-  z_stream stream{};
-  deflateInit2(&stream, Z_BEST_SPEED, Z_DEFLATED, -MAX_WBITS, 8, Z_DEFAULT_STRATEGY);
-  std::string out(deflateBound(&stream, content.size()), '\0');
-  std::string in = content;
-  stream.next_in = reinterpret_cast<Bytef*>(in.data());
-  stream.avail_in = static_cast<uInt>(in.size());
-  stream.next_out = reinterpret_cast<Bytef*>(out.data());
-  stream.avail_out = static_cast<uInt>(out.size());
-  deflate(&stream, Z_FINISH);
-  out.resize(stream.total_out);
-  deflateEnd(&stream);
-  return out;
-}
-
-// `prefix` is written before the first record.
-inline std::string zip(const std::vector<ZipEntry>& entries, const std::string& prefix = "") {
-  std::string out = prefix;
+inline std::string zip(const std::vector<ZipEntry>& entries) {
+  std::string out;
   std::string directory;
   for (const ZipEntry& entry : entries) {
-    const std::string stored = entry.deflated ? deflated(entry.content) : entry.content;
-    const std::string& local = entry.local_name.empty() ? entry.name : entry.local_name;
     const std::uint64_t offset = out.size();
-    const auto header = [&](std::string& to, bool in_directory) {
-      put(to, in_directory ? 0x02014b50 : 0x04034b50, 4);
-      if (in_directory) put(to, 20, 2);
-      put(to, 20, 2);
-      put(to, entry.flags, 2);
-      put(to, entry.deflated ? 8 : 0, 2);
-      put(to, 0, 4);  // time and date
-      put(to, 0, 4);  // the checksum: SHA-256 is what counts
-      put(to, stored.size(), 4);
+    const auto checksum = ::crc32_z(0, reinterpret_cast<const Bytef*>(entry.content.data()),
+                                    entry.content.size());
+    const auto common = [&](std::string& to) {
+      put(to, 45, 2);      // version needed
+      put(to, 0, 2 + 2);   // flags, method
+      put(to, 0, 2);       // time
+      put(to, 0x0021, 2);  // date
+      put(to, checksum, 4);
       put(to, entry.content.size(), 4);
-      put(to, in_directory ? entry.name.size() : local.size(), 2);
-      put(to, 0, 2);
-      if (!in_directory) return;
-      put(to, 0, 2);  // comment
-      put(to, 0, 2);  // disk
-      put(to, 0, 2);
-      put(to, 0, 4);  // attributes
-      put(to, offset, 4);
+      put(to, entry.content.size(), 4);
+      put(to, entry.name.size(), 2);
     };
-    header(out, false);
-    out += local + stored;
-    header(directory, true);
+    put(out, 0x04034b50, 4);
+    common(out);
+    const std::uint64_t padding = (64 - (offset + 30 + entry.name.size() + 4) % 64) % 64;
+    put(out, 4 + padding, 2);
+    out += entry.name;
+    put(out, 0x4246, 2);
+    put(out, padding, 2);
+    out += std::string(padding, '\0') + entry.content;
+    put(directory, 0x02014b50, 4);
+    put(directory, 45, 2);  // made by
+    common(directory);
+    put(directory, 0, 2 + 2 + 2 + 2);  // extra field, comment, disk, attributes
+    put(directory, 0, 4);
+    put(directory, offset, 4);
     directory += entry.name;
   }
   const std::uint64_t directory_offset = out.size();

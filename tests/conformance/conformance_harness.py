@@ -1,4 +1,4 @@
-"""Starts either server as a program and speaks to it as any client would.
+"""Starts either server as a program, or takes a given one, and speaks to it as any client would.
 
 What the suite knows of a server is what the contract says: flags, protocols, status codes,
 metrics, log lines with ``"event": "ready"``, signals and exit statuses.
@@ -17,12 +17,19 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tessera.serving.protocol import predictor_pb2 as pb
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60
+
+MODELS = {"ranker": {"version": "3"}, "other": {"seed": 1}}
+"""The packages of the suite and how `make_package` makes them."""
+
+LIMITS = ("--max-request-samples", "1000", "--max-request-ids", "100000")
+"""Limits of the server that most tests use, near enough to be reached."""
 
 
 def cpp_program():
@@ -41,65 +48,18 @@ def commands():
     return found
 
 
-class RunningServer:
-    """A server on free ports of 127.0.0.1; ready inside the ``with`` block."""
+class Server:
+    """A server that speaks on ``address`` and ``http_address``, whoever started it."""
 
-    def __init__(self, kind, *flags):
-        self.kind = kind
-        self.log = []
-        self.noise = []
-        self.port = self.http_port = 0
-        ports = ["--host", "127.0.0.1", "--port", "0", "--http-port", "0"]
-        self.process = subprocess.Popen(
-            [*commands()[kind], *map(str, flags), *ports],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        self._ready = threading.Event()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self):
-        for line in self.process.stderr:
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                self.noise.append(line)
-                continue
-            self.log.append(entry)
-            if entry["event"] == "ready":
-                self.port, self.http_port = entry["port"], entry["http_port"]
-                self._ready.set()
-        self._ready.set()
+    address = http_address = ""
 
     def __enter__(self):
-        assert self._ready.wait(TIMEOUT_S)
-        assert self.port, "".join(self.noise)
-        self.channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
+        self.channel = grpc.insecure_channel(self.address)
         self.raw = self.channel.unary_unary("/predictor.Predictor/Predict")
         return self
 
     def __exit__(self, *_):
         self.channel.close()
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                raise
-        self._reader.join()
-        self.process.stderr.close()
-        # A build with sanitizers reports on stderr, at the latest when it ends.
-        reports = [line for line in self.noise if "Sanitizer" in line or "runtime error" in line]
-        assert not reports, "".join(self.noise)
-
-    def signal(self, number=signal.SIGTERM):
-        self.process.send_signal(number)
-
-    def exit_status(self):
-        return self.process.wait(TIMEOUT_S)
 
     def predict(self, message, **options):
         options.setdefault("timeout", TIMEOUT_S)
@@ -119,7 +79,7 @@ class RunningServer:
 
     def http(self, path):
         """Status and text of a page."""
-        url = f"http://127.0.0.1:{self.http_port}{path}"
+        url = f"http://{self.http_address}{path}"
         try:
             with urllib.request.urlopen(url, timeout=TIMEOUT_S) as reply:
                 return reply.status, reply.read().decode()
@@ -147,6 +107,74 @@ class RunningServer:
         while not condition():
             assert time.monotonic() < deadline, "did not become true"
             time.sleep(0.01)
+
+
+class GivenServer(Server):
+    """One that somebody else has started and will stop."""
+
+    def __init__(self, address, http_address):
+        self.address, self.http_address = address, http_address
+
+
+class RunningServer(Server):
+    """A server on free ports of 127.0.0.1; ready inside the ``with`` block."""
+
+    def __init__(self, kind, *flags, port=0):
+        if kind == "given":
+            pytest.skip("needs a server with flags of its own")
+        self.kind = kind
+        self.log = []
+        self.noise = []
+        ports = ["--host", "127.0.0.1", "--port", str(port), "--http-port", "0"]
+        self.process = subprocess.Popen(
+            [*commands()[kind], *map(str, flags), *ports],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        for line in self.process.stderr:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                self.noise.append(line)
+                continue
+            self.log.append(entry)
+            if entry["event"] == "ready":
+                self.address = f"127.0.0.1:{entry['port']}"
+                self.http_address = f"127.0.0.1:{entry['http_port']}"
+                self._ready.set()
+        self._ready.set()
+
+    def __enter__(self):
+        assert self._ready.wait(TIMEOUT_S)
+        assert self.address, "".join(self.noise)
+        return super().__enter__()
+
+    def __exit__(self, *_):
+        super().__exit__()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                raise
+        self._reader.join()
+        self.process.stderr.close()
+        # A build with sanitizers reports on stderr, at the latest when it ends.
+        reports = [line for line in self.noise if "Sanitizer" in line or "runtime error" in line]
+        assert not reports, "".join(self.noise)
+
+    def signal(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+
+    def exit_status(self):
+        return self.process.wait(TIMEOUT_S)
 
 
 def scores_of(response):

@@ -1,34 +1,64 @@
 """The packages and the servers of the conformance suite."""
 
+from pathlib import Path
+
 import pytest
-from conformance_harness import RunningServer, commands, cpp_program
+from conformance_harness import (
+    LIMITS,
+    MODELS,
+    GivenServer,
+    RunningServer,
+    commands,
+    cpp_program,
+)
 from package_factory import make_package
 
 from tessera.serving.client import Draw, RequestDrawer, encode_request
 from tessera.serving.loading import load_package
 from tessera.serving.protocol import predictor_pb2 as pb
 
-KINDS = [
-    "python",
-    pytest.param(
-        "cpp",
-        marks=pytest.mark.skipif(
-            cpp_program() is None, reason="the C++ server is not built (make build)"
-        ),
-    ),
-]
+
+def pytest_addoption(parser):
+    group = parser.getgroup("conformance")
+    group.addoption(
+        "--address",
+        metavar="HOST:PORT",
+        help="hold the suite against the server that is there, instead of starting servers; see "
+        "tests/conformance/packages.py",
+    )
+    group.addoption("--http-address", metavar="HOST:PORT", help="its HTTP port; for --address")
+    group.addoption(
+        "--packages", metavar="FOLDER", type=Path, help="the packages it serves; for --address"
+    )
 
 
-@pytest.fixture(scope="session")
-def package(tmp_path_factory):
-    path, _ = make_package(tmp_path_factory.mktemp("conformance"), name="ranker", version="3")
+def pytest_generate_tests(metafunc):
+    if "kind" not in metafunc.fixturenames:
+        return
+    no_cpp = pytest.mark.skipif(
+        cpp_program() is None, reason="the C++ server is not built (make build)"
+    )
+    given = metafunc.config.getoption("--address", None)
+    kinds = ["given"] if given else ["python", pytest.param("cpp", marks=no_cpp)]
+    metafunc.parametrize("kind", kinds, scope="module", indirect=True)
+
+
+def suite_package(request, tmp_path_factory, name):
+    folder = request.config.getoption("--packages", None)
+    if folder:
+        return folder / f"{name}-{MODELS[name].get('version', '1')}.pt"
+    path, _ = make_package(tmp_path_factory.mktemp("conformance"), name=name, **MODELS[name])
     return path
 
 
 @pytest.fixture(scope="session")
-def other_package(tmp_path_factory):
-    path, _ = make_package(tmp_path_factory.mktemp("conformance"), name="other", seed=1)
-    return path
+def package(request, tmp_path_factory):
+    return suite_package(request, tmp_path_factory, "ranker")
+
+
+@pytest.fixture(scope="session")
+def other_package(request, tmp_path_factory):
+    return suite_package(request, tmp_path_factory, "other")
 
 
 @pytest.fixture(scope="session")
@@ -37,24 +67,30 @@ def in_process(package):
     return load_package(package)
 
 
-@pytest.fixture(params=KINDS, scope="module")
+@pytest.fixture(scope="module")
 def kind(request):
     """Which server."""
     return request.param
 
 
 @pytest.fixture(scope="module")
-def server(kind, package, other_package):
+def server(request, kind, package, other_package):
     """A server with two models and limits that tests can reach."""
-    limits = ["--max-request-samples", 1000, "--max-request-ids", 100_000]
+    if kind == "given":
+        option = request.config.getoption
+        with GivenServer(option("--address"), option("--http-address")) as given:
+            yield given
+        return
     models = ["--model", package, "--model", f"second={other_package}"]
-    with RunningServer(kind, *models, *limits, "--drain-propagation-ms", 0) as running:
+    with RunningServer(kind, *models, *LIMITS, "--drain-propagation-ms", 0) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def both_kinds():
+def both_kinds(request):
     """Both servers' names, where both are there."""
+    if request.config.getoption("--address", None):
+        pytest.skip("compares two servers that it starts")
     if "cpp" not in commands():
         pytest.skip("the C++ server is not built (make build)")
     return ("python", "cpp")

@@ -1,5 +1,6 @@
 """Health, reflection, the HTTP port, the metrics page, flags and packages that are refused."""
 
+import itertools
 import re
 import socket
 import subprocess
@@ -7,8 +8,18 @@ import subprocess
 import grpc
 import pytest
 from conformance_harness import REPOSITORY, TIMEOUT_S, RunningServer, commands
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_public_key,
+)
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from tessera.cli import main
 
 STATUS = health_pb2.HealthCheckResponse.ServingStatus
 
@@ -74,7 +85,7 @@ def test_the_metrics_page_has_every_family_and_no_other(server, kind):
     for (name, label), values in VALUES.items():
         assert {sample.labels[label] for sample in families[name].samples} == values, name
     (build,) = families["tessera_build_info"].samples
-    assert build.labels["server"] == kind
+    assert build.labels["server"] in ({"python", "cpp"} if kind == "given" else {kind})
 
 
 @pytest.mark.parametrize(
@@ -182,8 +193,43 @@ def test_http_pages(server):
     assert server.http("/nothing")[0] == 404
 
 
+def reachable(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_health_says_serving_no_sooner_than_the_model_answers(kind, package, drawn):
+    if kind == "given":
+        pytest.skip("watches a server start")
+    with socket.socket() as free_port:
+        free_port.bind(("127.0.0.1", 0))
+        port = free_port.getsockname()[1]
+    flags = ["--model", package, "--drain-propagation-ms", 0]
+    server = RunningServer(kind, *flags, port=port)
+    server.address = f"127.0.0.1:{port}"
+    # The port opens before the model is loaded: asked from the first moment on.
+    while not reachable(port):
+        assert server.process.poll() is None, "".join(server.noise)
+    with grpc.insecure_channel(server.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        raw = channel.unary_unary("/predictor.Predictor/Predict")
+        content = drawn.samples(1).SerializeToString()
+        seen = STATUS.NOT_SERVING
+        for name in itertools.cycle(("ranker", "")):
+            ask = health_pb2.HealthCheckRequest(service=name)
+            seen = stub.Check(ask, timeout=TIMEOUT_S, wait_for_ready=True).status
+            if seen == STATUS.SERVING:
+                break
+            assert seen == STATUS.NOT_SERVING
+        assert raw(content, timeout=TIMEOUT_S)
+    with server:
+        pass
+
+
 def run(kind, *flags):
     """A server that must not start: its exit status and what it says besides log lines."""
+    if kind == "given":
+        pytest.skip("starts servers of its own")
     done = subprocess.run(
         [*commands()[kind], *map(str, flags)],
         capture_output=True,
@@ -262,6 +308,8 @@ def test_a_port_that_is_taken(kind, package, flag, other):
         ["--drain-limit-s", "0.5"],
         ["--max-delay-us", "-1"],
         ["--log-level", "loud"],
+        ["--gpus", "x"],
+        ["--gpus", "1,1"],
         ["--nonsense"],
         ["--model", "=x"],
     ],
@@ -271,6 +319,78 @@ def test_a_wrong_flag_ends_with_2(kind, package, flags):
     status, lines = run(kind, "--model", package, *flags)
     assert status == 2
     assert flags[0].strip("-").replace("-", "_") in lines[-1].replace("-", "_")
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    """PEM files of two key pairs: ours and a stranger's."""
+    folder = tmp_path_factory.mktemp("keys")
+    for name in ("ours", "strange"):
+        key = Ed25519PrivateKey.generate()
+        private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        (folder / f"{name}.pem").write_bytes(private)
+        (folder / f"{name}.pub").write_bytes(public)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def signed(package, keys, tmp_path_factory):
+    path = tmp_path_factory.mktemp("signed") / "signed.pt"
+    path.write_bytes(package.read_bytes())
+    assert main(["sign", str(path), "--key", str(keys / "ours.pem")]) == 0
+    return path
+
+
+def requiring(*public_keys):
+    flags = [word for key in public_keys for word in ("--public-key", key)]
+    return ["--require-signature", *flags]
+
+
+def test_a_signed_package_is_served_where_its_key_is_trusted(kind, signed, keys, drawn):
+    flags = requiring(keys / "strange.pub", keys / "ours.pub")
+    with RunningServer(kind, "--model", signed, *flags, "--drain-propagation-ms", 0) as server:
+        assert server.predict(drawn.samples(1)).model_name == "ranker"
+
+
+def test_a_signature_is_not_asked_for_by_default(kind, signed, drawn):
+    with RunningServer(kind, "--model", signed, "--drain-propagation-ms", 0) as server:
+        assert server.predict(drawn.samples(1)).model_name == "ranker"
+
+
+def refusal(kind, path, *flags):
+    status, lines = run(kind, *free("--model", path, *flags))
+    assert status == 2
+    assert len(lines) == 1, lines
+    return lines[0].partition(f"error: package {path}: ")[2]
+
+
+def test_packages_that_nobody_trusted_signed(kind, package, signed, keys):
+    assert refusal(kind, package, *requiring(keys / "ours.pub")) == (
+        "is not signed, and --require-signature is set; sign it with: tessera sign MODEL.pt --key "
+        "KEY.pem"
+    )
+    ours = load_pem_public_key((keys / "ours.pub").read_bytes())
+    digits = ours.public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
+    assert refusal(kind, signed, *requiring(keys / "strange.pub")) == (
+        f"was signed with the key {digits}, which is none of those given by --public-key"
+    )
+
+
+@pytest.mark.parametrize("flags", [["--require-signature"], ["--public-key", "FILE"]], ids=" ".join)
+def test_signature_flags_need_each_other(kind, package, keys, flags):
+    flags = [keys / "ours.pub" if word == "FILE" else word for word in flags]
+    status, lines = run(kind, *free("--model", package, *flags))
+    assert status == 2
+    assert "public-key" in lines[-1].replace("_", "-")
+
+
+def test_a_public_key_that_is_none(kind, package, keys, tmp_path):
+    (tmp_path / "none.pub").write_text("no key")
+    for path in (tmp_path / "none.pub", tmp_path / "missing.pub", keys / "ours.pem"):
+        status, lines = run(kind, *free("--model", package, *requiring(path)))
+        assert status == 2
+        assert str(path) in lines[-1]
 
 
 def help_flags(kind):

@@ -1,11 +1,17 @@
 """The C++ server's own tests and programs, where they are built."""
 
+import collections
 import os
+import queue
 import subprocess
+import threading
 from pathlib import Path
 
+import grpc
 import pytest
 from package_factory import make_package
+
+from tessera.serving.client import Draw, RequestDrawer, encode_request, read_schema
 
 BUILD = Path(__file__).resolve().parents[2] / "build/cpp/release"
 
@@ -57,6 +63,49 @@ def test_it_starts_without_a_path_or_python(bare_server):
     assert "libpython" not in maps
     bare_server.terminate()
     assert bare_server.wait(60) == 0
+
+
+def outcome(call, content):
+    try:
+        call(content, timeout=30)
+    except grpc.RpcError as error:
+        return error.code().name
+    return "OK"
+
+
+def test_clients_that_send_on_through_the_end_hear_unavailable(package):
+    """Nobody is told CANCELLED, which gRPC says of calls that reach it while it shuts down."""
+    drawer = RequestDrawer(read_schema(package), Draw(ids="uniform"), seed=0)
+    content = encode_request(drawer.samples(1))
+    command = [BUILD / "tessera-server", "--model", package, "--host", "127.0.0.1"]
+    command += ["--port", "0", "--http-port", "0", "--drain-propagation-ms", "0"]
+    seen = collections.Counter()
+    for _ in range(3):
+        process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True)
+        port = ready_port(process)
+        ended = threading.Event()
+        statuses = queue.SimpleQueue()
+
+        def send(port=port, ended=ended, statuses=statuses):
+            with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+                call = channel.unary_unary("/predictor.Predictor/Predict")
+                while not ended.is_set():
+                    statuses.put(outcome(call, content))
+
+        senders = [threading.Thread(target=send) for _ in range(6)]
+        for sender in senders:
+            sender.start()
+        while statuses.qsize() < 100:
+            assert process.poll() is None
+        process.terminate()
+        assert process.wait(60) == 0
+        ended.set()
+        for sender in senders:
+            sender.join()
+        process.stderr.close()
+        while not statuses.empty():
+            seen[statuses.get()] += 1
+    assert seen.keys() == {"OK", "UNAVAILABLE"}, seen
 
 
 @pytest.mark.parametrize("loop", [["--in-flight", "8"], ["--rate", "200"]], ids=["closed", "open"])

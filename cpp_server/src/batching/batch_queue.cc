@@ -9,7 +9,7 @@ namespace tessera {
 Status BatchQueue::submit(std::vector<Part> parts, std::vector<DroppedPart>& dropped) {
   bool wake = false;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!queue_.push(parts, clock_.now(), dropped)) {
       std::int64_t samples = 0;
       for (const Part& part : parts) samples += part.samples();
@@ -29,7 +29,7 @@ Status BatchQueue::submit(std::vector<Part> parts, std::vector<DroppedPart>& dro
 bool BatchQueue::next(CutBatch& batch) {
   batch.parts.clear();
   batch.dropped.clear();
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (true) {
     const TimePoint now = clock_.now();
     QueueState state{.entries = queue_.entries(),
@@ -49,16 +49,16 @@ bool BatchQueue::next(CutBatch& batch) {
       // What is left is for another worker; the submitter that brought it may have seen none
       // idle or may have woken this one.
       const bool more = queue_.entries() > 0 && idle_workers_ > 0;
-      lock.unlock();
+      lock.release();
       if (more) changed_.notify_one();
       return true;
     }
     if (closed_ && state.entries == 0) return false;
     ++idle_workers_;
     if (decision.kind == Decision::Kind::kWaitUntil) {
-      changed_.wait_until(lock, decision.time);
+      changed_.wait_until(mutex_, decision.time);
     } else {
-      changed_.wait(lock);
+      changed_.wait(mutex_);
     }
     --idle_workers_;
   }
@@ -66,13 +66,13 @@ bool BatchQueue::next(CutBatch& batch) {
 
 void BatchQueue::observe(std::int64_t samples, Duration took) {
   if (batch_limits_.max_delay == Duration::zero()) return;  // nobody asks for the estimate
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   cost_.observe(samples, took);
 }
 
 void BatchQueue::drain() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     draining_ = true;
   }
   changed_.notify_all();
@@ -80,14 +80,14 @@ void BatchQueue::drain() {
 
 void BatchQueue::close() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     closed_ = true;
   }
   changed_.notify_all();
 }
 
 QueueDepth BatchQueue::depth() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return {queue_.entries(), queue_.samples()};
 }
 

@@ -11,9 +11,7 @@
 // the caller, who drops their requests.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <vector>
 
 #include "batching/cost_model.h"
@@ -21,6 +19,7 @@
 #include "batching/policy.h"
 #include "batching/request_queue.h"
 #include "common/clock.h"
+#include "common/mutex.h"
 
 namespace tessera {
 
@@ -67,13 +66,13 @@ class BatchQueue {
   const QueueLimits queue_limits_;
   const BatchLimits batch_limits_;
   const Clock& clock_;
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  RequestQueue queue_;       // guarded by mutex_
-  CostModel cost_;           // guarded by mutex_
-  int idle_workers_ = 0;     // guarded by mutex_
-  bool draining_ = false;    // guarded by mutex_
-  bool closed_ = false;      // guarded by mutex_
+  mutable Mutex mutex_;
+  Condition changed_;
+  RequestQueue queue_ TESSERA_GUARDED_BY(mutex_);
+  CostModel cost_ TESSERA_GUARDED_BY(mutex_);
+  int idle_workers_ TESSERA_GUARDED_BY(mutex_) = 0;
+  bool draining_ TESSERA_GUARDED_BY(mutex_) = false;
+  bool closed_ TESSERA_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace tessera

@@ -23,6 +23,8 @@ class Buffer {
     return {data_.get(), count};
   }
 
+  T* data() { return data_.get(); }
+
   std::size_t bytes() const { return capacity_ * sizeof(T); }
 
  private:

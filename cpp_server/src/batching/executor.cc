@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-Executor::Executor(const InputSchema& schema, Runner& runner, const Clock& clock,
+Executor::Executor(const InputSchema& schema, Session& session, const Clock& clock,
                    ExecutionObserver& observer)
-    : schema_(schema), runner_(runner), clock_(clock), observer_(observer), merger_(schema) {}
+    : schema_(schema), session_(session), clock_(clock), observer_(observer), merger_(schema) {}
 
 void Executor::execute(std::span<const Part> parts) {
   std::string error;
@@ -31,16 +31,17 @@ void Executor::execute(std::span<const Part> parts) {
 void Executor::run(std::span<const Part> parts) {
   PassTimings pass;
   pass.started = clock_.now();
-  const HostBatch batch = merger_.merge(parts);
+  const HostBatch batch = merger_.merge(parts, session_);
   const TimePoint assembled = clock_.now();
-  const std::unique_ptr<Scores> scores = runner_.forward(batch);
+  const std::unique_ptr<Scores> scores = session_.forward(batch);
   pass.computed = clock_.now();
   pass.assemble = assembled - pass.started;
-  pass.forward = pass.computed - assembled;
+  pass.transfer = scores->transfer();
+  pass.forward = pass.computed - assembled - pass.transfer;
   pass.requests = static_cast<std::int64_t>(parts.size());
   pass.samples = batch.samples;
   pass.ids =
-      static_cast<std::int64_t>(batch.id_list.values.size() + batch.id_score_list.values.size());
+      static_cast<std::int64_t>(batch.id_list.ids() + batch.id_score_list.ids());
 
   // Checked before the first part is delivered: what throws must not have answered anybody.
   std::vector<const float*> rows;

@@ -35,19 +35,20 @@ class ExecutionObserver {
 class Executor {
  public:
   // All references must outlive the executor.
-  Executor(const InputSchema& schema, Runner& runner, const Clock& clock,
+  Executor(const InputSchema& schema, Session& session, const Clock& clock,
            ExecutionObserver& observer);
 
   void execute(std::span<const Part> parts);
 
-  std::size_t buffer_bytes() const { return merger_.bytes(); }
+  // Host memory held for the next batch.
+  std::size_t buffer_bytes() const { return merger_.bytes() + session_.bytes(); }
 
  private:
   // Scores of all parts, or throws what the model threw.
   void run(std::span<const Part> parts);
 
   const InputSchema& schema_;
-  Runner& runner_;
+  Session& session_;
   const Clock& clock_;
   ExecutionObserver& observer_;
   Merger merger_;

@@ -1,5 +1,6 @@
 #include "batching/merger.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "request/packed.h"
@@ -11,15 +12,18 @@ void copy_bytes(void* target, const std::byte* source, std::size_t bytes) {
   if (bytes > 0) std::memcpy(target, source, bytes);  // an empty view may be null
 }
 
-// Ids [begin, begin + count) of `view`, widened.
-void copy_ids(std::int64_t* target, const JaggedView& view, std::size_t begin,
+// Ids [begin, begin + count) of `view` to index `at` of `merged`, widened where it is wide.
+void copy_ids(const HostGroup& merged, std::size_t at, const JaggedView& view, std::size_t begin,
               std::size_t count) {
   if (view.wide) {
-    copy_bytes(target, view.values.data() + begin * 8, count * 8);
-    return;
-  }
-  for (std::size_t i = 0; i < count; ++i) {
-    target[i] = load<std::int32_t>(view.values.data(), begin + i);
+    copy_bytes(merged.values.data() + at, view.values.data() + begin * 8, count * 8);
+  } else if (!merged.narrow.empty()) {
+    copy_bytes(merged.narrow.data() + at, view.values.data() + begin * 4, count * 4);
+  } else {
+    std::int64_t* const target = merged.values.data() + at;
+    for (std::size_t i = 0; i < count; ++i) {
+      target[i] = load<std::int32_t>(view.values.data(), begin + i);
+    }
   }
 }
 
@@ -34,13 +38,16 @@ Merger::Merger(const InputSchema& schema) : dense_features_(schema.dense_feature
   scored_.weighted = true;
 }
 
-HostBatch Merger::merge(std::span<const Part> parts) {
-  std::size_t samples = 0;
-  for (const Part& part : parts) samples += static_cast<std::size_t>(part.samples());
-  HostBatch batch;
-  batch.samples = static_cast<std::int64_t>(samples);
-  batch.dense_features = static_cast<std::int64_t>(dense_features_);
-  batch.dense = dense_.take(samples * dense_features_);
+HostBatch Merger::merge(std::span<const Part> parts, Session& session) {
+  BatchShape shape{.narrow = true};
+  for (const Part& part : parts) {
+    const DecodedRequest& request = part.request->request;
+    shape.samples += part.samples();
+    shape.narrow = shape.narrow && !request.id_list.wide && !request.id_score_list.wide;
+  }
+  shape.plain_ids = count_ids(plain_, parts);
+  shape.scored_ids = count_ids(scored_, parts);
+  const HostBatch batch = session.reserve(shape);
   float* row = batch.dense.data();
   for (const Part& part : parts) {
     const std::size_t floats = static_cast<std::size_t>(part.samples()) * dense_features_;
@@ -48,28 +55,28 @@ HostBatch Merger::merge(std::span<const Part> parts) {
     copy_bytes(row, part.request->request.dense.data() + first * 4, floats * 4);
     row += floats;
   }
-  batch.id_list = merge_group(plain_, parts, samples);
-  batch.id_score_list = merge_group(scored_, parts, samples);
+  const auto padding = static_cast<std::size_t>(batch.rows - batch.samples);
+  std::fill_n(row, padding * dense_features_, 0.0F);
+  fill(plain_, parts, padding, batch.id_list);
+  fill(scored_, parts, padding, batch.id_score_list);
   return batch;
 }
 
-HostGroup Merger::merge_group(GroupBuffers& group, std::span<const Part> parts,
-                              std::size_t samples) {
-  HostGroup merged;
-  merged.lengths = group.lengths.take(group.features * samples);
-  std::size_t ids = 0;
+std::int64_t Merger::count_ids(const GroupView& group, std::span<const Part> parts) {
+  std::int64_t ids = 0;
   for (const Part& part : parts) {
     const JaggedView& view = part.request->request.*group.view;
     for (std::size_t f = 0; f < group.features; ++f) {
-      ids += static_cast<std::size_t>(part.whole() ? view.ids[f]
-                                                   : part.id_count[group.first_feature + f]);
+      ids += part.whole() ? view.ids[f] : part.id_count[group.first_feature + f];
     }
   }
-  merged.values = group.values.take(ids);
-  merged.weights = group.weights.take(group.weighted ? ids : 0);
+  return ids;
+}
 
-  const std::span<std::int64_t> begins = group.begins.take(parts.size());
-  for (std::int64_t& begin : begins) begin = 0;
+void Merger::fill(const GroupView& group, std::span<const Part> parts, std::size_t padding,
+                  const HostGroup& merged) {
+  const std::span<std::int64_t> begins = begins_.take(parts.size());
+  std::fill(begins.begin(), begins.end(), 0);
   std::int32_t* lengths = merged.lengths.data();
   std::size_t at = 0;
   for (std::size_t f = 0; f < group.features; ++f) {
@@ -91,23 +98,14 @@ HostGroup Merger::merge_group(GroupBuffers& group, std::span<const Part> parts,
         begin = static_cast<std::size_t>(part.id_begin[group.first_feature + f]);
         count = static_cast<std::size_t>(part.id_count[group.first_feature + f]);
       }
-      copy_ids(merged.values.data() + at, view, begin, count);
+      copy_ids(merged, at, view, begin, count);
       if (group.weighted) {
         copy_bytes(merged.weights.data() + at, view.weights.data() + begin * 4, count * 4);
       }
       at += count;
     }
+    lengths = std::fill_n(lengths, padding, 0);
   }
-  return merged;
-}
-
-std::size_t Merger::bytes() const {
-  std::size_t bytes = dense_.bytes();
-  for (const GroupBuffers* group : {&plain_, &scored_}) {
-    bytes += group->lengths.bytes() + group->values.bytes() + group->weights.bytes() +
-             group->begins.bytes();
-  }
-  return bytes;
 }
 
 }  // namespace tessera

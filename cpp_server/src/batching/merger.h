@@ -1,9 +1,9 @@
 // Many jagged requests become one batch, feature-major: all requests' ids of the first
-// feature, then all of the second. Ids become int64 whatever the clients sent, so that the
-// model sees one type only; everything is copied, because operators may write to their inputs.
+// feature, then all of the second. Everything is copied, once, into the memory that a session
+// reserved: pinned memory where a GPU computes. Ids become int64 unless the session takes int32
+// and every client sent int32.
 //
-// Contract: a Merger is owned by one worker; a batch it returns lives in its memory until the
-// next merge. It trusts the decoder's checks. Nothing blocks.
+// Contract: a Merger is owned by one worker. It trusts the decoder's checks. Nothing blocks.
 #pragma once
 
 #include <cstddef>
@@ -20,32 +20,29 @@ class Merger {
  public:
   explicit Merger(const InputSchema& schema);
 
-  // One batch of the rows of `parts`, in their order; at least one part.
-  HostBatch merge(std::span<const Part> parts);
+  // One batch of the rows of `parts`, in their order, in memory of `session`; at least one part.
+  HostBatch merge(std::span<const Part> parts, Session& session);
 
   // Bytes held for the next batch.
-  std::size_t bytes() const;
+  std::size_t bytes() const { return begins_.bytes(); }
 
  private:
-  // One group's buffers and how to find it in a request.
-  struct GroupBuffers {
+  // How a group is found in a request.
+  struct GroupView {
     JaggedView DecodedRequest::*view = nullptr;
     std::size_t features = 0;
     std::size_t first_feature = 0;  // among a Part's id ranges
     bool weighted = false;
-    Buffer<std::int32_t> lengths;
-    Buffer<std::int64_t> values;
-    Buffer<float> weights;
-    Buffer<std::int64_t> begins;  // [parts]: next id of each part, while merging
   };
 
-  static HostGroup merge_group(GroupBuffers& group, std::span<const Part> parts,
-                               std::size_t samples);
+  static std::int64_t count_ids(const GroupView& group, std::span<const Part> parts);
+  void fill(const GroupView& group, std::span<const Part> parts, std::size_t padding,
+            const HostGroup& merged);
 
   std::size_t dense_features_;
-  Buffer<float> dense_;
-  GroupBuffers plain_;
-  GroupBuffers scored_;
+  GroupView plain_;
+  GroupView scored_;
+  Buffer<std::int64_t> begins_;  // [parts]: next id of each part, while merging
 };
 
 }  // namespace tessera

@@ -29,6 +29,7 @@ void PendingRequest::expect_parts(std::size_t parts, std::size_t outputs) {
   joined_.reset();
   if (parts == 1) return;
   joined_ = std::make_unique<Joined>();
+  const MutexLock lock(joined_->mutex);
   joined_->left = parts;
   joined_->pieces.resize(parts * outputs);
 }
@@ -54,7 +55,7 @@ void PendingRequest::deliver(std::size_t part, std::span<const OutputView> rows,
   }
   Joined& joined = *joined_;
   {
-    const std::lock_guard lock(joined.mutex);
+    const MutexLock lock(joined.mutex);
     joined.names.clear();
     for (std::size_t i = 0; i < rows.size(); ++i) {
       joined.pieces[part * rows.size() + i].assign(rows[i].data, rows[i].data + rows[i].count);
@@ -81,7 +82,7 @@ void PendingRequest::drop(const Refusal& refusal) {
   }
   Joined& joined = *joined_;
   {
-    const std::lock_guard lock(joined.mutex);
+    const MutexLock lock(joined.mutex);
     if (!joined.refusal.has_value()) joined.refusal = refusal;
     joined.dead = true;
     if (--joined.left > 0) return;
@@ -89,24 +90,33 @@ void PendingRequest::drop(const Refusal& refusal) {
   finish_joined(joined);
 }
 
-// Every part has come: no other thread uses `joined` any more.
+// Every part has come: no other thread uses `joined` any more, and answer and fail end it.
 void PendingRequest::finish_joined(Joined& joined) {
-  if (joined.refusal.has_value()) {
-    const Refusal refusal = *joined.refusal;
-    fail(refusal);
+  std::optional<Refusal> refusal;
+  std::vector<std::vector<float>> pieces;
+  std::vector<std::string_view> names;
+  StageTimings timings;
+  {
+    const MutexLock lock(joined.mutex);
+    refusal = std::move(joined.refusal);
+    pieces = std::move(joined.pieces);
+    names = std::move(joined.names);
+    timings = joined.timings;
+  }
+  if (refusal.has_value()) {
+    fail(*refusal);
     return;
   }
-  const std::size_t outputs = joined.names.size();
+  const std::size_t outputs = names.size();
   std::vector<std::vector<float>> whole(outputs);
   std::vector<OutputView> views;
-  for (std::size_t i = 0; i < joined.pieces.size(); ++i) {
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
     std::vector<float>& target = whole[i % outputs];
-    target.insert(target.end(), joined.pieces[i].begin(), joined.pieces[i].end());
+    target.insert(target.end(), pieces[i].begin(), pieces[i].end());
   }
   for (std::size_t i = 0; i < outputs; ++i) {
-    views.push_back({joined.names[i], whole[i].data(), whole[i].size()});
+    views.push_back({names[i], whole[i].data(), whole[i].size()});
   }
-  const StageTimings timings = joined.timings;
   answer(views, timings);
 }
 

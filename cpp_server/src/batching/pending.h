@@ -9,12 +9,12 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "common/clock.h"
+#include "common/mutex.h"
 #include "common/status.h"
 #include "request/request.h"
 #include "request/wire.h"
@@ -86,12 +86,12 @@ class PendingRequest {
  private:
   // Of a request in several parts; a request in one part is passed through without a copy.
   struct Joined {
-    std::mutex mutex;
-    std::size_t left = 0;                     // guarded by mutex
-    std::vector<std::vector<float>> pieces;   // [part * outputs + output], guarded by mutex
-    std::vector<std::string_view> names;      // guarded by mutex
-    StageTimings timings;                     // summed over the parts, guarded by mutex
-    std::optional<Refusal> refusal;           // the first one, guarded by mutex
+    Mutex mutex;
+    std::size_t left TESSERA_GUARDED_BY(mutex) = 0;
+    std::vector<std::vector<float>> pieces TESSERA_GUARDED_BY(mutex);  // [part * outputs + output]
+    std::vector<std::string_view> names TESSERA_GUARDED_BY(mutex);
+    StageTimings timings TESSERA_GUARDED_BY(mutex);            // summed over the parts
+    std::optional<Refusal> refusal TESSERA_GUARDED_BY(mutex);  // the first one
     std::atomic<bool> dead = false;
   };
 

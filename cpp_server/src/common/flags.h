@@ -46,21 +46,26 @@ T parse_number(const std::string& name, const std::string& value) {
   return number;
 }
 
+// A whole number between `least` and `most`.
+template <typename T>
+T checked_number(const std::string& name, const std::string& value, std::int64_t least,
+                 std::int64_t most) {
+  const auto parsed = parse_number<std::int64_t>(name, value);
+  if (parsed < least) refuse_flag(name, value, text("give a whole number of at least ", least));
+  const auto top = static_cast<std::int64_t>(
+      std::min<std::uint64_t>(static_cast<std::uint64_t>(most),
+                              static_cast<std::uint64_t>(std::numeric_limits<T>::max())));
+  if (parsed > top) refuse_flag(name, value, text("give a number of at most ", top));
+  return static_cast<T>(parsed);
+}
+
 // A whole number between `least` and `most`; `target` holds the default.
 template <typename T>
 Flag number_flag(const std::string& name, const std::string& help, T& target, std::int64_t least,
                  std::int64_t most = std::numeric_limits<std::int64_t>::max()) {
   return {name, "N", text(help, " (default: ", target, ")"),
           [=, &target](const std::string& value) {
-            const auto parsed = parse_number<std::int64_t>(name, value);
-            if (parsed < least) {
-              refuse_flag(name, value, text("give a whole number of at least ", least));
-            }
-            const auto top = static_cast<std::int64_t>(
-                std::min<std::uint64_t>(static_cast<std::uint64_t>(most),
-                                        static_cast<std::uint64_t>(std::numeric_limits<T>::max())));
-            if (parsed > top) refuse_flag(name, value, text("give a number of at most ", top));
-            target = static_cast<T>(parsed);
+            target = checked_number<T>(name, value, least, most);
           }};
 }
 

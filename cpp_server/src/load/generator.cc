@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "common/grpc_setup.h"
 #include "predictor.pb.h"
 
 namespace tessera {
@@ -165,6 +166,7 @@ class Connection {
 
 TrafficResult run_traffic(const TrafficOptions& options, const std::vector<std::string>& requests,
                     std::int64_t samples) {
+  prepare_grpc();
   std::vector<grpc::ByteBuffer> buffers;
   for (const std::string& request : requests) {
     const grpc::Slice slice(request);

@@ -2,6 +2,7 @@
 #include <exception>
 #include <fstream>
 #include <iostream>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -69,8 +70,21 @@ std::vector<Flag> flags(Settings& s) {
       number_flag("connections", "connections, each with a thread", s.traffic.connections, 1,
                   1'024),
       number_flag("samples", "samples of a request", s.draw.samples, 1, 1'000'000),
-      number_flag("ids-per-bag", "ids of each feature of each sample", s.draw.ids_per_bag, 0,
-                  1'000),
+      {"ids-per-bag", "N[,N...]",
+       "ids of each sample, for all features or for each in the schema's order (default: 1)",
+       [&](const std::string& value) {
+         s.draw.ids_per_bag.clear();
+         std::istringstream parts(value);
+         for (std::string part; std::getline(parts, part, ',');) {
+           s.draw.ids_per_bag.push_back(
+               tessera::checked_number<std::int64_t>("ids-per-bag", part, 0, 1'000));
+         }
+         if (s.draw.ids_per_bag.empty()) {
+           tessera::refuse_flag("ids-per-bag", "''", "give a whole number, or several with commas");
+         }
+       }},
+      {"int32-ids", "", "send ids as int32 (default: as int64)",
+       [&](const std::string&) { s.draw.int32_ids = true; }},
       number_flag("shared-features", "features given once per request, the first ones",
                   s.draw.shared_features, 0),
       seconds_flag("warm-up-s", "load before the measurement", s.traffic.warm_up),

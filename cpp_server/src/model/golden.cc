@@ -1,8 +1,10 @@
 #include "model/golden.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -37,13 +39,11 @@ std::vector<T> numbers(const TensorView& view, const char* dtype) {
   return values;
 }
 
-// One group of the recorded inputs, and the memory under it.
+// One group of the recorded inputs.
 struct Recorded {
   std::vector<std::int32_t> lengths;
   std::vector<std::int64_t> values;
   std::vector<float> weights;
-
-  HostGroup host() { return {lengths, values, weights}; }
 };
 
 Recorded read_group(const Tensors& tensors, const std::string& prefix, bool weighted) {
@@ -57,6 +57,37 @@ Recorded read_group(const Tensors& tensors, const std::string& prefix, bool weig
   }
   if (weighted) group.weights = numbers<float>(tensor_at(tensors, prefix + "_weights"), "F32");
   return group;
+}
+
+// `recorded` of `samples` samples into a batch's rows.
+void fill(const HostGroup& group, const Recorded& recorded, const HostBatch& batch) {
+  const auto samples = static_cast<std::size_t>(batch.samples);
+  const auto rows = static_cast<std::size_t>(batch.rows);
+  const std::size_t features = recorded.lengths.size() / samples;
+  if (features * samples != recorded.lengths.size() || group.lengths.size() != features * rows ||
+      group.ids() != recorded.values.size() || group.weights.size() < recorded.weights.size()) {
+    throw std::runtime_error("golden.bin: its inputs do not fit the schema");
+  }
+  std::fill(group.lengths.begin(), group.lengths.end(), 0);
+  for (std::size_t f = 0; f < features; ++f) {
+    std::copy_n(recorded.lengths.data() + f * samples, samples, group.lengths.data() + f * rows);
+  }
+  std::copy(recorded.values.begin(), recorded.values.end(), group.values.begin());
+  std::copy(recorded.weights.begin(), recorded.weights.end(), group.weights.begin());
+}
+
+std::unique_ptr<Scores> score(Session& session, std::int64_t samples,
+                              const std::vector<float>& dense, const Recorded& plain,
+                              const Recorded& scored) {
+  const HostBatch batch =
+      session.reserve({.samples = samples,
+                       .plain_ids = static_cast<std::int64_t>(plain.values.size()),
+                       .scored_ids = static_cast<std::int64_t>(scored.values.size())});
+  std::fill(batch.dense.begin(), batch.dense.end(), 0.0F);
+  std::copy(dense.begin(), dense.end(), batch.dense.begin());
+  fill(batch.id_list, plain, batch);
+  fill(batch.id_score_list, scored, batch);
+  return session.forward(batch);
 }
 
 void compare(const OutputSpec& output, std::span<const float> found,
@@ -80,7 +111,7 @@ void compare(const OutputSpec& output, std::span<const float> found,
 
 }  // namespace
 
-void replay_golden(Runner& runner, const Manifest& manifest,
+void replay_golden(Session& session, const Manifest& manifest,
                    std::span<const std::byte> content) {
   Tensors tensors;
   try {
@@ -89,19 +120,16 @@ void replay_golden(Runner& runner, const Manifest& manifest,
     throw std::runtime_error(text("golden.bin cannot be read: ", error.what()));
   }
   const TensorView& dense_view = tensor_at(tensors, "in.float_features");
-  std::vector<float> dense = numbers<float>(dense_view, "F32");
+  const std::vector<float> dense = numbers<float>(dense_view, "F32");
   const auto dense_features = static_cast<std::int64_t>(manifest.schema.dense_features.size());
-  if (dense_view.shape.size() != 2 || dense_view.shape[1] != dense_features) {
+  if (dense_view.shape.size() != 2 || dense_view.shape[0] < 1 ||
+      dense_view.shape[1] != dense_features) {
     throw std::runtime_error("golden.bin: in.float_features does not fit the schema");
   }
-  Recorded plain = read_group(tensors, "in.id_list_features", /*weighted=*/false);
-  Recorded scored = read_group(tensors, "in.id_score_list_features", /*weighted=*/true);
-  HostBatch batch{.samples = dense_view.shape[0],
-                  .dense_features = dense_features,
-                  .dense = dense,
-                  .id_list = plain.host(),
-                  .id_score_list = scored.host()};
-  const auto scores = runner.forward(batch);
+  const auto scores =
+      score(session, dense_view.shape[0], dense,
+            read_group(tensors, "in.id_list_features", /*weighted=*/false),
+            read_group(tensors, "in.id_score_list_features", /*weighted=*/true));
   for (std::size_t i = 0; i < manifest.schema.outputs.size(); ++i) {
     const OutputSpec& output = manifest.schema.outputs[i];
     const auto golden = numbers<float>(tensor_at(tensors, "out." + output.name), "F32");
@@ -109,24 +137,18 @@ void replay_golden(Runner& runner, const Manifest& manifest,
   }
 }
 
-void warm_up(Runner& runner, const InputSchema& schema) {
+void warm_up(Session& session, const InputSchema& schema) {
   for (const std::int64_t samples : kWarmUpBatchSizes) {
     for (int call = 0; call < kWarmUpCalls; ++call) {
       const auto B = static_cast<std::size_t>(samples);
-      std::vector<float> dense(B * schema.dense_features.size());
       const auto group = [&](Group kind, bool weighted) {
         // One id per bag.
         const std::size_t bags = B * schema.group(kind).size();
         return Recorded{std::vector<std::int32_t>(bags, 1), std::vector<std::int64_t>(bags),
-                     std::vector<float>(weighted ? bags : 0)};
+                        std::vector<float>(weighted ? bags : 0)};
       };
-      Recorded plain = group(Group::kIdList, false);
-      Recorded scored = group(Group::kIdScoreList, true);
-      runner.forward({.samples = samples,
-                      .dense_features = static_cast<std::int64_t>(schema.dense_features.size()),
-                      .dense = dense,
-                      .id_list = plain.host(),
-                      .id_score_list = scored.host()});
+      score(session, samples, std::vector<float>(B * schema.dense_features.size()),
+            group(Group::kIdList, false), group(Group::kIdScoreList, true));
     }
   }
 }

@@ -2,7 +2,7 @@
 // the operators give other answers refuses the model instead of serving wrong scores.
 //
 // Contract: free functions; block while the model computes; the calling thread must have
-// called Runner::prepare_thread. Throw std::runtime_error saying what does not hold.
+// called Session::begin_thread. Throw std::runtime_error saying what does not hold.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +15,9 @@ namespace tessera {
 
 // Scores the inputs recorded in `content` (a safetensors file with "in.*" and "out.*") and
 // compares: an answer y meets the recorded g when |y - g| <= atol + rtol * |g|.
-void replay_golden(Runner& runner, const Manifest& manifest, std::span<const std::byte> content);
+void replay_golden(Session& session, const Manifest& manifest, std::span<const std::byte> content);
 
 // Calls the model with zeros until its executor has settled.
-void warm_up(Runner& runner, const InputSchema& schema);
+void warm_up(Session& session, const InputSchema& schema);
 
 }  // namespace tessera

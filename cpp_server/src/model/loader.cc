@@ -28,6 +28,22 @@ void check_torch(const std::string& path, const Manifest& manifest) {
   }
 }
 
+void check_device(Runner& runner, std::size_t device, const Manifest& manifest,
+                  const Records& records, bool verify_golden) {
+  const std::unique_ptr<Session> session = runner.open_session(device);
+  session->begin_thread(1);
+  warm_up(*session, manifest.schema);
+  if (verify_golden) {
+    replay_golden(*session, manifest, records.read(kGoldenRecord, kMaxGoldenBytes));
+  }
+}
+
+void check_device_kind(const std::string& path, const Manifest& manifest) {
+  if (manifest.device == "cpu" || manifest.device == "cuda") return;
+  throw PackageError(path, text("was packaged for device '", manifest.device,
+                                "'; this server runs packages for 'cpu' and 'cuda'"));
+}
+
 }  // namespace
 
 LoadedPackage load_package(const std::string& path, const LoadOptions& options) {
@@ -37,24 +53,24 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
   LoadedPackage package;
   package.manifest = read_manifest(records);
   const Manifest& manifest = package.manifest;
-  package.sha256 = verify_records(records, manifest);
-  if (manifest.device != options.device) {
-    throw PackageError(path, text("was packaged for device '", manifest.device,
-                                  "', asked for is '", options.device, "'"));
+  if (options.require_signature) {
+    require_signature(path, read_manifest_bytes(records), options.trusted);
   }
+  package.sha256 = verify_records(records, manifest);
+  check_device_kind(path, manifest);
   check_torch(path, manifest);
   try {
     load_operator_libraries(manifest.operator_libraries, options.library_folders);
   } catch (const LibraryError& error) {
     throw PackageError(path, error.what());
   }
-  auto runner = std::make_unique<TorchScriptRunner>(file, manifest.schema);
+  std::unique_ptr<Runner> runner = manifest.device == "cpu"
+                                       ? open_on_cpu(file, manifest)
+                                       : open_on_gpus(file, manifest, options.gpu);
   file->check_unchanged();
-  runner->prepare_thread(1);
   try {
-    warm_up(*runner, manifest.schema);
-    if (options.verify_golden) {
-      replay_golden(*runner, manifest, records.read(kGoldenRecord, kMaxGoldenBytes));
+    for (std::size_t device = 0; device < runner->devices().size(); ++device) {
+      check_device(*runner, device, manifest, records, options.verify_golden);
     }
   } catch (const PackageError&) {
     throw;

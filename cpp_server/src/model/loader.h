@@ -15,14 +15,19 @@
 
 #include "common/clock.h"
 #include "model/runner.h"
+#include "model/torchscript_runner.h"
 #include "package/manifest.h"
+#include "package/signature.h"
 
 namespace tessera {
 
 struct LoadOptions {
-  std::string device = "cpu";
   bool verify_golden = true;
-  std::vector<std::filesystem::path> library_folders;
+  // With `require_signature`, one of these must have signed the package.
+  bool require_signature = false;
+  std::vector<PublicKey> trusted = {};
+  std::vector<std::filesystem::path> library_folders = {};
+  GpuOptions gpu = {};
 };
 
 // A package that has passed every check and is ready for its first request.

@@ -1,33 +1,34 @@
-// The Runner of a TorchScript package on the CPU.
+// The Runners of a TorchScript package: on the CPU, and on one or several GPUs.
 //
-// Contract: see Runner. The constructor blocks while torch opens the archive. This header
-// names no torch type, so that nothing but its source file is compiled against torch.
+// Contract: see Runner. Opening blocks while torch reads the archive. This header names no torch
+// type, so that only source files are compiled against torch.
 #pragma once
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "model/runner.h"
+#include "package/manifest.h"
 #include "package/package_file.h"
-#include "package/schema.h"
 
 namespace tessera {
 
-class TorchScriptRunner final : public Runner {
- public:
-  // Opens the archive in `file`, whose records must have been verified and whose operator
-  // libraries must be loaded; freezes and optimizes it for inference. Throws PackageError.
-  TorchScriptRunner(std::shared_ptr<const PackageFile> file, const InputSchema& schema);
-  ~TorchScriptRunner() override;
+// Opens the archive in `file`, whose records must have been verified and whose operator libraries
+// must be loaded. Throws PackageError.
+std::unique_ptr<Runner> open_on_cpu(const std::shared_ptr<const PackageFile>& file,
+                                    const Manifest& manifest);
 
-  void prepare_thread(int compute_threads) override;
-  std::unique_ptr<Scores> forward(const HostBatch& batch) override;
-
- private:
-  struct Module;
-  std::unique_ptr<Module> module_;
-  InputSchema schema_;
+struct GpuOptions {
+  std::vector<int> devices = {};         // by CUDA's numbers; empty: every one that is there
+  std::int64_t max_batch_samples = 512;  // CUDA graphs are recorded for batches of up to these
+  std::int64_t graph_samples = 2'048;    // and of up to these: beyond, launching costs little
 };
+
+// The same on GPUs, the whole model on each. Throws PackageError also where this program was built
+// without CUDA or a device is not there.
+std::unique_ptr<Runner> open_on_gpus(const std::shared_ptr<const PackageFile>& file,
+                                     const Manifest& manifest, const GpuOptions& options);
 
 // "2.13.0", with the local part if there is one: the torch that this program was built with.
 std::string torch_version();

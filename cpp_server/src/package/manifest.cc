@@ -9,6 +9,7 @@
 
 #include "common/text.h"
 #include "package/package_error.h"
+#include "package/signature.h"
 
 namespace tessera {
 namespace {
@@ -89,7 +90,8 @@ FeatureSpec read_feature(const Json& json) {
   feature.table = string_at(json, "table");
   feature.rows = positive_at(json, "rows", 1);
   feature.dim = positive_at(json, "dim", 1);
-  feature.pooling = word_at<std::string>(json, "pooling", {{"sum", "sum"}, {"mean", "mean"}});
+  feature.pooling = word_at<std::string>(
+      json, "pooling", {{"sum", "sum"}, {"mean", "mean"}, {"none", "none"}});
   feature.hashing = word_at<Hashing>(json, "hashing",
                                      {{"none", Hashing::kNone},
                                       {"modulo", Hashing::kModulo},
@@ -137,10 +139,26 @@ MajorMinor major_minor(const std::string& version) {
   refuse(text("'", version, "' is no torch version"));
 }
 
-Manifest parse_manifest(std::span<const std::byte> json) {
+Json parse_json(std::span<const std::byte> json) {
   const auto* const begin = reinterpret_cast<const char*>(json.data());
-  const Json root = Json::parse(begin, begin + json.size(), nullptr, /*allow_exceptions=*/false);
+  // The keys met so far of every object that is open.
+  std::vector<std::set<std::string>> open;
+  const auto no_key_twice = [&](int, Json::parse_event_t event, Json& value) {
+    if (event == Json::parse_event_t::object_start) open.emplace_back();
+    if (event == Json::parse_event_t::object_end) open.pop_back();
+    if (event == Json::parse_event_t::key) {
+      const auto key = value.get<std::string>();
+      if (!open.back().insert(key).second) refuse(text("key '", key, "' is there twice"));
+    }
+    return true;
+  };
+  Json root = Json::parse(begin, begin + json.size(), no_key_twice, /*allow_exceptions=*/false);
   if (root.is_discarded()) refuse("the manifest is not JSON");
+  return root;
+}
+
+Manifest parse_manifest(std::span<const std::byte> json) {
+  const Json root = parse_json(json);
   const auto found = root.is_object() ? root.find("format_version") : root.end();
   if (!root.is_object() || found == root.end() || *found != Json(kFormatVersion)) {
     refuse(text("the package's format_version is ",
@@ -148,11 +166,12 @@ Manifest parse_manifest(std::span<const std::byte> json) {
                 ", this server reads ", kFormatVersion,
                 "; package the model again, or serve it with the tessera that wrote it"));
   }
+  read_signature(json);
   expect_keys(root, "manifest",
               {"format_version", "name", "version", "created", "versions", "backend",
                "operator_libraries", "schema", "dtype", "tables", "bytes_fp32", "bytes_packaged",
-               "plan", "device", "source", "training_metrics", "evaluation", "golden",
-               "records"});
+               "plan", "device", "source", "training_metrics", "evaluation", "golden", "records",
+               "signature"});
   Manifest manifest;
   manifest.name = string_at(root, "name");
   manifest.version = string_at(root, "version");
@@ -181,22 +200,28 @@ Manifest parse_manifest(std::span<const std::byte> json) {
   const Json& records = at(root, "records");
   if (!records.is_object()) refuse("manifest.records: expected an object");
   for (const auto& item : records.items()) {
-    expect_keys(item.value(), "record", {"sha256", "bytes"});
+    expect_keys(item.value(), "record", {"sha256", "bytes", "crc32"});
     manifest.records[item.key()] = {
         string_at(item.value(), "sha256"),
-        static_cast<std::uint64_t>(positive_at(item.value(), "bytes", 0))};
+        static_cast<std::uint64_t>(positive_at(item.value(), "bytes", 0)),
+        static_cast<std::uint32_t>(positive_at(item.value(), "crc32", 0))};
   }
   return manifest;
 }
 
-Manifest read_manifest(const Records& records) {
+std::vector<std::byte> read_manifest_bytes(const Records& records) {
   const std::string& path = records.file().path();
   if (!records.has(kManifestRecord)) {
     throw PackageError(path,
                        text("has no ", kManifestRecord, ": it was not written by package-model"));
   }
+  return records.read(kManifestRecord, kMaxManifestBytes);
+}
+
+Manifest read_manifest(const Records& records) {
+  const std::string& path = records.file().path();
   try {
-    return parse_manifest(records.read(kManifestRecord, kMaxManifestBytes));
+    return parse_manifest(read_manifest_bytes(records));
   } catch (const std::invalid_argument& error) {
     throw PackageError(path, error.what());
   }

@@ -11,13 +11,13 @@
 #include <utility>
 #include <vector>
 
+#include "package/layout.h"
 #include "package/records.h"
 #include "package/schema.h"
 
 namespace tessera {
 
-inline constexpr int kFormatVersion = 1;
-inline constexpr const char* kManifestRecord = "extra/tessera/manifest.json";
+inline constexpr int kFormatVersion = 2;
 inline constexpr const char* kGoldenRecord = "extra/tessera/golden.bin";
 
 // A torch release without its patch level.
@@ -26,6 +26,7 @@ using MajorMinor = std::pair<int, int>;
 struct RecordInfo {
   std::string sha256;  // lower-case hex
   std::uint64_t bytes = 0;
+  std::uint32_t crc32 = 0;
 };
 
 struct Manifest {
@@ -51,9 +52,13 @@ struct Manifest {
 // "2.13.0+cpu" -> {2, 13}. Throws std::invalid_argument on anything else.
 MajorMinor major_minor(const std::string& version);
 
-// Reads the manifest's JSON strictly: a key that is missing or unknown, or a value of the
-// wrong type, throws std::invalid_argument naming it.
+// Reads the manifest's JSON strictly: a key that is missing, unknown or there twice, or a value
+// of the wrong type, throws std::invalid_argument naming it. So does a signature that is not
+// spelled as packages have it; whether it holds is not looked at.
 Manifest parse_manifest(std::span<const std::byte> json);
+
+// The manifest's bytes. Throws PackageError.
+std::vector<std::byte> read_manifest_bytes(const Records& records);
 
 // Reads the manifest of an archive. Throws PackageError.
 Manifest read_manifest(const Records& records);

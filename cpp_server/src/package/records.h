@@ -1,9 +1,8 @@
-// The package as a plain zip archive: which records it has and where their bytes are.
+// The package as an archive: which records it has and where their bytes are.
 //
-// torch reads the same file with its own zip reader, so whatever would let two readers see
-// different archives is refused: a name twice, bytes before the first or after the last
-// record, several top folders, names that climb out of their folder, compressed, encrypted or
-// overlapping records, a local header that contradicts the directory.
+// torch reads the same file with its own zip reader. That both see the same records is sure
+// because a package file has only one layout (layout.h): it is built again from the names, sizes
+// and checksums that the directory gives, and a file that differs in one byte is refused.
 //
 // Contract: Records borrows its file, which must outlive it. Const methods may be called from
 // several threads at once and block on the disk. Everything throws PackageError.
@@ -17,21 +16,14 @@
 #include <string>
 #include <vector>
 
+#include "package/layout.h"
 #include "package/package_file.h"
 
 namespace tessera {
 
-// Where one record's content lies in the file.
-struct Record {
-  std::uint64_t offset = 0;
-  std::uint64_t stored_bytes = 0;  // in the file
-  std::uint64_t bytes = 0;         // of the content
-  bool deflated = false;           // else the content is stored as it is
-};
-
 class Records {
  public:
-  // Reads the directory and every local header; no record's content.
+  // Reads the directory and every header; no record's content.
   explicit Records(const PackageFile& file);
 
   const PackageFile& file() const { return file_; }
@@ -45,7 +37,8 @@ class Records {
   void stream(const Record& record,
               const std::function<void(std::span<const std::byte>)>& sink) const;
 
-  // The content of `name`, which must be there and have at most `max_bytes` bytes.
+  // The content of `name`, which must be there, have at most `max_bytes` bytes and the CRC-32
+  // that the archive gives.
   std::vector<std::byte> read(const std::string& name, std::uint64_t max_bytes) const;
 
  private:

@@ -20,7 +20,7 @@ struct FeatureSpec {
   std::string table;
   std::int64_t rows = 0;  // of the table
   std::int64_t dim = 0;
-  std::string pooling;  // "sum" or "mean"
+  std::string pooling;  // "sum", "mean" or "none"
   Hashing hashing = Hashing::kNone;
   // What happens under Hashing::kNone to an id outside [0, rows).
   OutOfRange out_of_range = OutOfRange::kReject;

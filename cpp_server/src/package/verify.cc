@@ -4,10 +4,10 @@
 #include <atomic>
 #include <cstddef>
 #include <exception>
-#include <mutex>
 #include <thread>
 #include <vector>
 
+#include "common/mutex.h"
 #include "common/text.h"
 #include "package/package_error.h"
 #include "package/sha256.h"
@@ -41,9 +41,16 @@ void check_names(const Records& records, const Manifest& manifest) {
     }
   }
   for (const auto& [name, record] : records.all()) {
-    if (name != kManifestRecord && !manifest.records.contains(name)) {
+    if (name == kManifestRecord) continue;
+    const auto listed = manifest.records.find(name);
+    if (listed == manifest.records.end()) {
       throw PackageError(records.file().path(),
                          text("records are not listed in the manifest: ", name));
+    }
+    if (listed->second.crc32 != record.crc32) {
+      throw PackageError(records.file().path(),
+                         text("the header of record '", name, "' was changed: CRC-32 ",
+                              record.crc32, ", the manifest says ", listed->second.crc32));
     }
   }
 }
@@ -61,21 +68,21 @@ std::string verify_records(const Records& records, const Manifest& manifest) {
   });
   std::string whole;
   std::atomic<std::size_t> next = 0;
-  std::mutex failure_mutex;
+  Mutex failure_mutex;
   std::exception_ptr failure;
   const auto work = [&] {
     try {
       for (std::size_t i = next++; i <= names.size(); i = next++) {
         if (i == 0) {
           const std::uint64_t bytes = records.file().size();
-          whole = hash(records, {.offset = 0, .stored_bytes = bytes, .bytes = bytes});
+          whole = hash(records, {.offset = 0, .bytes = bytes});
         } else {
           const std::string& name = names[i - 1];
           check_one(records, name, records.all().at(name), manifest.records.at(name));
         }
       }
     } catch (...) {
-      const std::lock_guard lock(failure_mutex);
+      const MutexLock lock(failure_mutex);
       if (failure == nullptr) failure = std::current_exception();
     }
   };

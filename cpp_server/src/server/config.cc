@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
+#include <sstream>
 
 #include "common/text.h"
 
@@ -19,6 +21,19 @@ ModelSource parse_model(const std::string& value) {
   return {value.substr(equals + 1), value.substr(0, equals)};
 }
 
+std::vector<int> parse_gpus(const std::string& value) {
+  std::vector<int> gpus;
+  std::istringstream parts(value);
+  for (std::string part; std::getline(parts, part, ',');) {
+    gpus.push_back(checked_number<int>("gpus", part, 0, 1'023));
+  }
+  std::set<int> distinct(gpus.begin(), gpus.end());
+  if (gpus.empty() || distinct.size() != gpus.size()) {
+    refuse_flag("gpus", "'" + value + "'", "give CUDA's numbers of GPUs, each once, as in 0,1");
+  }
+  return gpus;
+}
+
 std::vector<Flag> flags(ServerConfig& config) {
   return {
       {"model", "[NAME=]MODEL.pt",
@@ -31,8 +46,16 @@ std::vector<Flag> flags(ServerConfig& config) {
        [&](const std::string& value) { config.host = value; }},
       number_flag("port", "gRPC port; 0: any free one, see the ready line", config.port, 0, 65'535),
       number_flag("http-port", "HTTP port; 0: any free one", config.http_port, 0, 65'535),
-      number_flag("workers", "inference threads; the default is half of the CPUs", config.workers, 1,
-             4'096),
+      {"workers", "N",
+       text("inference threads of each device (default: ", default_workers(),
+            ", half of the CPUs; 2 on a GPU)"),
+       [&](const std::string& value) {
+         config.workers = checked_number<int>("workers", value, 1, 4'096);
+       }},
+      {"gpus", "N[,N...]",
+       "on which GPUs a package made for GPUs is served, the whole model on each (on as many as "
+       "it has shards); default: on every one that is there",
+       [&](const std::string& value) { config.gpus = parse_gpus(value); }},
       number_flag("threads-per-worker", "threads inside one forward pass", config.threads_per_worker,
              1, 4'096),
       number_flag("worker-niceness",
@@ -65,6 +88,13 @@ std::vector<Flag> flags(ServerConfig& config) {
       {"skip-golden", "",
        "do not replay the package's golden answers before serving (default: replay them)",
        [&](const std::string&) { config.verify_golden = false; }},
+      {"require-signature", "",
+       "refuse a package that none of the --public-key keys has signed (default: serve it)",
+       [&](const std::string&) { config.require_signature = true; }},
+      {"public-key", "FILE",
+       "PEM file with an Ed25519 public key that is trusted; may be given several times; for "
+       "--require-signature",
+       [&](const std::string& value) { config.public_keys.push_back(value); }},
       {"ops-dir", "DIR",
        "a folder with operator libraries, searched before the folders of TESSERA_OPS_DIR, this "
        "program's checkout and the packages beside the torch wheel; may be given several times",
@@ -106,6 +136,13 @@ void check(const ServerConfig& config) {
     refuse_flag("max-queue-samples", text(config.queue_limits.max_samples),
            text("a request of --max-request-samples ", config.request_limits.max_samples,
                 " could never wait in it: raise the one or lower the other"));
+  }
+  if (config.require_signature && config.public_keys.empty()) {
+    throw UsageError("--require-signature needs to know whom to trust; give --public-key FILE");
+  }
+  if (!config.require_signature && !config.public_keys.empty()) {
+    refuse_flag("public-key", config.public_keys.front(),
+                "nothing is checked against it; add --require-signature");
   }
   // Written so that a NaN is refused.
   if (!(config.drain_limit_s * 1'000 > static_cast<double>(config.drain_propagation_ms)) ||

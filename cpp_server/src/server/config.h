@@ -34,13 +34,16 @@ struct ServerConfig {
   RequestLimits request_limits;
   BatchLimits batch_limits;
   QueueLimits queue_limits;
-  int workers = default_workers();
+  int workers = 0;  // of each device; 0: default_workers() on the CPU, two on a GPU
+  std::vector<int> gpus;  // for packages made for GPUs; empty: every one
   int threads_per_worker = 1;
   int worker_niceness = 5;  // nice levels behind the threads of the network
   int max_message_bytes = 64 * 1024 * 1024;
   std::int64_t drain_propagation_ms = 1'000;
   double drain_limit_s = 30.0;
   bool verify_golden = true;
+  bool require_signature = false;
+  std::vector<std::string> public_keys;  // PEM files
   LogLevel log_level = LogLevel::kInfo;
   bool log_json = true;
   std::vector<std::string> ops_dirs;

@@ -20,6 +20,7 @@ class Gate {
     // First in, then look: shut() either sees this call or is seen by it.
     active_.fetch_add(1);
     if (!shut_.load()) return true;
+    refused_.fetch_add(1, std::memory_order_relaxed);
     leave();
     return false;
   }
@@ -35,9 +36,13 @@ class Gate {
 
   std::int64_t active() const { return active_.load(); }
 
+  // Calls that found it shut.
+  std::uint64_t refused() const { return refused_.load(std::memory_order_relaxed); }
+
  private:
   std::function<void()> on_empty_;
   std::atomic<std::int64_t> active_ = 0;
+  std::atomic<std::uint64_t> refused_ = 0;
   std::atomic<bool> shut_ = false;
 };
 

@@ -4,7 +4,6 @@
 #include <grpcpp/alarm.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
-#include <grpcpp/health_check_service_interface.h>
 
 #include <atomic>
 #include <optional>
@@ -12,9 +11,12 @@
 #include <utility>
 #include <vector>
 
+#include "common/grpc_setup.h"
 #include "common/text.h"
 #include "predictor.grpc.pb.h"
 #include "server/config.h"
+#include "server/connections.h"
+#include "server/health_service.h"
 
 namespace tessera {
 namespace {
@@ -45,6 +47,9 @@ struct Event {
   void (*handle)(void* target, bool ok) = nullptr;
   void* target = nullptr;
 };
+
+// The process's server is being stopped.
+std::atomic<bool> stopping = false;
 
 class Lane;
 
@@ -233,12 +238,15 @@ void GrpcCall::refuse(const Status& status) {
 }  // namespace
 
 struct GrpcFront::State {
-  explicit State(const PredictContext& given) : context(given) {}
+  explicit State(const PredictContext& given)
+      : context(given), health(given.registry.names()) {}
 
   const PredictContext& context;
   Service service;
+  HealthService health;
   std::vector<std::unique_ptr<Lane>> lanes;
   std::unique_ptr<grpc::Server> server;
+  int port = 0;
 };
 
 GrpcFront::GrpcFront(const PredictContext& context)
@@ -257,7 +265,8 @@ void GrpcFront::log_to(const Log& log) {
     const Log::Fields fields = {{"message", std::string(message->message)},
                                 {"file", std::string(message->file)},
                                 {"line", std::int64_t{message->line}}};
-    if (message->severity == GPR_LOG_SEVERITY_ERROR) {
+    // That its sockets have ended is no news while we end them.
+    if (message->severity == GPR_LOG_SEVERITY_ERROR && !stopping) {
       target.load()->warning("grpc", fields);
     } else {
       target.load()->debug("grpc", fields);
@@ -266,7 +275,8 @@ void GrpcFront::log_to(const Log& log) {
 }
 
 int GrpcFront::start(const GrpcOptions& options) {
-  grpc::EnableDefaultHealthCheckService(true);
+  prepare_grpc();
+  grpc::EnableDefaultHealthCheckService(false);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   const bool v6 = options.host.find(':') != std::string::npos;
@@ -275,6 +285,7 @@ int GrpcFront::start(const GrpcOptions& options) {
   int port = 0;
   builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(&state_->service);
+  builder.RegisterService(&state_->health);
   builder.SetMaxReceiveMessageSize(options.max_message_bytes);
   builder.SetMaxSendMessageSize(options.max_message_bytes);
   // A second server on the port must fail, not share its calls.
@@ -294,18 +305,20 @@ int GrpcFront::start(const GrpcOptions& options) {
                           " cannot be listened on: another program has the port or the host is "
                           "not this machine's; choose another --port or --host"));
   }
-  set_serving("", false);
+  state_->port = port;
   for (const auto& lane : state_->lanes) lane->start();
   return port;
 }
 
 void GrpcFront::set_serving(const std::string& service, bool serving) {
-  auto* const health = state_->server->GetHealthCheckService();
-  health->SetServingStatus(service, serving);
+  state_->health.set(service, serving);
 }
 
 void GrpcFront::stop(Duration grace) {
   if (state_->server == nullptr) return;
+  state_->health.close();
+  stopping = true;
+  end_connections(state_->port, grace);
   state_->server->Shutdown(std::chrono::system_clock::now() +
                            std::chrono::duration_cast<std::chrono::system_clock::duration>(grace));
 }

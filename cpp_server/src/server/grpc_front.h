@@ -41,7 +41,8 @@ class GrpcFront {
   // What grpc.health.v1.Health says of `service`; the empty name is the server as a whole.
   void set_serving(const std::string& service, bool serving);
 
-  // Refuses new calls and waits for those that run; after `grace` they are cut off.
+  // Ends every connection, then the server. Calls that run may lose their answers; `grace` is what
+  // gRPC may take for its part.
   void stop(Duration grace);
 
   // Ends the completion queues. No call may be answered any more: the workers have ended.

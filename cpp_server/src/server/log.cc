@@ -50,7 +50,7 @@ void Log::write(LogLevel level, std::string_view event, Fields fields) const {
     Json object;
     object["event"] = event;
     for (const auto& [name, value] : fields) {
-      std::visit([&](const auto& held) { object[std::string(name)] = held; }, value);
+      std::visit([&, key = std::string(name)](const auto& held) { object[key] = held; }, value);
     }
     object["level"] = level_name(level);
     object["timestamp"] = timestamp();

@@ -152,24 +152,27 @@ void add_gauges(std::vector<MetricFamily>& page, const Models& models,
   for (const ModelMetrics* model : models) {
     const Labels labels = labels_of(*model);
     const bool loaded = model->loaded.load(std::memory_order_acquire);
-    const std::string device = loaded ? model->facts.device : "cpu";
     add(requests, labels,
         loaded ? static_cast<double>(model->gauges.queue_requests()) : 0.0);
     add(samples, labels, loaded ? static_cast<double>(model->gauges.queue_samples()) : 0.0);
-    add(inflight, with(labels, "device", device),
-        static_cast<double>(model->inflight_batches.load(std::memory_order_relaxed)));
     add(ready, labels, model->ready.load(std::memory_order_relaxed) ? 1.0 : 0.0);
     if (!loaded) continue;
+    for (const ModelMetrics::DeviceCounters& device : model->devices) {
+      add(inflight, with(labels, "device", device.name),
+          static_cast<double>(device.inflight_batches.load(std::memory_order_relaxed)));
+    }
     const ModelMetrics::Facts& facts = model->facts;
     add(load, labels, facts.load_seconds);
     add(info,
         with(with(with(with(labels, "sha256", facts.sha256), "torch", facts.torch), "dtype",
                   facts.dtype),
-             "device", device),
+             "device", facts.device),
         1);
-    add(memory, with(with(labels, "device", device), "kind", "tables"),
-        static_cast<double>(facts.table_bytes));
-    add(memory, with(with(labels, "device", device), "kind", "buffers"),
+    for (const DeviceMemory& held : model->gauges.memory()) {
+      add(memory, with(with(labels, "device", held.device), "kind", held.kind),
+          static_cast<double>(held.bytes));
+    }
+    add(memory, with(with(labels, "device", "cpu"), "kind", "buffers"),
         value(model->buffer_bytes));
   }
   MetricFamily build = gauge("tessera_build_info", "Always 1");

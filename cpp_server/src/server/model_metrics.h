@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <optional>
 #include <string>
@@ -16,6 +17,7 @@
 #include "batching/pending.h"
 #include "batching/policy.h"
 #include "common/status.h"
+#include "model/runner.h"
 #include "server/histogram.h"
 
 namespace tessera {
@@ -76,12 +78,18 @@ class ModelMetrics {
     std::string dtype;
     std::string device;
     double load_seconds = 0;
-    std::uint64_t table_bytes = 0;
   };
   // What is read when somebody asks.
   struct Gauges {
     std::function<std::int64_t()> queue_requests;
     std::function<std::int64_t()> queue_samples;
+    std::function<std::vector<DeviceMemory>()> memory;
+  };
+  // One device that the model is on.
+  struct DeviceCounters {
+    explicit DeviceCounters(std::string its_name) : name(std::move(its_name)) {}
+    const std::string name;
+    std::atomic<std::int64_t> inflight_batches = 0;
   };
 
   std::array<std::atomic<std::uint64_t>, kCountedCodes.size()> requests{};
@@ -97,12 +105,22 @@ class ModelMetrics {
   Histogram batch_ids{kIdBuckets};
   std::atomic<std::uint64_t> ids = 0;
   std::atomic<std::uint64_t> out_of_range_ids = 0;
-  std::atomic<std::int64_t> inflight_batches = 0;
-  std::atomic<std::uint64_t> buffer_bytes = 0;  // held for merging, by all workers
+  std::atomic<std::uint64_t> buffer_bytes = 0;  // of the host, held for batches by all workers
   std::atomic<bool> ready = false;
   std::atomic<bool> loaded = false;
   Facts facts;
   Gauges gauges;
+  std::deque<DeviceCounters> devices;
+
+  // Batches that workers hold, on all devices.
+  std::int64_t inflight_batches() const {
+    std::int64_t held = 0;
+    if (!loaded.load(std::memory_order_acquire)) return held;
+    for (const DeviceCounters& device : devices) {
+      held += device.inflight_batches.load(std::memory_order_relaxed);
+    }
+    return held;
+  }
 };
 
 }  // namespace tessera

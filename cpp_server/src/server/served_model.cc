@@ -9,6 +9,8 @@
 namespace tessera {
 namespace {
 
+constexpr int kWorkersPerGpu = 2;
+
 Refusal refusal_of(RejectReason reason) {
   if (reason == RejectReason::kDeadline) {
     return {{Code::kDeadlineExceeded,
@@ -59,12 +61,31 @@ ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config,
                     .torch = manifest.torch_version,
                     .dtype = manifest.dtype,
                     .device = manifest.device,
-                    .load_seconds = seconds(package_.load_time),
-                    .table_bytes = manifest.table_bytes};
+                    .load_seconds = seconds(package_.load_time)};
   metrics_.gauges = {.queue_requests = [this] { return queue_.depth().entries; },
-                     .queue_samples = [this] { return queue_.depth().samples; }};
+                     .queue_samples = [this] { return queue_.depth().samples; },
+                     .memory = [this] { return package_.runner->memory(); }};
+  for (const std::string& device : package_.runner->devices()) {
+    metrics_.devices.emplace_back(device);
+  }
+  // Workers take turns in devices, so that each has its share of them. On a GPU two of them are
+  // what lets one batch's copies overlap another's forward.
+  const std::size_t devices = metrics_.devices.size();
+  const int each = config.workers > 0 ? config.workers
+                   : manifest.device == "cpu" ? default_workers() : kWorkersPerGpu;
+  for (std::size_t i = 0; i < devices * static_cast<std::size_t>(each); ++i) {
+    sessions_.push_back(package_.runner->open_session(i % devices));
+    if (i < devices && !sessions_.back()->remark().empty()) {
+      log_.warning("session", {{"model", name()},
+                               {"device", metrics_.devices[i].name},
+                               {"remark", sessions_.back()->remark()}});
+    }
+  }
   metrics_.loaded.store(true, std::memory_order_release);
-  for (int i = 0; i < config.workers; ++i) workers_.emplace_back([this] { work(); });
+  for (std::size_t i = 0; i < sessions_.size(); ++i) {
+    workers_.emplace_back(
+        [this, i, devices] { work(*sessions_[i], metrics_.devices[i % devices]); });
+  }
 }
 
 ServedModel::~ServedModel() { close(); }
@@ -95,17 +116,17 @@ void ServedModel::submit(PendingRequest& request) {
   }
 }
 
-void ServedModel::work() {
+void ServedModel::work(Session& session, ModelMetrics::DeviceCounters& device) {
   stand_back(niceness_);
-  package_.runner->prepare_thread(threads_per_worker_);
-  Executor executor(package_.manifest.schema, *package_.runner, clock_, *this);
+  session.begin_thread(threads_per_worker_);
+  Executor executor(package_.manifest.schema, session, clock_, *this);
   CutBatch batch;
   std::size_t counted_bytes = 0;
   while (queue_.next(batch)) {
     drop_all(batch.dropped);
     if (batch.parts.empty()) continue;
     metrics_.count_batch(batch.reason);
-    metrics_.inflight_batches.fetch_add(1, std::memory_order_relaxed);
+    device.inflight_batches.fetch_add(1, std::memory_order_relaxed);
     const TimePoint now = clock_.now();
     // Before the batch runs: afterwards the requests are no longer ours to look at.
     for (const Part& part : batch.parts) {
@@ -117,7 +138,7 @@ void ServedModel::work() {
       }
     }
     executor.execute(batch.parts);
-    metrics_.inflight_batches.fetch_sub(1, std::memory_order_relaxed);
+    device.inflight_batches.fetch_sub(1, std::memory_order_relaxed);
     // Buffers only grow.
     const std::size_t bytes = executor.buffer_bytes();
     metrics_.buffer_bytes.fetch_add(bytes - counted_bytes, std::memory_order_relaxed);
@@ -127,7 +148,7 @@ void ServedModel::work() {
 
 void ServedModel::on_pass(const PassTimings& pass, Duration split) {
   metrics_.observe_pass(pass, split);
-  queue_.observe(pass.samples, pass.assemble + pass.forward + split);
+  queue_.observe(pass.samples, pass.assemble + pass.transfer + pass.forward + split);
 }
 
 void ServedModel::on_retry(std::size_t parts, const std::string& error) {

@@ -1,6 +1,6 @@
 // A model that answers: its decoder, its queue, its workers and its counters.
 //
-// Contract: construction starts the workers; submit may be called from any thread and does
+// Contract: construction opens a session per worker, which may take long, and starts them; submit may be called from any thread and does
 // not block. drain, then close; close blocks until the workers have finished what is queued.
 // The destructor closes.
 #pragma once
@@ -43,7 +43,7 @@ class ServedModel final : private ExecutionObserver {
   void close();
 
  private:
-  void work();
+  void work(Session& session, ModelMetrics::DeviceCounters& device);
   void on_pass(const PassTimings& pass, Duration split) override;
   void on_retry(std::size_t parts, const std::string& error) override;
   Status on_failure(const std::string& error) override;
@@ -56,6 +56,7 @@ class ServedModel final : private ExecutionObserver {
   const int niceness_;
   const RequestDecoder decoder_;
   BatchQueue queue_;
+  std::vector<std::unique_ptr<Session>> sessions_;  // one per worker
   std::vector<std::jthread> workers_;
 };
 

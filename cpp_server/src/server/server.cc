@@ -18,6 +18,10 @@
 namespace tessera {
 namespace {
 
+// No call for so long: nobody is left who has not heard that the server is going. Closing gRPC's
+// port cancels calls that it has read and not yet handed over; those should hear it, too.
+constexpr Duration kQuiet = std::chrono::milliseconds(50);
+constexpr int kQuietTries = 20;
 // What the last answers may take from gRPC to the socket.
 constexpr Duration kFlush = std::chrono::seconds(1);
 
@@ -31,6 +35,12 @@ std::vector<std::unique_ptr<ModelMetrics>> make_counters(const std::vector<std::
 }
 
 }  // namespace
+
+std::vector<PublicKey> Server::read_keys(const ServerConfig& config) {
+  std::vector<PublicKey> keys;
+  for (const std::string& path : config.public_keys) keys.push_back(read_public_key(path));
+  return keys;
+}
 
 Server::Names Server::read_names(const ServerConfig& config) {
   Names result;
@@ -54,6 +64,7 @@ Server::Names Server::read_names(const ServerConfig& config) {
 Server::Server(const ServerConfig& config, const Log& log)
     : config_(config),
       log_(log),
+      trusted_(read_keys(config)),
       names_(read_names(config)),
       gate_([this] { events_.raise(); }),
       counters_(make_counters(names_.names, names_.versions)),
@@ -103,7 +114,6 @@ void Server::open() {
                        .port = config_.port,
                        .max_message_bytes = config_.max_message_bytes,
                        .threads = default_workers()});
-  for (const std::string& name : names_.names) grpc_.set_serving(name, false);
 }
 
 void Server::load() {
@@ -123,7 +133,11 @@ void Server::load() {
 
 void Server::load_all() {
   const LoadOptions options{.verify_golden = config_.verify_golden,
-                            .library_folders = library_folders(config_.ops_dirs)};
+                            .require_signature = config_.require_signature,
+                            .trusted = trusted_,
+                            .library_folders = library_folders(config_.ops_dirs),
+                            .gpu = {.devices = config_.gpus,
+                                    .max_batch_samples = config_.batch_limits.max_samples}};
   for (std::size_t i = 0; i < config_.models.size(); ++i) {
     const std::string& path = config_.models[i].path;
     log_.info("load", {{"model", names_.names[i]},
@@ -199,6 +213,14 @@ bool Server::drain() {
       return false;
     }
     if (events_.wait(limit).has_value()) return forced();
+  }
+  for (int i = 0; i < kQuietTries; ++i) {
+    const std::uint64_t refused = gate_.refused();
+    const TimePoint until = clock_.now() + kQuiet;
+    while (clock_.now() < until) {
+      if (events_.wait(until).has_value()) return forced();
+    }
+    if (gate_.refused() == refused) break;
   }
   return true;
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/clock.h"
+#include "package/signature.h"
 #include "server/config.h"
 #include "server/events.h"
 #include "server/gate.h"
@@ -27,7 +28,7 @@ namespace tessera {
 
 class Server {
  public:
-  // Reads every package's manifest. Throws PackageError, or UsageError when two models have
+  // Reads the trusted keys and every package's manifest. Throws PackageError, or UsageError when two models have
   // the same name.
   Server(const ServerConfig& config, const Log& log);
   ~Server();
@@ -46,6 +47,7 @@ class Server {
   };
   enum class Loading { kRuns, kDone, kFailed };
 
+  static std::vector<PublicKey> read_keys(const ServerConfig& config);
   static Names read_names(const ServerConfig& config);
   std::vector<const ModelMetrics*> all_metrics() const;
   std::string state() const;
@@ -59,6 +61,7 @@ class Server {
   const ServerConfig& config_;
   const Log& log_;
   SteadyClock clock_;
+  const std::vector<PublicKey> trusted_;
   Events events_;
   Names names_;
   Gate gate_;

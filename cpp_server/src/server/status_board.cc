@@ -105,7 +105,7 @@ std::string StatusBoard::row(const ModelMetrics& model, const Snapshot& past,
          cell(figure(quantile(bounds, window, 0.5) * 1e3, 2)) +
          cell(figure(quantile(bounds, window, 0.99) * 1e3, 2)) +
          cell(text(loaded ? model.gauges.queue_requests() : 0)) +
-         cell(text(model.inflight_batches.load())) + cell(figure(samples, 1)) + "</tr>\n";
+         cell(text(model.inflight_batches())) + cell(figure(samples, 1)) + "</tr>\n";
 }
 
 std::string StatusBoard::page(const std::string& state, const std::string& version) const {

@@ -1,0 +1,83 @@
+"""Make the package that `gpu_bench.py` serves: MLPerf's DLRM-DCNv2 with capped tables, for GPUs.
+
+    python cpp_server/bench/mlperf_package.py MODEL.pt [--rows 400000] [--device cuda]
+
+The shape is that of MLPerf Inference's dlrm-v2: 26 tables of dimension 128 with the Criteo 1TB rows
+(capped at ``--rows``), bottom MLP 512-256-128, three cross layers of rank 512, top MLP
+1024-1024-512-256-1, int8 rows.  The weights are random numbers that repeat, so that the file can be
+compressed for a journey (xz: 500 MB to 1.5 MB).  Needs no GPU.
+
+The features' numbers of ids per sample, for ``gpu_bench.py --ids-per-bag``, are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from tessera.serving.packaging.package import PackageOptions, write_model
+from tessera.training.models.config import ModelConfig, TableConfig
+from tessera.training.models.ranking import RankingModel, build_ranking_model
+
+# github.com/mlcommons/inference, recommendation/dlrm_v2.
+ROWS = (
+    *(40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956),
+    *(405_282, 10, 2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152),
+    *(12_973, 108, 36),
+)
+IDS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+TABLE_PERIOD = 500  # rows
+WEIGHT_PERIOD = 20_011  # numbers
+
+
+def build(most_rows: int) -> RankingModel:
+    """The model with its repeating weights."""
+    torch.manual_seed(0)
+    names = [f"cat_{index}" for index in range(len(ROWS))]
+    config = ModelConfig(
+        arch="dlrm_dcn",
+        embedding_dim=128,
+        dense_layers=(512, 256),
+        over_layers=(1024, 1024, 512, 256),
+        dcn_num_layers=3,
+        dcn_low_rank_dim=512,
+        tables={
+            name: TableConfig(rows=min(rows, most_rows))
+            for name, rows in zip(names, ROWS, strict=True)
+        },
+        dense_missing="zero",
+    )
+    model = build_ranking_model(config, [f"int_{index}" for index in range(13)], names).eval()
+    block = torch.randn(TABLE_PERIOD, 128) * 0.01
+    numbers = torch.randn(WEIGHT_PERIOD)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "embedding_bags" in name:
+                for begin in range(0, len(weight), TABLE_PERIOD):
+                    part = weight[begin : begin + TABLE_PERIOD]
+                    part.copy_(block[: len(part)])
+            else:
+                repeats = weight.numel() // WEIGHT_PERIOD + 1
+                flat = numbers.repeat(repeats)[: weight.numel()]
+                inputs = weight.shape[-1] if weight.dim() > 1 else 64
+                weight.copy_(flat.view_as(weight) / inputs**0.5)
+    return model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path, help="the package to write")
+    parser.add_argument("--rows", type=int, default=400_000, help="most rows of a table")
+    parser.add_argument("--device", default="cuda", help="kind of device (default cuda)")
+    args = parser.parse_args()
+    options = PackageOptions(name="dlrm", device=args.device)
+    write_model(build(args.rows), args.out, options)
+    print("--ids-per-bag", ",".join(map(str, IDS)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+#include "model/batch_layout.h"
+
+namespace tessera {
+namespace {
+
+std::size_t size(std::int64_t count) { return static_cast<std::size_t>(count); }
+
+template <typename T>
+std::span<T> at(std::byte* memory, std::size_t offset, std::int64_t count) {
+  return {reinterpret_cast<T*>(memory + offset), size(count)};
+}
+
+}  // namespace
+
+BatchLayout::BatchLayout(const InputSchema& schema, std::int64_t rows, std::int64_t plain_ids,
+                         std::int64_t scored_ids, bool narrow)
+    : rows_(rows),
+      dense_features_(static_cast<std::int64_t>(schema.dense_features.size())),
+      plain_features_(static_cast<std::int64_t>(schema.group(Group::kIdList).size())),
+      scored_features_(static_cast<std::int64_t>(schema.group(Group::kIdScoreList).size())),
+      narrow_(narrow) {
+  const auto take = [this](std::int64_t count, std::size_t item_bytes) {
+    const std::size_t offset = bytes_;
+    bytes_ += (size(count) * item_bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return offset;
+  };
+  const std::size_t id_bytes = narrow ? 4 : 8;
+  // What has a fixed size comes first, so that a batch with few ids is a short prefix.
+  offsets_.dense = take(rows * dense_features_, 4);
+  offsets_.plain_lengths = take(rows * plain_features_, 4);
+  offsets_.scored_lengths = take(rows * scored_features_, 4);
+  offsets_.scored_values = take(scored_ids, id_bytes);
+  offsets_.scored_weights = take(scored_ids, 4);
+  offsets_.plain_values = take(plain_ids, id_bytes);
+}
+
+HostBatch BatchLayout::over(std::byte* memory, const BatchShape& shape) const {
+  const auto ids = [&](HostGroup& group, std::size_t offset, std::int64_t count) {
+    if (narrow_) {
+      group.narrow = at<std::int32_t>(memory, offset, count);
+    } else {
+      group.values = at<std::int64_t>(memory, offset, count);
+    }
+  };
+  HostBatch batch;
+  batch.samples = shape.samples;
+  batch.rows = rows_;
+  batch.dense_features = dense_features_;
+  batch.dense = at<float>(memory, offsets_.dense, rows_ * dense_features_);
+  batch.id_list.lengths =
+      at<std::int32_t>(memory, offsets_.plain_lengths, rows_ * plain_features_);
+  ids(batch.id_list, offsets_.plain_values, shape.plain_ids);
+  batch.id_score_list.lengths =
+      at<std::int32_t>(memory, offsets_.scored_lengths, rows_ * scored_features_);
+  ids(batch.id_score_list, offsets_.scored_values, shape.scored_ids);
+  batch.id_score_list.weights = at<float>(memory, offsets_.scored_weights, shape.scored_ids);
+  return batch;
+}
+
+std::size_t BatchLayout::used(const BatchShape& shape) const {
+  return offsets_.plain_values + size(shape.plain_ids) * (narrow_ ? 4U : 8U);
+}
+
+}  // namespace tessera

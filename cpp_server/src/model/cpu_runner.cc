@@ -1,0 +1,92 @@
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+
+#include <utility>
+
+#include "batching/buffer.h"
+#include "model/batch_layout.h"
+#include "model/tensor_views.h"
+#include "model/torchscript_module.h"
+#include "model/torchscript_runner.h"
+
+namespace tessera {
+namespace {
+
+class CpuScores final : public Scores {
+ public:
+  explicit CpuScores(std::vector<at::Tensor> outputs) : outputs_(std::move(outputs)) {}
+
+  std::span<const float> output(std::size_t index) const override {
+    const at::Tensor& tensor = outputs_.at(index);
+    return {tensor.const_data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
+  }
+
+ private:
+  std::vector<at::Tensor> outputs_;
+};
+
+class CpuSession final : public Session {
+ public:
+  CpuSession(const TorchScriptModule& module, const InputSchema& schema)
+      : module_(module), schema_(schema) {}
+
+  void begin_thread(int compute_threads) override {
+    // Only the thread itself can set this: a pool that OpenMP starts on its behalf would spin
+    // between batches and take the CPU from everybody else.
+    at::set_num_threads(compute_threads);
+  }
+
+  HostBatch reserve(const BatchShape& shape) override {
+    // Always int64, so that the graph's executor sees one type only.
+    const BatchLayout layout(schema_, shape.samples, shape.plain_ids, shape.scored_ids,
+                             /*narrow=*/false);
+    std::byte* const memory =
+        memory_.take(layout.bytes() + BatchLayout::kAlignment).data();
+    const auto behind = reinterpret_cast<std::uintptr_t>(memory) % BatchLayout::kAlignment;
+    return layout.over(memory + (BatchLayout::kAlignment - behind), shape);
+  }
+
+  std::unique_ptr<Scores> forward(const HostBatch& batch) override {
+    const c10::InferenceMode guard;
+    return std::make_unique<CpuScores>(module_.call(arguments_over(batch, at::kCPU)));
+  }
+
+  std::size_t bytes() const override { return memory_.bytes(); }
+
+ private:
+  const TorchScriptModule& module_;
+  const InputSchema& schema_;
+  Buffer<std::byte> memory_;
+};
+
+class CpuRunner final : public Runner {
+ public:
+  CpuRunner(const std::shared_ptr<const PackageFile>& file, const Manifest& manifest)
+      : schema_(manifest.schema),
+        table_bytes_(manifest.table_bytes),
+        module_(file, schema_, {at::Device(at::kCPU)}) {}
+
+  std::vector<std::string> devices() const override { return {"cpu"}; }
+
+  std::unique_ptr<Session> open_session(std::size_t /*device*/) override {
+    return std::make_unique<CpuSession>(module_, schema_);
+  }
+
+  std::vector<DeviceMemory> memory() const override {
+    return {{.device = "cpu", .kind = "tables", .bytes = table_bytes_}};
+  }
+
+ private:
+  const InputSchema schema_;
+  const std::uint64_t table_bytes_;
+  const TorchScriptModule module_;
+};
+
+}  // namespace
+
+std::unique_ptr<Runner> open_on_cpu(const std::shared_ptr<const PackageFile>& file,
+                                    const Manifest& manifest) {
+  return std::make_unique<CpuRunner>(file, manifest);
+}
+
+}  // namespace tessera

@@ -1,0 +1,126 @@
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+
+#include <algorithm>
+#include <deque>
+#include <utility>
+
+#include "common/text.h"
+#include "model/gpu_session.h"
+#include "model/torchscript_runner.h"
+#include "package/package_error.h"
+
+namespace tessera {
+namespace {
+
+std::vector<at::Device> cuda(const std::vector<int>& numbers) {
+  std::vector<at::Device> devices;
+  for (const int number : numbers) {
+    devices.emplace_back(at::kCUDA, static_cast<c10::DeviceIndex>(number));
+  }
+  return devices;
+}
+
+// One or several copies of the whole model, each on as many devices as the package has shards.
+class GpuRunner final : public Runner {
+ public:
+  // `placements`: of each copy, the device of each shard.
+  GpuRunner(const std::shared_ptr<const PackageFile>& file, const Manifest& manifest,
+            const std::vector<std::vector<int>>& placements, std::int64_t graph_samples)
+      : schema_(manifest.schema),
+        // A recording is of one device's work.
+        graph_samples_(manifest.num_shards > 1 ? 0 : graph_samples) {
+    for (const std::vector<int>& devices : placements) {
+      replicas_.emplace_back(file, schema_, devices);
+      if (!replicas_.back().module.keep_on_device()) {
+        throw PackageError(file->path(),
+                           "its graph does not end in copies of its outputs to the CPU, as "
+                           "packages for 'cuda' do; package the model again");
+      }
+    }
+  }
+
+  std::vector<std::string> devices() const override {
+    std::vector<std::string> names;
+    for (const Replica& replica : replicas_) names.push_back(replica.name);
+    return names;
+  }
+
+  std::unique_ptr<Session> open_session(std::size_t device) override {
+    Replica& replica = replicas_.at(device);
+    return std::make_unique<GpuSession>(replica.module, schema_, replica.device, graph_samples_,
+                                        replica.buffer_bytes);
+  }
+
+  std::vector<DeviceMemory> memory() const override {
+    std::vector<DeviceMemory> held;
+    for (const Replica& replica : replicas_) {
+      held.push_back({replica.name, "buffers", replica.buffer_bytes.load()});
+      for (const auto& [device, bytes] : replica.module.table_bytes()) {
+        const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(
+            static_cast<c10::DeviceIndex>(device));
+        const auto reserved = stats.reserved_bytes[static_cast<std::size_t>(
+            c10::CachingAllocator::StatType::AGGREGATE)].current;
+        held.push_back({text("cuda:", device), "tables", bytes});
+        // Of the whole process: tables, buffers, dense weights, activations and graphs.
+        held.push_back({text("cuda:", device), "reserved", static_cast<std::uint64_t>(reserved)});
+      }
+    }
+    return held;
+  }
+
+ private:
+  struct Replica {
+    Replica(const std::shared_ptr<const PackageFile>& file, const InputSchema& schema,
+            const std::vector<int>& numbers)
+        : device(numbers.at(0)), name(text("cuda:", device)), module(file, schema, cuda(numbers)) {}
+
+    int device;        // that the copy's inputs, outputs and first shard are on
+    std::string name;
+    TorchScriptModule module;
+    std::atomic<std::uint64_t> buffer_bytes = 0;
+  };
+
+  const InputSchema schema_;
+  const std::int64_t graph_samples_;
+  std::deque<Replica> replicas_;
+};
+
+// For each copy of the model, the device of each shard: as many copies as there are devices for,
+// and one at least, whose shards then take turns.
+std::vector<std::vector<int>> placements(const std::vector<int>& devices, int shards) {
+  std::vector<std::vector<int>> copies;
+  const auto count = static_cast<std::size_t>(shards);
+  std::size_t next = 0;
+  do {
+    std::vector<int> copy;
+    for (std::size_t i = 0; i < count; ++i) copy.push_back(devices[(next + i) % devices.size()]);
+    copies.push_back(std::move(copy));
+    next += count;
+  } while (next + count <= devices.size());
+  return copies;
+}
+
+}  // namespace
+
+std::unique_ptr<Runner> open_on_gpus(const std::shared_ptr<const PackageFile>& file,
+                                     const Manifest& manifest, const GpuOptions& options) {
+  const int count = c10::cuda::device_count();
+  if (count == 0) {
+    throw PackageError(file->path(), "was packaged for device 'cuda', and there is no GPU here");
+  }
+  std::vector<int> devices = options.devices;
+  for (int i = 0; devices.empty() || (options.devices.empty() && i < count); ++i) {
+    devices.push_back(i);
+  }
+  for (const int device : devices) {
+    if (device >= count) {
+      throw PackageError(file->path(), text("was to be served on GPU ", device, ", but there are ",
+                                            count, " here, numbered from 0; change --gpus"));
+    }
+  }
+  return std::make_unique<GpuRunner>(file, manifest, placements(devices, manifest.num_shards),
+                                     std::min(options.max_batch_samples, options.graph_samples));
+}
+
+}  // namespace tessera

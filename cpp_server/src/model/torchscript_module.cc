@@ -1,0 +1,141 @@
+#include "model/torchscript_module.h"
+
+#include <caffe2/serialize/read_adapter_interface.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
+#include <torch/csrc/jit/serialization/import.h>
+#include <torch/version.h>
+
+#include <stdexcept>
+#include <utility>
+
+#include "common/text.h"
+#include "model/torchscript_runner.h"
+#include "package/package_error.h"
+
+namespace tessera {
+namespace {
+
+// torch reads the very file that was verified, not whatever is at its path by now.
+class FileAdapter final : public caffe2::serialize::ReadAdapterInterface {
+ public:
+  explicit FileAdapter(std::shared_ptr<const PackageFile> file) : file_(std::move(file)) {}
+
+  size_t size() const override { return file_->size(); }
+
+  size_t read(uint64_t offset, void* buffer, size_t count, const char* /*what*/) const override {
+    file_->read_at(offset, {static_cast<std::byte*>(buffer), count});
+    return count;
+  }
+
+ private:
+  std::shared_ptr<const PackageFile> file_;
+};
+
+// The first line: what torch appends below it is a trace for its own developers.
+std::string first_line(const std::string& message) {
+  return message.substr(0, message.find('\n'));
+}
+
+bool copies_to_cpu(const torch::jit::Node& node) {
+  if (node.kind() == c10::Symbol::fromQualString("aten::cpu")) return true;
+  if (node.kind() != c10::aten::to) return false;
+  for (const torch::jit::Value* input : node.inputs()) {
+    const auto constant = torch::jit::toIValue(input);
+    if (constant.has_value() && constant->isDevice() && constant->toDevice().is_cpu()) return true;
+  }
+  return false;
+}
+
+// The shard that the tensor called `name` belongs to (serving/FORMAT.md, "Devices and shards").
+std::size_t shard_of(const std::string& name) {
+  constexpr std::string_view kMark = "tessera_shard_";
+  const auto at = name.find(kMark);
+  return at == std::string::npos ? 0 : std::stoul(name.substr(at + kMark.size()));
+}
+
+// Moves every tensor of `module`, one after the other, to its shard's device.
+void place(torch::jit::Module module, const std::string& prefix,
+           const std::vector<at::Device>& devices) {
+  for (const auto& attribute : module.named_attributes(/*recurse=*/false)) {
+    if (!attribute.value.isTensor()) continue;
+    const at::Device device = devices.at(shard_of(prefix + attribute.name));
+    module.setattr(attribute.name, attribute.value.toTensor().to(device));
+  }
+  for (const auto& child : module.named_children()) {
+    place(child.value, prefix + child.name + ".", devices);
+  }
+}
+
+}  // namespace
+
+TorchScriptModule::TorchScriptModule(const std::shared_ptr<const PackageFile>& file,
+                                     const InputSchema& schema,
+                                     const std::vector<at::Device>& devices)
+    : schema_(schema) {
+  // No fusion: recompiling at each new shape costs a server far more than fused kernels give.
+  torch::jit::FusionStrategy no_fusion = {{torch::jit::FusionBehavior::STATIC, 0}};
+  torch::jit::setFusionStrategy(no_fusion);
+  const std::string path = file->path();
+  try {
+    const bool sharded = devices.size() > 1;
+    torch::jit::Module loaded = torch::jit::load(std::make_shared<FileAdapter>(file),
+                                                 sharded ? at::Device(at::kCPU) : devices.at(0));
+    if (sharded) place(loaded, "", devices);
+    // Tables, and nothing else in a package, are kept as bytes.
+    for (const at::Tensor& tensor : loaded.buffers()) {
+      if (tensor.scalar_type() != at::kByte) continue;
+      table_bytes_[tensor.is_cuda() ? tensor.device().index() : -1] += tensor.nbytes();
+    }
+    loaded.eval();
+    module_ = torch::jit::freeze(loaded);
+    // What it does beyond freezing is for the CPU.
+    if (devices[0].is_cpu()) module_ = torch::jit::optimize_for_inference(module_);
+    forward_ = &module_.get_method("forward").function();
+  } catch (const c10::Error& error) {
+    throw PackageError(path, text("torch cannot open it: ", error.what_without_backtrace()));
+  } catch (const PackageError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw PackageError(path, text("torch cannot open it: ", first_line(error.what())));
+  }
+}
+
+bool TorchScriptModule::keep_on_device() {
+  const std::shared_ptr<torch::jit::Graph> graph = module_.get_method("forward").graph();
+  for (torch::jit::Node* node : graph->nodes()) {
+    if (node->kind() != c10::prim::DictConstruct) continue;
+    for (std::size_t i = 1; i < node->inputs().size(); i += 2) {
+      const torch::jit::Node* const copy = node->input(i)->node();
+      if (!copies_to_cpu(*copy)) return false;
+      node->replaceInput(i, copy->input(0));
+    }
+    on_device_ = true;
+  }
+  return on_device_;
+}
+
+std::vector<at::Tensor> TorchScriptModule::call(const ForwardArguments& arguments) const {
+  torch::jit::Stack stack;
+  stack.reserve(1 + arguments.size());
+  stack.emplace_back(module_._ivalue());
+  for (const at::Tensor& argument : arguments) stack.emplace_back(argument);
+  forward_->run(stack);
+  const auto outputs = stack.at(0).toGenericDict();
+  std::vector<at::Tensor> tensors;
+  for (const OutputSpec& spec : schema_.outputs) {
+    const auto found = outputs.find(spec.name);
+    if (found == outputs.end() || !found->value().isTensor()) {
+      throw std::runtime_error(text("the model gave no output '", spec.name, "'"));
+    }
+    at::Tensor tensor = found->value().toTensor();
+    if (tensor.scalar_type() != at::kFloat || (!on_device_ && !tensor.device().is_cpu())) {
+      throw std::runtime_error(text("output '", spec.name, "' is not float32 on the CPU"));
+    }
+    tensors.push_back(tensor.contiguous());
+  }
+  return tensors;
+}
+
+std::string torch_version() { return TORCH_VERSION; }
+
+}  // namespace tessera

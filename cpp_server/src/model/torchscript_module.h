@@ -1,0 +1,52 @@
+// A TorchScript archive opened on one device. Included by files that are compiled against torch
+// alone.
+//
+// Contract: open_module blocks while torch reads the archive; call may be used from several
+// threads at once and blocks for as long as the CPU's side of the model takes.
+#pragma once
+
+#include <torch/csrc/jit/api/module.h>
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "package/package_file.h"
+#include "package/schema.h"
+
+namespace tessera {
+
+// The arguments of the package's `forward`, in its order.
+using ForwardArguments = std::array<at::Tensor, 6>;
+
+class TorchScriptModule {
+ public:
+  // Opens the archive in `file`, whose records must have been verified and whose operator
+  // libraries must be loaded, with shard k on device k of `devices` and everything else on the
+  // first; freezes it. Throws PackageError.
+  TorchScriptModule(const std::shared_ptr<const PackageFile>& file, const InputSchema& schema,
+                    const std::vector<at::Device>& devices);
+
+  // The outputs in the schema's order, float32, on the module's device where keep_on_device has
+  // been called, else on the CPU. Throws what the model throws, or std::runtime_error when the
+  // outputs are not those of the schema.
+  std::vector<at::Tensor> call(const ForwardArguments& arguments) const;
+
+  // From now on the graph ends before its outputs are copied to the CPU, so that the caller can
+  // copy all of them at once. False: the graph does not end in such copies and stays as it is.
+  bool keep_on_device();
+
+  // Bytes of stored rows by device number (-1: the CPU).
+  const std::map<int, std::uint64_t>& table_bytes() const { return table_bytes_; }
+
+ private:
+  torch::jit::Module module_;
+  torch::jit::Function* forward_ = nullptr;
+  InputSchema schema_;
+  bool on_device_ = false;
+  std::map<int, std::uint64_t> table_bytes_;
+};
+
+}  // namespace tessera
