@@ -20,13 +20,13 @@ FBGEMM := $(if $(filter cuda,$(ACCEL)),fbgemm-gpu,fbgemm-gpu-cpu)==$(FBGEMM_VERS
 SOURCES := tessera training serving kernels cpp_server tests load_tests examples
 
 # Each prints a table and names the machine; docs/benchmarks.md holds the results.
-BENCHES := training.bench.reader training.bench.train_speed serving.bench.forward \
-  serving.bench.server_load serving.bench.memory kernels.bench.cpu_lookup
+BENCHES := training.bench.reader training.bench.startup training.bench.train_speed serving.bench.forward \
+  serving.bench.server_load serving.bench.memory serving.bench.packaging kernels.bench.cpu_lookup
 # A folder with criteo_sample_14584.tsv and ml-100k/, for the quality of trained models.
 DATA ?= ../shared/data
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev build build-kernels build-server demo test check format protos bench load-test clean check-cuda gpu-test gpu-bench
+.PHONY: help install install-dev build build-kernels build-server demo test check format protos bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -72,8 +72,9 @@ check: install-dev build check-cuda  ## format, lint, types, C++ and CUDA warnin
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check --no-cache $(SOURCES)
 	$(BIN)/mypy
-	$(BIN)/mypy examples/*.py load_tests/*.py cpp_server/bench/*.py tests/check_protos.py
+	$(BIN)/mypy examples/*.py load_tests/*.py cpp_server/*.py cpp_server/bench/*.py tests/check_protos.py
 	$(BIN)/python tests/check_protos.py
+	$(BIN)/python cpp_server/check.py
 
 format: install-dev  ## rewrite the sources as the formatter wants them
 	$(BIN)/ruff format $(SOURCES)
@@ -88,11 +89,23 @@ check-cuda: install
 	  else echo "check-cuda: no nvcc here; the CUDA sources were not compiled"; fi
 
 gpu-test: install-dev build-kernels  ## the GPU tests, on a host with a CUDA device
-	$(BIN)/python -m pytest tests/kernels -m gpu
+	$(BIN)/python -m pytest tests/kernels tests/packaging -m gpu
+	TESSERA_TEST_DEVICE=cuda $(BIN)/python -m pytest tests/training tests/trainer -m gpu
+
+gpu-test-ranks: install-dev  ## the multi-rank tests with NCCL, on a host with 2 or 4 GPUs
+	TESSERA_TEST_DEVICE=cuda $(BIN)/python -m pytest tests/training -m multi_gpu
 
 gpu-bench: install-dev build-kernels  ## our CUDA lookups against FBGEMM's, on a host with a CUDA device
 	@mkdir -p bench-out
 	$(BIN)/python -m tessera.kernels.bench.gpu_lookup --out bench-out/gpu_lookup.json
+	$(BIN)/python -m tessera.kernels.bench.gpu_interaction --out bench-out/gpu_interaction.json
+
+# WORLDS=1,2,4 where there are four GPUs.
+WORLDS ?= 1,2
+
+gpu-bench-ranks: install-dev  ## training on several GPUs, with and without the pipeline
+	@mkdir -p bench-out
+	$(BIN)/python -m tessera.training.bench.scaling --device cuda --worlds $(WORLDS) --batch-size 32768 --json bench-out/scaling.json
 
 load-test: install-dev build-kernels  ## locust without a screen, against a server of its own; ADDRESS=HOST:PORT for another
 	@$(BIN)/python load_tests/run.py $(if $(ADDRESS),--address $(ADDRESS))

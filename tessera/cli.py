@@ -51,11 +51,23 @@ COMMANDS: dict[str, Command] = {
     ),
     "inspect": Command(
         module="tessera.serving.commands.inspect",
-        help="show a package's schema, tables, sizes and metrics",
+        help="show a package's schema, tables, sizes, plan and metrics, or its graph",
     ),
     "verify": Command(
         module="tessera.serving.commands.verify",
         help="check a package's hashes and replay its golden answers",
+    ),
+    "diff": Command(
+        module="tessera.serving.commands.diff",
+        help="compare two packages: schema, tables, sizes and answers",
+    ),
+    "keygen": Command(
+        module="tessera.serving.commands.keygen",
+        help="make a pair of keys for signing packages",
+    ),
+    "sign": Command(
+        module="tessera.serving.commands.sign",
+        help="sign a package, for servers that require it",
     ),
     "serve": Command(
         module="tessera.serving.commands.serve",

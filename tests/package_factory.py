@@ -64,6 +64,7 @@ def make_package(
     name: str = "model",
     version: str = "1",
     backend: str | None = None,
+    device: str = "cpu",
 ) -> tuple[Path, RankingModel]:
     """Write ``<name>-<version>.pt`` into ``tmp_path``; returns it and the float32 model.
 
@@ -72,6 +73,6 @@ def make_package(
     model = make_model(arch=arch, num_dense=num_dense, features=features, dim=dim, seed=seed)
     path = tmp_path / f"{name}-{version}.pt"
     chosen = {} if backend is None else {"backend": backend}
-    options = PackageOptions(name=name, version=version, dtype=dtype, **chosen)
+    options = PackageOptions(name=name, version=version, dtype=dtype, device=device, **chosen)
     write_model(model, path, options, origin=Origin(dense_transform="none"))
     return path, model

@@ -135,6 +135,32 @@ def test_in_order_from_a_range_that_does_not_begin_at_zero() -> None:
     assert numbers(loader, start=3) == [[22, 23, 24]]
 
 
+@settings(max_examples=50, deadline=None)
+@given(
+    size=st.integers(1, 40),
+    batch_size=st.integers(1, 9),
+    parts=st.integers(1, 6),
+    shuffle=st.booleans(),
+)
+def test_parts_make_up_every_batch(
+    size: int, batch_size: int, parts: int, *, shuffle: bool
+) -> None:
+    def loader(part: tuple[int, int]) -> BatchLoader:
+        return BatchLoader(
+            view(size), batch_size=batch_size, shuffle=shuffle, seed=3, part=part, prefetch=0
+        )
+
+    whole = loader((0, 1))
+    cut = [list(loader((part, parts)).epoch(2)) for part in range(parts)]
+    for number, batch in enumerate(whole.epoch(2)):
+        assert whole.batch_rows(number) == batch.size
+        pieces = [batches[number] for batches in cut]
+        assert [row for piece in pieces for row in piece.labels.tolist()] == batch.labels.tolist()
+        sizes = [piece.size for piece in pieces]
+        assert max(sizes) - min(sizes) <= 1
+    assert all(len(batches) == whole.num_batches for batches in cut)
+
+
 def test_drop_last() -> None:
     loader = BatchLoader(view(10), batch_size=4, shuffle=False, seed=0, drop_last=True)
     assert loader.num_batches == 2
@@ -181,9 +207,10 @@ def test_no_more_is_made_ahead_than_asked_for() -> None:
         ({"batch_size": 0}, "batch_size=0"),
         ({"prefetch": -1}, "prefetch=-1"),
         ({"seed": -1}, "seed=-1"),
+        ({"part": (2, 2)}, r"part=\(2, 2\): give \(r, n\)"),
     ],
 )
-def test_wrong_arguments(arguments: dict[str, int], message: str) -> None:
+def test_wrong_arguments(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BatchLoader(view(3), **{"batch_size": 1, "shuffle": True, "seed": 0, **arguments})
 
