@@ -137,6 +137,8 @@ class WeightType:
             return quantize_blocks(weights, self.book)
         if not self.codes:
             return weights.to(self.element).contiguous().view(torch.uint8).reshape(rows, -1)
+        # Of 0.0 and -0.0 either may come out as the minimum, by the order of comparisons.
+        weights = weights + 0.0
         if not hasattr(torch.ops.fbgemm, _QUANTIZE):
             return _affine_rows(weights, self.bits)
         # The operator wants codes that fill whole 16-bit words.  Repeating a row's last element
