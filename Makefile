@@ -11,6 +11,8 @@ VENV ?= .venv
 TORCH_VERSION ?= 2.13.0
 FBGEMM_VERSION ?= 1.8.0
 PYTEST_ARGS ?=
+ROUNDS ?= 5
+SEED ?=
 
 BIN := $(VENV)/bin
 # setuptools warns that an editable install finds the folder tessera/, which is what it is for.
@@ -26,7 +28,7 @@ BENCHES := training.bench.reader training.bench.startup training.bench.train_spe
 DATA ?= ../shared/data
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev build build-kernels build-server demo test check format protos bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
+.PHONY: help install install-dev build build-kernels build-server demo test test-random check format protos bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -67,6 +69,10 @@ demo: install build-kernels  ## the whole way on generated data: train, package,
 
 test: install-dev build  ## every test that can run on this machine
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Each failure prints its round's seed and the example; make test-random ROUNDS=1 SEED=N is that round again.
+test-random: install-dev build  ## the property tests with new examples every time; ROUNDS=5 SEED=N PYTEST_ARGS=tests/kernels
+	$(BIN)/python tests/random_rounds.py --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED)) $(PYTEST_ARGS)
 
 check: install-dev build check-cuda  ## format, lint, types, C++ and CUDA warnings as errors
 	$(BIN)/ruff format --check $(SOURCES)

@@ -20,8 +20,11 @@ def replacing(path: Path) -> Iterator[Path]:
     else was put there.  When the block raises, ``path`` stays as it was.
 
     Raises:
-        UserError: the folder cannot be written to, or the disk is full.
+        UserError: the folder cannot be written to, the disk is full, or ``path`` is something else
+            than a file.
     """
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is there and is no file; give another place for it")
     try:
         folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     except OSError as error:

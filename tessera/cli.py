@@ -9,23 +9,38 @@ The module is imported only when its command is asked for, and may import torch 
 inside ``run``, so that ``tessera --help`` answers at once.
 
 Exit status: 0 done; 2 the user has something to change (one line on stderr says what);
-130 interrupted; anything else is a bug and comes with a traceback.
+130 interrupted; 141 nobody read the output to its end; 143 told to end by SIGTERM; 1 where a
+command's help says so.  Anything else is a bug and comes with a traceback.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import importlib
+import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import ModuleType
+from types import FrameType, ModuleType
 
 import tessera
 from tessera.errors import UserError
 
 EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+EXIT_UNREAD = 128 + signal.SIGPIPE
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
+# What a path or a disk can be wrong in; any other operating-system error is a bug of ours.
+_USERS_ERRNOS = {
+    errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST,
+    errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOSPC, errno.EDQUOT, errno.EFBIG,
+    errno.EMFILE, errno.ENFILE,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +49,7 @@ class Command:
 
     module: str
     help: str
+    handles_sigterm: bool = False
 
 
 COMMANDS: dict[str, Command] = {
@@ -44,6 +60,7 @@ COMMANDS: dict[str, Command] = {
     "train": Command(
         module="tessera.training.commands.train",
         help="train a model from a YAML config into a run folder",
+        handles_sigterm=True,
     ),
     "package-model": Command(
         module="tessera.serving.commands.package_model",
@@ -72,6 +89,7 @@ COMMANDS: dict[str, Command] = {
     "serve": Command(
         module="tessera.serving.commands.serve",
         help="answer Predict calls over gRPC for one or more packages",
+        handles_sigterm=True,
     ),
     "predict": Command(
         module="tessera.serving.commands.predict",
@@ -104,27 +122,55 @@ def run_command(name: str, arguments: Sequence[str], *, prog: str | None = None)
     Returns the exit status.  ``SystemExit`` of argparse (``--help``, a wrong flag) passes
     through; a wrong flag exits with 2.
     """
-    module = _load(name)
     prog = prog or f"tessera {name}"
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    module.add_arguments(parser)
-    # Intermixed: positional words may stand before, between and after the flags.
-    args = parser.parse_intermixed_args(arguments)
     try:
-        return int(module.run(args))
+        module = _load(name)
+        parser = argparse.ArgumentParser(
+            prog=prog,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(parser)
+        # Intermixed: positional words may stand before, between and after the flags.
+        args = parser.parse_intermixed_args(arguments)
+        with contextlib.nullcontext() if COMMANDS[name].handles_sigterm else _tidy_end():
+            status = int(module.run(args))
+        sys.stdout.flush()
     except UserError as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
-    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
-        print(f"{prog}: error: {error.filename}: {error.strerror}", file=sys.stderr)
+    except BrokenPipeError:
+        # The reader (head, say) has seen enough.  What is still buffered has no reader.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_UNREAD
+    except OSError as error:
+        if error.errno not in _USERS_ERRNOS:
+            raise
+        where = "" if error.filename is None else f"{error.filename}: "
+        print(f"{prog}: error: {where}{error.strerror}", file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+    return status
+
+
+@contextlib.contextmanager
+def _tidy_end() -> Iterator[None]:
+    """SIGTERM ends the program in such a way that unfinished files are removed."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        sys.exit(EXIT_TERMINATED)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # the signals belong to whoever called
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

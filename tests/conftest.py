@@ -1,1 +1,54 @@
-"""Being here puts this folder on the import path, so that every test finds ``package_factory``."""
+"""What every test shares.  Being here also puts this folder on the import path.
+
+Property tests draw the same examples on every run, so that a rare example cannot decide whether a
+change that has nothing to do with it may land.  ``make test-random`` is where new examples are
+looked for; what it finds becomes an ``@example`` or a test of its own.
+"""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, register_random, settings
+
+# No deadlines: how long an example takes says how busy the machine is.
+common = settings(
+    deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow], database=None
+)
+settings.register_profile("same", common, derandomize=True)
+settings.register_profile("random", common, derandomize=False)
+settings.load_profile("same")  # pytest's --hypothesis-profile, read after this, has the last word
+
+
+class TorchRandom:
+    """torch's generator, for hypothesis to set before each example, as it does with Python's."""
+
+    def __init__(self):
+        self.base = 0
+
+    def seed(self, number):
+        torch.manual_seed(self.base + number)
+
+    def getstate(self):
+        return torch.get_rng_state()
+
+    def setstate(self, state):
+        torch.set_rng_state(state)
+
+
+torch_random = TorchRandom()
+register_random(torch_random)
+
+
+def pytest_configure(config):
+    given = config.getoption("hypothesis_seed", None)
+    torch_random.base = int(given) % 2**32 if given else 0
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers():
+    """What a test draws does not depend on which tests came before it."""
+    random.seed(torch_random.base)
+    np.random.seed(torch_random.base)  # noqa: NPY002 - for libraries that draw from it
+    torch_random.seed(0)

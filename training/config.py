@@ -40,6 +40,9 @@ FREE_ON_RESUME = (
 """Keys (or whole sections) that may change when a run is resumed: they touch no number of it (but
 for the order of sums, which the number of ranks, the device and the sharding change)."""
 
+MAX_SEED = 2**63 - 1  # torch takes a bit more; ranks add their offset
+MAX_THREADS = 4096  # OpenMP crashes where it gets no more
+
 
 def _positive(name: str, value: float) -> None:
     if not 0 < value < float("inf"):
@@ -54,6 +57,11 @@ def _not_negative(name: str, value: float) -> None:
 def _at_least_one(name: str, value: int) -> None:
     if value < 1:
         raise UserError(f"{name}={value}: give at least 1")
+
+
+def _at_most(name: str, value: int, most: int) -> None:
+    if value > most:
+        raise UserError(f"{name}={value}: give at most {most}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +202,8 @@ class TrainConfig:
                 _at_least_one(name, getattr(self, name))
         _at_least_one("log_every_steps", self.log_every_steps)
         _not_negative("seed", self.seed)
+        _at_most("seed", self.seed, MAX_SEED)
+        _at_most("threads", self.threads or 1, MAX_THREADS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,10 +61,14 @@ def read_yaml(path: Path) -> ConfigSource:
     """Read a YAML file with the line of every key.
 
     Raises:
-        ConfigError: the file is not YAML, is not a mapping, or says a key twice.
+        ConfigError: the file is not text, not YAML, no mapping, or says a key twice.
         OSError: the file cannot be read.
     """
-    return parse_yaml(path.read_text(encoding="utf-8"), name=str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text ({error}); save it as such") from error
+    return parse_yaml(text, name=str(path))
 
 
 def parse_yaml(text: str, *, name: str) -> ConfigSource:

@@ -37,6 +37,15 @@ def _at_least(minimum: int, **values: int) -> None:
             _refuse(name, value, f"give a whole number of at least {minimum}")
 
 
+# Threads: where the system gives no more of them, OpenMP ends the process.  Delay: a minute.
+_MOST = {
+    "workers": 4_096,
+    "threads_per_worker": 4_096,
+    "max_delay_us": 60_000_000,
+    "worker_niceness": 19,
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelLimits:
     """Bounds of one model's requests, queue and batches.
@@ -73,7 +82,7 @@ class ModelLimits:
         """Refuse values that no request could pass.
 
         Raises:
-            UserError: a limit is too small, or two contradict each other.
+            UserError: a limit is too small or too large, or two contradict each other.
         """
         _at_least(
             1,
@@ -87,8 +96,9 @@ class ModelLimits:
             threads_per_worker=self.threads_per_worker,
         )
         _at_least(0, max_delay_us=self.max_delay_us, worker_niceness=self.worker_niceness)
-        if self.worker_niceness > 19:
-            _refuse("worker_niceness", self.worker_niceness, "give a whole number from 0 to 19")
+        for name, most in _MOST.items():
+            if getattr(self, name) > most:
+                _refuse(name, getattr(self, name), f"give {most} at most")
         if self.max_queue_samples < self.max_request_samples:
             _refuse(
                 "max_queue_samples",

@@ -28,7 +28,7 @@ def faults(malformed: MalformedReport) -> list[tuple[str, int, str]]:
     return [(row.file, row.line, row.column) for row in malformed.examples]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**32),
     lines=st.integers(0, 25),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import math
@@ -192,10 +193,25 @@ def test_an_error_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.tsv", "rows.tsv.truth.json"]
 
 
+def test_a_full_disk_is_said_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_file: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(datagen.os, "fsync", full)
+    with pytest.raises(UserError, match=r"a\.tsv.*cannot be written .No space left on device"):
+        generate(tmp_path / "a.tsv", rows=10, seed=0)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"rows": -1}, "rows=-1"),
+        ({"workers": -1}, "workers=-1"),
+        ({"out": Path("/")}, "is there and is no file"),
+        ({"out": Path("/dev/null")}, "is there and is no file"),
         ({"seed": -1}, "seed=-1"),
         ({"positive_rate": 1.0}, r"positive_rate=1\.0"),
         ({"out": Path("/absent/rows.tsv")}, "the folder /absent is not there"),

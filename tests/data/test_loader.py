@@ -64,7 +64,7 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_module, "WINDOW_BLOCKS", 3)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     size=st.integers(0, 70),
     batch_size=st.integers(1, 20),
@@ -135,7 +135,7 @@ def test_in_order_from_a_range_that_does_not_begin_at_zero() -> None:
     assert numbers(loader, start=3) == [[22, 23, 24]]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     size=st.integers(1, 40),
     batch_size=st.integers(1, 9),

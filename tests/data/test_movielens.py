@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.errors import UserError
@@ -172,7 +172,6 @@ ratings_strategy = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(ratings=ratings_strategy, max_history=st.integers(1, 4))
 def test_nothing_comes_from_the_future(
     tmp_path_factory: pytest.TempPathFactory,

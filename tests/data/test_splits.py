@@ -22,7 +22,7 @@ def prepared(tmp_path: Path) -> Path:
 fractions = st.tuples(st.floats(0, 0.49), st.floats(0, 0.49))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     rows=st.integers(0, 200), held_out=fractions, seed=st.integers(0, 3), chunk=st.integers(1, 90)
 )

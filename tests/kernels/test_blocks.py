@@ -29,7 +29,7 @@ def column_scales(table):
     return scales[:, : table.dim]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rows=st.integers(1, 12),
     dim=st.sampled_from([1, 3, 15, 16, 17, 40, 64, 128]),

@@ -81,7 +81,7 @@ def test_threads_give_the_same_bits():
         assert all(torch.equal(a, b) for a, b in zip(result, results[0], strict=True))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     batch=st.integers(0, 4),
     count=st.integers(0, 30),
@@ -109,7 +109,7 @@ def test_interaction_takes_rows_of_a_wider_buffer():
     assert torch.equal(ours, whole)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(call=calls(dim=32), upper=st.booleans())
 def test_fused_lookup_and_interaction_equal_the_two_steps(call, upper):
     features = call.plan.shape[0]

@@ -32,7 +32,7 @@ def near(ours, dense, sparse, upper):
     return ours.shape == expected.shape and bool(((ours.cpu() - expected).abs() <= allowed).all())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     batch=st.integers(0, 6),
     count=st.sampled_from([0, 1, 3, 4, 7, 26]),
@@ -57,7 +57,7 @@ def test_more_vectors_than_shared_memory_holds(device):
     assert near(ours, dense, sparse, upper=False)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     kind=st.sampled_from([WeightType.INT8, WeightType.BLOCK_INT8, WeightType.FLOAT16]),
     told=st.sampled_from([None, WeightType.INT8, WeightType.BLOCK_INT8, WeightType.FLOAT16]),
@@ -105,7 +105,7 @@ def test_fused_equals_the_two_steps(  # noqa: PLR0917 (hypothesis draws them by 
     assert torch.equal(fused, expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(call=calls(dim=32), upper=st.booleans())
 def test_fused_over_any_features(device, call, upper):
     features = call.plan.shape[0]

@@ -33,7 +33,7 @@ def layer(inputs, outputs, seed=0):
     return weight, torch.randn(outputs, generator=generator)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     shape=st.tuples(
         st.integers(0, 20),

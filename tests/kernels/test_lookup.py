@@ -25,7 +25,6 @@ from tessera.kernels.tables import (
 
 SETTINGS = settings(
     max_examples=60,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 

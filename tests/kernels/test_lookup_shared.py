@@ -16,7 +16,7 @@ def on(device, *tensors):
     return [None if tensor is None else tensor.to(device) for tensor in tensors]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(call=calls(), samples=st.integers(0, 20), wide=st.booleans(), seed=st.integers(0, 2**31))
 def test_every_sample_gets_its_bags_vectors(device, call, samples, wide, seed):
     features = call.plan.shape[0]

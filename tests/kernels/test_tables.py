@@ -93,7 +93,7 @@ def test_fbgemms_rows_are_read_in_place_and_converted(weight_type, dim):
     assert (in_place - values).abs().max() <= step  # half a step, and fp16 scale and bias
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     raw=st.integers(-(2**63), 2**63 - 1),
     rows=st.one_of(st.integers(1, 40), st.integers(1, 2**31 - 1), st.just(2**30)),

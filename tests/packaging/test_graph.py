@@ -132,7 +132,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     return Graph(nodes=tuple(nodes))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(graph=graphs())
 def test_boxes_stand_apart_and_edges_go_down(graph: Graph) -> None:
     root = ET.fromstring(graph_svg(graph, title="any"))

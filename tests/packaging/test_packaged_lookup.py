@@ -56,7 +56,7 @@ def plain_loop(
 
 
 @pytest.mark.parametrize("backend", EACH_BACKEND)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_every_mix_of_types_widths_poolings_and_shared_tables(
     backend: str, data: st.DataObject

@@ -111,7 +111,7 @@ def test_every_byte_around_the_contents_counts(package: Path, tmp_path: Path) ->
     assert read_layout(io.BytesIO(good), len(good))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_several_damages_at_once_are_refused_by_the_whole_loader(
     data: st.DataObject, package: Path, tmp_path_factory: pytest.TempPathFactory

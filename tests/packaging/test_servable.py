@@ -87,7 +87,7 @@ def scores(runner_or_module: object, batch: HostBatch) -> torch.Tensor:
         return runner_or_module(*batch.tensors())["default"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     batch_size=st.one_of(st.integers(1, 20), st.sampled_from([64, 511, 512])),
     max_length=st.sampled_from([0, 1, 3, 50]),

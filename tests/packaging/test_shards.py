@@ -66,7 +66,7 @@ class OneRows(OneLookup):
         return self.lookup(ids, lengths)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_any_mix_of_cuts_and_types_gives_the_bits_of_one_shard(data: st.DataObject) -> None:
     # Rows of int8b cannot be gathered from several shards (test_stored_blocks).

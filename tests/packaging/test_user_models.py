@@ -118,7 +118,7 @@ def check_same(made: Made, found: dict[str, Tensor], expected: dict[str, Tensor]
             torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     size=st.one_of(st.integers(1, 12), st.sampled_from([64, 511, 512])),
     max_length=st.sampled_from([0, 1, 3, 40]),

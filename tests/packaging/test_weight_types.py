@@ -56,21 +56,21 @@ def tables(dims: st.SearchStrategy[int]) -> st.SearchStrategy[np.ndarray]:
     return shapes.flatmap(lambda shape: arrays(np.float32, shape, elements=elements))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(weights=tables(st.integers(1, 40)))
 def test_int8_rows_are_those_of_the_plain_loop(weights: np.ndarray) -> None:
     stored = weight_type("int8").encode(torch.from_numpy(weights)).numpy()
     np.testing.assert_array_equal(stored, reference_rows(weights, 8))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(weights=tables(st.integers(1, 20).map(lambda half: 2 * half)))
 def test_int4_rows_are_those_of_the_plain_loop(weights: np.ndarray) -> None:
     stored = weight_type("int4").encode(torch.from_numpy(weights)).numpy()
     np.testing.assert_array_equal(stored, reference_rows(weights, 4))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(weights=tables(st.integers(1, 10).map(lambda quarter: 4 * quarter)))
 def test_int2_rows_are_those_of_the_plain_loop(weights: np.ndarray) -> None:
     stored = weight_type("int2").encode(torch.from_numpy(weights)).numpy()
@@ -88,7 +88,7 @@ def test_int8_rows_are_those_of_fbgemms_row_wise_quantization() -> None:
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     weights=tables(st.integers(1, 10).map(lambda quarter: 4 * quarter)),
     factor=st.sampled_from([1.0, 1e-3, 1e-6, 3e-8, 7e3]),
@@ -113,7 +113,7 @@ def test_the_sign_of_a_zero_changes_no_row(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(weights=tables(st.integers(1, 10).map(lambda quarter: 4 * quarter)))
 def test_a_decoded_element_is_off_by_half_a_step_and_the_rounding_of_scale_and_bias(
     name: str, weights: np.ndarray
@@ -139,7 +139,7 @@ def test_rows_of_one_value_are_kept_as_their_bias() -> None:
         assert torch.equal(kind.decode(kind.encode(weights), 4), weights)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(weights=tables(st.integers(1, 40)))
 def test_an_fp8_element_is_off_by_a_sixteenth_of_itself(weights: np.ndarray) -> None:
     kind = weight_type("fp8")

@@ -121,7 +121,6 @@ random_messages = st.builds(
 
 fuzzed = settings(
     max_examples=EXAMPLES,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

@@ -76,7 +76,10 @@ def test_two_models_of_one_name(capsys, package):
         (["--port", "7000", "--http-port", "7000"], "http_port is 7000; the gRPC port is the same"),
         (["--drain-limit-s", "0.5"], "drain_limit_s is 0.5; it must be longer than"),
         (["--max-delay-us", "-1"], "max_delay_us is -1"),
-        (["--worker-niceness", "20"], "worker_niceness is 20"),
+        (["--max-delay-us", "60000001"], "max_delay_us is 60000001; give 60000000 at most"),
+        (["--workers", "4097"], "workers is 4097; give 4096 at most"),
+        (["--threads-per-worker", "4097"], "threads_per_worker is 4097; give 4096 at most"),
+        (["--worker-niceness", "20"], "worker_niceness is 20; give 19 at most"),
     ],
 )
 def test_values_that_cannot_work(capsys, package, arguments, text):

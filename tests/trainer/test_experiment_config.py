@@ -69,6 +69,8 @@ def test_a_file_is_found_before_a_shipped_config(tmp_path, monkeypatch):
         ("train.patience=0", "patience=0: give at least 1"),
         ("train.keep_checkpoints=0", "keep_checkpoints=0: give at least 1"),
         ("train.threads=0", "threads=0: give at least 1"),
+        ("train.threads=5000", "threads=5000: give at most 4096"),
+        ("train.seed=9223372036854775808", "seed=9223372036854775808: give at most 92233720"),
         ("train.log_every_steps=0", "log_every_steps=0: give at least 1"),
         ("train.seed=-1", "seed=-1: give 0 or a number above it"),
         ("train.metric=f1", "train.metric='f1': expected 'auc' or 'log_loss'"),

@@ -250,3 +250,12 @@ def test_the_report_tells_of_malformed_rows(tmp_path):
 def test_the_report_bears_metrics_that_are_not_defined(tmp_path):
     html = report(tmp_path, test={**FINAL["valid"], "auc": None, "calibration": None})
     assert html.count("not defined") == 2
+
+
+@pytest.mark.parametrize("content", [b"garbage\n1,2\n", b"\xff\xfe", b"step\n1\n", b"a\0b\nc\n"])
+def test_a_damaged_log_is_refused_with_a_remedy(tmp_path, content):
+    path = tmp_path / "metrics.csv"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"metrics\.csv is damaged; delete it and resume"):
+        MetricsLog(path, tensorboard=None, from_step=3)
+    assert path.read_bytes() == content

@@ -15,6 +15,7 @@ from tessera.training.typed_config import (
     build,
     differing_keys,
     parse_yaml,
+    read_yaml,
     to_plain,
     to_yaml,
 )
@@ -218,3 +219,9 @@ def test_differing_keys_are_dotted_leaves():
         "bound",
     ]
     assert differing_keys(to_plain(left), to_plain(left)) == []
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    (tmp_path / "a.yaml").write_bytes(b"name: \xff")
+    with pytest.raises(ConfigError, match=r"a\.yaml: not UTF-8 text"):
+        read_yaml(tmp_path / "a.yaml")

@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from tessera.training import KeyedJaggedTensor
 
-# The machine may be busy with other tests: no deadline.
-quick = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=25)
 
 
 @dataclass

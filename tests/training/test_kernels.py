@@ -220,7 +220,7 @@ def test_rows_in_host_memory(kind, compute, storage):
 
 
 @on_gpu
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     kind=st.sampled_from(KINDS),
     tables=st.lists(

@@ -97,7 +97,7 @@ def planner(world_size, *, local=None, device="cuda", hbm=None, ddr=None, **more
     kind=st.sampled_from([kind for kind in ALL_TYPES if kind != "data_parallel"]),
     min_partition=st.integers(1, 64),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_shards_cover_a_table_once(  # noqa: PLR0917 - what hypothesis draws
     rows, columns, local, hosts, kind, min_partition
 ):
@@ -141,7 +141,7 @@ def placed_storage(report):
     device=st.sampled_from(["cpu", "cuda"]),
     cap_mib=st.integers(20, 4000),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_plan_places_every_row_once_and_fits(sizes, local, hosts, device, cap_mib):
     cap = cap_mib * 2**20
     caps = {"hbm": cap} if device == "cuda" else {"ddr": cap}

@@ -48,7 +48,7 @@ def bound(kind, flat, row_dim, *, forward=True):
 NUMBERS = st.floats(-6e4, 6e4, width=32, allow_subnormal=False)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     kind=st.sampled_from(KINDS),
     forward=st.booleans(),

@@ -149,13 +149,7 @@ def random_cases(draw, world):
 
 
 @pytest.mark.parametrize("world", [2, 4])
-@settings(
-    max_examples=4,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    derandomize=True,
-    database=None,
-)
+@settings(max_examples=4, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_tables_and_placements(world, data):
     check_cases(world, [data.draw(random_cases(world)) for _ in range(8)])

@@ -11,6 +11,7 @@ them scores on these very rows.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import gzip
 import json
@@ -86,7 +87,8 @@ def generate(
         progress: show a bar on a terminal.
 
     Raises:
-        UserError: a number is out of its range, or ``out``'s folder is not there.
+        UserError: a number is out of its range, ``out``'s folder is not there, ``out`` is something
+            else than a file, or the disk is full.
     """
     if rows < 0:
         raise UserError(f"rows={rows}: give 0 or more")
@@ -94,6 +96,10 @@ def generate(
         raise UserError(f"seed={seed}: give 0 or more")
     if not 0 < positive_rate < 1:
         raise UserError(f"positive_rate={positive_rate}: give a share between 0 and 1")
+    if workers < 0:
+        raise UserError(f"workers={workers}: give 0 or more")
+    if out.exists() and not out.is_file():
+        raise UserError(f"out='{out}': is there and is no file; name another")
     if not out.parent.is_dir():
         raise UserError(f"out='{out}': the folder {out.parent} is not there; make it first")
     tasks = (
@@ -132,14 +138,21 @@ def _describe(truth: Truth, model: GeneratingModel) -> dict[str, Any]:
 def _replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the name ``path`` when the block ends without an error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
+    with temporary.open("wb") as file:
+        try:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+            temporary.replace(path)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            raise UserError(
+                f"out='{path}': cannot be written ({error.strerror}); free some space, or name"
+                " another file"
+            ) from error
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from tessera.training.trainer.placement import plan_for
 from tessera.training.trainer.ranks import Ranks
 
 DEFAULT_EPS = 1e-8
+NO_MEMORY = "can't allocate memory"  # how torch's CPU allocator puts it
 
 _FUSED = {
     "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
@@ -183,7 +184,7 @@ def assemble(
 
     Raises:
         UserError: the model's config does not fit the features, or the tables do not fit the
-            ranks.
+            ranks or the memory.
     """
     try:
         # "meta": the tables get their memory once, where they are trained.
@@ -202,12 +203,21 @@ def assemble(
     if not ranks.alone:
         # What every rank holds is alike until here; each draws its own shards' rows, and dropout.
         torch.manual_seed(config.train.seed + 1_000_003 * ranks.rank)
-    parallel = DistributedModelParallel(
-        model,
-        device=device,
-        sharders=[sharder],
-        plan=plan_for(model, sharder, config, ranks),
-    )
+    table_bytes = sum(4 * parameter.numel() for parameter in model.parameters())
+    try:
+        parallel = DistributedModelParallel(
+            model,
+            device=device,
+            sharders=[sharder],
+            plan=plan_for(model, sharder, config, ranks),
+        )
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and NO_MEMORY not in str(error):
+            raise
+        raise UserError(
+            f"in section 'model': the weights take {table_bytes / 1e9:,.1f} GB, which is more than "
+            "the memory has; lower rows or embedding_dim, or spread the tables over more ranks"
+        ) from error
     parameters = dict(in_backward_optimizer_filter(parallel.named_parameters()))
     return Assembly(
         model=parallel,

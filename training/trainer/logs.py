@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from tessera.errors import UserError
 from tessera.training.trainer.files import write_atomically
 from tessera.training.trainer.metrics import Evaluation
 
@@ -140,7 +141,14 @@ def read_metrics(path: Path) -> list[dict[str, str]]:
 
 
 def _cut_back(path: Path, step: int) -> None:
-    rows = read_metrics(path) if path.exists() else []
+    try:
+        rows = read_metrics(path) if path.exists() else []
+    except (csv.Error, UnicodeDecodeError):
+        rows = [{}]
+    if not all(row.keys() == set(COLUMNS) and row["step"].isdigit() for row in rows):
+        raise UserError(
+            f"{path} is damaged; delete it and resume again (its curves then begin there)"
+        )
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()
