@@ -10,6 +10,9 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
     For bags that several samples share, as candidates share a user: ``lengths`` describe ``U`` bags
     a feature, each is looked up once, and row ``b`` of ``out`` [B, width] gets the vectors of bags
     number ``sample_rows[b]``.  Other columns stay as they are.
+``lookup_partly_shared(weights, plan, indices, lengths, shared, sample_rows, width, ...)``
+    ``[B, width]`` float32 of features of which some are shared: ``shared`` says which, those have
+    ``U`` bags each and the others ``B``, and ``lengths`` has them feature by feature.  CPU only.
 ``lookup_rows(weights, plan, indices, lengths, width, ...) -> [N, width]``
     The row of each id, without pooling; every feature is ``width`` wide.
 ``dot_interaction(dense [B, D], sparse [B, F * D], upper) -> [B, D + F (F + 1) / 2]``
@@ -29,6 +32,7 @@ Arguments:
     lengths: int32 or int64 ``[F * B]``; with ``offsets=True`` instead ``[F * B + 1]`` bag starts.
     id_weights: float32 ``[N]``, a factor per id; None: one.
     sample_rows: int32 or int64 ``[B]``, each in ``[0, U)``.
+    shared: bool, one per feature; features beyond its end are not shared.
     dense: ``[B, G]`` of the output's dtype, copied to columns ``[0, G)`` by `lookup`.
     outside: int64 ``[F]``; ids outside their table are added to it.
     dtype: float32 (default), float16 or bfloat16.
@@ -125,6 +129,12 @@ def _fake_nothing(call: dict[str, Any]) -> None:
     del call
 
 
+def _fake_lookup_partly_shared(call: dict[str, Any]) -> Tensor:
+    shape = (call["sample_rows"].shape[0], call["width"])
+    fresh: Tensor = call["weights"].new_empty(shape, dtype=torch.float32)
+    return fresh
+
+
 def _fake_lookup_rows(call: dict[str, Any]) -> Tensor:
     shape = (call["indices"].shape[0], call["width"])
     fresh: Tensor = call["weights"].new_empty(shape, dtype=call["dtype"] or torch.float32)
@@ -153,6 +163,7 @@ _FAKES: dict[str, _Fake] = {
     "lookup": _fake_lookup,
     "lookup_out": _fake_nothing,
     "lookup_shared": _fake_nothing,
+    "lookup_partly_shared": _fake_lookup_partly_shared,
     "lookup_rows": _fake_lookup_rows,
     "dot_interaction": _fake_dot_interaction,
     "lookup_dot_interaction": _fake_lookup_dot_interaction,

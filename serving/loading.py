@@ -21,7 +21,7 @@ from tessera.serving.golden import GoldenMismatchError, replay_golden
 from tessera.serving.manifest import GOLDEN_RECORD, Manifest
 from tessera.serving.opening import Opening
 from tessera.serving.records import PackageError, Records
-from tessera.serving.runner import Runner, TorchScriptRunner, zero_batch
+from tessera.serving.runner import Runner, TorchScriptRunner, as_shared, zero_batch
 from tessera.serving.torchscript import optimize
 
 if TYPE_CHECKING:
@@ -211,5 +211,7 @@ def warm_up(runner: Runner, manifest: Manifest) -> None:
     for batch_size in _WARM_UP_BATCH_SIZES:
         for wide_ids in (False, True):
             batch = zero_batch(manifest.schema, batch_size, wide_ids=wide_ids)
-            for _ in range(_WARM_UP_CALLS):
-                runner.forward(batch)
+            forms = [batch, as_shared(batch)] if runner.shares_rows else [batch]
+            for form in forms:
+                for _ in range(_WARM_UP_CALLS):
+                    runner.forward(form)

@@ -7,7 +7,7 @@ Shapes: ``B`` samples, ``F`` features of a group, ``N`` ids of a group.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -17,9 +17,13 @@ if TYPE_CHECKING:
     from tessera.serving.schema import Group, InputSchema
 
 
+SHARED_METHOD = "forward_shared"
+"""A package's second method, where it has one: `HostBatch.tensors` and then `HostBatch.sharing`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostBatch:
-    """The arguments of the package's ``forward``, on the host.
+    """The arguments of the package's ``forward``, on the host; or of `SHARED_METHOD`.
 
     Nothing here is checked: sizes and ids come from a server that has refused whatever does
     not hold.  What must hold: ``sum(lengths) == len(values)`` per group, no negative length,
@@ -33,6 +37,9 @@ class HostBatch:
         id_score_list_features_values: ``[N]`` int32 or int64.
         id_score_list_features_weights: ``[N]`` float32.
         batch_size: ``B``.
+        id_list_features_shared: ``[F]`` bool, which features are given once for many samples: they
+            have ``R`` bags each, one per shared row, where the others have ``B``.  None: none is.
+        shared_row_index: ``[B]`` int32, the row of each sample, in ``[0, R)``; None likewise.
     """
 
     float_features: Tensor
@@ -42,6 +49,8 @@ class HostBatch:
     id_score_list_features_values: Tensor
     id_score_list_features_weights: Tensor
     batch_size: int
+    id_list_features_shared: Tensor | None = None
+    shared_row_index: Tensor | None = None
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The six tensors in ``forward``'s order."""
@@ -54,6 +63,12 @@ class HostBatch:
             self.id_score_list_features_weights,
         )
 
+    def sharing(self) -> tuple[Tensor, Tensor] | None:
+        """The two tensors that only `SHARED_METHOD` takes, if this batch has them."""
+        if self.id_list_features_shared is None or self.shared_row_index is None:
+            return None
+        return self.id_list_features_shared, self.shared_row_index
+
 
 class Runner(Protocol):
     """A loaded model.
@@ -61,6 +76,11 @@ class Runner(Protocol):
     Several worker threads call `forward` at once.  Each has called ``torch.set_num_threads``
     itself: the setting does not reach threads that exist already.
     """
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether it takes batches with shared rows."""
+        ...
 
     def forward(self, batch: HostBatch) -> dict[str, Tensor]:
         """Score one batch.
@@ -85,13 +105,36 @@ class TorchScriptRunner:
 
     def __init__(self, module: Callable[..., Any]) -> None:
         self._module = module
+        self._shared: Callable[..., Any] | None = getattr(module, SHARED_METHOD, None)
+
+    @property
+    def shares_rows(self) -> bool:
+        """See `Runner.shares_rows`."""
+        return self._shared is not None
 
     def forward(self, batch: HostBatch) -> dict[str, Tensor]:
         """Score one batch; see `Runner.forward`."""
+        sharing = batch.sharing()
+        outputs: dict[str, Tensor]
         # The mode belongs to the calling thread, so it is entered on each call.
         with torch.inference_mode():
-            outputs: dict[str, Tensor] = self._module(*batch.tensors())
+            if sharing is None:
+                outputs = self._module(*batch.tensors())
+            elif self._shared is None:
+                raise RuntimeError(f"the model has no {SHARED_METHOD}")
+            else:
+                outputs = self._shared(*batch.tensors(), *sharing)
         return outputs
+
+
+def as_shared(batch: HostBatch) -> HostBatch:
+    """The same samples as rows that each is used once: every second feature is a shared one."""
+    features = batch.id_list_features_lengths.numel() // batch.batch_size
+    return replace(
+        batch,
+        id_list_features_shared=torch.arange(features) % 2 == 0,
+        shared_row_index=torch.arange(batch.batch_size, dtype=torch.int32),
+    )
 
 
 def zero_batch(

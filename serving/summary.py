@@ -25,8 +25,15 @@ def summarize(manifest: Manifest) -> str:
     return "\n".join(lines)
 
 
-def describe(manifest: Manifest, *, path: str, file_bytes: int) -> str:
-    """Everything that ``tessera inspect`` shows."""
+def describe(manifest: Manifest, *, path: str, file_bytes: int, shares_rows: bool) -> str:
+    """Everything that ``tessera inspect`` shows.
+
+    Args:
+        manifest: the package's.
+        path: the file.
+        file_bytes: its size.
+        shares_rows: whether it looks shared features up once.
+    """
     versions, schema = manifest.versions, manifest.schema
     written = f"tessera {versions.tessera}, torch {versions.torch}, fbgemm {versions.fbgemm or '-'}"
     facts = {
@@ -40,6 +47,7 @@ def describe(manifest: Manifest, *, path: str, file_bytes: int) -> str:
         "device": manifest.device,
         "plan": _plan(manifest),
         "signature": _signature(manifest),
+        "shared": "looked up once" if shares_rows else "repeated for every sample",
         "outputs": ", ".join(f"{output.name} {_shape(output.width)}" for output in schema.outputs),
         "dense": ", ".join(schema.dense_features) or "-",
         "missing": schema.dense_missing,

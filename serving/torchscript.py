@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from tessera.serving.runner import SHARED_METHOD
+
 
 @contextmanager
 def expected_deprecation() -> Iterator[None]:
@@ -32,6 +34,7 @@ def optimize(module: Any) -> Any:
     on_cpu = all(buffer.device.type == "cpu" for buffer in module.buffers())
     with expected_deprecation():
         torch.jit.set_fusion_strategy([("STATIC", 0)])
-        frozen = torch.jit.freeze(module.eval())
+        more = [SHARED_METHOD] if on_cpu and hasattr(module, SHARED_METHOD) else []
+        frozen = torch.jit.freeze(module.eval(), preserved_attrs=more)
         # What it does beyond freezing is for the CPU.
-        return torch.jit.optimize_for_inference(frozen) if on_cpu else frozen
+        return torch.jit.optimize_for_inference(frozen, other_methods=more) if on_cpu else frozen

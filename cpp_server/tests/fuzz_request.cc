@@ -2,6 +2,7 @@
 // way must end in a refusal or in a batch whose sizes agree.
 //
 //   cpp_server/build.sh fuzz && build/cpp/fuzz/tests/fuzz_request -max_total_time=600
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <numeric>
@@ -48,17 +49,17 @@ class FuzzSession final : public test::MemorySession {
   std::unique_ptr<Scores> forward(const HostBatch&) override { return nullptr; }
 };
 
-}  // namespace
+// Every sample has a row, and the shared features have exactly that many bags.
+void check_sharing(const HostBatch& batch) {
+  if (batch.row_index.empty()) return;
+  const auto shared = std::count(batch.shared.begin(), batch.shared.end(), 1);
+  const auto own = static_cast<std::int64_t>(batch.shared.size()) - shared;
+  const auto bags = static_cast<std::int64_t>(batch.id_list.lengths.size()) - own * batch.rows;
+  require(shared > 0 && bags % shared == 0);
+  for (const std::int32_t row : batch.row_index) require(row >= 0 && row < bags / shared);
+}
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const InputSchema schema = fuzz_schema();
-  static const RequestDecoder decoder(schema, {.max_samples = 1'000, .max_ids = 20'000});
-  static Merger merger(schema);
-  static FuzzSession session(schema);
-  PredictionRequestView view;
-  if (!parse_request({reinterpret_cast<const std::byte*>(data), size}, view)) return 0;
-  FuzzedRequest pending;
-  if (!decoder.decode(view, pending.request).ok()) return 0;
+void compute(FuzzedRequest& pending, Merger& merger, FuzzSession& session) {
   for (const std::int64_t max_samples : {std::int64_t{1'000}, std::int64_t{3}}) {
     const std::vector<Part> parts = split_request(pending, 1, max_samples, 50);
     std::int64_t ids = 0;
@@ -66,10 +67,31 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       const HostBatch batch = merger.merge({&part, 1}, session);
       require(batch.samples == part.samples());
       check(batch.id_list);
+      check_sharing(batch);
+      require(static_cast<std::int64_t>(batch.id_list.ids() + batch.id_score_list.ids()) ==
+              part.ids);
       check(batch.id_score_list);
       ids += static_cast<std::int64_t>(batch.id_list.ids() + batch.id_score_list.ids());
     }
-    require(ids == pending.request.ids);
+    // Parts that share rows may each look up the same ones.
+    require(pending.request.shared.any() ? ids >= 0 : ids == pending.request.ids);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const InputSchema schema = fuzz_schema();
+  static const RequestDecoder spreading(schema, {.max_samples = 1'000, .max_ids = 20'000});
+  static const RequestDecoder sharing(schema, {.max_samples = 1'000, .max_ids = 20'000},
+                                      /*shares_rows=*/true);
+  static Merger merger(schema);
+  static FuzzSession session(schema);
+  PredictionRequestView view;
+  if (!parse_request({reinterpret_cast<const std::byte*>(data), size}, view)) return 0;
+  for (const RequestDecoder* decoder : {&spreading, &sharing}) {
+    FuzzedRequest pending;
+    if (decoder->decode(view, pending.request).ok()) compute(pending, merger, session);
   }
   return 0;
 }

@@ -130,8 +130,7 @@ class MemorySession : public Session {
   std::size_t bytes() const override { return memory.size(); }
 
   HostBatch reserve(const BatchShape& shape) override {
-    const BatchLayout layout(schema_, shape.samples + padding, shape.plain_ids, shape.scored_ids,
-                             shape.narrow && takes_narrow);
+    const BatchLayout layout(schema_, shape, padding, shape.narrow && takes_narrow);
     memory.assign(layout.bytes(), std::byte{0xee});
     memory.shrink_to_fit();
     return layout.over(memory.data(), shape);

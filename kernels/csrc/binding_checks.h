@@ -14,8 +14,9 @@ struct Jagged {
   int64_t batch;
 };
 
-inline Jagged check_jagged(const at::Tensor& weights, const at::Tensor& plan,
-                           const at::Tensor& indices, const at::Tensor& lengths, bool offsets) {
+// What a lookup reads, but for how many bags each feature has.
+inline void check_operands(const at::Tensor& weights, const at::Tensor& plan,
+                           const at::Tensor& indices, const at::Tensor& lengths) {
   TORCH_CHECK(weights.scalar_type() == at::kByte && weights.dim() == 1 && weights.is_contiguous(),
               "weights: a contiguous uint8 vector is needed, got ", weights.scalar_type(), " ",
               weights.sizes());
@@ -36,6 +37,11 @@ inline Jagged check_jagged(const at::Tensor& weights, const at::Tensor& plan,
     TORCH_CHECK(tensor->device() == weights.device(), "weights are on ", weights.device(),
                 " but plan, indices or lengths on ", tensor->device());
   }
+}
+
+inline Jagged check_jagged(const at::Tensor& weights, const at::Tensor& plan,
+                           const at::Tensor& indices, const at::Tensor& lengths, bool offsets) {
+  check_operands(weights, plan, indices, lengths);
   const int64_t bags = lengths.numel() - (offsets ? 1 : 0);
   TORCH_CHECK(bags >= 0 && bags % plan.size(0) == 0, offsets ? "offsets: " : "lengths: ",
               lengths.numel(), " entries do not fit ", plan.size(0), " features");

@@ -18,6 +18,9 @@ TORCH_LIBRARY(tessera, m) {
       "lookup_shared(Tensor weights, Tensor plan, Tensor indices, Tensor lengths, "
       "Tensor sample_rows, Tensor(b!) out, Tensor? id_weights=None, Tensor(a!)? outside=None, "
       "bool offsets=False, int launch=0) -> ()");
+  m.def(
+      "lookup_partly_shared(Tensor weights, Tensor plan, Tensor indices, Tensor lengths, "
+      "Tensor shared, Tensor sample_rows, int width, Tensor? id_weights=None) -> Tensor");
   m.def("dot_interaction(Tensor dense, Tensor sparse, bool upper=False) -> Tensor");
   m.def(
       "lookup_dot_interaction(Tensor weights, Tensor plan, Tensor indices, Tensor lengths, "

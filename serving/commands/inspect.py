@@ -1,7 +1,7 @@
 """Show what a package says of itself: schema, tables, sizes, plan and metrics; or its graph.
 
-Without --graph and --svg only the file's manifest is read: nothing of the model is loaded or run, and
-no hash is compared ('tessera verify' does that). For the graph the whole file is checked first, and
+Without --graph and --svg only the file's manifest is read, and whether the model's code can share
+features among samples: nothing of the model is loaded or run, and no hash is compared ('tessera verify' does that). For the graph the whole file is checked first, and
 then torch opens it without its large tables.
 """
 
@@ -19,6 +19,9 @@ from tessera.serving.summary import describe
 if TYPE_CHECKING:
     from tessera.serving.graph import Graph
     from tessera.serving.manifest import Manifest
+
+
+_MAX_CODE_BYTES = 64 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,8 +63,19 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(manifest.to_json(), indent=1))
     else:
         size = args.model.stat().st_size
-        print(describe(manifest, path=str(args.model), file_bytes=size))
+        shares = _shares_rows(records)
+        print(describe(manifest, path=str(args.model), file_bytes=size, shares_rows=shares))
     return 0
+
+
+def _shares_rows(records: Records) -> bool:
+    """Whether the module's source has the method that takes shared rows; nothing of it is run."""
+    method = b"def forward_shared("
+    return any(
+        method in records.read(name, max_bytes=_MAX_CODE_BYTES)
+        for name in records.names
+        if name.startswith("code/") and name.endswith(".py")
+    )
 
 
 def _graph(records: Records, manifest: Manifest) -> Graph:

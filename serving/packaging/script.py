@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from tessera.errors import UserError
+from tessera.serving.packaging.shared_rows import add_shared_method
 from tessera.serving.packaging.trace import FACTORIES
 from tessera.serving.torchscript import expected_deprecation
 
@@ -17,6 +18,8 @@ HOME = "tessera_home"
 
 def script(graph_module: fx.GraphModule, *, device: str = "cpu") -> torch.jit.ScriptModule:
     """Script a traced module, in evaluation mode and without gradients.
+
+    For a CPU it gets the method of `tessera.serving.packaging.shared_rows` where it can have it.
 
     Args:
         graph_module: the traced module.
@@ -30,6 +33,8 @@ def script(graph_module: fx.GraphModule, *, device: str = "cpu") -> torch.jit.Sc
     if device != "cpu":
         _make_there(graph_module)
         _copy_there_and_back(graph_module)
+    else:
+        add_shared_method(graph_module)
     graph_module.eval().requires_grad_(requires_grad=False)
     with expected_deprecation(), warnings.catch_warnings():
         # About annotations in torch's own GraphModule.

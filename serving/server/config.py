@@ -52,8 +52,8 @@ class ModelLimits:
 
     Attributes:
         max_request_samples: samples of one request.
-        max_request_ids: ids of one request, shared features counted once per sample that
-            uses them.
+        max_request_ids: ids of one request as they are looked up: those of shared features once
+            where the model shares rows, else once per sample that uses them.
         max_batch_samples: samples that one forward pass takes.  A larger request is cut into
             several passes and put together again.
         max_batch_ids: ids that one forward pass takes; one sample alone may have more.

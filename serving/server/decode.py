@@ -1,13 +1,15 @@
 """Bytes of a request to checked arrays: every size and every id is looked at here.
 
 What leaves this file is safe for the operators, which read past their buffers when sizes
-disagree.  The arrays are views of the message's bytes; nothing is copied unless shared
-features have to be spread over the samples.
+disagree.  The arrays are views of the message's bytes; nothing is copied unless there are shared
+features, which are put between the others.
 
 Legend: ``B`` samples, ``F`` features of a group, ``N`` ids of a group.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,12 +18,20 @@ from tessera.serving.schema import FeatureSpec, InputSchema
 from tessera.serving.server.config import ModelLimits
 from tessera.serving.server.errors import InvalidRequestError
 from tessera.serving.server.request import F32, I32, DecodedRequest, Ids, JaggedGroup
-from tessera.serving.server.shared import SharedGroup, decode_shared, interleave_shared
+from tessera.serving.server.shared import (
+    SharedGroup,
+    decode_shared,
+    join_shared,
+    spread_shared,
+)
 from tessera.serving.server.wire import F32_WIRE, read_array, read_jagged
 
 _NO_I32: I32 = np.empty(0, np.int32)
 _NO_F32: F32 = np.empty(0, np.float32)
 _NO_IDS: Ids = np.empty(0, np.int64)
+
+_KEPT_PARTITIONS = 64
+"""Sets of shared features whose rules are kept; clients name the same few sets all the time."""
 
 
 class RequestDecoder:
@@ -29,11 +39,16 @@ class RequestDecoder:
 
     Args:
         schema: what the model takes.
-        limits: the largest request.
+        limits: the largest request, in samples and in ids that are looked up.
+        shares_rows: whether the model takes shared features as they are; otherwise every sample
+            gets its own copy of them.
     """
 
-    def __init__(self, schema: InputSchema, limits: ModelLimits) -> None:
+    def __init__(
+        self, schema: InputSchema, limits: ModelLimits, *, shares_rows: bool = False
+    ) -> None:
         self._limits = limits
+        self._shares_rows = shares_rows
         self._dense = len(schema.dense_features)
         self._nan_is_missing = schema.dense_missing == "nan"
         self._dense_names = schema.dense_features
@@ -56,17 +71,30 @@ class RequestDecoder:
             raise InvalidRequestError(f"batch_size is {B}, the limit is {limit} samples")
         _refuse_unused(message)
         dense = self._decode_dense(message.float_features, B)
+        given = None
         if message.HasField("shared_features"):
-            plain = self._decode_with_shared(message, B)
+            given = self._decode_given(message, B)
+            ids = given.ids(spread=not self._shares_rows)
         else:
             plain = self._plain.decode(message.id_list_features, B)
+            ids = plain.values.size
         scored = self._scored.decode(message.id_score_list_features, B)
-        ids = plain.values.size + scored.values.size
+        ids += scored.values.size
+        # Few bytes can ask for very many ids, so the sum is known before anything is spread.
         if ids > self._limits.max_request_ids:
-            raise _too_many_ids(ids, self._limits.max_request_ids)
-        self._plain.check_ids(plain, B)
+            raise InvalidRequestError(
+                f"the request has {ids} ids, the limit is {self._limits.max_request_ids}"
+            )
+        rows = None
+        if given is None:
+            self._plain.check_ids(plain, B)
+        else:
+            given.check_ids(B)
+            join = join_shared if self._shares_rows else spread_shared
+            plain = join(given.own, given.shared, len(self._plain.features), B)
+            rows = given.shared.rows() if self._shares_rows else None
         self._scored.check_ids(scored, B)
-        return DecodedRequest(B, ids, dense, plain, scored)
+        return DecodedRequest(B, ids, dense, plain, scored, rows)
 
     def _decode_dense(self, message: pb.FloatFeatures, B: int) -> F32:
         if message.num_features != self._dense:
@@ -101,14 +129,11 @@ class RequestDecoder:
                 f"{dense[where[0]]}, expected {rule}"
             )
 
-    def _decode_with_shared(self, message: pb.PredictionRequest, B: int) -> JaggedGroup:
+    def _decode_given(self, message: pb.PredictionRequest, B: int) -> _Given:
         shared = decode_shared(message.shared_features, self._plain.features, B)
-        # Few bytes can ask for very many ids, so the sum is known before anything is spread.
-        own = self._plain.without(shared.positions).decode(message.id_list_features, B)
-        ids = own.values.size + shared.spread_ids()
-        if ids > self._limits.max_request_ids:
-            raise _too_many_ids(ids, self._limits.max_request_ids)
-        return _join(own, shared, len(self._plain.features), B)
+        own_rules, shared_rules = self._plain.parted(shared.positions)
+        own = own_rules.decode(message.id_list_features, B)
+        return _Given(own, own_rules, shared, shared_rules)
 
 
 class _GroupRules:
@@ -122,12 +147,21 @@ class _GroupRules:
         last = [f.rows - 1 if _rejects(f) else np.iinfo(np.uint64).max for f in features]
         self._last_id = np.array(last, dtype=np.uint64)
         self._any_reject = any(_rejects(feature) for feature in features)
+        self._parted: dict[tuple[int, ...], tuple[_GroupRules, _GroupRules]] = {}
 
-    def without(self, positions: tuple[int, ...]) -> _GroupRules:
-        """The same rules for the features that are not at ``positions``."""
-        gone = set(positions)
-        rest = tuple(f for position, f in enumerate(self.features) if position not in gone)
-        return _GroupRules(self.field, rest, weighted=self._weighted)
+    def parted(self, positions: tuple[int, ...]) -> tuple[_GroupRules, _GroupRules]:
+        """The same rules for the features that are not at ``positions``, and for those that are."""
+        if positions not in self._parted:
+            gone = set(positions)
+            rest = tuple(f for at, f in enumerate(self.features) if at not in gone)
+            taken = tuple(self.features[at] for at in positions)
+            if len(self._parted) == _KEPT_PARTITIONS:
+                self._parted.clear()
+            self._parted[positions] = (
+                _GroupRules(self.field, rest, weighted=self._weighted),
+                _GroupRules("shared_features.features", taken, weighted=False),
+            )
+        return self._parted[positions]
 
     def decode(self, message: pb.SparseFeatures, B: int) -> JaggedGroup:
         """Check every size of ``message`` for ``B`` samples."""
@@ -181,9 +215,24 @@ class _GroupRules:
         )
 
 
-def _join(own: JaggedGroup, shared: SharedGroup, F: int, B: int) -> JaggedGroup:
-    lengths, values = interleave_shared(own, shared, F, B)
-    return JaggedGroup(lengths, values, None)
+@dataclass(slots=True)
+class _Given:
+    """The ``id_list`` features as they came: those of each sample, and those that samples share."""
+
+    own: JaggedGroup
+    own_rules: _GroupRules
+    shared: SharedGroup
+    shared_rules: _GroupRules
+
+    def ids(self, *, spread: bool) -> int:
+        shared = self.shared.spread_ids() if spread else self.shared.values.size
+        return self.own.values.size + shared
+
+    def check_ids(self, B: int) -> None:
+        self.own_rules.check_ids(self.own, B)
+        lengths = self.shared.lengths
+        once = JaggedGroup(lengths.ravel(), self.shared.values, None)
+        self.shared_rules.check_ids(once, lengths.shape[1])
 
 
 def _all_finite(numbers: F32) -> bool:
@@ -193,10 +242,6 @@ def _all_finite(numbers: F32) -> bool:
 
 def _rejects(feature: FeatureSpec) -> bool:
     return feature.hashing == "none" and feature.out_of_range == "reject"
-
-
-def _too_many_ids(ids: int, limit: int) -> InvalidRequestError:
-    return InvalidRequestError(f"the request has {ids} ids, the limit is {limit}")
 
 
 def _refuse_unused(message: pb.PredictionRequest) -> None:

@@ -5,6 +5,9 @@ then all of the second.  Each group is moved by one concatenation and one gather
 requests and features there are.  `merge_slowly` says the same in plain loops and is the test's
 reference.
 
+Where a request shares rows of features among its samples, the batch does: those features have the
+rows of all requests one after the other, and a request that shares nothing brings a row per sample.
+
 Legend: ``R`` requests, ``B`` samples (of a request, or of the batch), ``F`` features.
 """
 
@@ -18,7 +21,14 @@ from numpy.typing import NDArray
 
 from tessera.serving.schema import FeatureSpec, InputSchema
 from tessera.serving.server.jagged import segment_index, segment_starts
-from tessera.serving.server.request import F32, I32, I64, DecodedRequest, JaggedGroup
+from tessera.serving.server.request import (
+    F32,
+    I32,
+    I64,
+    DecodedRequest,
+    JaggedGroup,
+    SharedRows,
+)
 
 
 class MergedGroup:
@@ -48,9 +58,20 @@ class MergedBatch:
         id_list: the group without weights.
         id_score_list: the group with weights.
         out_of_range_ids: ids outside their table that the model clamps or hashes.
+        shared: ``[F]`` bool, the features of ``id_list`` whose rows are shared; None: none are.
+        row_index: ``[B]`` int32, the shared row of each sample; None likewise.
     """
 
-    __slots__ = ("dense", "id_list", "id_score_list", "ids", "out_of_range_ids", "samples")
+    __slots__ = (
+        "dense",
+        "id_list",
+        "id_score_list",
+        "ids",
+        "out_of_range_ids",
+        "row_index",
+        "samples",
+        "shared",
+    )
 
     def __init__(
         self,
@@ -65,6 +86,8 @@ class MergedBatch:
         self.id_list = id_list
         self.id_score_list = id_score_list
         self.out_of_range_ids = out_of_range_ids
+        self.shared: NDArray[np.bool_] | None = None
+        self.row_index: I32 | None = None
 
 
 class Merger:
@@ -80,19 +103,71 @@ class Merger:
         self._scored = _GroupMerger(schema.group("id_score_list"))
 
     def merge(self, requests: Sequence[DecodedRequest]) -> MergedBatch:
-        """One batch of all ``requests``' samples, in their order (at least one request)."""
+        """One batch of all ``requests``' samples, in their order (at least one request).
+
+        Requests that share rows share those of the same features.
+        """
         samples = [request.samples for request in requests]
         B = sum(samples)
         dense = self._dense.take(B * self._dense_features)
         np.concatenate([request.dense for request in requests], out=dense)
-        plain = self._plain.merge([request.id_list for request in requests], samples, B)
+        groups = [request.id_list for request in requests]
+        sharing = _Sharing.of(requests, self._plain.features, samples)
+        if sharing is None:
+            plain = self._plain.merge(groups, samples, B)
+            outside = self._plain.count_outside(plain, B)
+        else:
+            plain = self._plain.merge_bags(groups, sharing.bags_RF)
+            outside = self._plain.count_outside(plain, sharing.bags_RF.sum(axis=0))
         scored = self._scored.merge([request.id_score_list for request in requests], samples, B)
-        outside = self._plain.count_outside(plain, B) + self._scored.count_outside(scored, B)
-        return MergedBatch(dense.reshape(B, self._dense_features), plain, scored, outside)
+        outside += self._scored.count_outside(scored, B)
+        merged = MergedBatch(dense.reshape(B, self._dense_features), plain, scored, outside)
+        if sharing is not None:
+            merged.shared, merged.row_index = sharing.flags, sharing.row_index
+        return merged
 
     def nbytes(self) -> int:
         """Bytes that the merger holds for its next batch."""
         return self._dense.nbytes() + self._plain.nbytes() + self._scored.nbytes()
+
+
+class _Sharing:
+    """How the requests of a batch share rows.
+
+    Attributes:
+        flags: ``[F]`` bool, the features that are shared.
+        bags_RF: ``[R, F]`` int64, the bags that each request has of each feature.
+        row_index: ``[B]`` int32.
+    """
+
+    __slots__ = ("bags_RF", "flags", "row_index")
+
+    def __init__(
+        self, shared: Sequence[SharedRows | None], at: tuple[int, ...], F: int, samples: list[int]
+    ) -> None:
+        self.flags = np.zeros(F, dtype=np.bool_)
+        self.flags[list(at)] = True
+        self.bags_RF: I64 = np.repeat(np.array(samples, dtype=np.int64)[:, None], F, axis=1)
+        rows = [B if own is None else own.rows for own, B in zip(shared, samples, strict=True)]
+        self.bags_RF[:, self.flags] = np.array(rows)[:, None]
+        begins = segment_starts(np.array(rows)).tolist()
+        self.row_index: I32 = np.concatenate(
+            [
+                (np.arange(B, dtype=np.int32) if own is None else own.index) + np.int32(begin)
+                for own, B, begin in zip(shared, samples, begins, strict=True)
+            ],
+            dtype=np.int32,
+        )
+
+    @classmethod
+    def of(cls, requests: Sequence[DecodedRequest], F: int, samples: list[int]) -> _Sharing | None:
+        """None where no request shares anything."""
+        shared = [request.shared for request in requests]
+        sets = {rows.features for rows in shared if rows is not None}
+        if not sets:
+            return None
+        (features,) = sets
+        return cls(shared, features, F, samples)
 
 
 class _Pool:
@@ -112,7 +187,7 @@ class _Pool:
 
 class _GroupMerger:
     def __init__(self, features: tuple[FeatureSpec, ...]) -> None:
-        self._features = len(features)
+        self.features = len(features)
         self._lengths = _Pool(np.dtype(np.int32))
         self._values = _Pool(np.dtype(np.int64))
         self._weights = _Pool(np.dtype(np.float32))
@@ -128,12 +203,16 @@ class _GroupMerger:
         )
 
     def merge(self, groups: list[JaggedGroup], samples: list[int], B: int) -> MergedGroup:
-        F = self._features
+        F = self.features
         lengths = self._lengths.take(F * B)
         if len(groups) == 1 or F == 0:
             return self._copy(groups, lengths)
         by_request = np.concatenate([group.lengths for group in groups])
         ids_RF = _lengths_to_feature_major(by_request, samples, F, lengths)
+        return self._gather(groups, ids_RF, lengths)
+
+    def _gather(self, groups: list[JaggedGroup], ids_RF: I64, lengths: I32) -> MergedGroup:
+        """The ids of all requests, feature by feature, behind their ``lengths``."""
         starts_RF = segment_starts(ids_RF.ravel()).reshape(ids_RF.shape)
         index = segment_index(starts_RF.T.ravel(), ids_RF.T.ravel())
         values = self._values.take(index.size)
@@ -149,6 +228,23 @@ class _GroupMerger:
             np.take(scores, index, out=weights, mode="clip")
         return MergedGroup(lengths, values, weights)
 
+    def merge_bags(self, groups: list[JaggedGroup], bags_RF: I64) -> MergedGroup:
+        """The same where a request's features have different numbers of bags; without weights.
+
+        Args:
+            groups: of ``R`` requests.
+            bags_RF: ``[R, F]``, at least one each.
+        """
+        lengths = self._lengths.take(int(bags_RF.sum()))
+        if len(groups) == 1:
+            return self._copy(groups, lengths)
+        by_request = np.concatenate([group.lengths for group in groups])
+        starts = segment_starts(bags_RF.ravel())
+        index = segment_index(starts.reshape(bags_RF.shape).T.ravel(), bags_RF.T.ravel())
+        np.take(by_request, index, out=lengths, mode="clip")
+        ids_RF = np.add.reduceat(by_request, starts, dtype=np.int64).reshape(bags_RF.shape)
+        return self._gather(groups, ids_RF, lengths)
+
     def _copy(self, groups: list[JaggedGroup], lengths: I32) -> MergedGroup:
         """One request is in order already; it is copied because operators may write to ids."""
         group = groups[0]
@@ -161,10 +257,14 @@ class _GroupMerger:
             weights[:] = group.weights
         return MergedGroup(lengths, values, weights)
 
-    def count_outside(self, group: MergedGroup, B: int) -> int:
+    def count_outside(self, group: MergedGroup, bags: int | I64) -> int:
+        """Ids outside their table, where each feature has so many ``bags``, or all have."""
         if not self._counts_outside or not group.values.size:
             return 0
-        ids_F = group.lengths.reshape(self._features, B).sum(axis=1, dtype=np.int64)
+        if isinstance(bags, int):
+            ids_F = group.lengths.reshape(self.features, bags).sum(axis=1, dtype=np.int64)
+        else:
+            ids_F = np.add.reduceat(group.lengths, segment_starts(bags), dtype=np.int64)
         last = np.repeat(self._last_id, ids_F)
         return int(np.count_nonzero(group.values.view(np.uint64) > last))
 

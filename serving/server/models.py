@@ -60,6 +60,12 @@ class Copies:
 
     def __init__(self, runners: Sequence[Runner]) -> None:
         self._turns = itertools.cycle(runners)
+        self._shares_rows = all(runner.shares_rows for runner in runners)
+
+    @property
+    def shares_rows(self) -> bool:
+        """See `Runner.shares_rows`."""
+        return self._shares_rows
 
     def forward(self, batch: HostBatch) -> dict[str, Tensor]:
         """See `Runner.forward`."""

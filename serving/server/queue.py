@@ -58,12 +58,16 @@ class Entry:
 
 @dataclass(slots=True)
 class Cut:
-    """What one cut took out: a batch, and the drops that are to be counted."""
+    """What one cut took out: a batch, and the drops that are to be counted.
+
+    ``shared`` are the features that entries of the batch share, if any does.
+    """
 
     entries: list[Entry] = field(default_factory=list)
     dropped: list[Reason] = field(default_factory=list)
     samples: int = 0
     ids: int = 0
+    shared: tuple[int, ...] | None = None
 
 
 class RequestQueue:
@@ -114,7 +118,8 @@ class RequestQueue:
     def cut(self, *, max_samples: int, max_ids: int, now: float) -> Cut:
         """Take the first entries that fit together, dropping the dead ones on the way.
 
-        The first living entry is taken whatever its size, so that none waits for ever.
+        The first living entry is taken whatever its size, so that none waits for ever.  Entries that
+        share other features than those before them do not fit: a batch has one set of them.
 
         Args:
             max_samples: samples of the batch.
@@ -130,6 +135,7 @@ class RequestQueue:
                 fits = (
                     cut.samples + request.samples <= max_samples
                     and cut.ids + request.ids <= max_ids
+                    and (request.shared is None or cut.shared in {None, request.shared.features})
                 )
                 if not fits:
                     break
@@ -143,6 +149,8 @@ class RequestQueue:
             cut.entries.append(entry)
             cut.samples += request.samples
             cut.ids += request.ids
+            if request.shared is not None:
+                cut.shared = request.shared.features
         return cut
 
     def oldest(self) -> float:

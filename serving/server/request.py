@@ -33,7 +33,8 @@ class JaggedGroup:
     """The ids of one group of features; every size has been checked.
 
     Attributes:
-        lengths: ``[F * B]`` int32, feature-major, none negative.
+        lengths: ``[F * B]`` int32, feature-major, none negative; a feature of `SharedRows` has ``R``
+            lengths instead of ``B``.
         values: ``[sum(lengths)]`` int32 or int64, feature-major.
         weights: ``[sum(lengths)]`` float32, or None for a group without weights.
     """
@@ -44,15 +45,31 @@ class JaggedGroup:
 
 
 @dataclass(slots=True, eq=False)
+class SharedRows:
+    """Which ``id_list`` features a request gives once for several of its samples.
+
+    Attributes:
+        features: ``[S]`` their places in the group, ascending; at least one.
+        rows: ``R``, how many bags each of them has.
+        index: ``[B]`` int32, the row of each sample, in ``[0, R)``.
+    """
+
+    features: tuple[int, ...]
+    rows: int
+    index: I32
+
+
+@dataclass(slots=True, eq=False)
 class DecodedRequest:
     """One request's samples, ready to be merged with others.
 
     Attributes:
         samples: ``B``.
-        ids: ids of both groups together.
+        ids: ids of both groups together, as they are looked up.
         dense: ``[B * F_dense]`` float32, row-major.
         id_list: the group without weights.
         id_score_list: the group with weights.
+        shared: features of ``id_list`` that samples share; None where every sample has its own.
     """
 
     samples: int
@@ -60,6 +77,7 @@ class DecodedRequest:
     dense: F32
     id_list: JaggedGroup
     id_score_list: JaggedGroup
+    shared: SharedRows | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -161,7 +161,9 @@ class Server:
             ServedModel(
                 name=identity.name,
                 version=identity.version,
-                decoder=RequestDecoder(model.schema, self._config.limits),
+                decoder=RequestDecoder(
+                    model.schema, self._config.limits, shares_rows=model.runner.shares_rows
+                ),
                 encoder=ResponseEncoder(
                     model.schema.outputs,
                     model_name=identity.name,

@@ -1,8 +1,8 @@
-"""User features that a ranking request gives once: check them, then spread them.
+"""User features that a ranking request gives once: check them, then join them with the others.
 
 A request of one user and ``B`` candidates sends the user's ids in one row; ``row_index`` says
-which row each sample uses.  Here the rows are copied to the samples, so that the model sees an
-ordinary request.
+which row each sample uses.  A model that shares rows gets them as they are and looks each id up once;
+for another one the rows are copied to the samples, so that it sees an ordinary request.
 
 Legend: ``B`` samples, ``S`` shared features, ``R`` shared rows, ``F`` features of the group.
 """
@@ -17,7 +17,7 @@ from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.schema import FeatureSpec
 from tessera.serving.server.errors import InvalidRequestError
 from tessera.serving.server.jagged import segment_index, segment_starts
-from tessera.serving.server.request import I32, I64, Ids, JaggedGroup
+from tessera.serving.server.request import I32, Ids, JaggedGroup, SharedRows
 from tessera.serving.server.wire import I32_WIRE, read_array, read_jagged
 
 
@@ -36,6 +36,10 @@ class SharedGroup:
     lengths: I32
     values: Ids
     row_index: I32
+
+    def rows(self) -> SharedRows:
+        """What is known of them once they are joined with the others."""
+        return SharedRows(tuple(sorted(self.positions)), self.lengths.shape[1], self.row_index)
 
     def spread_ids(self) -> int:
         """Ids after every sample has got its own copy."""
@@ -99,33 +103,45 @@ def decode_shared(
     return SharedGroup(tuple(positions), lengths.reshape(S, R), values, row_index)
 
 
-def interleave_shared(own: JaggedGroup, shared: SharedGroup, F: int, B: int) -> tuple[I32, Ids]:
-    """Put the request's own features and the spread shared ones into the schema's order.
+def join_shared(own: JaggedGroup, shared: SharedGroup, F: int, B: int) -> JaggedGroup:
+    """The request's own features and the shared ones in the schema's order, every bag once.
 
     Args:
         own: the features that the request gives per sample, in the schema's order.
         shared: the others.
         F: features of the group.
         B: samples.
-
-    Returns:
-        Lengths ``[F * B]`` int32 and values ``[N]`` int64, feature-major.
     """
-    S, R = shared.lengths.shape
-    shared_starts_SR = segment_starts(shared.lengths.ravel()).reshape(S, R)
-    own_starts = segment_starts(own.lengths).reshape(F - S, B)
-    own_lengths = own.lengths.reshape(F - S, B)
+    place = {position: s for s, position in enumerate(shared.positions)}
+    own_ends = _feature_ends(own.lengths.reshape(F - len(place), B))
+    shared_ends = _feature_ends(shared.lengths)
+    lengths, values = [], []
+    mine = 0
+    for position in range(F):
+        s = place.get(position)
+        if s is None:
+            lengths.append(own.lengths[mine * B : (mine + 1) * B])
+            values.append(own.values[own_ends[mine] : own_ends[mine + 1]])
+            mine += 1
+        else:
+            lengths.append(shared.lengths[s])
+            values.append(shared.values[shared_ends[s] : shared_ends[s + 1]])
+    return JaggedGroup(np.concatenate(lengths), np.concatenate(values), None)
 
-    # Both sources behind each other, so that one index array can reach into either.
-    source: I64 = np.concatenate((own.values, shared.values), dtype=np.int64)
-    lengths_FB = np.empty((F, B), dtype=np.int32)
-    starts_FB = np.empty((F, B), dtype=np.int64)
-    at = list(shared.positions)
-    lengths_FB[at] = shared.lengths[:, shared.row_index]
-    starts_FB[at] = shared_starts_SR[:, shared.row_index] + own.values.size
-    gone = set(at)
-    rest = [position for position in range(F) if position not in gone]
-    lengths_FB[rest] = own_lengths
-    starts_FB[rest] = own_starts
-    lengths = lengths_FB.ravel()
-    return lengths, source[segment_index(starts_FB.ravel(), lengths)]
+
+def spread_shared(own: JaggedGroup, shared: SharedGroup, F: int, B: int) -> JaggedGroup:
+    """The same as `join_shared` for a model that cannot share: every sample gets its own copy."""
+    S, R = shared.lengths.shape
+    starts_SR = segment_starts(shared.lengths.ravel()).reshape(S, R)
+    index = shared.row_index
+    lengths_SB = shared.lengths[:, index]
+    # Bag by bag, whatever the features' order is.
+    gathered = segment_index(starts_SR[:, index].ravel(), lengths_SB.ravel())
+    repeated = SharedGroup(shared.positions, lengths_SB, shared.values[gathered], index)
+    return join_shared(own, repeated, F, B)
+
+
+def _feature_ends(lengths: I32) -> list[int]:
+    """Where each feature's ids begin, and where the last one's end; lengths are ``[F, bags]``."""
+    ends: list[int] = [0, *np.cumsum(lengths.sum(axis=1, dtype=np.int64)).tolist()]
+    return ends

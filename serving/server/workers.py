@@ -207,6 +207,8 @@ def _wrap(merged: MergedBatch) -> HostBatch:
         id_score_list_features_values=wrap(merged.id_score_list.values),
         id_score_list_features_weights=wrap(merged.id_score_list.weights),
         batch_size=merged.samples,
+        id_list_features_shared=None if merged.shared is None else wrap(merged.shared),
+        shared_row_index=None if merged.row_index is None else wrap(merged.row_index),
     )
 
 

@@ -101,6 +101,11 @@ def test_schemas_and_shape_functions_hold():
         test_utils=checks,
     )
     torch.library.opcheck(
+        ops.lookup_partly_shared.default,
+        (*args, torch.zeros(3, dtype=torch.bool), torch.arange(4), 48),
+        test_utils=checks,
+    )
+    torch.library.opcheck(
         ops.lookup_rows.default, (args[0], args[1][:1], indices, lengths[:1], 16), test_utils=checks
     )
     torch.library.opcheck(ops.lookup_dot_interaction.default, (*args, dense), test_utils=checks)

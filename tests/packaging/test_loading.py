@@ -144,6 +144,8 @@ def test_a_golden_record_that_is_none_is_refused(package: Path, tmp_path: Path) 
 class FixedRunner:
     """Answers always the same."""
 
+    shares_rows = False
+
     def __init__(self, outputs: dict[str, torch.Tensor]) -> None:
         self.outputs = outputs
 

@@ -38,7 +38,9 @@ def test_many_tables_are_cut_to_the_worst(package: Path) -> None:
 
 def test_a_plan_of_several_shards_is_listed_piece_by_piece(package: Path) -> None:
     manifest = Records(package).manifest()
-    assert "where the tables lie" not in describe(manifest, path="m.pt", file_bytes=1)
+    assert "where the tables lie" not in describe(
+        manifest, path="m.pt", file_bytes=1, shares_rows=True
+    )
     table = dataclasses.replace(manifest.tables[0], name="t", rows=10, dim=8, bytes=1200)
     pieces = tuple(
         Placement(
@@ -54,7 +56,7 @@ def test_a_plan_of_several_shards_is_listed_piece_by_piece(package: Path) -> Non
     )
     plan = ShardingPlan(num_shards=2, placements=pieces)
     spread = dataclasses.replace(manifest, plan=plan, tables=(table,))
-    text = describe(spread, path="m.pt", file_bytes=1)
+    text = describe(spread, path="m.pt", file_bytes=1, shares_rows=True)
     lines = [line.split() for line in text.splitlines()]
     assert ["0", "cuda:0", "t", "0", "to", "6", "0", "to", "8", "720", "B"] in lines
     assert ["1", "cuda:1", "t", "6", "to", "10", "0", "to", "8", "480", "B"] in lines
@@ -63,7 +65,12 @@ def test_a_plan_of_several_shards_is_listed_piece_by_piece(package: Path) -> Non
 
 def test_a_signature_is_shown_as_a_claim(package: Path) -> None:
     manifest = Records(package).manifest()
-    assert "signature   none" in describe(manifest, path="m.pt", file_bytes=1)
+    assert "signature   none" in describe(manifest, path="m.pt", file_bytes=1, shares_rows=True)
     signature = Signature(algorithm="ed25519", public_key="ab" * 32, value="cd" * 64)
-    text = describe(dataclasses.replace(manifest, signature=signature), path="m.pt", file_bytes=1)
+    text = describe(
+        dataclasses.replace(manifest, signature=signature),
+        path="m.pt",
+        file_bytes=1,
+        shares_rows=True,
+    )
     assert f"says key {'ab' * 32} ('tessera verify" in text

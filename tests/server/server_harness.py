@@ -60,6 +60,8 @@ def make_schema(
 class FakeRunner:
     """Adds up what it is given.  Ids named in ``fails_on`` make it raise."""
 
+    shares_rows = False
+
     def __init__(self, schema):
         self.schema = schema
         self.open = threading.Event()

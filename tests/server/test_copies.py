@@ -25,6 +25,8 @@ def test_copies(devices, shards, expected):
 
 def test_calls_take_turns():
     class Named:
+        shares_rows = True
+
         def __init__(self, name):
             self.name = name
 
@@ -32,6 +34,7 @@ def test_calls_take_turns():
             return self.name, batch
 
     model = Copies([Named("a"), Named("b")])
+    assert model.shares_rows
     assert [model.forward(n) for n in range(3)] == [("a", 0), ("b", 1), ("a", 2)]
 
 

@@ -14,8 +14,9 @@ from tessera.serving.server.errors import InvalidRequestError
 NAMES = ["a", "b", "c"]
 
 
-def decode(message, **limits):
-    return RequestDecoder(make_schema(), ModelLimits(**limits)).decode(message)
+def decode(message, *, shares_rows=False, **limits):
+    decoder = RequestDecoder(make_schema(), ModelLimits(**limits), shares_rows=shares_rows)
+    return decoder.decode(message)
 
 
 def empty_request(B):
@@ -54,8 +55,8 @@ def ranking_requests(draw):
     return B, R, shared, rows, own, row_index, draw(st.booleans()), draw(st.booleans())
 
 
-@given(ranking_requests())
-def test_spread_equals_the_request_that_repeats(drawn):
+def messages(drawn):
+    """A drawn request as it is sent once, and as every sample repeats what is shared."""
     B, R, shared, rows, own, row_index, own_wide, shared_wide = drawn
     message = empty_request(B)
     fill(message.id_list_features, list(own.values()), wide=own_wide)
@@ -67,11 +68,30 @@ def test_spread_equals_the_request_that_repeats(drawn):
     repeated = empty_request(B)
     full = [own[n] if n in own else [rows[n][r] for r in row_index] for n in NAMES]
     fill(repeated.id_list_features, full)
+    return message, repeated
 
+
+@given(ranking_requests())
+def test_spread_equals_the_request_that_repeats(drawn):
+    message, repeated = messages(drawn)
     spread, plain = decode(message), decode(repeated)
+    assert spread.shared is None
     np.testing.assert_array_equal(spread.id_list.lengths, plain.id_list.lengths)
     np.testing.assert_array_equal(spread.id_list.values, plain.id_list.values)
     assert spread.ids == plain.ids
+
+
+@given(ranking_requests())
+def test_joined_has_every_bag_once_and_in_the_schemas_order(drawn):
+    _, R, shared, rows, own, row_index, *_ = drawn
+    joined = decode(messages(drawn)[0], shares_rows=True)
+    bags = [bag for name in NAMES for bag in (rows[name] if name in shared else own[name])]
+    assert joined.id_list.lengths.tolist() == [len(bag) for bag in bags]
+    assert joined.id_list.values.tolist() == [number for bag in bags for number in bag]
+    assert joined.ids == joined.id_list.values.size
+    assert joined.shared.features == tuple(sorted(NAMES.index(name) for name in shared))
+    assert joined.shared.rows == R
+    assert joined.shared.index.tolist() == row_index
 
 
 def ranking_request(B=3):
@@ -86,6 +106,10 @@ def ranking_request(B=3):
 
 def test_a_ranking_request_is_understood():
     assert decode(ranking_request()).id_list.values.tolist() == [1] * 3 + [7, 8] * 3 + [2] * 3
+    joined = decode(ranking_request(), shares_rows=True)
+    assert joined.id_list.values.tolist() == [1] * 3 + [7, 8] + [2] * 3
+    assert joined.id_list.lengths.tolist() == [1] * 3 + [2] + [1] * 3
+    assert joined.ids == 8
 
 
 def shared_weights(m):
@@ -126,12 +150,13 @@ REFUSED = [
 ]
 
 
+@pytest.mark.parametrize("shares_rows", [False, True])
 @pytest.mark.parametrize(("edit", "text"), REFUSED)
-def test_refused_with_the_field_and_both_numbers(edit, text):
+def test_refused_with_the_field_and_both_numbers(edit, text, shares_rows):
     message = ranking_request()
     edit(message.shared_features)
     with pytest.raises(InvalidRequestError, match=text):
-        decode(message)
+        decode(message, shares_rows=shares_rows)
 
 
 def test_own_features_must_be_the_others():
@@ -143,15 +168,20 @@ def test_own_features_must_be_the_others():
         decode(message)
 
 
-def test_reject_rule_names_the_sample_that_uses_the_shared_row():
+@pytest.mark.parametrize("shares_rows", [False, True])
+def test_reject_rule_names_the_shared_row(shares_rows):
     message = empty_request(2)
     fill(message.id_list_features, [[[1]] * 2, [[2]] * 2])
     message.shared_features.names.append("a")
     message.shared_features.num_rows = 2
-    fill(message.shared_features.features, [[[100], [5]]])
+    fill(message.shared_features.features, [[[5], [6, 100]]])
     message.shared_features.row_index = i32([1, 0])
-    with pytest.raises(InvalidRequestError, match=r"feature 'a', row 1: id 100 is outside"):
-        decode(message)
+    text = r"^shared_features.features: feature 'a', row 1: id 100 is outside \[0, 100\)"
+    with pytest.raises(InvalidRequestError, match=text):
+        decode(message, shares_rows=shares_rows)
+    fill(message.shared_features.features, [[[5], [6]]])
+    fill(message.id_list_features, [[[1]] * 2, [[2]] * 2])
+    assert decode(message, shares_rows=shares_rows).samples == 2
 
 
 def test_few_bytes_cannot_ask_for_many_ids():
@@ -164,3 +194,7 @@ def test_few_bytes_cannot_ask_for_many_ids():
     message.shared_features.row_index = i32([0] * B)
     with pytest.raises(InvalidRequestError, match="has 100000000 ids, the limit is 4194304"):
         decode(message)
+    # What is looked up once counts once.
+    assert decode(message, shares_rows=True).ids == 10_000
+    with pytest.raises(InvalidRequestError, match="has 10000 ids, the limit is 9999"):
+        decode(message, shares_rows=True, max_request_ids=9_999)

@@ -27,6 +27,39 @@ void copy_ids(const HostGroup& merged, std::size_t at, const JaggedView& view, s
   }
 }
 
+// The rows of the batch that a part has.
+std::int64_t rows_of(const Part& part) {
+  return part.request->request.shared.any() ? part.shared_end - part.shared_begin
+                                            : part.samples();
+}
+
+// What the parts share; nothing where none does.
+const SharedRows& sharing(std::span<const Part> parts) {
+  for (const Part& part : parts) {
+    if (part.request->request.shared.any()) return part.request->request.shared;
+  }
+  return parts.front().request->request.shared;
+}
+
+// The row of each sample; padding takes the first.
+void fill_row_index(std::span<const Part> parts, std::span<std::int32_t> index) {
+  std::int32_t* next = index.data();
+  std::int64_t first = 0;
+  for (const Part& part : parts) {
+    const SharedRows& shared = part.request->request.shared;
+    for (std::int64_t i = 0; i < part.samples(); ++i) {
+      const std::int64_t row =
+          shared.any() ? load<std::int32_t>(shared.row_index.data(),
+                                            static_cast<std::size_t>(part.row_begin + i)) -
+                             part.shared_begin
+                       : i;
+      *next++ = static_cast<std::int32_t>(first + row);
+    }
+    first += rows_of(part);
+  }
+  std::fill(next, index.data() + index.size(), 0);
+}
+
 }  // namespace
 
 Merger::Merger(const InputSchema& schema) : dense_features_(schema.dense_features.size()) {
@@ -45,6 +78,11 @@ HostBatch Merger::merge(std::span<const Part> parts, Session& session) {
     shape.samples += part.samples();
     shape.narrow = shape.narrow && !request.id_list.wide && !request.id_score_list.wide;
   }
+  const SharedRows& shared = sharing(parts);
+  if (shared.any()) {
+    shape.shared_features = std::count(shared.features.begin(), shared.features.end(), 1);
+    for (const Part& part : parts) shape.shared_rows += rows_of(part);
+  }
   shape.plain_ids = count_ids(plain_, parts);
   shape.scored_ids = count_ids(scored_, parts);
   const HostBatch batch = session.reserve(shape);
@@ -57,8 +95,12 @@ HostBatch Merger::merge(std::span<const Part> parts, Session& session) {
   }
   const auto padding = static_cast<std::size_t>(batch.rows - batch.samples);
   std::fill_n(row, padding * dense_features_, 0.0F);
-  fill(plain_, parts, padding, batch.id_list);
-  fill(scored_, parts, padding, batch.id_score_list);
+  fill(plain_, parts, shared, padding, batch.id_list);
+  fill(scored_, parts, SharedRows{}, padding, batch.id_score_list);
+  if (shared.any()) {
+    std::copy(shared.features.begin(), shared.features.end(), batch.shared.begin());
+    fill_row_index(parts, batch.row_index);
+  }
   return batch;
 }
 
@@ -73,10 +115,12 @@ std::int64_t Merger::count_ids(const GroupView& group, std::span<const Part> par
   return ids;
 }
 
-void Merger::fill(const GroupView& group, std::span<const Part> parts, std::size_t padding,
-                  const HostGroup& merged) {
+void Merger::fill(const GroupView& group, std::span<const Part> parts, const SharedRows& shared,
+                  std::size_t padding, const HostGroup& merged) {
   const std::span<std::int64_t> begins = begins_.take(parts.size());
+  const std::span<std::size_t> bags = bags_.take(parts.size());
   std::fill(begins.begin(), begins.end(), 0);
+  std::fill(bags.begin(), bags.end(), std::size_t{0});
   std::int32_t* lengths = merged.lengths.data();
   std::size_t at = 0;
   for (std::size_t f = 0; f < group.features; ++f) {
@@ -84,11 +128,14 @@ void Merger::fill(const GroupView& group, std::span<const Part> parts, std::size
       const Part& part = parts[p];
       const DecodedRequest& request = part.request->request;
       const JaggedView& view = request.*group.view;
-      const auto rows = static_cast<std::size_t>(part.samples());
-      const std::size_t first_bag = f * static_cast<std::size_t>(request.samples) +
-                                    static_cast<std::size_t>(part.row_begin);
+      // Of a shared feature, a request that shares nothing gives a row per sample.
+      const bool once = shared.has(f) && request.shared.any();
+      const auto rows = static_cast<std::size_t>(once ? rows_of(part) : part.samples());
+      const std::size_t first_bag =
+          bags[p] + static_cast<std::size_t>(once ? part.shared_begin : part.row_begin);
       copy_bytes(lengths, view.lengths.data() + first_bag * 4, rows * 4);
       lengths += rows;
+      bags[p] += static_cast<std::size_t>(once ? request.shared.rows : request.samples);
       std::size_t begin = static_cast<std::size_t>(begins[p]);
       std::size_t count = 0;
       if (part.whole()) {
@@ -104,7 +151,7 @@ void Merger::fill(const GroupView& group, std::span<const Part> parts, std::size
       }
       at += count;
     }
-    lengths = std::fill_n(lengths, padding, 0);
+    if (!shared.has(f)) lengths = std::fill_n(lengths, padding, 0);
   }
 }
 

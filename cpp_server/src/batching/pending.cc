@@ -122,27 +122,51 @@ void PendingRequest::finish_joined(Joined& joined) {
 
 namespace {
 
-// Ids of each row over all features of `group`, added to `row_ids`.
-void add_row_ids(const JaggedView& group, std::vector<std::int64_t>& row_ids) {
-  const std::size_t rows = row_ids.size();
-  for (std::size_t i = 0; i < group.lengths.size() / 4; ++i) {
-    row_ids[i % rows] += load<std::int32_t>(group.lengths.data(), i);
+// Adds, for every feature of `group` that is one of `shared` or (with `of_shared` false) is not,
+// the ids of each of its bags to that bag's entry of `bag_ids`.
+void add_bag_ids(const JaggedView& group, const SharedRows& shared, bool of_shared,
+                 std::int64_t samples, std::vector<std::int64_t>& bag_ids) {
+  std::size_t first_bag = 0;
+  for (std::size_t f = 0; f < group.ids.size(); ++f) {
+    const auto bags = static_cast<std::size_t>(shared.has(f) ? shared.rows : samples);
+    if (shared.has(f) == of_shared) {
+      for (std::size_t bag = 0; bag < bags; ++bag) {
+        bag_ids[bag] += load<std::int32_t>(group.lengths.data(), first_bag + bag);
+      }
+    }
+    first_bag += bags;
   }
 }
 
-// Appends where the rows [row_begin, row_end) of each feature of `group` lie among its ids.
-// `begin` holds, per feature, where the row `row_begin` begins, and is moved to `row_end`.
-void add_id_ranges(const JaggedView& group, std::int64_t rows, Part& part,
-                   std::span<std::int64_t> begin) {
+// Ids of the bags [begin, end) of the feature whose first bag is `first_bag`.
+std::int64_t ids_between(const JaggedView& group, std::size_t first_bag, std::int64_t begin,
+                         std::int64_t end) {
+  std::int64_t count = 0;
+  for (std::int64_t bag = begin; bag < end; ++bag) {
+    count += load<std::int32_t>(group.lengths.data(), first_bag + static_cast<std::size_t>(bag));
+  }
+  return count;
+}
+
+// Appends where the part's bags of each feature of `group` lie among its ids. `begin` holds, per
+// feature, where its bags of the part begin (of a shared feature: where all its bags begin), and is
+// moved behind them.
+void add_id_ranges(const JaggedView& group, const SharedRows& shared, std::int64_t samples,
+                   Part& part, std::span<std::int64_t> begin) {
+  std::size_t first_bag = 0;
   for (std::size_t f = 0; f < group.ids.size(); ++f) {
-    const std::byte* const lengths = group.lengths.data() + f * static_cast<std::size_t>(rows) * 4;
-    std::int64_t count = 0;
-    for (std::int64_t row = part.row_begin; row < part.row_end; ++row) {
-      count += load<std::int32_t>(lengths, static_cast<std::size_t>(row));
+    if (shared.has(f)) {
+      const std::int64_t before = ids_between(group, first_bag, 0, part.shared_begin);
+      part.id_begin.push_back(begin[f] + before);
+      part.id_count.push_back(ids_between(group, first_bag, part.shared_begin, part.shared_end));
+      first_bag += static_cast<std::size_t>(shared.rows);
+      continue;
     }
+    const std::int64_t count = ids_between(group, first_bag, part.row_begin, part.row_end);
     part.id_begin.push_back(begin[f]);
     part.id_count.push_back(count);
     begin[f] += count;
+    first_bag += static_cast<std::size_t>(samples);
   }
 }
 
@@ -156,6 +180,21 @@ std::vector<std::int64_t> feature_begins(const JaggedView& group) {
   return begins;
 }
 
+// Shared rows [begin, end) that some samples use.
+struct RowRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+// The range that also has the row of `sample`.
+RowRange widened(RowRange range, const SharedRows& shared, std::int64_t sample) {
+  if (!shared.any()) return range;
+  const std::int64_t row =
+      load<std::int32_t>(shared.row_index.data(), static_cast<std::size_t>(sample));
+  if (range.begin == range.end) return {row, row + 1};
+  return {std::min(range.begin, row), std::max(range.end, row + 1)};
+}
+
 }  // namespace
 
 std::vector<Part> split_request(PendingRequest& pending, std::size_t outputs,
@@ -167,12 +206,23 @@ std::vector<Part> split_request(PendingRequest& pending, std::size_t outputs,
     parts[0].request = &pending;
     parts[0].row_end = request.samples;
     parts[0].ids = request.ids;
+    parts[0].shared_end = request.shared.rows;
     pending.expect_parts(1, outputs);
     return parts;
   }
   std::vector<std::int64_t> row_ids(static_cast<std::size_t>(request.samples), 0);
-  add_row_ids(request.id_list, row_ids);
-  add_row_ids(request.id_score_list, row_ids);
+  const SharedRows none;
+  const SharedRows& shared = request.shared;
+  add_bag_ids(request.id_list, shared, /*of_shared=*/false, request.samples, row_ids);
+  add_bag_ids(request.id_score_list, none, /*of_shared=*/false, request.samples, row_ids);
+  std::vector<std::int64_t> shared_ids(static_cast<std::size_t>(shared.rows), 0);
+  add_bag_ids(request.id_list, shared, /*of_shared=*/true, request.samples, shared_ids);
+  std::vector<std::int64_t> before(1, 0);
+  for (const std::int64_t ids : shared_ids) before.push_back(before.back() + ids);
+  const auto ids_of = [&before](RowRange rows) {
+    return before[static_cast<std::size_t>(rows.end)] -
+           before[static_cast<std::size_t>(rows.begin)];
+  };
   std::vector<std::int64_t> plain_begin = feature_begins(request.id_list);
   std::vector<std::int64_t> scored_begin = feature_begins(request.id_score_list);
   for (std::int64_t row = 0; row < request.samples;) {
@@ -180,15 +230,22 @@ std::vector<Part> split_request(PendingRequest& pending, std::size_t outputs,
     part.request = &pending;
     part.index = parts.size();
     part.row_begin = row;
+    RowRange rows;
+    std::int64_t own_ids = 0;
     while (row < request.samples && row - part.row_begin < max_samples) {
-      const std::int64_t ids = row_ids[static_cast<std::size_t>(row)];
-      if (row > part.row_begin && part.ids + ids > max_ids) break;
-      part.ids += ids;
+      const std::int64_t own = own_ids + row_ids[static_cast<std::size_t>(row)];
+      const RowRange wider = widened(rows, shared, row);
+      if (row > part.row_begin && own + ids_of(wider) > max_ids) break;
+      own_ids = own;
+      rows = wider;
       ++row;
     }
     part.row_end = row;
-    add_id_ranges(request.id_list, request.samples, part, plain_begin);
-    add_id_ranges(request.id_score_list, request.samples, part, scored_begin);
+    part.ids = own_ids + ids_of(rows);
+    part.shared_begin = rows.begin;
+    part.shared_end = rows.end;
+    add_id_ranges(request.id_list, shared, request.samples, part, plain_begin);
+    add_id_ranges(request.id_score_list, none, request.samples, part, scored_begin);
     parts.push_back(std::move(part));
   }
   assert(!parts.empty());

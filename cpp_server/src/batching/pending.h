@@ -113,6 +113,10 @@ struct Part {
   // is the whole request.
   std::vector<std::int64_t> id_begin;
   std::vector<std::int64_t> id_count;
+  // Of a request that shares rows: the part's are those from the first to the last that its samples
+  // use, [shared_begin, shared_end).
+  std::int64_t shared_begin = 0;
+  std::int64_t shared_end = 0;
 
   std::int64_t samples() const { return row_end - row_begin; }
   bool whole() const { return id_begin.empty(); }

@@ -63,13 +63,16 @@ void RequestQueue::cut(std::int64_t max_samples, std::int64_t max_ids, TimePoint
                        std::vector<Part>& taken, std::vector<DroppedPart>& dropped) {
   std::int64_t samples = 0;
   std::int64_t ids = 0;
+  const SharedRows* sharing = nullptr;  // of the first part that shares rows
   while (!by_priority_.empty()) {
     const auto level = by_priority_.begin();
     std::deque<Part>& parts = level->second;
     while (!parts.empty()) {
       Part& part = parts.front();
       const auto reason = death(part, now);
-      const bool full = samples + part.samples() > max_samples || ids + part.ids > max_ids;
+      const SharedRows& shared = part.request->request.shared;
+      const bool full = samples + part.samples() > max_samples || ids + part.ids > max_ids ||
+                        (sharing != nullptr && shared.any() && shared.features != sharing->features);
       if (!reason.has_value() && !taken.empty() && full) return;
       forget(part);
       if (reason.has_value()) {
@@ -77,6 +80,7 @@ void RequestQueue::cut(std::int64_t max_samples, std::int64_t max_ids, TimePoint
       } else {
         samples += part.samples();
         ids += part.ids;
+        if (shared.any()) sharing = &shared;
         taken.push_back(std::move(part));
       }
       parts.pop_front();

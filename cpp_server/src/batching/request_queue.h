@@ -38,7 +38,8 @@ class RequestQueue {
   bool push(std::vector<Part>& parts, TimePoint now, std::vector<DroppedPart>& dropped);
 
   // Moves the first parts that fit together to `taken` and the dead ones before them to
-  // `dropped`. The first living part is taken whatever its size, so that none waits for ever.
+  // `dropped`. The first living part is taken whatever its size, so that none waits for ever. Parts
+  // that share other features than those before them do not fit: a batch has one set of them.
   void cut(std::int64_t max_samples, std::int64_t max_ids, TimePoint now,
            std::vector<Part>& taken, std::vector<DroppedPart>& dropped);
 

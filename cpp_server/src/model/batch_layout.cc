@@ -18,17 +18,36 @@ BatchLayout::BatchLayout(const InputSchema& schema, std::int64_t rows, std::int6
       dense_features_(static_cast<std::int64_t>(schema.dense_features.size())),
       plain_features_(static_cast<std::int64_t>(schema.group(Group::kIdList).size())),
       scored_features_(static_cast<std::int64_t>(schema.group(Group::kIdScoreList).size())),
+      plain_bags_(rows * plain_features_),
       narrow_(narrow) {
+  place(plain_ids, scored_ids);
+}
+
+BatchLayout::BatchLayout(const InputSchema& schema, const BatchShape& shape, std::int64_t padding,
+                         bool narrow)
+    : BatchLayout(schema, shape.samples + padding, shape.plain_ids, shape.scored_ids, narrow) {
+  if (shape.shared_features == 0) return;
+  shared_ = true;
+  plain_bags_ += shape.shared_features * (shape.shared_rows - rows_);
+  place(shape.plain_ids, shape.scored_ids);
+}
+
+void BatchLayout::place(std::int64_t plain_ids, std::int64_t scored_ids) {
+  bytes_ = 0;
   const auto take = [this](std::int64_t count, std::size_t item_bytes) {
     const std::size_t offset = bytes_;
     bytes_ += (size(count) * item_bytes + kAlignment - 1) / kAlignment * kAlignment;
     return offset;
   };
-  const std::size_t id_bytes = narrow ? 4 : 8;
+  const std::size_t id_bytes = narrow_ ? 4 : 8;
   // What has a fixed size comes first, so that a batch with few ids is a short prefix.
-  offsets_.dense = take(rows * dense_features_, 4);
-  offsets_.plain_lengths = take(rows * plain_features_, 4);
-  offsets_.scored_lengths = take(rows * scored_features_, 4);
+  offsets_.dense = take(rows_ * dense_features_, 4);
+  offsets_.plain_lengths = take(plain_bags_, 4);
+  offsets_.scored_lengths = take(rows_ * scored_features_, 4);
+  if (shared_) {
+    offsets_.shared = take(plain_features_, 1);
+    offsets_.row_index = take(rows_, 4);
+  }
   offsets_.scored_values = take(scored_ids, id_bytes);
   offsets_.scored_weights = take(scored_ids, 4);
   offsets_.plain_values = take(plain_ids, id_bytes);
@@ -48,12 +67,16 @@ HostBatch BatchLayout::over(std::byte* memory, const BatchShape& shape) const {
   batch.dense_features = dense_features_;
   batch.dense = at<float>(memory, offsets_.dense, rows_ * dense_features_);
   batch.id_list.lengths =
-      at<std::int32_t>(memory, offsets_.plain_lengths, rows_ * plain_features_);
+      at<std::int32_t>(memory, offsets_.plain_lengths, plain_bags_);
   ids(batch.id_list, offsets_.plain_values, shape.plain_ids);
   batch.id_score_list.lengths =
       at<std::int32_t>(memory, offsets_.scored_lengths, rows_ * scored_features_);
   ids(batch.id_score_list, offsets_.scored_values, shape.scored_ids);
   batch.id_score_list.weights = at<float>(memory, offsets_.scored_weights, shape.scored_ids);
+  if (shared_) {
+    batch.shared = at<std::uint8_t>(memory, offsets_.shared, plain_features_);
+    batch.row_index = at<std::int32_t>(memory, offsets_.row_index, rows_);
+  }
   return batch;
 }
 

@@ -17,6 +17,10 @@ class BatchLayout {
   BatchLayout(const InputSchema& schema, std::int64_t rows, std::int64_t plain_ids,
               std::int64_t scored_ids, bool narrow);
 
+  // Room for a batch of `shape` and `padding` rows more; its features may share rows.
+  BatchLayout(const InputSchema& schema, const BatchShape& shape, std::int64_t padding,
+              bool narrow);
+
   std::size_t bytes() const { return bytes_; }
 
   // The batch of `shape`, which must fit, over `memory` of at least bytes() bytes that begins at
@@ -31,6 +35,8 @@ class BatchLayout {
     std::size_t scored_lengths = 0;
     std::size_t scored_values = 0;
     std::size_t scored_weights = 0;
+    std::size_t shared = 0;  // of a batch with shared rows alone, as the next
+    std::size_t row_index = 0;
   };
   const Offsets& offsets() const { return offsets_; }
 
@@ -40,10 +46,14 @@ class BatchLayout {
   static constexpr std::size_t kAlignment = 64;
 
  private:
+  void place(std::int64_t plain_ids, std::int64_t scored_ids);
+
   std::int64_t rows_;
   std::int64_t dense_features_;
   std::int64_t plain_features_;
   std::int64_t scored_features_;
+  std::int64_t plain_bags_;
+  bool shared_ = false;
   bool narrow_;
   Offsets offsets_;
   std::size_t bytes_ = 0;

@@ -38,8 +38,7 @@ class CpuSession final : public Session {
 
   HostBatch reserve(const BatchShape& shape) override {
     // Always int64, so that the graph's executor sees one type only.
-    const BatchLayout layout(schema_, shape.samples, shape.plain_ids, shape.scored_ids,
-                             /*narrow=*/false);
+    const BatchLayout layout(schema_, shape, /*padding=*/0, /*narrow=*/false);
     std::byte* const memory =
         memory_.take(layout.bytes() + BatchLayout::kAlignment).data();
     const auto behind = reinterpret_cast<std::uintptr_t>(memory) % BatchLayout::kAlignment;
@@ -48,7 +47,10 @@ class CpuSession final : public Session {
 
   std::unique_ptr<Scores> forward(const HostBatch& batch) override {
     const c10::InferenceMode guard;
-    return std::make_unique<CpuScores>(module_.call(arguments_over(batch, at::kCPU)));
+    const ForwardArguments arguments = arguments_over(batch, at::kCPU);
+    return std::make_unique<CpuScores>(batch.row_index.empty()
+                                           ? module_.call(arguments)
+                                           : module_.call_shared(arguments, sharing_over(batch)));
   }
 
   std::size_t bytes() const override { return memory_.bytes(); }
@@ -67,6 +69,8 @@ class CpuRunner final : public Runner {
         module_(file, schema_, {at::Device(at::kCPU)}) {}
 
   std::vector<std::string> devices() const override { return {"cpu"}; }
+
+  bool shares_rows() const override { return module_.has_shared(); }
 
   std::unique_ptr<Session> open_session(std::size_t /*device*/) override {
     return std::make_unique<CpuSession>(module_, schema_);

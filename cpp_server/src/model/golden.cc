@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -76,13 +77,20 @@ void fill(const HostGroup& group, const Recorded& recorded, const HostBatch& bat
   std::copy(recorded.weights.begin(), recorded.weights.end(), group.weights.begin());
 }
 
+// With `shared`, every second feature is given as rows that each are used once: the same batch by
+// the model's other method.
 std::unique_ptr<Scores> score(Session& session, std::int64_t samples,
                               const std::vector<float>& dense, const Recorded& plain,
-                              const Recorded& scored) {
+                              const Recorded& scored, bool shared) {
+  const auto features = static_cast<std::int64_t>(plain.lengths.size()) / samples;
   const HostBatch batch =
       session.reserve({.samples = samples,
                        .plain_ids = static_cast<std::int64_t>(plain.values.size()),
-                       .scored_ids = static_cast<std::int64_t>(scored.values.size())});
+                       .scored_ids = static_cast<std::int64_t>(scored.values.size()),
+                       .shared_features = shared ? (features + 1) / 2 : 0,
+                       .shared_rows = shared ? samples : 0});
+  for (std::size_t f = 0; f < batch.shared.size(); ++f) batch.shared[f] = f % 2 == 0 ? 1 : 0;
+  std::iota(batch.row_index.begin(), batch.row_index.end(), 0);
   std::fill(batch.dense.begin(), batch.dense.end(), 0.0F);
   std::copy(dense.begin(), dense.end(), batch.dense.begin());
   fill(batch.id_list, plain, batch);
@@ -112,7 +120,7 @@ void compare(const OutputSpec& output, std::span<const float> found,
 }  // namespace
 
 void replay_golden(Session& session, const Manifest& manifest,
-                   std::span<const std::byte> content) {
+                   std::span<const std::byte> content, bool shared) {
   Tensors tensors;
   try {
     tensors = read_safetensors(content);
@@ -129,7 +137,7 @@ void replay_golden(Session& session, const Manifest& manifest,
   const auto scores =
       score(session, dense_view.shape[0], dense,
             read_group(tensors, "in.id_list_features", /*weighted=*/false),
-            read_group(tensors, "in.id_score_list_features", /*weighted=*/true));
+            read_group(tensors, "in.id_score_list_features", /*weighted=*/true), shared);
   for (std::size_t i = 0; i < manifest.schema.outputs.size(); ++i) {
     const OutputSpec& output = manifest.schema.outputs[i];
     const auto golden = numbers<float>(tensor_at(tensors, "out." + output.name), "F32");
@@ -137,7 +145,7 @@ void replay_golden(Session& session, const Manifest& manifest,
   }
 }
 
-void warm_up(Session& session, const InputSchema& schema) {
+void warm_up(Session& session, const InputSchema& schema, bool shared) {
   for (const std::int64_t samples : kWarmUpBatchSizes) {
     for (int call = 0; call < kWarmUpCalls; ++call) {
       const auto B = static_cast<std::size_t>(samples);
@@ -148,7 +156,7 @@ void warm_up(Session& session, const InputSchema& schema) {
                         std::vector<float>(weighted ? bags : 0)};
       };
       score(session, samples, std::vector<float>(B * schema.dense_features.size()),
-            group(Group::kIdList, false), group(Group::kIdScoreList, true));
+            group(Group::kIdList, false), group(Group::kIdScoreList, true), shared);
     }
   }
 }

@@ -14,10 +14,12 @@
 namespace tessera {
 
 // Scores the inputs recorded in `content` (a safetensors file with "in.*" and "out.*") and
-// compares: an answer y meets the recorded g when |y - g| <= atol + rtol * |g|.
-void replay_golden(Session& session, const Manifest& manifest, std::span<const std::byte> content);
+// compares: an answer y meets the recorded g when |y - g| <= atol + rtol * |g|. With `shared`, of a
+// runner that shares rows, every second feature is given as rows.
+void replay_golden(Session& session, const Manifest& manifest, std::span<const std::byte> content,
+                   bool shared);
 
-// Calls the model with zeros until its executor has settled.
-void warm_up(Session& session, const InputSchema& schema);
+// Calls the model with zeros until its executor has settled; `shared` likewise.
+void warm_up(Session& session, const InputSchema& schema, bool shared);
 
 }  // namespace tessera

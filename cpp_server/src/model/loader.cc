@@ -32,9 +32,13 @@ void check_device(Runner& runner, std::size_t device, const Manifest& manifest,
                   const Records& records, bool verify_golden) {
   const std::unique_ptr<Session> session = runner.open_session(device);
   session->begin_thread(1);
-  warm_up(*session, manifest.schema);
-  if (verify_golden) {
-    replay_golden(*session, manifest, records.read(kGoldenRecord, kMaxGoldenBytes));
+  // Both of the model's methods, where it has two.
+  for (const bool shared : {false, true}) {
+    if (shared && !runner.shares_rows()) continue;
+    warm_up(*session, manifest.schema, shared);
+    if (verify_golden) {
+      replay_golden(*session, manifest, records.read(kGoldenRecord, kMaxGoldenBytes), shared);
+    }
   }
 }
 

@@ -27,7 +27,9 @@ struct HostGroup {
   std::size_t ids() const { return values.size() + narrow.size(); }
 };
 
-// The arguments of the package's `forward`, in memory of the session that reserved them.
+// The arguments of the package's `forward`, in memory of the session that reserved them; or, where
+// `row_index` is not empty, of its `forward_shared`: the id_list features marked in `shared` then have
+// R bags each, one per shared row, where the others have B.
 struct HostBatch {
   std::int64_t samples = 0;         // that scores are wanted of
   std::int64_t rows = 0;            // B >= samples; the rows behind the samples are padding
@@ -35,6 +37,8 @@ struct HostBatch {
   std::span<float> dense;           // [B * F_dense], row-major
   HostGroup id_list;
   HostGroup id_score_list;
+  std::span<std::uint8_t> shared;     // [F] of id_list: 1 where samples share rows
+  std::span<std::int32_t> row_index;  // [B], each in [0, R)
 };
 
 // What is known of a batch before it has memory.
@@ -43,6 +47,8 @@ struct BatchShape {
   std::int64_t plain_ids = 0;   // of the id_list group
   std::int64_t scored_ids = 0;  // of the id_score_list group
   bool narrow = false;          // every id came as int32
+  std::int64_t shared_features = 0;  // of the id_list group; only where the runner shares rows
+  std::int64_t shared_rows = 0;      // R
 };
 
 // The outputs of one batch, valid until the session's next forward.
@@ -91,6 +97,8 @@ class Runner {
   virtual ~Runner() = default;
   // "cpu", or "cuda:0", "cuda:1", ...; at least one, each with the whole model.
   virtual std::vector<std::string> devices() const = 0;
+  // Whether its sessions take batches with shared rows.
+  virtual bool shares_rows() const { return false; }
   // A session on the device `device` of the list.
   virtual std::unique_ptr<Session> open_session(std::size_t device) = 0;
   // What the model holds on its devices beside its sessions' host memory.

@@ -41,4 +41,11 @@ inline ForwardArguments arguments_over(const HostBatch& batch, at::Device device
           tensor_over(batch.id_score_list.weights, device)};
 }
 
+// What `forward_shared` takes besides, of a batch that has it, in the host's memory.
+inline SharedArguments sharing_over(const HostBatch& batch) {
+  const auto features = static_cast<std::int64_t>(batch.shared.size());
+  return {at::from_blob(batch.shared.data(), {features}, at::TensorOptions(at::kBool)),
+          tensor_over(batch.row_index, at::kCPU)};
+}
+
 }  // namespace tessera

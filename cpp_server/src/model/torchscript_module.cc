@@ -5,6 +5,7 @@
 #include <torch/csrc/jit/serialization/import.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -30,6 +31,8 @@ class FileAdapter final : public caffe2::serialize::ReadAdapterInterface {
  private:
   std::shared_ptr<const PackageFile> file_;
 };
+
+constexpr const char* kSharedMethod = "forward_shared";
 
 // The first line: what torch appends below it is a trace for its own developers.
 std::string first_line(const std::string& message) {
@@ -87,10 +90,14 @@ TorchScriptModule::TorchScriptModule(const std::shared_ptr<const PackageFile>& f
       table_bytes_[tensor.is_cuda() ? tensor.device().index() : -1] += tensor.nbytes();
     }
     loaded.eval();
-    module_ = torch::jit::freeze(loaded);
+    const bool on_cpu = devices[0].is_cpu();
+    std::vector<std::string> more;
+    if (on_cpu && loaded.find_method(kSharedMethod).has_value()) more.emplace_back(kSharedMethod);
+    module_ = torch::jit::freeze(loaded, more);
     // What it does beyond freezing is for the CPU.
-    if (devices[0].is_cpu()) module_ = torch::jit::optimize_for_inference(module_);
+    if (on_cpu) module_ = torch::jit::optimize_for_inference(module_, more);
     forward_ = &module_.get_method("forward").function();
+    if (!more.empty()) shared_ = &module_.get_method(kSharedMethod).function();
   } catch (const c10::Error& error) {
     throw PackageError(path, text("torch cannot open it: ", error.what_without_backtrace()));
   } catch (const PackageError&) {
@@ -115,11 +122,24 @@ bool TorchScriptModule::keep_on_device() {
 }
 
 std::vector<at::Tensor> TorchScriptModule::call(const ForwardArguments& arguments) const {
+  return run(*forward_, arguments);
+}
+
+std::vector<at::Tensor> TorchScriptModule::call_shared(const ForwardArguments& arguments,
+                                                       const SharedArguments& sharing) const {
+  std::array<at::Tensor, std::tuple_size_v<ForwardArguments> + 2> all;
+  std::copy(sharing.begin(), sharing.end(),
+            std::copy(arguments.begin(), arguments.end(), all.begin()));
+  return run(*shared_, all);
+}
+
+std::vector<at::Tensor> TorchScriptModule::run(torch::jit::Function& method,
+                                               std::span<const at::Tensor> arguments) const {
   torch::jit::Stack stack;
   stack.reserve(1 + arguments.size());
   stack.emplace_back(module_._ivalue());
   for (const at::Tensor& argument : arguments) stack.emplace_back(argument);
-  forward_->run(stack);
+  method.run(stack);
   const auto outputs = stack.at(0).toGenericDict();
   std::vector<at::Tensor> tensors;
   for (const OutputSpec& spec : schema_.outputs) {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "package/package_file.h"
@@ -20,6 +21,10 @@ namespace tessera {
 
 // The arguments of the package's `forward`, in its order.
 using ForwardArguments = std::array<at::Tensor, 6>;
+
+// What the package's `forward_shared` takes behind them: which id_list features are shared, and the
+// row of each sample.
+using SharedArguments = std::array<at::Tensor, 2>;
 
 class TorchScriptModule {
  public:
@@ -34,6 +39,11 @@ class TorchScriptModule {
   // outputs are not those of the schema.
   std::vector<at::Tensor> call(const ForwardArguments& arguments) const;
 
+  // Whether the package has a `forward_shared` and is on the CPU; the same by that method.
+  bool has_shared() const { return shared_ != nullptr; }
+  std::vector<at::Tensor> call_shared(const ForwardArguments& arguments,
+                                      const SharedArguments& sharing) const;
+
   // From now on the graph ends before its outputs are copied to the CPU, so that the caller can
   // copy all of them at once. False: the graph does not end in such copies and stays as it is.
   bool keep_on_device();
@@ -42,8 +52,12 @@ class TorchScriptModule {
   const std::map<int, std::uint64_t>& table_bytes() const { return table_bytes_; }
 
  private:
+  std::vector<at::Tensor> run(torch::jit::Function& method,
+                              std::span<const at::Tensor> arguments) const;
+
   torch::jit::Module module_;
   torch::jit::Function* forward_ = nullptr;
+  torch::jit::Function* shared_ = nullptr;  // null: the module has no such method
   InputSchema schema_;
   bool on_device_ = false;
   std::map<int, std::uint64_t> table_bytes_;

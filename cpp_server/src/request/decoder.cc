@@ -1,9 +1,10 @@
 #include "request/decoder.h"
 
+#include <utility>
+
 #include "common/text.h"
 #include "request/checks.h"
 #include "request/packed.h"
-#include "request/shared.h"
 
 namespace tessera {
 namespace {
@@ -31,8 +32,9 @@ Status refuse_bytes_without_features(std::string_view field, const SparseFeature
 
 }  // namespace
 
-RequestDecoder::RequestDecoder(const InputSchema& schema, RequestLimits limits)
+RequestDecoder::RequestDecoder(const InputSchema& schema, RequestLimits limits, bool shares_rows)
     : limits_(limits),
+      shares_rows_(shares_rows),
       dense_names_(schema.dense_features),
       nan_is_missing_(schema.dense_may_be_missing),
       plain_{"id_list_features", false, schema.group(Group::kIdList)},
@@ -58,12 +60,13 @@ Status RequestDecoder::decode(const PredictionRequestView& message,
     status = refuse_filled("unary_features", unary.message_bytes, unary.num_features);
   }
   if (status.ok()) status = decode_dense(message.float_features, B, request);
+  Given given;
+  const bool shared = message.shared_features.present;
   if (status.ok()) {
-    status = message.shared_features.present
-                 ? decode_with_shared(message, B, request)
-                 : decode_group(plain_, message.id_list_features,
-                                static_cast<std::int64_t>(plain_.features.size()), B,
-                                request.id_list);
+    status = shared ? decode_given(message, B, given)
+                    : decode_group(plain_, message.id_list_features,
+                                   static_cast<std::int64_t>(plain_.features.size()), B,
+                                   request.id_list);
   }
   if (status.ok()) {
     status = decode_group(scored_, message.id_score_list_features,
@@ -72,19 +75,21 @@ Status RequestDecoder::decode(const PredictionRequestView& message,
   }
   if (!status.ok()) return status;
   request.samples = B;
-  request.ids = total_ids(request.id_list) + total_ids(request.id_score_list);
+  request.shared = {};
+  // Few bytes can ask for very many ids, so the sum is known before anything is spread.
+  request.ids =
+      (shared ? given.ids : total_ids(request.id_list)) + total_ids(request.id_score_list);
   request.out_of_range_ids = 0;
-  status = check_total(request.ids);
-  if (status.ok()) status = check_ids(plain_, B, request.id_list, request.out_of_range_ids);
+  if (request.ids > limits_.max_ids) {
+    return Status::invalid(
+        text("the request has ", request.ids, " ids, the limit is ", limits_.max_ids));
+  }
+  status = shared ? join(given, B, request)
+                  : check_ids(plain_, B, request.id_list, request.out_of_range_ids);
   if (status.ok()) {
     status = check_ids(scored_, B, request.id_score_list, request.out_of_range_ids);
   }
   return status;
-}
-
-Status RequestDecoder::check_total(std::int64_t ids) const {
-  if (ids <= limits_.max_ids) return {};
-  return Status::invalid(text("the request has ", ids, " ids, the limit is ", limits_.max_ids));
 }
 
 Status RequestDecoder::decode_dense(const FloatFeaturesView& message, std::int64_t B,
@@ -148,60 +153,114 @@ Status RequestDecoder::decode_group(const GroupRules& rules, const SparseFeature
   return {};
 }
 
-Status RequestDecoder::decode_with_shared(const PredictionRequestView& message, std::int64_t B,
-                                          DecodedRequest& request) const {
-  SharedGroup shared;
-  if (Status status = decode_shared(message.shared_features, plain_position_, B, shared);
+Status RequestDecoder::decode_given(const PredictionRequestView& message, std::int64_t B,
+                                    Given& given) const {
+  if (Status status = decode_shared(message.shared_features, plain_position_, B, given.shared);
       !status.ok()) {
     return status;
   }
-  JaggedView own;
-  const std::size_t F = plain_.features.size();
-  const auto own_features = static_cast<std::int64_t>(F - shared.positions.size());
-  if (Status status = decode_group(plain_, message.id_list_features, own_features, B, own);
+  const auto own_features =
+      static_cast<std::int64_t>(plain_.features.size() - given.shared.positions.size());
+  if (Status status = decode_group(plain_, message.id_list_features, own_features, B, given.own);
       !status.ok()) {
     return status;
   }
-  if (Status status = check_total(total_ids(own) + shared.spread_ids); !status.ok()) {
-    return status;
-  }
-  spread_shared(own, shared, F, B, request.spread, request.id_list);
+  given.ids = total_ids(given.own) +
+              (shares_rows_ ? total_ids(given.shared.features) : given.shared.spread_ids);
   return {};
+}
+
+namespace {
+
+// Where one feature's ids and bags lie in a group.
+struct FeatureRange {
+  std::size_t first_id = 0;
+  std::size_t ids = 0;
+  std::size_t first_bag = 0;
+};
+
+// Counts the ids of a feature that are outside its table; refuses the first under `reject`.
+Status check_feature(std::string_view field, const FeatureSpec& feature, const JaggedView& group,
+                     const FeatureRange& range, std::int64_t& out_of_range) {
+  if (feature.hashing != Hashing::kNone) return {};
+  std::int64_t outside = 0;
+  for (std::size_t i = range.first_id; i < range.first_id + range.ids; ++i) {
+    // A negative id is a huge one without its sign.
+    outside += static_cast<std::uint64_t>(id_at(group, i)) >=
+               static_cast<std::uint64_t>(feature.rows);
+  }
+  if (outside > 0 && feature.out_of_range == OutOfRange::kReject) {
+    std::size_t bag = range.first_bag;
+    for (std::size_t i = range.first_id, in_bag = 0;; ++in_bag) {
+      while (in_bag ==
+             static_cast<std::size_t>(load<std::int32_t>(group.lengths.data(), bag))) {
+        ++bag;
+        in_bag = 0;
+      }
+      const std::int64_t id = id_at(group, i++);
+      if (id < 0 || id >= feature.rows) {
+        return Status::invalid(text(field, ": feature '", feature.name, "', row ",
+                                    bag - range.first_bag, ": id ", id, " is outside [0, ",
+                                    feature.rows, ")"));
+      }
+    }
+  }
+  out_of_range += outside;
+  return {};
+}
+
+}  // namespace
+
+Status RequestDecoder::join(const Given& given, std::int64_t B, DecodedRequest& request) const {
+  const std::size_t F = plain_.features.size();
+  std::vector<std::uint8_t> flags(F, 0);
+  for (const std::size_t position : given.shared.positions) flags[position] = 1;
+  FeatureRange range;
+  for (std::size_t f = 0, own = 0; f < F; ++f) {
+    if (flags[f] != 0) continue;
+    range.ids = static_cast<std::size_t>(given.own.ids[own++]);
+    if (Status status = check_feature(plain_.field, plain_.features[f], given.own, range,
+                                      request.out_of_range_ids);
+        !status.ok()) {
+      return status;
+    }
+    range.first_id += range.ids;
+    range.first_bag += static_cast<std::size_t>(B);
+  }
+  range = {};
+  for (std::size_t s = 0; s < given.shared.positions.size(); ++s) {
+    range.ids = static_cast<std::size_t>(given.shared.features.ids[s]);
+    if (Status status = check_feature("shared_features.features",
+                                      plain_.features[given.shared.positions[s]],
+                                      given.shared.features, range, request.out_of_range_ids);
+        !status.ok()) {
+      return status;
+    }
+    range.first_id += range.ids;
+    range.first_bag += static_cast<std::size_t>(given.shared.rows);
+  }
+  if (shares_rows_) {
+    join_shared(given.own, given.shared, F, B, request.joined, request.id_list);
+    request.shared = {std::move(flags), given.shared.rows, given.shared.row_index};
+    return {};
+  }
+  spread_shared(given.own, given.shared, F, B, request.joined, request.id_list);
+  // Counted as they will be looked up.
+  request.out_of_range_ids = 0;
+  return check_ids(plain_, B, request.id_list, request.out_of_range_ids);
 }
 
 Status RequestDecoder::check_ids(const GroupRules& rules, std::int64_t B, const JaggedView& group,
                                  std::int64_t& out_of_range) const {
-  std::size_t begin = 0;
+  FeatureRange range;
   for (std::size_t f = 0; f < rules.features.size(); ++f) {
-    const FeatureSpec& feature = rules.features[f];
-    const auto count = static_cast<std::size_t>(group.ids[f]);
-    if (feature.hashing == Hashing::kNone) {
-      std::int64_t outside = 0;
-      for (std::size_t i = begin; i < begin + count; ++i) {
-        // A negative id is a huge one without its sign.
-        outside += static_cast<std::uint64_t>(id_at(group, i)) >=
-                   static_cast<std::uint64_t>(feature.rows);
-      }
-      if (outside > 0 && feature.out_of_range == OutOfRange::kReject) {
-        std::size_t bag = f * static_cast<std::size_t>(B);
-        const std::size_t first_bag = bag;
-        for (std::size_t i = begin, in_bag = 0;; ++in_bag) {
-          while (in_bag == static_cast<std::size_t>(
-                               load<std::int32_t>(group.lengths.data(), bag))) {
-            ++bag;
-            in_bag = 0;
-          }
-          const std::int64_t id = id_at(group, i++);
-          if (id < 0 || id >= feature.rows) {
-            return Status::invalid(text(rules.field, ": feature '", feature.name, "', row ",
-                                        bag - first_bag, ": id ", id, " is outside [0, ",
-                                        feature.rows, ")"));
-          }
-        }
-      }
-      out_of_range += outside;
+    range.ids = static_cast<std::size_t>(group.ids[f]);
+    if (Status status = check_feature(rules.field, rules.features[f], group, range, out_of_range);
+        !status.ok()) {
+      return status;
     }
-    begin += count;
+    range.first_id += range.ids;
+    range.first_bag += static_cast<std::size_t>(B);
   }
   return {};
 }

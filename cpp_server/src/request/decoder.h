@@ -13,11 +13,13 @@
 #include "common/status.h"
 #include "package/schema.h"
 #include "request/request.h"
+#include "request/shared.h"
 #include "request/wire.h"
 
 namespace tessera {
 
-// The largest request. Shared features count once per sample that uses them.
+// The largest request. Ids count as they are looked up: those of shared features once where the
+// model shares rows, else once per sample that uses them.
 struct RequestLimits {
   std::int64_t max_samples = 16'384;
   std::int64_t max_ids = 4'194'304;
@@ -25,7 +27,9 @@ struct RequestLimits {
 
 class RequestDecoder {
  public:
-  RequestDecoder(const InputSchema& schema, RequestLimits limits);
+  // `shares_rows`: the model takes shared features as they are; otherwise every sample gets its own
+  // copy of them.
+  RequestDecoder(const InputSchema& schema, RequestLimits limits, bool shares_rows = false);
 
   // Checks `message` and fills `request`, whose memory is reused. On a refusal `request` is
   // left in no particular state.
@@ -43,13 +47,20 @@ class RequestDecoder {
                       DecodedRequest& request) const;
   Status decode_group(const GroupRules& rules, const SparseFeaturesView& message,
                       std::int64_t F, std::int64_t B, JaggedView& group) const;
-  Status decode_with_shared(const PredictionRequestView& message, std::int64_t B,
-                            DecodedRequest& request) const;
+  // The id_list features of a message with shared ones as they came; join or spread follows.
+  struct Given {
+    JaggedView own;
+    SharedGroup shared;
+    std::int64_t ids = 0;  // as they will be looked up
+  };
+  Status decode_given(const PredictionRequestView& message, std::int64_t B, Given& given) const;
+  // Checks what was given, id by id, and fills request.id_list.
+  Status join(const Given& given, std::int64_t B, DecodedRequest& request) const;
   Status check_ids(const GroupRules& rules, std::int64_t B, const JaggedView& group,
                    std::int64_t& out_of_range) const;
-  Status check_total(std::int64_t ids) const;
 
   RequestLimits limits_;
+  bool shares_rows_;
   std::vector<std::string> dense_names_;
   bool nan_is_missing_;
   GroupRules plain_;

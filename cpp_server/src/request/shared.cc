@@ -97,13 +97,68 @@ Status decode_shared(const SharedFeaturesView& message,
   return {};
 }
 
+namespace {
+
+constexpr std::size_t kOwn = static_cast<std::size_t>(-1);
+
+// Of each of the F features its place among the shared ones, or kOwn.
+std::vector<std::size_t> shared_places(const SharedGroup& shared, std::size_t F) {
+  std::vector<std::size_t> places(F, kOwn);
+  for (std::size_t s = 0; s < shared.positions.size(); ++s) places[shared.positions[s]] = s;
+  return places;
+}
+
+void view_storage(const JoinedStorage& storage, JaggedView& group) {
+  group.lengths = std::as_bytes(std::span(storage.lengths));
+  group.values = std::as_bytes(std::span(storage.values));
+  group.weights = {};
+  group.wide = true;
+}
+
+}  // namespace
+
+void join_shared(const JaggedView& own, const SharedGroup& shared, std::size_t F, std::int64_t B,
+                 JoinedStorage& storage, JaggedView& group) {
+  const std::vector<std::size_t> places = shared_places(shared, F);
+  storage.lengths.clear();
+  storage.values.clear();
+  storage.lengths.reserve((own.lengths.size() + shared.features.lengths.size()) / 4);
+  storage.values.reserve(static_cast<std::size_t>(total_ids(own) + total_ids(shared.features)));
+  group.ids.assign(F, 0);
+  // The next feature of either source: its place and its first id.
+  std::size_t own_feature = 0;
+  std::size_t own_begin = 0;
+  std::vector<std::size_t> shared_begin(shared.positions.size(), 0);
+  for (std::size_t s = 1; s < shared_begin.size(); ++s) {
+    shared_begin[s] = shared_begin[s - 1] + static_cast<std::size_t>(shared.features.ids[s - 1]);
+  }
+  for (std::size_t f = 0; f < F; ++f) {
+    const bool is_own = places[f] == kOwn;
+    const JaggedView& source = is_own ? own : shared.features;
+    const std::size_t feature = is_own ? own_feature : places[f];
+    const auto bags = static_cast<std::size_t>(is_own ? B : shared.rows);
+    const std::size_t begin = is_own ? own_begin : shared_begin[places[f]];
+    for (std::size_t bag = feature * bags; bag < (feature + 1) * bags; ++bag) {
+      storage.lengths.push_back(load<std::int32_t>(source.lengths.data(), bag));
+    }
+    const auto count = static_cast<std::size_t>(source.ids[feature]);
+    for (std::size_t i = begin; i < begin + count; ++i) {
+      storage.values.push_back(id_at(source, i));
+    }
+    group.ids[f] = source.ids[feature];
+    if (is_own) {
+      ++own_feature;
+      own_begin += count;
+    }
+  }
+  view_storage(storage, group);
+}
+
 void spread_shared(const JaggedView& own, const SharedGroup& shared, std::size_t F,
-                   std::int64_t B, SpreadStorage& storage, JaggedView& group) {
+                   std::int64_t B, JoinedStorage& storage, JaggedView& group) {
   const auto samples = static_cast<std::size_t>(B);
   const auto R = static_cast<std::size_t>(shared.rows);
-  constexpr std::size_t kOwn = static_cast<std::size_t>(-1);
-  std::vector<std::size_t> shared_at(F, kOwn);
-  for (std::size_t s = 0; s < shared.positions.size(); ++s) shared_at[shared.positions[s]] = s;
+  const std::vector<std::size_t> shared_at = shared_places(shared, F);
   const std::vector<std::int64_t> own_begins = bag_begins(own);
   const std::vector<std::int64_t> shared_begins = bag_begins(shared.features);
 
@@ -130,10 +185,7 @@ void spread_shared(const JaggedView& own, const SharedGroup& shared, std::size_t
       group.ids[f] += length;
     }
   }
-  group.lengths = std::as_bytes(std::span(storage.lengths));
-  group.values = std::as_bytes(std::span(storage.values));
-  group.weights = {};
-  group.wide = true;
+  view_storage(storage, group);
 }
 
 }  // namespace tessera

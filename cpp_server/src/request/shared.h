@@ -1,5 +1,6 @@
-// User features that a ranking request gives once: check them, then spread them over the
-// samples, so that the model sees an ordinary request.
+// User features that a ranking request gives once: check them, then put them between the others.
+// A model that shares rows gets them as they are and looks each id up once; for another one they are
+// spread over the samples, so that it sees an ordinary request.
 //
 // Legend: B samples, S shared features, R shared rows (users), F features of the group.
 //
@@ -31,9 +32,13 @@ Status decode_shared(const SharedFeaturesView& message,
                      const std::unordered_map<std::string, std::size_t>& position, std::int64_t B,
                      SharedGroup& shared);
 
-// Puts the request's own features (`own`, in the schema's order) and the spread shared ones
-// into the schema's order. `group` views `storage` afterwards.
+// Puts the request's own features (`own`, in the schema's order) and the shared ones into the
+// schema's order, the latter with their R bags each. `group` views `storage` afterwards.
+void join_shared(const JaggedView& own, const SharedGroup& shared, std::size_t F, std::int64_t B,
+                 JoinedStorage& storage, JaggedView& group);
+
+// The same with a copy of the shared features for every sample.
 void spread_shared(const JaggedView& own, const SharedGroup& shared, std::size_t F,
-                   std::int64_t B, SpreadStorage& storage, JaggedView& group);
+                   std::int64_t B, JoinedStorage& storage, JaggedView& group);
 
 }  // namespace tessera

@@ -54,7 +54,7 @@ ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config,
       log_(log),
       threads_per_worker_(config.threads_per_worker),
       niceness_(config.worker_niceness),
-      decoder_(package_.manifest.schema, config.request_limits),
+      decoder_(package_.manifest.schema, config.request_limits, package_.runner->shares_rows()),
       queue_(config.queue_limits, config.batch_limits, clock) {
   const Manifest& manifest = package_.manifest;
   metrics_.facts = {.sha256 = package_.sha256,
