@@ -205,7 +205,7 @@ void GrpcCall::on_sent(bool /*ok*/) {
 
 void GrpcCall::one_event_fewer() {
   if (--events_ > 0) return;
-  const bool keep = content_.size() <= kKeptBytes && request.spread.values.size() <= kKeptBytes / 8;
+  const bool keep = content_.size() <= kKeptBytes && request.joined.values.size() <= kKeptBytes / 8;
   content_ = grpc::Slice();
   response_ = grpc::Slice();
   message_.Clear();
