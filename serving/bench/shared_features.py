@@ -12,7 +12,7 @@ rows has it.  Both score alike, to the bit; that is checked.  In turns within on
 The model is `serving.bench.forward`'s: 13 dense features, 26 tables of D=64 (20 of the user, 6 of the
 item), hashed by murmur3, one id per item bag.
 
-    python -m tessera.serving.bench.shared_features [--rows 100000] [--seconds 1] [--server PROGRAM]
+    python -m tessera.serving.bench.shared_features [--rows 100000] [--seconds 1] [--clock cpu]
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import grpc
 import numpy as np
 import torch
 
-from tessera.serving.bench.forward import DENSE, TABLES, dlrm
+from tessera.serving.bench.forward import CLOCKS, DENSE, TABLES, Clock, dlrm
 from tessera.serving.loading import load_package
 from tessera.serving.packaging.package import PackageOptions, write_model
 from tessera.serving.protocol import predictor_pb2 as pb
@@ -117,26 +117,28 @@ class Request:
         return message.SerializeToString()
 
 
-def in_turns(forms: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+def in_turns(
+    forms: dict[str, Callable[[], object]], seconds: float, clock: Clock
+) -> dict[str, float]:
     """Each form's time per call in microseconds: the median over rounds."""
     calls = {}
     for name, call in forms.items():
-        begin = time.perf_counter()
+        begin = clock()
         for _ in range(5):
             call()
-        calls[name] = max(2, int(seconds / ROUNDS / (time.perf_counter() - begin) * 5))
+        calls[name] = max(2, int(seconds / ROUNDS / (clock() - begin) * 5))
     times: dict[str, list[float]] = {name: [] for name in forms}
     for _ in range(ROUNDS):
         for name, call in forms.items():
-            begin = time.perf_counter()
+            begin = clock()
             for _ in range(calls[name]):
                 call()
-            times[name].append((time.perf_counter() - begin) / calls[name] * 1e6)
+            times[name].append((clock() - begin) / calls[name] * 1e6)
     return {name: statistics.median(found) for name, found in times.items()}
 
 
 def measure_forward(
-    runners: dict[str, Runner], shape: tuple[int, int], rows: int, seconds: float
+    runners: dict[str, Runner], shape: tuple[int, int], rows: int, seconds: float, clock: Clock
 ) -> dict[str, float]:
     """Microseconds of one forward by each way."""
     tessera, fbgemm = runners["tessera"], runners["fbgemm"]
@@ -163,6 +165,7 @@ def measure_forward(
             "fbgemm": caller("fbgemm", fbgemm, repeated),
         },
         seconds,
+        clock,
     )
 
 
@@ -233,6 +236,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000, help="rows of each table")
     parser.add_argument("--seconds", type=float, default=1.0, help="per form and shape")
     parser.add_argument(
+        "--clock",
+        choices=CLOCKS,
+        default="wall",
+        help="of a forward: cpu leaves out what others on the machine take (default: wall)",
+    )
+    parser.add_argument(
         "--server",
         type=Path,
         default=Path("build/cpp/release/tessera-server"),
@@ -257,7 +266,9 @@ def main() -> None:
         names = [f.name for f in loaded.manifest.schema.group("id_list")]
         print("one forward, us: candidates x ids   once  repeated (ratio)  fbgemm (ratio)")
         for candidates, ids in SHAPES:
-            took = measure_forward(runners, (candidates, ids), args.rows, args.seconds)
+            took = measure_forward(
+                runners, (candidates, ids), args.rows, args.seconds, CLOCKS[args.clock]
+            )
             ratios = {name: took[name] / took["once"] for name in took}
             print(
                 f"{candidates:6} x {ids:3} {took['once']:9.0f} {took['repeated']:9.0f} "

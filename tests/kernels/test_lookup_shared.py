@@ -53,7 +53,7 @@ def bags_of(call):
     return [found[f * each : (f + 1) * each] for f in range(features)]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(call=calls(), samples=st.integers(0, 20), wide=st.booleans(), data=st.data())
 def test_features_that_are_shared_and_others_in_one_call(call, samples, wide, data):
     features, bags = call.plan.shape[0], bags_of(call)

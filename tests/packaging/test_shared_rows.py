@@ -98,7 +98,7 @@ def test_the_same_bits_as_samples_that_repeat(name: str) -> None:
     runners = [TorchScriptRunner(made.scripted), TorchScriptRunner(optimize(made.scripted))]
     assert all(runner.shares_rows for runner in runners)
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     @given(
         shared=st.lists(st.booleans(), min_size=features, max_size=features),
         shape=st.integers(1, 40).flatmap(lambda B: st.tuples(st.just(B), st.integers(1, B))),
