@@ -40,7 +40,7 @@ def test_vectors_and_gradients_are_those_of_table_after_table(pooled, mean, weig
     config = group([(30, dims[0], 2), (5, dims[1], 1), (50, dims[2], 1)], weighted=weighted)
     tables = pair(config, pooled=pooled, mean=mean)
     generator = torch.Generator().manual_seed(1)
-    optimizers = [torch.optim.SGD(form.parameters(), lr=0.1) for form in tables]
+    optimizers = [torch.optim.SGD(form.weights, lr=0.1) for form in tables]
     for batch_size in (5, 1, 9):
         kjt = kjt_of(draw_bags(generator, config, batch_size, weighted=weighted))
         outs, of_weights = [], []

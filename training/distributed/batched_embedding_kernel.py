@@ -84,6 +84,10 @@ class _Kernel(nn.Module):
         for table, weight in zip(self.tables, self.split_embedding_weights(), strict=True):
             yield table.name, weight
 
+    def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The shards as parameters of the model, with the tables' names."""
+        raise AssertionError("each kernel says what its parameters are")
+
     def init_parameters(self) -> None:
         """Give every shard first values: its table's ``init_fn``, or uniform ones in its range."""
         with torch.no_grad():
@@ -156,17 +160,22 @@ class _FusedKernel(_Kernel, FusedOptimizerModule):
         """Per shard its live ``[local_rows, local_cols]``."""
         return self._backend.weights
 
+    def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The shards as parameters, marked as updated in the backward pass."""
+        for table, weight in zip(self.tables, self._weights, strict=True):
+            yield table.name, weight
+
     def named_parameters(
         self,
         prefix: str = "",
         recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
         remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """The shards as parameters ``<table>.weight``, marked as updated in the backward pass."""
+        """The same, called ``<table>.weight``."""
         del recurse, remove_duplicate
         dot = "." if prefix else ""
-        for table, weight in zip(self.tables, self._weights, strict=True):
-            yield f"{prefix}{dot}{table.name}.weight", weight
+        for name, weight in self.named_parameters_by_table():
+            yield f"{prefix}{dot}{name}.weight", weight
 
     def flush(self) -> None:
         """Write cached rows back to the tables; call it before they are read."""
@@ -256,6 +265,7 @@ class _DenseKernel(_Kernel):
         self._dense = (DenseTbeTables if in_one else DenseTables)(
             self.tables, pooled=self._pooled, mean=self._mean, dtype=dtype, device=self._device
         )
+        self._bounds_check = kernel_bags.BoundsCheck(self.tables, None, self._device)
 
     def extra_repr(self) -> str:
         """How the tables are cut."""
@@ -265,28 +275,40 @@ class _DenseKernel(_Kernel):
         """Per shard its live ``[local_rows, local_cols]``."""
         return [weight.detach() for weight in self._dense.weights]
 
+    def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The shards as parameters; they have their gradients when a backward pass is over."""
+        for table, weight in zip(self.tables, self._dense.weights, strict=True):
+            yield table.name, weight
+
     def named_parameters(
         self,
         prefix: str = "",
         recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
         remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """The shards as parameters ``<table>.weight``."""
+        """The one parameter that has the gradient of all: ``<table>/<table>.weight``."""
         del recurse, remove_duplicate
         dot = "." if prefix else ""
-        for table, weight in zip(self.tables, self._dense.weights, strict=True):
-            yield f"{prefix}{dot}{table.name}.weight", weight
+        yield (
+            f"{prefix}{dot}{'/'.join(table.name for table in self.tables)}.weight",
+            self._dense.flat,
+        )
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         """Look up; see the module.
+
+        On a GPU an id that is no row reads row 0 and prints a warning once, as in fused tables.
 
         Raises:
             IndexError: on a CPU, an id is not a row of its shard.
             ValueError: the collection is weighted and the features are not.
         """
         bags = self._bags(features)
-        if self._device.type == "cpu":
+        try:
+            bags = self._bounds_check(bags)
+        except RuntimeError:
             kernel_bags.name_bad_id(self.tables, bags)
+            raise
         vectors: Tensor = self._dense(bags)
         if bags.strides is None or not self._pooled:
             return vectors

@@ -136,7 +136,7 @@ class GroupedLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
     def table_shards(self) -> Iterator[tuple[ShardedEmbeddingTable, nn.Parameter]]:
         """Each shard with its live values ``[local_rows, local_cols]``."""
         for kernel in self.kernels:
-            parameters = (parameter for _, parameter in kernel.named_parameters())
+            parameters = (parameter for _, parameter in kernel.named_parameters_by_table())
             yield from zip(kernel.tables, parameters, strict=True)
 
     def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -160,10 +160,10 @@ class GroupedLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
         recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
         remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """``<table>.weight`` for each shard."""
+        """What autograd sees: ``<table>.weight`` per fused shard, one parameter per dense group."""
         del recurse, remove_duplicate
-        for name, parameter in self.named_parameters_by_table():
-            yield f"{prefix}.{name}.weight" if prefix else f"{name}.weight", parameter
+        for kernel in self.kernels:
+            yield from kernel.named_parameters(prefix)
 
     def named_buffers(
         self,

@@ -8,7 +8,8 @@ import torch
 
 from tessera.errors import UserError
 from tessera.training.distributed.embedding_types import EmbeddingComputeKernel
-from tessera.training.distributed.kernels.row_sparse import RowSparseTables, TableShape
+from tessera.training.distributed.kernels.row_blocks import TableShape
+from tessera.training.distributed.kernels.row_sparse import RowSparseTables
 from tessera.training.distributed.kernels.tbe import TbeTables
 from tessera.training.modules.embedding_configs import DataType
 from tessera.training.optim.fused import EmbOptimType, FusedParams

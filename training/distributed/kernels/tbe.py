@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tessera.training.distributed.fbgemm import import_training_tables, root_logger_untouched
-from tessera.training.distributed.kernels.row_sparse import TableShape
+from tessera.training.distributed.kernels.row_blocks import TableShape
 from tessera.training.modules.embedding_configs import DataType
 from tessera.training.optim.fused import FusedParams
 from tessera.training.optim.row_updates import RULES, EmbOptimType, HyperParameters
