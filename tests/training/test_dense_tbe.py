@@ -3,7 +3,7 @@
 import pytest
 import torch
 from kernel_cases import DEVICE, group
-from test_kernels import draw_bags, kjt_of
+from test_kernels import draw_bags, kjt_of, on_gpu
 
 from tessera.training.distributed.kernels.bags import bags_of
 from tessera.training.distributed.kernels.dense import DenseTables
@@ -24,6 +24,7 @@ def pair(config, *, pooled, mean):
     return made
 
 
+@on_gpu
 @pytest.mark.parametrize(
     ("pooled", "mean", "weighted"),
     [
@@ -66,6 +67,7 @@ def test_vectors_and_gradients_are_those_of_table_after_table(pooled, mean, weig
         torch.testing.assert_close(plain, in_one, rtol=1e-5, atol=1e-4)
 
 
+@on_gpu
 @pytest.mark.parametrize("batch_size", [0, 3])
 def test_a_batch_without_ids(batch_size):
     config = group([(30, 8, 1), (5, 4, 1)])

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from kernel_cases import DEVICE, group
 from ranks import rank_device, run_on_ranks
-from test_kernels import kjt_of
+from test_kernels import kjt_of, on_gpu
 from torch import nn
 
 from tessera.training.distributed.batched_embedding_kernel import BatchedDenseEmbeddingBag
@@ -52,6 +52,7 @@ def assert_gradients(kernel, *parts):
         assert torch.equal(table.grad.cpu(), sum(part[number] for part in parts))
 
 
+@on_gpu
 @pytest.mark.parametrize("columns", [(4, 4), (4, 8), (3, 3)])
 def test_backward_passes_add_up_until_gradients_are_dropped(columns):
     kernel = new_kernel(columns)
@@ -69,6 +70,7 @@ def test_backward_passes_add_up_until_gradients_are_dropped(columns):
     assert_gradients(kernel, one)
 
 
+@on_gpu
 def test_two_lookups_of_one_backward_pass_add_up():
     kernel = new_kernel()
     outs = [kernel(kjt_of(jagged)) for jagged in (FIRST, SECOND)]
@@ -77,6 +79,7 @@ def test_two_lookups_of_one_backward_pass_add_up():
     assert_gradients(kernel, expected(FIRST), expected(SECOND))
 
 
+@on_gpu
 def test_one_tables_gradient_dropped_replaced_or_not_wanted():
     kernel = new_kernel()
     first, second = tables_of(kernel)
@@ -93,6 +96,7 @@ def test_one_tables_gradient_dropped_replaced_or_not_wanted():
     assert second.grad is None
 
 
+@on_gpu
 def test_gradients_dropped_through_the_flat_parameter():
     kernel = new_kernel()
     backward(kernel, FIRST)
@@ -101,6 +105,7 @@ def test_gradients_dropped_through_the_flat_parameter():
     assert_gradients(kernel, expected(SECOND))
 
 
+@on_gpu
 def test_a_failed_backward_pass_leaves_nothing_behind():
     kernel = new_kernel()
 
@@ -133,6 +138,7 @@ def one_gradient_of_all_ranks(static_graph):
     return steps
 
 
+@pytest.mark.multi_gpu
 @pytest.mark.parametrize("static_graph", [False, True])
 def test_ranks_average_one_gradient_and_optimizers_in_the_backward_pass_see_it(static_graph):
     other = {"f0_0": ([[], []], None), "f1_0": ([[2], []], None)}
@@ -144,6 +150,7 @@ def test_ranks_average_one_gradient_and_optimizers_in_the_backward_pass_see_it(s
         assert torch.equal(steps[-1][1], (expected(FIRST)[1] + expected(other)[1]) / 2)
 
 
+@on_gpu
 def test_optimizers_take_the_tables_for_leaves():
     for parameter in tables_of(new_kernel()):
         assert type(parameter) is nn.Parameter

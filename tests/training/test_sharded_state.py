@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ranks import rank_device, run_on_ranks
+from ranks import rank_device, run_on_ranks, whole_on_each_rank
 from sharded_cases import Case, local_shards, plain_collection, plan_of, shard
 from test_sharded_ebc import NAMES, TABLES, plans
 from torch import distributed as dist
@@ -39,7 +39,6 @@ def moved_between(pairs):
 
 def moved(first, second):
     """Shards of ``second`` after it took over the state of ``first`` through plain tables."""
-    rank = dist.get_rank()
     source = shard(first)
     for name, table in source.embedding_bags.items():
         for place, (own, values) in enumerate(table.shards):
@@ -57,14 +56,8 @@ def moved(first, second):
     state = source.state_dict()
     tables = {}
     for name, value in state.items():
-        full = torch.zeros(value.size()) if rank == 0 else None
-        if isinstance(value, ShardedTensor):
-            value.gather(0, full)
-            full = full if rank == 0 else torch.zeros(value.size())
-            dist.broadcast(full, 0)
-            tables[name] = full
-        else:
-            tables[name] = value
+        sharded = isinstance(value, ShardedTensor)
+        tables[name] = whole_on_each_rank(value) if sharded else value
     target = shard(second)
     target.load_state_dict(tables)
     # A state of the same plan goes in shard by shard.

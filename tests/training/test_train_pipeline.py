@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from ranks import rank_device, run_on_ranks
+from ranks import rank_device, run_on_ranks, uses_cuda
 from torch import distributed as dist
 from torch import nn
 
@@ -127,7 +127,7 @@ def batches(rank, count=STEPS):
         )
 
 
-def sharded(model_type, kernel="fused"):
+def sharded(model_type, kernel="fused", fused_params=None):
     torch.manual_seed(3)
     model = model_type()
     world = dist.get_world_size()
@@ -136,7 +136,7 @@ def sharded(model_type, kernel="fused"):
         row_wise(compute_kernel=kernel),
         column_wise([0, world - 1], compute_kernel=kernel),
     ]
-    sharder = EmbeddingBagCollectionSharder({"learning_rate": 0.1})
+    sharder = EmbeddingBagCollectionSharder({"learning_rate": 0.1, **(fused_params or {})})
     plan = ShardingPlan(
         {
             name: construct_module_sharding_plan(
@@ -227,6 +227,29 @@ def same_as_plain(model_type, pipeline_type, count, options, kernel="fused"):
 def test_a_pipeline_trains_like_the_plain_loop(world_size, pipeline_type):
     done = run_on_ranks(world_size, same_as_plain, Model, pipeline_type, STEPS, {})
     assert done == [STEPS] * world_size
+
+
+def prefetched(cache_load_factor):
+    """Tables in host memory behind a cache, against the same tables in the device's."""
+    expected_losses, expected_tables = plain_loop(Model)
+    settings = {"prefetch_pipeline": True, "cache_load_factor": cache_load_factor}
+    dmp, optimizer = sharded(Model, "fused_uvm_caching", settings)
+    pipeline = PrefetchTrainPipelineSparseDist(dmp, optimizer, rank_device())
+    losses = drain(pipeline, batches(dist.get_rank()))
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected_losses))
+    found = tables_of(dmp)
+    assert found.keys() == expected_tables.keys()
+    for name, table in found.items():
+        torch.testing.assert_close(table, expected_tables[name])
+    return len(losses)
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.skipif(not uses_cuda(), reason="set TESSERA_TEST_DEVICE=cuda on a GPU host")
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("cache_load_factor", [0.3, 1.0])
+def test_rows_prefetched_into_a_cache_train_like_the_plain_loop(world_size, cache_load_factor):
+    assert run_on_ranks(world_size, prefetched, cache_load_factor) == [STEPS] * world_size
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
