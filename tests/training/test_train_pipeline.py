@@ -279,6 +279,11 @@ def attached_modules(model_type):
     names = sorted(forward.name for forward in pipeline._forwards)
     with pytest.raises(UserError, match="batches are in the pipeline"):
         pipeline.detach()
+    waiting = pipeline._context.input_dist_tensors_requests
+    held, pipeline._context.input_dist_tensors_requests = waiting, {}
+    with pytest.raises(UserError, match=r"called without the pipeline .* detach"):
+        dmp(next(batches(dist.get_rank())))
+    pipeline._context.input_dist_tensors_requests = held
     while pipeline._batches:
         pipeline.progress(iter(()))
     pipeline.detach()

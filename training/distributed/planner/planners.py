@@ -78,8 +78,7 @@ class EmbeddingShardingPlanner(ShardingPlanner):
         performance_model: PerfModel | None = None,
         stats: Stats | list[Stats] | None = None,
         constraints: Mapping[str, ParameterConstraints] | None = None,
-        *,
-        debug: bool = False,
+        debug: bool = False,  # noqa: FBT001, FBT002 - the signature TorchRec users know
     ) -> None:
         self._topology = topology or Topology(
             world_size=int(os.environ.get("WORLD_SIZE", "1")),

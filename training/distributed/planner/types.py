@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum, unique
 from typing import Any
 
@@ -184,7 +184,7 @@ class ShardingOption:
         return copy
 
 
-@dataclass(kw_only=True)
+@dataclass
 class ParameterConstraints:
     """What the caller knows or wants of one table.
 
@@ -208,6 +208,7 @@ class ParameterConstraints:
     compute_kernels: list[str] | None = None
     min_partition: int | None = None
     pooling_factors: list[float] = field(default_factory=lambda: [constants.POOLING_FACTOR])
+    _: KW_ONLY
     batch_size: int | None = None
     is_weighted: bool | None = None
     cache_params: CacheParams | None = None

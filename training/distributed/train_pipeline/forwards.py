@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
+from tessera.errors import UserError
 from tessera.training.distributed.features_awaitable import KJTSplitsAllToAllMeta
 from tessera.training.distributed.train_pipeline.contexts import (
     PrefetchTrainPipelineContext,
@@ -17,6 +18,8 @@ from tessera.training.distributed.train_pipeline.contexts import (
 from tessera.training.distributed.train_pipeline.streams import on_stream
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch.distributed as dist
 
     from tessera.training.distributed.train_pipeline.tracing import ArgInfo
@@ -74,6 +77,13 @@ class BaseForward(Generic[TContext]):
         by_name = {info.name: info.take(batch) for info in self._args if info.name is not None}
         return self._module.input_dist(ctx, *positional, **by_name)
 
+    def _check_sent(self, sent: Mapping[str, Any]) -> None:
+        if self._name not in sent:
+            raise UserError(
+                f"module {self._name!r} was called without the pipeline that it is attached to; "
+                "call the pipeline's progress(), or its detach() before the model itself"
+            )
+
     def _hand_over(self, data: Any, ctx: Any) -> None:
         """Let the current stream use what another stream made."""
         if self._stream is not None:
@@ -89,6 +99,7 @@ class PipelinedForward(BaseForward[TrainPipelineContext]):
     def __call__(self, *args: Any, **kwargs: Any) -> LazyAwaitable[Any]:
         """The arguments were sent ahead: they are not looked at."""
         del args, kwargs
+        self._check_sent(self._context.input_dist_tensors_requests)
         request = self._context.input_dist_tensors_requests.pop(self._name)
         with on_stream(self._stream):
             data = request.wait()
@@ -121,6 +132,7 @@ class PrefetchPipelinedForward(BaseForward[PrefetchTrainPipelineContext]):
     def __call__(self, *args: Any, **kwargs: Any) -> LazyAwaitable[Any]:
         """The arguments were sent ahead: they are not looked at."""
         del args, kwargs
+        self._check_sent(self._context.module_input_post_prefetch)
         data = self._context.module_input_post_prefetch.pop(self._name)
         ctx = self._context.module_contexts_post_prefetch.pop(self._name)
         self._hand_over(data, ctx)
