@@ -14,6 +14,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tessera.serving.commands.numbers import distance, not_negative
 from tessera.serving.summary import table_of
 
 if TYPE_CHECKING:
@@ -26,27 +27,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("b", metavar="B.pt", type=Path, help="the other package")
     parser.add_argument(
         "--samples",
-        type=_not_negative,
+        type=not_negative,
         default=1000,
         metavar="N",
         help="random requests beside the golden ones (default 1000)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the random requests (default 0)")
+    parser.add_argument(
+        "--seed", type=not_negative, default=0, help="of the random requests (default 0)"
+    )
     parser.add_argument(
         "--atol",
-        type=float,
+        type=distance,
         default=0.0,
         metavar="X",
         help="how far two answers may be apart and still count as the same (default 0)",
     )
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
-
-
-def _not_negative(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} is not a number of requests; give 0 or more")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tessera.errors import UserError
+from tessera.serving.commands.numbers import positive
 from tessera.serving.summary import human_bytes, summarize
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measuring = parser.add_mutually_exclusive_group()
     measuring.add_argument(
         "--evaluate-rows",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="compare on about the first N validation rows (default: on all)",
     )
@@ -130,7 +131,7 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--shards",
-        type=_positive,
+        type=positive,
         default=1,
         metavar="N",
         help="over how many devices of one process the tables are spread (default 1)",
@@ -158,13 +159,6 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         help="a file with the shards of each table, as the plan in 'tessera inspect --json', "
         "instead of the three flags above (default: none)",
     )
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not a positive number; give 1 or more")
-    return value
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -45,6 +45,7 @@ from tessera.serving.client import (
 from tessera.serving.client.arrays import Array
 from tessera.serving.client.jsonl import read_batches
 from tessera.serving.client.latency import LatencySummary
+from tessera.serving.commands.numbers import not_negative, positive
 from tessera.serving.schema import InputSchema
 
 EXIT_NOT_ANSWERED = 1
@@ -61,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     source.add_argument(
         "--random",
-        type=_positive_int,
+        type=positive,
         metavar="N",
         help="draw N random samples that fit --model-file",
     )
@@ -85,20 +86,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--batch",
-        type=_positive_int,
+        type=positive,
         default=64,
         metavar="N",
         help="samples per request (default: %(default)s)",
     )
     parser.add_argument(
         "--timeout-ms",
-        type=_positive_int,
+        type=positive,
         default=5000,
         metavar="MS",
         help="time limit of a request, in milliseconds (default: %(default)s)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="seed of --random (default: %(default)s)"
+        "--seed", type=not_negative, default=0, help="seed of --random (default: %(default)s)"
     )
     parser.add_argument(
         "--latency",
@@ -112,8 +113,6 @@ def run(args: argparse.Namespace) -> int:
     schema = None if args.model_file is None else read_schema(args.model_file)
     if args.random is not None and schema is None:
         raise UserError("--random needs --model-file MODEL.pt, to draw samples that fit the model")
-    if args.seed < 0:
-        raise UserError(f"--seed is {args.seed}; it must be 0 or more")
     latencies_s: list[float] = []
     with ExitStack() as stack:
         client = stack.enter_context(
@@ -136,13 +135,6 @@ def run(args: argparse.Namespace) -> int:
     if args.latency:
         print(LatencySummary.of_seconds(latencies_s), file=sys.stderr)
     return 0
-
-
-def _positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not 1 or more")
-    return value
 
 
 def _open_lines(name: str) -> TextIO:

@@ -18,7 +18,7 @@ from tessera.serving.packaging.module_servable import make_module_servable
 from tessera.serving.packaging.options import Origin, PackageOptions
 from tessera.serving.packaging.package import checked_out, write_servable
 from tessera.serving.packaging.spill import Spill
-from tessera.serving.packaging.type_report import compare_types, write_report
+from tessera.serving.packaging.type_report import check_place, compare_types, write_report
 from tessera.serving.runner import TorchScriptRunner
 from tessera.serving.torchscript import optimize
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
@@ -140,6 +140,7 @@ def write_module(
         inputs = replace(inputs, output=options.output)
     out = checked_out(out)
     if report is not None:
+        check_place(report)
         made = compare_types(
             options,
             lambda o: make_module_servable(module, inputs, sample_batch, o),

@@ -35,7 +35,7 @@ from tessera.serving.packaging.servable import (
     progress_bar,
 )
 from tessera.serving.packaging.spill import Spill, SpilledRoom
-from tessera.serving.packaging.type_report import Measure, compare_types, write_report
+from tessera.serving.packaging.type_report import Measure, check_place, compare_types, write_report
 from tessera.serving.runner import Runner, TorchScriptRunner
 from tessera.serving.schema import InputSchema
 from tessera.serving.signing import read_private_key, sign_manifest
@@ -85,6 +85,8 @@ def package_run(
             something that cannot be packaged.
     """
     out = checked_out(out)
+    if report is not None:
+        check_place(report)
     load_libraries(lookup_backend(options.backend).operator_libraries)
     trained = load_trained(run_or_checkpoint, room=SpilledRoom(out.parent))
     origin = Origin(

@@ -20,6 +20,7 @@ from tessera.serving.packaging.lookup import lookup_backend
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.servable import ServableModel
 from tessera.serving.packaging.weight_types import WEIGHT_TYPES
+from tessera.serving.replace import replacing
 from tessera.serving.runner import Runner, TorchScriptRunner
 from tessera.serving.schema import InputSchema
 from tessera.serving.summary import human_bytes, table_of
@@ -219,6 +220,18 @@ def as_html(report: TypeReport) -> str:
     )
 
 
+def check_place(path: Path) -> None:
+    """For before the long way to a report.
+
+    Raises:
+        UserError: the folder of ``path`` is not there, or ``path`` is no file.
+    """
+    if path.exists() and not path.is_file():
+        raise UserError(f"--report {path} is there and is no file; name another")
+    if not path.parent.is_dir():
+        raise UserError(f"--report {path}: the folder {path.parent} does not exist; make it first")
+
+
 def write_report(report: TypeReport, path: Path) -> None:
     """Write HTML where the name ends in ``.html`` or ``.htm``, text otherwise.
 
@@ -226,10 +239,8 @@ def write_report(report: TypeReport, path: Path) -> None:
         UserError: the file cannot be written.
     """
     html = path.suffix.lower() in {".html", ".htm"}
-    try:
-        path.write_text(as_html(report) if html else as_text(report), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--report {path} cannot be written: {error.strerror}") from error
+    with replacing(path) as draft:
+        draft.write_text(as_html(report) if html else as_text(report), encoding="utf-8")
 
 
 def _plot(choices: Sequence[Choice]) -> str:

@@ -177,9 +177,9 @@ def test_the_summary_names_the_operators(
     ("arguments", "message"),
     [
         (["--dtype", "int7"], "invalid choice"),
-        (["--evaluate-rows", "0"], "0 is not a positive number; give 1 or more"),
+        (["--evaluate-rows", "0"], "'0': give a whole number of at least 1"),
         (["--evaluate-rows", "5", "--no-evaluate"], "not allowed with"),
-        (["--shards", "0"], "0 is not a positive number; give 1 or more"),
+        (["--shards", "0"], "'0': give a whole number of at least 1"),
         (["--table-dtype", "int4"], "'int4' is no PATTERN=VALUE, such as 'user_*=int4'"),
     ],
 )
@@ -207,6 +207,9 @@ def test_what_cannot_be_packaged_ends_with_2_and_one_line(
     fails_with(capsys, "nowhere", tmp_path / "nowhere", "--out", out)
     fails_with(capsys, "does not exist; make it first", tmp_path, "--out", tmp_path / "a" / "m.pt")
     fails_with(capsys, "model's name is 'a b'", tmp_path, "--out", out, "--name", "a b")
+    nowhere = tmp_path / "a" / "types.html"
+    fails_with(capsys, "make it first", tmp_path, "--out", out, "--report", nowhere)
+    fails_with(capsys, "is there and is no file", tmp_path, "--out", out, "--report", tmp_path)
     assert not out.exists()
 
 

@@ -141,6 +141,22 @@ def test_what_is_no_package_ends_with_2(
 ) -> None:
     assert main(["diff", str(package), str(tmp_path / "none.pt")]) == 2
     assert "none.pt" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["diff", str(package), str(package), "--samples", "-1"])
-    assert "-1 is not a number of requests" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--samples", "-1", "'-1': give a whole number of at least 0"),
+        ("--samples", "x", "'x': give a whole number of at least 0"),
+        ("--atol", "nan", "'nan' is no distance; give 0 or a number above it"),
+        ("--atol", "-1", "'-1' is no distance"),
+        ("--atol", "x", "'x' is no distance"),
+    ],
+)
+def test_a_wrong_number_ends_with_2(
+    flag: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["diff", "a.pt", "b.pt", flag, value])
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
