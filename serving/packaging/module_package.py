@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -186,6 +187,12 @@ def load_source(name: str) -> Source:
         factory = getattr(importlib.import_module(path), function)
     except (ImportError, AttributeError) as error:
         raise UserError(f"--factory {name}: {error}; give pkg.module:function") from error
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise UserError(f"--factory {name}: {error}; name a function without arguments") from error
+    except ValueError:
+        pass  # some functions written in C do not say what they take
     made = factory()
     if not (
         isinstance(made, tuple)

@@ -18,12 +18,13 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 from prometheus_client.parser import text_string_to_metric_families
 
 from tessera.serving.protocol import predictor_pb2 as pb
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 60
+TIMEOUT_S = PATIENCE_S
 
 MODELS = {"ranker": {"version": "3"}, "other": {"seed": 1}}
 """The packages of the suite and how `make_package` makes them."""

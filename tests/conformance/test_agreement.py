@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from conformance_harness import RunningServer
+from patience import PATIENCE_S
 
 from tessera.serving.protocol import predictor_pb2 as pb
 
@@ -60,7 +61,8 @@ def test_good_answers_are_the_same_messages(pair, drawn):
     for size in (1, 7, 100):
         content = drawn.samples(size).SerializeToString()
         one, two = (
-            pb.PredictionResponse.FromString(server.raw(content, timeout=60)) for server in pair
+            pb.PredictionResponse.FromString(server.raw(content, timeout=PATIENCE_S))
+            for server in pair
         )
         one.ClearField("timings")
         two.ClearField("timings")

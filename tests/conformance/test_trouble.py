@@ -183,7 +183,7 @@ def test_a_full_queue_refuses(kind, package, drawn):
 def test_a_deadline_that_passes_in_the_queue_is_not_computed(kind, package, drawn):
     with waiting_server(kind, package) as server:
         with pytest.raises(grpc.RpcError) as caught:
-            server.predict(drawn.samples(1), timeout=0.3)
+            server.predict(drawn.samples(1), timeout=0.9)  # time enough to reach the queue
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         server.wait_for(lambda: server.value("tessera_rejected_total", reason="deadline") == 1)
         server.wait_for(

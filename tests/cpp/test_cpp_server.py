@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 from package_factory import make_package
+from patience import PATIENCE_S
 
 from tessera.serving.client import Draw, RequestDrawer, encode_request, read_schema
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def run(*command, **options):
-    options.setdefault("timeout", 240)
+    options.setdefault("timeout", PATIENCE_S)
     return subprocess.run(
         list(map(str, command)), capture_output=True, text=True, check=False, **options
     )
@@ -62,12 +63,12 @@ def test_it_starts_without_a_path_or_python(bare_server):
     maps = Path(f"/proc/{bare_server.pid}/maps").read_text()
     assert "libpython" not in maps
     bare_server.terminate()
-    assert bare_server.wait(60) == 0
+    assert bare_server.wait(PATIENCE_S) == 0
 
 
 def outcome(call, content):
     try:
-        call(content, timeout=30)
+        call(content, timeout=PATIENCE_S)
     except grpc.RpcError as error:
         return error.code().name
     return "OK"
@@ -98,7 +99,7 @@ def test_clients_that_send_on_through_the_end_hear_unavailable(package):
         while statuses.qsize() < 100:
             assert process.poll() is None
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
         ended.set()
         for sender in senders:
             sender.join()

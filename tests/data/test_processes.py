@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import worker_tasks
+from patience import PATIENCE_S
 
 from tessera.errors import UserError
 from tessera.training.data.processes import map_in_order
@@ -107,7 +108,7 @@ def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         pids = {int(pid) for pid in parent.stdout.readline().split()}
         assert pids
         os.kill(parent.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while any(map(runs, pids)) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert not any(map(runs, pids))

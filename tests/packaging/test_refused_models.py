@@ -242,6 +242,7 @@ def no_tuple() -> nn.Module:
         ("user_models", "'user_models' is no pkg.module:function"),
         ("user_models:nothing", "has no attribute 'nothing'; give pkg.module:function"),
         ("no_such_module:f", "No module named 'no_such_module'"),
+        ("json:loads", "missing a required argument: 's'; name a function without arguments"),
         ("test_refused_models:no_tuple", "returned Bare; let it return the module, a ModelInputs"),
     ],
 )

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import grpc
 import numpy as np
 import torch
+from patience import PATIENCE_S
 
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.schema import FeatureSpec, InputSchema, OutputSpec
@@ -73,7 +74,7 @@ class FakeRunner:
 
     def forward(self, batch):
         self.entered.release()
-        self.open.wait(30)
+        self.open.wait(PATIENCE_S)
         self.threads.add((threading.current_thread().name, torch.get_num_threads()))
         self.batch_sizes.append(batch.batch_size)
         ids = batch.id_list_features_values.numpy()
@@ -123,7 +124,7 @@ class FakeLoader:
         return ModelIdentity(name=source.name or source.path, version=f"{source.path}-v1")
 
     def load(self, source):
-        self.open.wait(30)
+        self.open.wait(PATIENCE_S)
         runner = self.runners.setdefault(source.path, FakeRunner(self.schema))
         return LoadedModel(
             schema=self.schema,
@@ -164,7 +165,7 @@ class Running:
         return self.loader.runners["m"]
 
     def predict(self, message, **options):
-        options.setdefault("timeout", 30)
+        options.setdefault("timeout", PATIENCE_S)
         return pb.PredictionResponse.FromString(self.raw(message.SerializeToString(), **options))
 
     def start(self, message, **options):
@@ -180,7 +181,7 @@ class Running:
 
     def http(self, path):
         url = f"http://127.0.0.1:{self.thread.http_port}{path}"
-        with urllib.request.urlopen(url, timeout=30) as reply:
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as reply:
             return reply.read().decode()
 
     def http_state(self):

@@ -10,6 +10,7 @@ import time
 import grpc
 import pytest
 from package_factory import make_package
+from patience import PATIENCE_S
 from server_harness import FakeLoader, config, request, serving, value
 
 from tessera.serving.client import RequestDrawer, read_schema
@@ -38,7 +39,7 @@ def test_accepted_requests_are_answered_and_new_ones_refused():
         assert value(metrics, "tessera_model_ready") == 0
         server.runner.open.set()
         assert [call.code().name for call in accepted] == ["OK"] * 9
-        stopping.join(60)
+        stopping.join(PATIENCE_S)
         assert not stopping.is_alive()
     assert '"event": "stop"' in server.log.getvalue()
 
@@ -52,7 +53,7 @@ def test_calls_are_still_taken_while_the_news_spreads(monkeypatch):
         wait_until(lambda: server.http_state() == 503)
         server.predict(request())
         server.thread.loop.call_soon_threadsafe(known.set)
-        stopping.join(60)
+        stopping.join(PATIENCE_S)
         assert not stopping.is_alive()
 
 
@@ -73,7 +74,7 @@ def queued(server):
 
 def wait_until(holds):
     """Ask again until another process or thread got that far."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < until, "it never happened"
         threading.Event().wait(0.005)
@@ -109,10 +110,10 @@ def test_sigterm_under_load_loses_no_accepted_request(package):
         clients = [threading.Thread(target=client) for _ in range(4)]
         for thread in clients:
             thread.start()
-        assert stopped.wait(60)
+        assert stopped.wait(PATIENCE_S)
         assert server.terminate() == 0
         for thread in clients:
-            thread.join(60)
+            thread.join(PATIENCE_S)
     assert outcomes.count("OK") > 20
     assert set(outcomes) == {"OK", "UNAVAILABLE"}
     events = [line["event"] for line in server.log]
@@ -132,8 +133,8 @@ def test_second_signal_ends_at_once(package):
         server.process.send_signal(signal.SIGINT)
         wait_until(lambda: any(line["event"] == "drain" for line in server.log))
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(60) == 1
-        server._reader.join(60)
+        assert server.process.wait(PATIENCE_S) == 1
+        server._reader.join(PATIENCE_S)
     assert server.log[-1]["event"] == "forced"
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
+from patience import PATIENCE_S
 from server_harness import config, f32, i32, i64, request, scores_of, serving, value
 
 from tessera.serving.protocol import predictor_pb2 as pb
@@ -33,7 +34,7 @@ def server():
 
 def outcome(server, content):
     try:
-        server.raw(content, timeout=30)
+        server.raw(content, timeout=PATIENCE_S)
     except grpc.RpcError as error:
         return error.code().name if error.details() else "no message"
     return "OK"

@@ -3,6 +3,7 @@
 import grpc
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 from server_harness import (
     FakeLoader,
     Running,
@@ -110,7 +111,7 @@ def test_invalid_argument(server, edit, text):
 
 def test_bytes_that_are_no_message(server):
     with pytest.raises(grpc.RpcError) as caught:
-        server.raw(b"\xff" * 7, timeout=30)
+        server.raw(b"\xff" * 7, timeout=PATIENCE_S)
     assert status(caught.value) == "INVALID_ARGUMENT"
     assert "the 7 bytes are no PredictionRequest" in caught.value.details()
     assert value(server.metrics(), "tessera_requests_total", code="INVALID_ARGUMENT", model="") >= 1
@@ -153,7 +154,7 @@ def test_resource_exhausted():
         server.runner.entered.acquire()
         waiting = server.start(request())
         # Calls overtake each other on their way in, so one of two more finds the queue full.
-        errors = [server.refused(request(), timeout=30) for _ in range(1)]
+        errors = [server.refused(request(), timeout=PATIENCE_S) for _ in range(1)]
         server.runner.open.set()
         outcomes = [f.code().name for f in (busy, waiting)]
         assert [status(error) for error in errors] + outcomes == ["RESOURCE_EXHAUSTED", "OK", "OK"]
@@ -163,19 +164,29 @@ def test_resource_exhausted():
         assert value(metrics, "tessera_requests_total", code="RESOURCE_EXHAUSTED") == 1
 
 
+MOST = 50
+
+
 def test_deadline_passed_before_the_work_began():
     with serving() as server:
         server.runner.open.clear()
         busy = server.start(request())
         server.runner.entered.acquire()
-        error = server.refused(request(7), timeout=0.05)
-        assert status(error) == "DEADLINE_EXCEEDED"
+        # Where cores are short, what the client sends at its deadline may come well before the
+        # server's clock strikes, and is then a call that was cancelled: ask until one is not.
+        asked = 0
+        while not value(server.metrics(), "tessera_requests_total", code="DEADLINE_EXCEEDED"):
+            asked += 1
+            assert asked <= MOST
+            assert status(server.refused(request(7), timeout=0.2)) == "DEADLINE_EXCEEDED"
         server.runner.open.set()
         assert busy.code().name == "OK"
         server.predict(request(2))
         assert server.runner.batch_sizes == [1, 2]  # the 7 samples were never computed
         metrics = server.metrics()
-        assert value(metrics, "tessera_rejected_total", reason="deadline") == 1
+        late = value(metrics, "tessera_rejected_total", reason="deadline")
+        assert late >= 1
+        assert late + value(metrics, "tessera_rejected_total", reason="cancelled") == asked
         assert value(metrics, "tessera_requests_total", code="DEADLINE_EXCEEDED") == 1
 
 
@@ -213,7 +224,7 @@ def test_unavailable_while_loading():
     with grpc.insecure_channel(f"127.0.0.1:{thread.server.port}") as channel:
         call = channel.unary_unary("/predictor.Predictor/Predict")
         with pytest.raises(grpc.RpcError) as caught:
-            call(request().SerializeToString(), timeout=30)
+            call(request().SerializeToString(), timeout=PATIENCE_S)
         assert status(caught.value) == "UNAVAILABLE"
         assert "model 'm' is still loading" in caught.value.details()
         running = Running(thread, channel, loader, None)
@@ -222,8 +233,8 @@ def test_unavailable_while_loading():
         assert running.http_state() == 503
         assert value(running.metrics(), "tessera_model_ready", model="m") == 0
         loader.open.set()
-        thread._ready.wait(30)
-        call(request().SerializeToString(), timeout=30)
+        thread._ready.wait(PATIENCE_S)
+        call(request().SerializeToString(), timeout=PATIENCE_S)
     thread.__exit__(None, None, None)
 
 

@@ -4,6 +4,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from patience import PATIENCE_S
 from server_harness import config, serving
 
 from tessera.serving.server.health import Health, Serving
@@ -20,20 +21,20 @@ def server():
 @pytest.mark.parametrize("name", ["", "m", "other"])
 def test_check(server, name):
     stub = health_pb2_grpc.HealthStub(server.channel)
-    reply = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=30)
+    reply = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=PATIENCE_S)
     assert reply.status == STATUS.SERVING
 
 
 def test_check_of_an_unknown_name_is_not_found(server):
     stub = health_pb2_grpc.HealthStub(server.channel)
     with pytest.raises(grpc.RpcError) as caught:
-        stub.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=30)
+        stub.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=PATIENCE_S)
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 def test_watch_of_an_unknown_name_says_so_and_stays_open(server):
     stub = health_pb2_grpc.HealthStub(server.channel)
-    watch = stub.Watch(health_pb2.HealthCheckRequest(service="nobody"), timeout=30)
+    watch = stub.Watch(health_pb2.HealthCheckRequest(service="nobody"), timeout=PATIENCE_S)
     assert next(watch).status == STATUS.SERVICE_UNKNOWN
     assert watch.is_active()
     watch.cancel()
@@ -43,7 +44,7 @@ def test_watch_sees_the_drain_and_does_not_hold_it_up():
     with serving() as server:
         stub = health_pb2_grpc.HealthStub(server.channel)
         watches = [
-            stub.Watch(health_pb2.HealthCheckRequest(service=name), timeout=30)
+            stub.Watch(health_pb2.HealthCheckRequest(service=name), timeout=PATIENCE_S)
             for name in ("", "m")
         ]
         assert [next(watch).status for watch in watches] == [STATUS.SERVING] * 2
@@ -59,7 +60,7 @@ def test_reflection_lists_and_describes_the_services(server):
         reflection_pb2.ServerReflectionRequest(list_services=""),
         reflection_pb2.ServerReflectionRequest(file_containing_symbol="predictor.Predictor"),
     ]
-    names, described = list(stub.ServerReflectionInfo(iter(asked), timeout=30))
+    names, described = list(stub.ServerReflectionInfo(iter(asked), timeout=PATIENCE_S))
     listed = {service.name for service in names.list_services_response.service}
     assert {"predictor.Predictor", "grpc.health.v1.Health"} <= listed
     assert b"SharedFeatures" in described.file_descriptor_response.file_descriptor_proto[0]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from package_factory import make_package
+from patience import PATIENCE_S
 
 from tessera.serving.client import Draw, RequestDrawer, encode_request
 from tessera.serving.loading import load_package
@@ -74,7 +75,9 @@ def messages(loaded, sizes, *, max_bag=50, seed=0):
 
 def served(channel, message):
     call = channel.unary_unary("/predictor.Predictor/Predict")
-    response = pb.PredictionResponse.FromString(call(message.SerializeToString(), timeout=60))
+    response = pb.PredictionResponse.FromString(
+        call(message.SerializeToString(), timeout=PATIENCE_S)
+    )
     return np.array(response.predictions["default"].data, np.float32), response.timings
 
 

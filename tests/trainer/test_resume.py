@@ -11,6 +11,7 @@ import sys
 
 import pytest
 import torch
+from patience import PATIENCE_S
 
 from tessera.cli import main
 from tessera.training.trainer.checkpoint import load_checkpoint
@@ -111,14 +112,14 @@ def test_sigkill_and_sigterm_change_no_bit(tiny, tiny_yaml, straight, tmp_path):
     process = command(out, "--config", tiny_yaml)
     wait_for(process, "step 9:")
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == -signal.SIGKILL
     assert not RunFolder(out).is_finished
 
     process = command(out, "--resume")
     wait_for(process, "step 20:")
     process.terminate()
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, stderr
     step = max(list_checkpoints(RunFolder(out).checkpoints))
     assert f"stopped after step {step}; go on with: tessera train --resume --out {out}" in stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from tiny_runs import changed
 
 from tessera.cli import main
@@ -264,7 +265,7 @@ def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint_and_no_bit(
                 os.kill(victims[0], signal.SIGKILL)
                 break
         said += process.stdout.readlines()
-        assert process.wait(timeout=120) == 0, "".join(said)
+        assert process.wait(timeout=PATIENCE_S) == 0, "".join(said)
     finally:
         if process.poll() is None:
             process.kill()

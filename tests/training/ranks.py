@@ -32,9 +32,9 @@ from typing import Any
 
 import pytest
 import torch
+from patience import PATIENCE_S
 
-START_TIMEOUT_S = 180.0
-CALL_TIMEOUT_S = 180.0
+START_TIMEOUT_S = CALL_TIMEOUT_S = float(PATIENCE_S)
 # How long ranks may stay in a call that has failed on another rank.
 STRAGGLER_TIMEOUT_S = 5.0
 
