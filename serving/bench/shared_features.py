@@ -172,7 +172,7 @@ def measure_forward(
 @contextmanager
 def running(program: Path, package: Path) -> Iterator[tuple[str, str]]:
     """A server with one worker; its gRPC and HTTP addresses."""
-    command = [program, "--model", package, "--workers", "1", "--host", "127.0.0.1"]
+    command = [str(program), "--model", str(package), "--workers", "1", "--host", "127.0.0.1"]
     command += ["--port", "0", "--http-port", "0", "--drain-propagation-ms", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -205,7 +205,7 @@ def measure_server(
     spent = dict.fromkeys(messages, 0.0)
     answers = {}
     with grpc.insecure_channel(address) as channel:
-        predict = channel.unary_unary("/predictor.Predictor/Predict")
+        predict = channel.unary_unary("/predictor.Predictor/Predict", None, None)
         for name, message in messages.items():
             for _ in range(20):
                 answers[name] = pb.PredictionResponse.FromString(predict(message)).predictions
