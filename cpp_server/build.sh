@@ -54,11 +54,19 @@ fi
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' tessera/__init__.py)
 launcher=()
 target=all
+clang=$(compgen -c | grep -E '^clang\+\+(-[0-9]+)?$' | sort -V | tail -1 || true)
 if [[ $preset == fuzz ]]; then # the fuzzer alone: Clang's warnings are not held for the rest
-  clang=$(compgen -c | grep -E '^clang\+\+(-[0-9]+)?$' | sort -V | tail -1)
   [[ -n $clang ]] || { echo "the fuzzer is not built: apt-get install clang libclang-rt-dev"; exit 0; }
   launcher+=(-DCMAKE_CXX_COMPILER="$clang")
   target=fuzz_request
+elif [[ $preset == tsan && -n $clang ]]; then # sees more of the gRPC front than GCC can
+  clang=$(command -v "$clang")
+  launcher+=(-DCMAKE_CXX_COMPILER="$clang")
+  # A folder that another compiler has built in cannot change it.
+  cache=build/cpp/tsan/CMakeCache.txt
+  if [[ -f $cache ]] && ! grep -qx "CMAKE_CXX_COMPILER:[A-Z]*=$clang" "$cache"; then
+    rm -r build/cpp/tsan
+  fi
 fi
 if command -v ccache >/dev/null; then launcher+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
 build=build/cpp/$preset

@@ -33,7 +33,9 @@ LOADS = (
     (1, 1),
     (1, 8),
     (1, 64),
+    (100, 1),
     (100, 8),
+    (100, 32),
 )
 Process = subprocess.Popen[str]
 TICKS = os.sysconf("SC_CLK_TCK")

@@ -36,6 +36,7 @@ TEST_P(Policy, Decides) {
   EXPECT_EQ(found.kind, c.expected.kind);
   if (c.expected.kind == Kind::kCut) {
     EXPECT_EQ(found.reason, c.expected.reason);
+    EXPECT_EQ(found.samples, c.expected.samples);
   }
   if (c.expected.kind == Kind::kWaitUntil) {
     EXPECT_EQ(found.time, c.expected.time);
@@ -52,7 +53,7 @@ QueueState waiting(std::int64_t samples, std::int64_t ids) {
 QueueState waiting_with_deadline(Duration deadline, Duration forward) {
   QueueState state = waiting(1, 1);
   state.earliest_deadline = kStart + deadline;
-  state.expected_forward = forward;
+  state.time = {.fixed_seconds = seconds(forward)};
   return state;
 }
 
@@ -62,7 +63,49 @@ QueueState draining() {
   return state;
 }
 
-Decision cut(CutReason reason) { return {Kind::kCut, reason, kStart}; }
+// Two workers, passes that use 30 us and 5 us per sample.
+constexpr BatchLimits kShared{.max_samples = 512, .max_ids = 10'000, .sharers = 2};
+constexpr PassCost kUsual{.fixed_seconds = 30e-6, .per_sample_seconds = 5e-6};
+
+QueueState queued(std::int64_t entries, std::int64_t samples, WorkerKind asks) {
+  return {.entries = entries,
+          .samples = samples,
+          .ids = samples,
+          .oldest = kStart,
+          .work = kUsual,
+          .asks = asks};
+}
+
+QueueState of_one_size(std::int64_t entries, std::int64_t samples, Duration forward) {
+  QueueState state = queued(entries, samples, WorkerKind::kSpare);
+  state.work = {.fixed_seconds = seconds(forward)};
+  return state;
+}
+
+QueueState draining_spare() {
+  QueueState state = queued(1, 1, WorkerKind::kSpare);
+  state.draining = true;
+  return state;
+}
+
+BatchLimits with_delay() {
+  BatchLimits limits = kShared;
+  limits.max_delay = 1ms;
+  return limits;
+}
+
+BatchLimits between(int sharers) {
+  BatchLimits limits = kShared;
+  limits.sharers = sharers;
+  return limits;
+}
+
+constexpr WorkerKind kOrdinary = WorkerKind::kOrdinary;
+constexpr WorkerKind kSpare = WorkerKind::kSpare;
+
+Decision cut(CutReason reason, std::int64_t samples = 8) {
+  return {Kind::kCut, reason, kStart, samples};
+}
 Decision until(Duration time) { return {Kind::kWaitUntil, CutReason::kIdle, kStart + time}; }
 
 const PolicyCase kPolicyCases[] = {
@@ -79,6 +122,29 @@ const PolicyCase kPolicyCases[] = {
     {"deadline_is_near", waiting_with_deadline(800us, 100us), kPatient, 600us,
      cut(CutReason::kDeadline)},
     {"deadline_is_far", waiting_with_deadline(1h, 100us), kPatient, 0ns, until(1ms)},
+    // 64 requests of a sample: 350 us of work, but 5.5 us each.
+    {"spare_sleeps_while_requests_are_small", queued(64, 64, kSpare), kShared, 0ns, {}},
+    {"small_requests_go_to_one_worker", queued(64, 64, kOrdinary), kShared, 0ns,
+     cut(CutReason::kIdle, 512)},
+    {"spare_sleeps_while_little_waits", queued(1, 50, kSpare), kShared, 0ns, {}},
+    {"spare_takes_a_heavy_request", queued(1, 100, kSpare), kShared, 0ns,
+     cut(CutReason::kIdle, 50)},
+    {"spare_takes_half_of_heavy_requests", queued(4, 400, kSpare), kShared, 0ns,
+     cut(CutReason::kIdle, 200)},
+    {"worker_leaves_half_of_heavy_requests", queued(4, 400, kOrdinary), kShared, 0ns,
+     cut(CutReason::kIdle, 200)},
+    {"worker_without_sharers_takes_all", queued(4, 400, kOrdinary), between(1), 0ns,
+     cut(CutReason::kIdle, 512)},
+    {"a_share_is_within_the_limit", queued(40, 4'000, kOrdinary), kShared, 0ns,
+     cut(CutReason::kFull, 512)},
+    // Four times 30 us are those of 24 samples.
+    {"a_share_is_worth_its_fixed_cost", queued(4, 400, kOrdinary), between(64), 0ns,
+     cut(CutReason::kIdle, 24)},
+    {"one_size_shows_no_share", of_one_size(4, 400, 480us), kShared, 0ns,
+     cut(CutReason::kIdle, 512)},
+    {"nothing_known_wakes_no_spare", of_one_size(4, 400, 0us), kShared, 0ns, {}},
+    {"spare_waits_for_company_too", queued(4, 400, kSpare), with_delay(), 0ns, until(1ms)},
+    {"spare_need_not_drain", draining_spare(), kShared, 0ns, {}},
 };
 
 INSTANTIATE_TEST_SUITE_P(Batching, Policy, testing::ValuesIn(kPolicyCases),
@@ -86,20 +152,20 @@ INSTANTIATE_TEST_SUITE_P(Batching, Policy, testing::ValuesIn(kPolicyCases),
 
 TEST(CostModel, FindsALine) {
   CostModel model;
-  EXPECT_EQ(model.predict(10), 0ns);
+  EXPECT_EQ(model.cost().of(10), 0ns);
   for (int round = 0; round < 50; ++round) {
     for (const int n : {1, 8, 64}) model.observe(n, 100us + n * 10us);
   }
-  EXPECT_NEAR(seconds(model.predict(32)), 420e-6, 1e-9);
-  EXPECT_NEAR(seconds(model.predict(512)), 5220e-6, 1e-8);
+  EXPECT_NEAR(seconds(model.cost().of(32)), 420e-6, 1e-9);
+  EXPECT_NEAR(seconds(model.cost().of(512)), 5220e-6, 1e-8);
 }
 
 TEST(CostModel, FollowsTheMachine) {
   CostModel model;
   for (int i = 0; i < 100; ++i) model.observe(8, 1ms);
-  EXPECT_NEAR(seconds(model.predict(64)), 1e-3, 1e-9);  // one size says nothing of the slope
+  EXPECT_NEAR(seconds(model.cost().of(64)), 1e-3, 1e-9);  // one size says nothing of the slope
   for (int i = 0; i < 640; ++i) model.observe(8, 2ms);  // ten half-lives
-  EXPECT_NEAR(seconds(model.predict(8)), 2e-3, 2e-6);
+  EXPECT_NEAR(seconds(model.cost().of(8)), 2e-3, 2e-6);
 }
 
 // A request without content, for the queue; it records how it ended.
@@ -237,7 +303,7 @@ TEST(BatchQueue, GivesWorkersWhatIsQueuedAndEnds) {
   for (int i = 0; i < 3; ++i) {
     workers.emplace_back([&] {
       CutBatch batch;
-      while (queue.next(batch)) {
+      while (queue.next(kOrdinary, batch)) {
         EXPECT_LE(batch.parts.size(), 4u);
         taken += static_cast<int>(batch.parts.size());
       }
@@ -253,11 +319,44 @@ TEST(BatchQueue, GivesWorkersWhatIsQueuedAndEnds) {
   EXPECT_EQ(taken, 500);
 }
 
+TEST(BatchQueue, WakesASpareWorkerForHeavyWorkAlone) {
+  SteadyClock clock;
+  BatchQueue queue({}, {.max_samples = 512, .sharers = 2}, clock);
+  // However long a pass takes, what it uses of a CPU counts.
+  for (const int samples : {1, 8, 64, 256}) queue.observe(samples, 1h, samples * 5us + 30us);
+  std::vector<std::int64_t> taken;
+  std::jthread spare([&] {
+    CutBatch batch;
+    EXPECT_TRUE(queue.next(kSpare, batch));
+    for (const Part& part : batch.parts) taken.push_back(part.samples());
+  });
+  std::deque<Item> items;
+  std::vector<DroppedPart> dropped;
+  // No ordinary worker takes anything, as if all were busy. Had the small requests woken the spare
+  // one, it would have taken them before the heavy ones came.
+  for (int i = 0; i < 10; ++i) {
+    ASSERT_TRUE(queue.submit(items.emplace_back(1).parts(), dropped).ok());
+  }
+  EXPECT_EQ(queue.depth().entries, 10);
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_TRUE(queue.submit(items.emplace_back(300, 0, /*priority*/ 1).parts(), dropped).ok());
+  }
+  spare.join();
+  EXPECT_EQ(taken, (std::vector<std::int64_t>{300}));
+  // What it left is an ordinary worker's, also after the end.
+  queue.close();
+  CutBatch batch;
+  std::size_t left = 0;
+  while (queue.next(kOrdinary, batch)) left += batch.parts.size();
+  EXPECT_GT(left, 0U);
+  EXPECT_FALSE(queue.next(kSpare, batch));
+}
+
 TEST(BatchQueue, DrainEndsTheWaitForCompany) {
   SteadyClock clock;
   BatchQueue queue({}, {.max_samples = 4, .max_delay = 1h}, clock);
   CutBatch batch;
-  std::jthread worker([&] { EXPECT_TRUE(queue.next(batch)); });
+  std::jthread worker([&] { EXPECT_TRUE(queue.next(kOrdinary, batch)); });
   Item item(1);
   std::vector<DroppedPart> dropped;
   item.arrival = clock.now();

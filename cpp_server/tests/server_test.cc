@@ -7,6 +7,7 @@
 
 #include "server/config.h"
 #include "server/gate.h"
+#include "server/heap_trimmer.h"
 #include "server/histogram.h"
 #include "server/http_front.h"
 #include "server/log.h"
@@ -67,6 +68,41 @@ TEST(Flags, RefuseWithTheRemedy) {
             "unrecognized argument '--frobnicate'; see --help");
   EXPECT_EQ(usage_error({"--model"}), "--model needs a value");
   EXPECT_EQ(usage_error({"--skip-golden=yes"}), "--skip-golden takes no value");
+}
+
+TEST(Workers, AreHalfOfTheCpusAndSpareOnTheOthers) {
+  const auto plan = [](int workers, bool on_cpu, int cpus) {
+    ServerConfig config;
+    config.workers = workers;
+    const WorkerPlan found = plan_workers(config, on_cpu, cpus);
+    return std::pair(found.ordinary, found.spare);
+  };
+  EXPECT_EQ(plan(0, true, 1), std::pair(1, 0));
+  EXPECT_EQ(plan(0, true, 2), std::pair(1, 1));
+  EXPECT_EQ(plan(0, true, 7), std::pair(3, 4));
+  EXPECT_EQ(plan(0, false, 8), std::pair(2, 0));
+  // What was asked for is what there is.
+  EXPECT_EQ(plan(3, true, 2), std::pair(3, 0));
+  EXPECT_EQ(plan(3, false, 8), std::pair(3, 0));
+}
+
+TEST(HeapTrimTest, TrimsOnceAfterABurst) {
+  constexpr std::int64_t kMegabyte = 1024 * 1024;
+  struct Look {
+    std::int64_t free_megabytes;
+    bool trims;
+  };
+  // Waves that come back do not count, what stays does, and what was given back counts as unused.
+  const Look looks[] = {{40, false}, {4, false},  {19, false}, {19, false}, {19, false},
+                        {60, false}, {60, false}, {5, false},  {60, false}, {60, false},
+                        {58, true},  {60, false}, {60, false}, {60, false}, {30, false},
+                        {60, false}, {60, false}, {60, true}};
+  HeapTrim trim;
+  int at = 0;
+  for (const Look& look : looks) {
+    EXPECT_EQ(trim.worth(look.free_megabytes * kMegabyte), look.trims) << "look " << at;
+    ++at;
+  }
 }
 
 TEST(Flags, HelpNeedsNothingElse) {

@@ -34,8 +34,9 @@ def package(tmp_path_factory):
     return path
 
 
-def test_unit_tests():
-    done = run(BUILD / "tests/unit_tests", "--gtest_brief=1")
+@pytest.mark.parametrize("program", ["unit_tests", "front_tests"])
+def test_unit_tests(program):
+    done = run(BUILD / "tests" / program, "--gtest_brief=1")
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 

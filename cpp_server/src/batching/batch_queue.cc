@@ -7,7 +7,7 @@
 namespace tessera {
 
 Status BatchQueue::submit(std::vector<Part> parts, std::vector<DroppedPart>& dropped) {
-  bool wake = false;
+  Condition* woken = nullptr;
   {
     const MutexLock lock(mutex_);
     if (!queue_.push(parts, clock_.now(), dropped)) {
@@ -19,71 +19,83 @@ Status BatchQueue::submit(std::vector<Part> parts, std::vector<DroppedPart>& dro
                    queue_limits_.max_samples, "), this request brings ", samples,
                    "; try again later")};
     }
-    wake = idle_workers_ > 0;
+    woken = sleeper();
   }
   // Outside the lock, so that the woken worker does not run into it.
-  if (wake) changed_.notify_one();
+  if (woken != nullptr) woken->notify_one();
   return {};
 }
 
-bool BatchQueue::next(CutBatch& batch) {
+QueueState BatchQueue::state(WorkerKind asks) const {
+  QueueState state{.entries = queue_.entries(),
+                   .samples = queue_.samples(),
+                   .ids = queue_.ids(),
+                   .work = work_.cost(),
+                   .draining = draining_ || closed_,
+                   .asks = asks};
+  if (batch_limits_.max_delay > Duration::zero() && state.entries > 0) {
+    state.oldest = queue_.oldest();
+    state.earliest_deadline = queue_.earliest_deadline();
+    state.time = time_.cost();
+  }
+  return state;
+}
+
+Condition* BatchQueue::sleeper() {
+  if (queue_.entries() == 0) return nullptr;
+  if (idle_workers_.count > 0) return &idle_workers_.changed;
+  if (idle_spares_.count > 0 && heavy(state(WorkerKind::kSpare))) return &idle_spares_.changed;
+  return nullptr;
+}
+
+bool BatchQueue::next(WorkerKind kind, CutBatch& batch) {
   batch.parts.clear();
   batch.dropped.clear();
   MutexLock lock(mutex_);
   while (true) {
     const TimePoint now = clock_.now();
-    QueueState state{.entries = queue_.entries(),
-                     .samples = queue_.samples(),
-                     .ids = queue_.ids(),
-                     .draining = draining_ || closed_};
-    if (batch_limits_.max_delay > Duration::zero() && state.entries > 0) {
-      state.oldest = queue_.oldest();
-      state.earliest_deadline = queue_.earliest_deadline();
-      state.expected_forward = cost_.predict(state.samples);
-    }
-    const Decision decision = decide(state, batch_limits_, now);
+    const Decision decision = decide(state(kind), batch_limits_, now);
     if (decision.kind == Decision::Kind::kCut) {
       batch.reason = decision.reason;
-      queue_.cut(batch_limits_.max_samples, batch_limits_.max_ids, now, batch.parts,
-                 batch.dropped);
+      queue_.cut(decision.samples, batch_limits_.max_ids, now, batch.parts, batch.dropped);
       // What is left is for another worker; the submitter that brought it may have seen none
       // idle or may have woken this one.
-      const bool more = queue_.entries() > 0 && idle_workers_ > 0;
+      Condition* const woken = sleeper();
       lock.release();
-      if (more) changed_.notify_one();
+      if (woken != nullptr) woken->notify_one();
       return true;
     }
-    if (closed_ && state.entries == 0) return false;
-    ++idle_workers_;
+    if (closed_ && (kind == WorkerKind::kSpare || queue_.entries() == 0)) return false;
+    Idle& waiting = idle(kind);
+    ++waiting.count;
     if (decision.kind == Decision::Kind::kWaitUntil) {
-      changed_.wait_until(mutex_, decision.time);
+      waiting.changed.wait_until(mutex_, decision.time);
     } else {
-      changed_.wait(mutex_);
+      waiting.changed.wait(mutex_);
     }
-    --idle_workers_;
+    --waiting.count;
   }
 }
 
-void BatchQueue::observe(std::int64_t samples, Duration took) {
-  if (batch_limits_.max_delay == Duration::zero()) return;  // nobody asks for the estimate
+void BatchQueue::observe(std::int64_t samples, Duration took, Duration cpu) {
+  if (batch_limits_.max_delay == Duration::zero() && batch_limits_.sharers == 1) return;
   const MutexLock lock(mutex_);
-  cost_.observe(samples, took);
+  time_.observe(samples, took);
+  work_.observe(samples, cpu);
 }
 
 void BatchQueue::drain() {
-  {
-    const MutexLock lock(mutex_);
-    draining_ = true;
-  }
-  changed_.notify_all();
+  const MutexLock lock(mutex_);
+  draining_ = true;
+  idle_workers_.changed.notify_all();
+  idle_spares_.changed.notify_all();
 }
 
 void BatchQueue::close() {
-  {
-    const MutexLock lock(mutex_);
-    closed_ = true;
-  }
-  changed_.notify_all();
+  const MutexLock lock(mutex_);
+  closed_ = true;
+  idle_workers_.changed.notify_all();
+  idle_spares_.changed.notify_all();
 }
 
 QueueDepth BatchQueue::depth() const {

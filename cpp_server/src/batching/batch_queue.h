@@ -47,12 +47,13 @@ class BatchQueue {
   // full) the status says why, and the request is still the caller's.
   Status submit(std::vector<Part> parts, std::vector<DroppedPart>& dropped);
 
-  // Fills `batch`, whose memory is reused, with at least one living or dropped part. False:
-  // the queue is closed and empty.
-  bool next(CutBatch& batch);
+  // Fills `batch`, whose memory is reused, with at least one living or dropped part, for a worker
+  // of kind `kind`. False: the queue is closed, and empty or not worth a spare worker.
+  bool next(WorkerKind kind, CutBatch& batch);
 
-  // What a forward pass took, for the policy's estimate.
-  void observe(std::int64_t samples, Duration took);
+  // What a pass took of time and of its thread's CPU, for the policy's estimates; ignored where
+  // nobody asks for them.
+  void observe(std::int64_t samples, Duration took, Duration cpu);
 
   // From now on batches are cut without waiting for company.
   void drain();
@@ -63,14 +64,28 @@ class BatchQueue {
   QueueDepth depth() const;
 
  private:
+  // Workers of one kind that wait.
+  struct Idle {
+    Condition changed;
+    int count = 0;
+  };
+
+  Idle& idle(WorkerKind kind) TESSERA_REQUIRES(mutex_) {
+    return kind == WorkerKind::kSpare ? idle_spares_ : idle_workers_;
+  }
+  QueueState state(WorkerKind asks) const TESSERA_REQUIRES(mutex_);
+  // Whom to wake for what is queued; null: nobody. A condition may be notified without the mutex.
+  Condition* sleeper() TESSERA_REQUIRES(mutex_);
+
   const QueueLimits queue_limits_;
   const BatchLimits batch_limits_;
   const Clock& clock_;
   mutable Mutex mutex_;
-  Condition changed_;
   RequestQueue queue_ TESSERA_GUARDED_BY(mutex_);
-  CostModel cost_ TESSERA_GUARDED_BY(mutex_);
-  int idle_workers_ TESSERA_GUARDED_BY(mutex_) = 0;
+  CostModel time_ TESSERA_GUARDED_BY(mutex_);
+  CostModel work_ TESSERA_GUARDED_BY(mutex_);
+  Idle idle_workers_ TESSERA_GUARDED_BY(mutex_);
+  Idle idle_spares_ TESSERA_GUARDED_BY(mutex_);
   bool draining_ TESSERA_GUARDED_BY(mutex_) = false;
   bool closed_ TESSERA_GUARDED_BY(mutex_) = false;
 };

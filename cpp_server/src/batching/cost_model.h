@@ -1,4 +1,4 @@
-// How long a forward pass of n samples takes: a * n + b, fitted to the passes seen lately.
+// What a forward pass of n samples costs, in time or in a CPU's: a * n + b, fitted to the passes seen lately.
 //
 // Weighted least squares in which a pass loses half of its weight after kHalfLifePasses
 // further ones, so that the model follows a machine that becomes busier.
@@ -12,12 +12,20 @@
 
 namespace tessera {
 
+struct PassCost {
+  double fixed_seconds = 0;       // b: below zero where the fit says so
+  double per_sample_seconds = 0;  // a: never below zero
+
+  // Of a pass of `samples` samples; never below zero.
+  Duration of(std::int64_t samples) const;
+};
+
 class CostModel {
  public:
   void observe(std::int64_t samples, Duration took);
 
-  // Zero before the first observation; never negative.
-  Duration predict(std::int64_t samples) const;
+  // Zero before the first observation.
+  PassCost cost() const;
 
  private:
   double weight_ = 0;

@@ -31,10 +31,12 @@ void Executor::execute(std::span<const Part> parts) {
 void Executor::run(std::span<const Part> parts) {
   PassTimings pass;
   pass.started = clock_.now();
+  const Duration cpu_before = thread_cpu_time();
   const HostBatch batch = merger_.merge(parts, session_);
   const TimePoint assembled = clock_.now();
   const std::unique_ptr<Scores> scores = session_.forward(batch);
   pass.computed = clock_.now();
+  pass.cpu = thread_cpu_time() - cpu_before;
   pass.assemble = assembled - pass.started;
   pass.transfer = scores->transfer();
   pass.forward = pass.computed - assembled - pass.transfer;

@@ -38,6 +38,7 @@ struct PassTimings {
   Duration transfer{0};
   Duration forward{0};
   TimePoint computed{};  // when the scores were there
+  Duration cpu{0};       // what the worker's own thread used for all of that
   std::int64_t requests = 0;
   std::int64_t samples = 0;
   std::int64_t ids = 0;

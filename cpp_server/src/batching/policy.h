@@ -1,7 +1,14 @@
-// When a batch is cut: a pure function of (state, now).
+// When a batch is cut, and by which worker: a pure function of (state, now).
 //
 // A free worker takes whatever is queued. With max_delay above zero it first waits that long
 // for company, but never so long that a waiting request would miss its deadline.
+//
+// There may be spare workers, on the CPUs that the network's threads need while requests are
+// small. They sleep unless the work that is queued is heavy: it would keep a worker busy for
+// kSpareBacklog, and computing a request of it takes longer than the network's part of one, so
+// that the narrow place is the forward pass. Then they take part, and what is queued is divided
+// between all workers instead of going to the first, in shares of which the fixed cost of a
+// pass is a small part.
 //
 // Contract: no state, no clock of its own, any thread.
 #pragma once
@@ -9,6 +16,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "batching/cost_model.h"
 #include "common/clock.h"
 
 namespace tessera {
@@ -23,17 +31,32 @@ struct BatchLimits {
   std::int64_t max_samples = 512;
   std::int64_t max_ids = 262'144;
   Duration max_delay{0};
+  // Workers that heavy work is divided between; 1: a batch takes all that fits.
+  int sharers = 1;
 };
 
-// What the decision looks at when a worker is free.
+// What gRPC and the kernel use of a CPU to bring in and answer a small request is about 25 us
+// of the server and as much of a client on the same machine. The work of a pass is compared in the
+// same unit: time would make every request heavy on a machine whose CPUs others have.
+inline constexpr Duration kNetworkPerRequest = std::chrono::microseconds(50);
+// Waking a thread, and the caches that it finds cold, cost tens of microseconds.
+inline constexpr Duration kSpareBacklog = std::chrono::microseconds(300);
+// A share is at least so large that what its samples cost is this many times the pass's fixed cost.
+inline constexpr double kShareOverFixed = 4;
+
+enum class WorkerKind { kOrdinary, kSpare };
+
+// What the decision looks at when a worker of kind `asks` is free.
 struct QueueState {
   std::int64_t entries = 0;
   std::int64_t samples = 0;
   std::int64_t ids = 0;
   TimePoint oldest = kNever;             // when the longest-waiting entry came
   TimePoint earliest_deadline = kNever;  // of all waiting entries
-  Duration expected_forward{0};          // of a batch of these samples
+  PassCost time = {};                    // of passes lately: what an answer waits for
+  PassCost work = {};                    // of passes lately: what they used of a CPU
   bool draining = false;                 // no company will come any more
+  WorkerKind asks = WorkerKind::kOrdinary;
 };
 
 struct Decision {
@@ -45,7 +68,11 @@ struct Decision {
   Kind kind = Kind::kWaitForEntry;
   CutReason reason = CutReason::kIdle;
   TimePoint time = kNever;
+  std::int64_t samples = 0;  // to cut: how many at most, but one part in any case
 };
+
+// Whether what is queued is worth a spare worker.
+bool heavy(const QueueState& state);
 
 Decision decide(const QueueState& state, const BatchLimits& limits, TimePoint now);
 

@@ -4,6 +4,8 @@
 // Contract: Clock::now may be called from any thread and does not block.
 #pragma once
 
+#include <time.h>
+
 #include <chrono>
 
 namespace tessera {
@@ -15,6 +17,13 @@ inline constexpr TimePoint kNever = TimePoint::max();
 
 inline double seconds(Duration duration) {
   return std::chrono::duration<double>(duration).count();
+}
+
+// What the calling thread has used of CPUs: unlike time, it does not pass while others have them.
+inline Duration thread_cpu_time() {
+  timespec used{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+  return std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
 }
 
 class Clock {

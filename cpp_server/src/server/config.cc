@@ -12,6 +12,8 @@
 namespace tessera {
 namespace {
 
+constexpr int kWorkersPerGpu = 2;
+
 ModelSource parse_model(const std::string& value) {
   const auto equals = value.find('=');
   if (equals == std::string::npos) return {value, ""};
@@ -47,8 +49,9 @@ std::vector<Flag> flags(ServerConfig& config) {
       number_flag("port", "gRPC port; 0: any free one, see the ready line", config.port, 0, 65'535),
       number_flag("http-port", "HTTP port; 0: any free one", config.http_port, 0, 65'535),
       {"workers", "N",
-       text("inference threads of each device (default: ", default_workers(),
-            ", half of the CPUs; 2 on a GPU)"),
+       text("inference threads of each device, no more and no fewer (default: 2 on a GPU; on CPUs ",
+            default_workers(), ", half of them, and as many as the other half that help while "
+            "requests are heavy)"),
        [&](const std::string& value) {
          config.workers = checked_number<int>("workers", value, 1, 4'096);
        }},
@@ -155,11 +158,20 @@ void check(const ServerConfig& config) {
 
 }  // namespace
 
-int default_workers() {
+int available_cpus() {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
   const bool known = sched_getaffinity(0, sizeof(allowed), &allowed) == 0;
-  return std::max(1, (known ? CPU_COUNT(&allowed) : 1) / 2);
+  return known ? std::max(1, CPU_COUNT(&allowed)) : 1;
+}
+
+int default_workers() { return std::max(1, available_cpus() / 2); }
+
+WorkerPlan plan_workers(const ServerConfig& config, bool on_cpu, int cpus) {
+  if (config.workers > 0) return {.ordinary = config.workers, .spare = 0};
+  if (!on_cpu) return {.ordinary = kWorkersPerGpu, .spare = 0};
+  const int ordinary = std::max(1, cpus / 2);
+  return {.ordinary = ordinary, .spare = cpus - ordinary};
 }
 
 ServerConfig parse_flags(const std::vector<std::string>& arguments) {

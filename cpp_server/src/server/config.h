@@ -23,7 +23,10 @@ struct ModelSource {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 
-// Half of the CPUs that this process may run on: the other half serves the network.
+// CPUs that this process may run on.
+int available_cpus();
+
+// Half of them, at least one: threads of the network, and workers while requests are small.
 int default_workers();
 
 struct ServerConfig {
@@ -34,7 +37,7 @@ struct ServerConfig {
   RequestLimits request_limits;
   BatchLimits batch_limits;
   QueueLimits queue_limits;
-  int workers = 0;  // of each device; 0: default_workers() on the CPU, two on a GPU
+  int workers = 0;        // of each device; 0: see plan_workers
   std::vector<int> gpus;  // for packages made for GPUs; empty: every one
   int threads_per_worker = 1;
   int worker_niceness = 5;  // nice levels behind the threads of the network
@@ -50,6 +53,17 @@ struct ServerConfig {
   bool help = false;
   bool version = false;
 };
+
+// The workers of one model: `ordinary` of each device, and `spare` ones of the CPU, which take part
+// in heavy work (batching/policy.h).
+struct WorkerPlan {
+  int ordinary = 1;
+  int spare = 0;
+};
+
+// --workers and no spare ones where it was given. Otherwise two of each GPU; on the CPU half of the
+// CPUs, and the other half in spare.
+WorkerPlan plan_workers(const ServerConfig& config, bool on_cpu, int cpus);
 
 // `arguments` are those after the program's name. With --help or --version nothing else is
 // checked.

@@ -9,7 +9,10 @@
 namespace tessera {
 namespace {
 
-constexpr int kWorkersPerGpu = 2;
+BatchLimits shared(BatchLimits limits, const WorkerPlan& plan) {
+  if (plan.spare > 0) limits.sharers = plan.ordinary + plan.spare;
+  return limits;
+}
 
 Refusal refusal_of(RejectReason reason) {
   if (reason == RejectReason::kDeadline) {
@@ -55,7 +58,8 @@ ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config,
       threads_per_worker_(config.threads_per_worker),
       niceness_(config.worker_niceness),
       decoder_(package_.manifest.schema, config.request_limits, package_.runner->shares_rows()),
-      queue_(config.queue_limits, config.batch_limits, clock) {
+      plan_(plan_workers(config, package_.manifest.device == "cpu", available_cpus())),
+      queue_(config.queue_limits, shared(config.batch_limits, plan_), clock) {
   const Manifest& manifest = package_.manifest;
   metrics_.facts = {.sha256 = package_.sha256,
                     .torch = manifest.torch_version,
@@ -71,9 +75,8 @@ ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config,
   // Workers take turns in devices, so that each has its share of them. On a GPU two of them are
   // what lets one batch's copies overlap another's forward.
   const std::size_t devices = metrics_.devices.size();
-  const int each = config.workers > 0 ? config.workers
-                   : manifest.device == "cpu" ? default_workers() : kWorkersPerGpu;
-  for (std::size_t i = 0; i < devices * static_cast<std::size_t>(each); ++i) {
+  const std::size_t ordinary = devices * static_cast<std::size_t>(plan_.ordinary);
+  for (std::size_t i = 0; i < ordinary + static_cast<std::size_t>(plan_.spare); ++i) {
     sessions_.push_back(package_.runner->open_session(i % devices));
     if (i < devices && !sessions_.back()->remark().empty()) {
       log_.warning("session", {{"model", name()},
@@ -83,8 +86,10 @@ ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config,
   }
   metrics_.loaded.store(true, std::memory_order_release);
   for (std::size_t i = 0; i < sessions_.size(); ++i) {
-    workers_.emplace_back(
-        [this, i, devices] { work(*sessions_[i], metrics_.devices[i % devices]); });
+    const WorkerKind kind = i < ordinary ? WorkerKind::kOrdinary : WorkerKind::kSpare;
+    workers_.emplace_back([this, i, kind, devices] {
+      work(kind, *sessions_[i], metrics_.devices[i % devices]);
+    });
   }
 }
 
@@ -116,13 +121,13 @@ void ServedModel::submit(PendingRequest& request) {
   }
 }
 
-void ServedModel::work(Session& session, ModelMetrics::DeviceCounters& device) {
+void ServedModel::work(WorkerKind kind, Session& session, ModelMetrics::DeviceCounters& device) {
   stand_back(niceness_);
   session.begin_thread(threads_per_worker_);
   Executor executor(package_.manifest.schema, session, clock_, *this);
   CutBatch batch;
   std::size_t counted_bytes = 0;
-  while (queue_.next(batch)) {
+  while (queue_.next(kind, batch)) {
     drop_all(batch.dropped);
     if (batch.parts.empty()) continue;
     metrics_.count_batch(batch.reason);
@@ -148,7 +153,7 @@ void ServedModel::work(Session& session, ModelMetrics::DeviceCounters& device) {
 
 void ServedModel::on_pass(const PassTimings& pass, Duration split) {
   metrics_.observe_pass(pass, split);
-  queue_.observe(pass.samples, pass.assemble + pass.transfer + pass.forward + split);
+  queue_.observe(pass.samples, pass.assemble + pass.transfer + pass.forward + split, pass.cpu);
 }
 
 void ServedModel::on_retry(std::size_t parts, const std::string& error) {

@@ -1,7 +1,7 @@
 // A model that answers: its decoder, its queue, its workers and its counters.
 //
-// Contract: construction opens a session per worker, which may take long, and starts them; submit may be called from any thread and does
-// not block. drain, then close; close blocks until the workers have finished what is queued.
+// Contract: construction opens a session per worker, which may take long, and starts them;
+// submit may be called from any thread and does not block. drain, then close; close blocks until the workers have finished what is queued.
 // The destructor closes.
 #pragma once
 
@@ -43,7 +43,7 @@ class ServedModel final : private ExecutionObserver {
   void close();
 
  private:
-  void work(Session& session, ModelMetrics::DeviceCounters& device);
+  void work(WorkerKind kind, Session& session, ModelMetrics::DeviceCounters& device);
   void on_pass(const PassTimings& pass, Duration split) override;
   void on_retry(std::size_t parts, const std::string& error) override;
   Status on_failure(const std::string& error) override;
@@ -55,6 +55,7 @@ class ServedModel final : private ExecutionObserver {
   const int threads_per_worker_;
   const int niceness_;
   const RequestDecoder decoder_;
+  const WorkerPlan plan_;
   BatchQueue queue_;
   std::vector<std::unique_ptr<Session>> sessions_;  // one per worker
   std::vector<std::jthread> workers_;

@@ -109,7 +109,11 @@ void Server::open() {
   log_.info("start", {{"tessera", kVersion}, {"models", paths}});
   http_ = std::make_unique<HttpFront>(
       config_.host, config_.http_port, [this](const std::string& path) { return page(path); },
-      [this] { board_.tick(); });
+      [this] {
+        board_.tick();
+        const std::int64_t unused = heap_.tick();
+        if (unused > 0) log_.debug("heap_trimmed", {{"unused_bytes", unused}});
+      });
   port_ = grpc_.start({.host = config_.host,
                        .port = config_.port,
                        .max_message_bytes = config_.max_message_bytes,

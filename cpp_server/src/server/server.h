@@ -17,6 +17,7 @@
 #include "server/events.h"
 #include "server/gate.h"
 #include "server/grpc_front.h"
+#include "server/heap_trimmer.h"
 #include "server/http_front.h"
 #include "server/log.h"
 #include "server/metrics.h"
@@ -70,6 +71,7 @@ class Server {
   Registry registry_;
   Metrics metrics_;
   StatusBoard board_;
+  HeapTrimmer heap_;  // the HTTP thread's
   PredictContext context_;
   GrpcFront grpc_;
   std::unique_ptr<HttpFront> http_;

@@ -1,0 +1,226 @@
+// The gRPC front with clients on the same machine and a plain function in the model's place: every
+// thread of the server but torch's. ThreadSanitizer watches it in seconds (see tsan.ignorelist).
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <thread>
+
+#include "common/grpc_setup.h"
+#include "health.grpc.pb.h"
+#include "predictor.grpc.pb.h"
+#include "server/grpc_front.h"
+#include "server/served_model.h"
+#include "support.h"
+
+namespace tessera {
+namespace {
+
+using namespace std::chrono_literals;
+using grpc::health::v1::HealthCheckRequest;
+using grpc::health::v1::HealthCheckResponse;
+
+// The score of a row is its first dense feature.
+class EchoSession final : public test::MemorySession {
+ public:
+  EchoSession() : MemorySession(test::schema()) {}
+
+  std::unique_ptr<Scores> forward(const HostBatch& batch) override {
+    class Echo final : public Scores {
+     public:
+      std::vector<float> values;
+      std::span<const float> output(std::size_t) const override { return values; }
+    };
+    auto scores = std::make_unique<Echo>();
+    for (std::size_t row = 0; row < static_cast<std::size_t>(batch.samples); ++row) {
+      scores->values.push_back(batch.dense[2 * row]);
+    }
+    return scores;
+  }
+};
+
+class EchoRunner final : public Runner {
+ public:
+  std::vector<std::string> devices() const override { return {"cpu"}; }
+  std::unique_ptr<Session> open_session(std::size_t) override {
+    return std::make_unique<EchoSession>();
+  }
+  std::vector<DeviceMemory> memory() const override { return {}; }
+};
+
+LoadedPackage echo_package() {
+  LoadedPackage package;
+  package.manifest.schema = test::schema();
+  package.manifest.device = "cpu";
+  package.runner = std::make_unique<EchoRunner>();
+  return package;
+}
+
+predictor::PredictionRequest message_of(float first, int samples) {
+  predictor::PredictionRequest message;
+  message.set_batch_size(samples);
+  std::vector<float> dense;
+  for (int row = 0; row < samples; ++row) {
+    dense.insert(dense.end(), {first + static_cast<float>(row), 0});
+  }
+  const auto packed = [](const auto& numbers) {
+    return std::string(reinterpret_cast<const char*>(numbers.data()), numbers.size() * 4);
+  };
+  message.mutable_float_features()->set_num_features(2);
+  message.mutable_float_features()->set_values(packed(dense));
+  const std::vector<std::int32_t> ones(static_cast<std::size_t>(3 * samples), 1);
+  message.mutable_id_list_features()->set_num_features(3);
+  message.mutable_id_list_features()->set_lengths(packed(ones));
+  message.mutable_id_list_features()->set_values(packed(ones));
+  const std::vector<std::int32_t> zeros(static_cast<std::size_t>(samples), 0);
+  message.mutable_id_score_list_features()->set_num_features(1);
+  message.mutable_id_score_list_features()->set_lengths(packed(zeros));
+  return message;
+}
+
+struct FrontTest : testing::Test {
+  FrontTest() {
+    prepare_grpc();
+    config.batch_limits.max_samples = 16;  // so that some requests are cut and joined
+    registry.publish(0, std::make_unique<ServedModel>(echo_package(), config, metrics, clock, log));
+    const int port = front.start({.host = "127.0.0.1",
+                                  .port = 0,
+                                  .max_message_bytes = config.max_message_bytes,
+                                  .threads = 2});
+    channel = grpc::CreateChannel("127.0.0.1:" + std::to_string(port),
+                                  grpc::InsecureChannelCredentials());
+  }
+
+  // What Server::drain and Server::close do, without their waits.
+  void end() {
+    gate.shut();
+    for (ServedModel* model : registry.loaded()) model->drain();
+    while (gate.active() > 0) std::this_thread::yield();
+    front.stop(1s);
+    for (ServedModel* model : registry.loaded()) model->close();
+    front.release();
+  }
+
+  static void in_threads(int count, const std::function<void(int)>& body) {
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < count; ++i) threads.emplace_back([&body, i] { body(i); });
+  }
+
+  ServerConfig config;
+  SteadyClock clock;
+  Log log{LogLevel::kError, true};
+  ModelMetrics metrics{"m", "1"};
+  ModelMetrics unresolved{"", ""};
+  Gate gate{[] {}};
+  Registry registry{{"m"}};
+  PredictContext context{registry, unresolved, gate, clock, log};
+  GrpcFront front{context};
+  std::shared_ptr<grpc::Channel> channel;
+};
+
+TEST_F(FrontTest, AnswersEveryClientWithItsOwnScores) {
+  in_threads(4, [&](int client) {
+    const auto stub = predictor::Predictor::NewStub(channel);
+    for (int call = 0; call < 100; ++call) {
+      const int samples = 1 + (client + call) % 40;
+      grpc::ClientContext of_call;
+      predictor::PredictionResponse response;
+      const auto first = static_cast<float>(1'000 * client + call);
+      const grpc::Status status = stub->Predict(&of_call, message_of(first, samples), &response);
+      ASSERT_TRUE(status.ok()) << status.error_message();
+      const auto& scores = response.predictions().at("default").data();
+      ASSERT_EQ(scores.size(), samples);
+      for (int row = 0; row < samples; ++row) {
+        EXPECT_EQ(scores[row], first + static_cast<float>(row));
+      }
+    }
+  });
+  end();
+}
+
+TEST_F(FrontTest, LivesThroughCancelledAndLateAndMalformedCalls) {
+  in_threads(4, [&](int client) {
+    const auto stub = predictor::Predictor::NewStub(channel);
+    for (int call = 0; call < 100; ++call) {
+      grpc::ClientContext of_call;
+      predictor::PredictionResponse response;
+      predictor::PredictionRequest message = message_of(0, 20);
+      std::jthread canceller;
+      const int kind = (client + call) % 4;
+      if (kind == 1) of_call.set_deadline(std::chrono::system_clock::now() + 300us);
+      if (kind == 2) canceller = std::jthread([&] { of_call.TryCancel(); });
+      if (kind == 3) message.set_batch_size(21);
+      const grpc::Status status = stub->Predict(&of_call, message, &response);
+      const grpc::StatusCode code = status.error_code();
+      const grpc::StatusCode may[] = {grpc::OK, grpc::DEADLINE_EXCEEDED, grpc::CANCELLED,
+                                      grpc::INVALID_ARGUMENT};
+      const bool may_be_answered = kind != 3;
+      EXPECT_TRUE(code == may[kind] || (may_be_answered && status.ok()))
+          << "kind " << kind << ": " << code << " " << status.error_message();
+    }
+  });
+  end();
+}
+
+TEST_F(FrontTest, WatchersHearOfEveryLastState) {
+  std::atomic<int> finished = 0;
+  std::jthread setter([&] {
+    for (int i = 0; finished < 4; ++i) front.set_serving("m", i % 2 == 0);
+    front.set_serving("m", true);
+  });
+  in_threads(4, [&](int) {
+    const auto stub = grpc::health::v1::Health::NewStub(channel);
+    HealthCheckRequest message;
+    message.set_service("m");
+    HealthCheckResponse response;
+    for (int i = 0; i < 20; ++i) {
+      grpc::ClientContext of_watch;
+      const auto watch = stub->Watch(&of_watch, message);
+      ASSERT_TRUE(watch->Read(&response));
+      of_watch.TryCancel();
+      EXPECT_EQ(watch->Finish().error_code(), grpc::StatusCode::CANCELLED);
+      grpc::ClientContext of_check;
+      ASSERT_TRUE(stub->Check(&of_check, message, &response).ok());
+    }
+    ++finished;
+  });
+  setter.join();
+  const auto stub = grpc::health::v1::Health::NewStub(channel);
+  HealthCheckRequest message;
+  message.set_service("m");
+  HealthCheckResponse response;
+  grpc::ClientContext of_watch;
+  const auto watch = stub->Watch(&of_watch, message);
+  ASSERT_TRUE(watch->Read(&response));
+  EXPECT_EQ(response.status(), HealthCheckResponse::SERVING);
+  std::jthread ender([&] { end(); });
+  while (watch->Read(&response)) {
+  }
+  EXPECT_NE(watch->Finish().error_code(), grpc::StatusCode::INTERNAL);
+}
+
+TEST_F(FrontTest, RefusesWhileItEnds) {
+  std::atomic<int> answered = 0;
+  std::jthread ender([&] {
+    while (answered < 50) std::this_thread::yield();
+    end();
+  });
+  in_threads(4, [&](int) {
+    const auto stub = predictor::Predictor::NewStub(channel);
+    grpc::Status status;
+    while (true) {
+      grpc::ClientContext of_call;
+      predictor::PredictionResponse response;
+      status = stub->Predict(&of_call, message_of(0, 1), &response);
+      if (!status.ok()) break;
+      ++answered;
+    }
+    EXPECT_TRUE(status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+                status.error_code() == grpc::StatusCode::CANCELLED)
+        << status.error_code() << " " << status.error_message();
+  });
+}
+
+}  // namespace
+}  // namespace tessera
