@@ -7,12 +7,13 @@ what the records are for.
 
 from __future__ import annotations
 
-import hashlib
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO
+
+from tessera.serving.hashes import ContentHash
 
 TOP_FOLDER = "model"
 """The folder that all records lie in; torch takes any, a package has this one."""
@@ -73,11 +74,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What became of a record's content: its size, CRC-32 and SHA-256 (lower-case hex)."""
+    """What became of a record's content: size, CRC-32 and the hashes of `ContentHash`."""
 
     bytes: int
     crc32: int
     sha256: str
+    chunks: tuple[str, ...]
 
 
 def check_name(name: str) -> None:
@@ -260,7 +262,7 @@ class ArchiveWriter:
         offset = self._entries[-1].end_offset if self._entries else 0
         entry = Entry(name=name, bytes=size, crc32=0, header_offset=offset)
         self._stream.write(local_header(entry))
-        digest, crc32, written = hashlib.sha256(), 0, 0
+        digest, crc32, written = ContentHash(size), 0, 0
         for piece in content:
             digest.update(piece)
             crc32 = zlib.crc32(piece, crc32)
@@ -272,7 +274,7 @@ class ArchiveWriter:
         self._stream.write(struct.pack("<I", crc32))
         self._stream.seek(0, 2)
         self._entries.append(replace(entry, crc32=crc32))
-        return Written(bytes=size, crc32=crc32, sha256=digest.hexdigest())
+        return Written(bytes=size, crc32=crc32, sha256=digest.sha256(), chunks=digest.chunks())
 
     def finish(self) -> None:
         """Write the directory and the end."""

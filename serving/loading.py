@@ -7,6 +7,7 @@ then does torch open what was checked.  A file that fails a check has run nothin
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import torch
 from tessera.kernels.libraries import LibraryError, load_libraries
 from tessera.serving.devices import default_devices
 from tessera.serving.golden import GoldenMismatchError, replay_golden
+from tessera.serving.hashes import FileHash
 from tessera.serving.manifest import GOLDEN_RECORD, Manifest
 from tessera.serving.opening import Opening
 from tessera.serving.records import PackageError, Records
@@ -42,16 +44,23 @@ class LoadedPackage:
     Attributes:
         manifest: what the package says of itself.
         runner: scores batches; may be called from several threads at once.
-        sha256: SHA-256 of the whole file, lower-case hex.
+        records: its records.
+        file_hash: SHA-256 of the whole file; may not be known yet.
         load_seconds: time from opening the file to being ready.
         path: the file.
     """
 
     manifest: Manifest
     runner: Runner
-    sha256: str
+    records: Records
+    file_hash: FileHash
     load_seconds: float
     path: Path
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the whole file, lower-case hex; waits until it is known."""
+        return self.file_hash.wait()
 
 
 def load_package(
@@ -61,6 +70,7 @@ def load_package(
     devices: Sequence[str] | None = None,
     verify_golden: bool = True,
     trusted_keys: Sequence[Ed25519PublicKey] | None = None,
+    copy_of: LoadedPackage | None = None,
 ) -> LoadedPackage:
     """Check, open and warm up the package at ``path``.
 
@@ -75,6 +85,7 @@ def load_package(
         verify_golden: replay the golden answers and compare.
         trusted_keys: the public keys of which one must have signed the package; None: signatures
             are not looked at.
+        copy_of: the same file, loaded before; its file's hash is not computed again.
 
     Raises:
         PackageError: the file is missing, damaged or changed, is not signed as asked, was made for
@@ -92,7 +103,11 @@ def load_package(
     chosen = _devices(path, manifest, devices)
     check_torch(path, manifest)
     opening = Opening(records, on_host=set(chosen) == {"cpu"})
-    sha256 = records.check(manifest.records, into=opening.into)
+    records.check(manifest.records, into=opening.into)
+    if copy_of is None:
+        file_hash = FileHash(functools.partial(records.file_sha256, opening.contents()))
+    else:
+        file_hash = copy_of.file_hash
     try:
         load_libraries(manifest.operator_libraries)
     except LibraryError as error:
@@ -110,7 +125,8 @@ def load_package(
     return LoadedPackage(
         manifest=manifest,
         runner=runner,
-        sha256=sha256,
+        records=records,
+        file_hash=file_hash,
         load_seconds=time.perf_counter() - begin,
         path=path,
     )
@@ -123,12 +139,14 @@ class CheckedPackage:
     Attributes:
         records: its records.
         manifest: what it says of itself.
-        sha256: SHA-256 of the whole file, lower-case hex.
     """
 
     records: Records
     manifest: Manifest
-    sha256: str
+
+    def sha256(self) -> str:
+        """SHA-256 of the whole file, lower-case hex; reads it again."""
+        return self.records.file_sha256({})
 
 
 def open_checked(
@@ -141,8 +159,8 @@ def open_checked(
     """
     records = Records(path)
     manifest = _trusted_manifest(records, trusted_keys)
-    sha256 = records.check(manifest.records)
-    return CheckedPackage(records=records, manifest=manifest, sha256=sha256)
+    records.check(manifest.records)
+    return CheckedPackage(records=records, manifest=manifest)
 
 
 def _trusted_manifest(

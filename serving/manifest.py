@@ -19,7 +19,7 @@ from typing import Any
 
 from tessera.serving.schema import InputSchema
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """The version of this layout.  A loader refuses every other."""
 
 MANIFEST_RECORD = "extra/tessera/manifest.json"
@@ -156,11 +156,19 @@ class GoldenInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordInfo:
-    """One record of the archive: its content's SHA-256 (lower-case hex), size and CRC-32."""
+    """One record of the archive.
+
+    Attributes:
+        sha256: of its content, lower-case hex.
+        bytes: of its content.
+        crc32: of its content.
+        chunks: SHA-256 of each of `tessera.serving.hashes.chunk_sizes`.
+    """
 
     sha256: str
     bytes: int
     crc32: int
+    chunks: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,6 +79,12 @@ class Opening:
         """A record that was kept."""
         return bytes(self._kept[name])
 
+    def contents(self) -> dict[str, memoryview]:
+        """All that is kept, by name; to be asked for before `module`, which lets go of it."""
+        kept = {name: memoryview(content) for name, content in self._kept.items()}
+        tables = self._tables.items()
+        return kept | {name: table.numpy().data for name, table in tables if table is not None}
+
     def module(self, devices: Sequence[str]) -> Any:
         """The scripted module on its devices; `Records.check` must have passed.
 

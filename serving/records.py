@@ -8,15 +8,17 @@ and, where it is signed, a signature.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import os
 import stat
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from tessera.errors import UserError
+from tessera.serving.hashes import chunk_sizes, in_threads
 from tessera.serving.layout import (
     Entry,
     LayoutError,
@@ -26,10 +28,9 @@ from tessera.serving.layout import (
 )
 from tessera.serving.manifest import MANIFEST_RECORD, Manifest, RecordInfo
 
-_CHUNK_BYTES = 4 << 20
-_SCRATCH_PIECES = 4
+_PIECE_BYTES = 1 << 20  # stays in a core's cache between being read and being hashed
+_WORTH_THREADS_BYTES = 2 << 20
 _MAX_MANIFEST_BYTES = 256 << 20
-_WORTH_A_THREAD_BYTES = 1 << 20
 
 
 class PackageError(UserError):
@@ -72,7 +73,8 @@ class Records:
             ) from error
         except OSError as error:
             raise PackageError(path, f"cannot be read: {error.strerror}") from error
-        self._checked: dict[str, str] = {}
+        self._listed: Mapping[str, RecordInfo] = {}
+        self._manifest: bytes | None = None
         self._entries = {entry.name: entry for entry in entries}
 
     @property
@@ -99,7 +101,12 @@ class Records:
             raise PackageError(
                 self.path, f"record {name!r} has {entry.bytes} bytes, more than {max_bytes}"
             )
-        content = b"".join(map(bytes, self._pieces(entry, None, ())))
+        try:
+            with self.path.open("rb") as stream:
+                stream.seek(entry.content_offset)
+                content = stream.read(entry.bytes)
+        except OSError as error:
+            raise self._unreadable(error) from error
         if zlib.crc32(content) != entry.crc32:
             raise PackageError(self.path, f"record {name!r} is damaged: its CRC-32 does not hold")
         return content
@@ -114,7 +121,9 @@ class Records:
             raise PackageError(
                 self.path, f"has no {MANIFEST_RECORD}: it was not written by package-model"
             )
-        return self.read(MANIFEST_RECORD, max_bytes=_MAX_MANIFEST_BYTES)
+        if self._manifest is None:  # whoever looks twice sees the same
+            self._manifest = self.read(MANIFEST_RECORD, max_bytes=_MAX_MANIFEST_BYTES)
+        return self._manifest
 
     def manifest(self) -> Manifest:
         """The manifest.
@@ -134,20 +143,103 @@ class Records:
         expected: Mapping[str, RecordInfo],
         *,
         into: Callable[[Entry], memoryview | None] = lambda _: None,
-    ) -> str:
-        """Read the file once and compare every record with the manifest's list.
+    ) -> None:
+        """Read every content once, in several threads, and compare it with the manifest's list.
 
         Args:
             expected: the list.
             into: memory for a record's content, of its size, if it is to be kept.  It holds what
                 was hashed, to be used only once this has returned.
 
-        Returns:
-            SHA-256 of the whole file, lower-case hex.
-
         Raises:
             PackageError: a record is missing, is there without being listed, or differs.
         """
+        self._check_names(expected)
+        listed = [(entry, expected[entry.name]) for entry in self.entries if entry.name in expected]
+        for entry, info in listed:
+            self._check_sizes(entry, info)
+        self._listed = expected
+        parts = [part for entry, info in listed for part in _parts(entry, info, into(entry))]
+        try:
+            with self.path.open("rb", buffering=0) as stream:
+                file = stream.fileno()
+                in_threads(
+                    [functools.partial(self._check_part, file, part) for part in parts],
+                    others=sum(part.bytes for part in parts) >= _WORTH_THREADS_BYTES,
+                )
+        except OSError as error:
+            raise self._unreadable(error) from error
+        for entry, info in listed:
+            if entry.crc32 != info.crc32:
+                raise PackageError(
+                    self.path,
+                    f"the header of record {entry.name!r} was changed: CRC-32 {entry.crc32:08x}, "
+                    f"the manifest says {info.crc32:08x}",
+                )
+
+    def check_undivided(self) -> None:
+        """Compare the hashes that `check` has no need of: of large records as a whole.
+
+        Raises:
+            PackageError: one differs.
+        """
+        for entry in self.entries:
+            info = self._listed.get(entry.name)
+            if info is None or not info.chunks:
+                continue
+            digest = hashlib.sha256()
+            for piece in self.pieces_again(entry):
+                digest.update(piece)
+            if digest.hexdigest() != info.sha256:
+                raise PackageError(
+                    self.path,
+                    f"the manifest is wrong about record {entry.name!r}: its chunks are as listed, "
+                    f"and its SHA-256 is {digest.hexdigest()}, listed is {info.sha256}",
+                )
+
+    def file_sha256(self, contents: Mapping[str, bytes | memoryview]) -> str:
+        """SHA-256 of the whole file as `check` saw it, lower-case hex.
+
+        Args:
+            contents: what `check` has kept, by name; anything else is read, and compared, again.
+
+        Raises:
+            PackageError: what is read is not what it was.
+        """
+        digest = hashlib.sha256()
+        for entry in self.entries:
+            digest.update(local_header(entry))
+            if entry.name == MANIFEST_RECORD:
+                digest.update(self.manifest_bytes())
+            elif entry.name in contents:
+                digest.update(contents[entry.name])
+            else:
+                for piece in self.pieces_again(entry):
+                    digest.update(piece)
+        digest.update(directory_and_end(self.entries))
+        return digest.hexdigest()
+
+    def pieces_again(self, entry: Entry) -> Iterator[memoryview]:
+        """A record's content from the file again; each piece is overwritten by the next.
+
+        Raises:
+            PackageError: it is not what it was when `check` read it.
+        """
+        try:
+            with self.path.open("rb", buffering=0) as stream:
+                for part in _parts(entry, self._listed[entry.name], None):
+                    digest = hashlib.sha256()
+                    for piece in self._pieces(stream.fileno(), part):
+                        digest.update(piece)
+                        yield piece
+                    if digest.hexdigest() != part.sha256:
+                        raise PackageError(
+                            self.path, "was changed while it was being loaded; load it again"
+                        )
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def _check_names(self, expected: Mapping[str, RecordInfo]) -> None:
         present = self.names - {MANIFEST_RECORD}
         if missing := sorted(expected.keys() - present):
             raise PackageError(self.path, f"records are missing: {', '.join(missing)}")
@@ -157,124 +249,92 @@ class Records:
             )
         if list(self._entries) != [*sorted(present), MANIFEST_RECORD]:
             raise PackageError(self.path, "the records are not in the order of their names")
-        whole, found = self._read_through(into)
-        self._checked = found
-        for name in sorted(present):
-            sha256 = found[name]
-            entry, listed = self._entries[name], expected[name]
-            if (sha256, entry.bytes) != (listed.sha256, listed.bytes):
-                raise PackageError(
-                    self.path,
-                    f"record {name!r} was changed: SHA-256 {sha256} of {entry.bytes} bytes, the "
-                    f"manifest says {listed.sha256} of {listed.bytes} bytes",
-                )
-            if entry.crc32 != listed.crc32:
-                raise PackageError(
-                    self.path,
-                    f"the header of record {name!r} was changed: CRC-32 {entry.crc32:08x}, the "
-                    f"manifest says {listed.crc32:08x}",
-                )
-        return whole
 
-    def _read_through(
-        self, into: Callable[[Entry], memoryview | None]
-    ) -> tuple[str, dict[str, str]]:
-        """SHA-256 of the file and, by name, of each content."""
-        found: dict[str, str] = {}
-        whole, own = _Hasher(), _Hasher()
-        try:
-            for entry in self._entries.values():
-                whole.add(local_header(entry))
-                place = into(entry)
-                for piece in self._pieces(entry, place, (whole, own)):
-                    whole.add(piece)
-                    own.add(piece)
-                found[entry.name] = own.take()
-            whole.add(directory_and_end(list(self._entries.values())))
-            return whole.take(), found
-        finally:
-            whole.close()
-            own.close()
+    def _check_sizes(self, entry: Entry, listed: RecordInfo) -> None:
+        if entry.bytes != listed.bytes:
+            raise PackageError(
+                self.path,
+                f"record {entry.name!r} was changed: it has {entry.bytes} bytes, the manifest says "
+                f"{listed.bytes}",
+            )
+        chunks = len(chunk_sizes(entry.bytes))
+        if len(listed.chunks) != chunks:
+            raise PackageError(
+                self.path,
+                f"the manifest names {len(listed.chunks)} chunks of record {entry.name!r}, whose "
+                f"{entry.bytes} bytes have {chunks}",
+            )
 
-    def pieces_again(self, entry: Entry) -> Iterator[memoryview]:
-        """A record's content from the file again; each piece is overwritten by the next.
-
-        Raises:
-            PackageError: it is not what it was when `check` read it.
-        """
+    def _check_part(self, file: int, part: _Part) -> None:
         digest = hashlib.sha256()
-        for piece in self._pieces(entry, None, ()):
+        for piece in self._pieces(file, part):
             digest.update(piece)
-            yield piece
-        if digest.hexdigest() != self._checked[entry.name]:
-            raise PackageError(self.path, "was changed while it was being loaded; load it again")
+        found = digest.hexdigest()
+        if found != part.sha256:
+            raise PackageError(
+                self.path,
+                f"record {part.name!r} was changed: SHA-256 {found} of {part.where}, the manifest "
+                f"says {part.sha256}",
+            )
 
-    def _pieces(
-        self, entry: Entry, place: memoryview | None, hashers: tuple[_Hasher, ...]
-    ) -> Iterator[memoryview]:
-        """A content, piece by piece, in ``place`` or in memory that is used again.
+    def _pieces(self, file: int, part: _Part) -> Iterator[memoryview]:
+        """A part, piece by piece, in its place or in memory that is used again."""
+        step = min(part.bytes, _PIECE_BYTES)
+        scratch = memoryview(bytearray(step)) if part.place is None else part.place
+        done = 0
+        while done < part.bytes:
+            begin = 0 if part.place is None else done
+            piece = scratch[begin : begin + min(step, part.bytes - done)]
+            count = os.preadv(file, [piece], part.offset + done)
+            if not count:
+                raise PackageError(self.path, "became shorter while it was being read")
+            yield piece[:count]
+            done += count
 
-        Args:
-            entry: which.
-            place: of its size, or None.
-            hashers: who must be done with a piece before its memory is used again.
-        """
-        step = min(entry.bytes, _CHUNK_BYTES)
-        scratch = [memoryview(bytearray(step)) for _ in range(_SCRATCH_PIECES if hashers else 1)]
-        done, number = 0, 0
-        try:
-            with self.path.open("rb", buffering=0) as stream:
-                stream.seek(entry.content_offset)
-                while done < entry.bytes:
-                    size = min(step, entry.bytes - done)
-                    if place is not None:
-                        piece = place[done : done + size]
-                    else:
-                        for hasher in hashers:
-                            hasher.wait(at_most=_SCRATCH_PIECES - 1)
-                        piece = scratch[number % len(scratch)][:size]
-                    count = stream.readinto(piece)
-                    if not count:
-                        raise PackageError(self.path, "became shorter while it was being read")
-                    yield piece[:count]
-                    done += count
-                    number += 1
-        except OSError as error:
-            raise PackageError(self.path, f"cannot be read: {error.strerror}") from error
+    def _unreadable(self, error: OSError) -> PackageError:
+        return PackageError(self.path, f"cannot be read: {error.strerror}")
 
 
-class _Hasher:
-    """SHA-256 in a thread of its own, which begins with the first large piece."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Bytes of a content that have a hash of their own.
 
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
-        self._thread: ThreadPoolExecutor | None = None
-        self._waiting: deque[Future[None]] = deque()
+    Attributes:
+        name: the record's.
+        where: which bytes of it, for people.
+        offset: the file's byte at which they begin.
+        bytes: how many.
+        sha256: theirs, lower-case hex.
+        place: memory for them, of their size; None: they are not kept.
+    """
 
-    def close(self) -> None:
-        """End the thread."""
-        if self._thread is not None:
-            self._thread.shutdown()
+    name: str
+    where: str
+    offset: int
+    bytes: int
+    sha256: str
+    place: memoryview | None
 
-    def add(self, piece: bytes | memoryview) -> None:
-        """Hash a piece, whose memory must not change until `wait` says that it is done."""
-        if self._thread is None and len(piece) < _WORTH_A_THREAD_BYTES:
-            self._digest.update(piece)
-            return
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1)
-        self._waiting.append(self._thread.submit(self._digest.update, piece))
 
-    def wait(self, *, at_most: int) -> None:
-        """Until no more than ``at_most`` pieces are left."""
-        while len(self._waiting) > at_most:
-            self._waiting.popleft().result()
-
-    def take(self) -> str:
-        """The digest in hex of all since the last time."""
-        self.wait(at_most=0)
-        found, self._digest = self._digest.hexdigest(), hashlib.sha256()
-        return found
+def _parts(entry: Entry, listed: RecordInfo, place: memoryview | None) -> list[_Part]:
+    """The chunks of a content, or all of it."""
+    sizes = chunk_sizes(entry.bytes) or [entry.bytes]
+    parts, begin = [], 0
+    for size, sha256 in zip(sizes, listed.chunks or (listed.sha256,), strict=True):
+        end = begin + size
+        where = f"bytes {begin} to {end} of {entry.bytes}" if listed.chunks else f"{size} bytes"
+        parts.append(
+            _Part(
+                name=entry.name,
+                where=where,
+                offset=entry.content_offset + begin,
+                bytes=size,
+                sha256=sha256,
+                place=None if place is None else place[begin:end],
+            )
+        )
+        begin = end
+    return parts
 
 
 def file_identity(path: Path) -> tuple[int, int, int, int]:

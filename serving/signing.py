@@ -149,6 +149,7 @@ def sign_package(path: Path, key: Ed25519PrivateKey, out: Path) -> Manifest:
     records = Records(path)
     manifest = records.manifest()
     records.check(manifest.records)
+    records.check_undivided()
     signed = sign_manifest(manifest, key)
     content = signed.to_bytes()
     *others, last = records.entries

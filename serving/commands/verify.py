@@ -43,12 +43,14 @@ def run(args: argparse.Namespace) -> int:
         keys = [read_public_key(path) for path in args.public_key]
     try:
         package = load_package(args.model, trusted_keys=keys)
+        package.records.check_undivided()
+        sha256 = package.sha256
     except PackageError as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1
     manifest = package.manifest
     print(f"{args.model}: {manifest.name}, version {manifest.version}")
-    print(f"  sha256 {package.sha256}")
+    print(f"  sha256 {sha256}")
     print(f"  {len(manifest.records)} records have the manifest's SHA-256, and there is no other")
     print(f"  {_signature(manifest.signature, checked=keys is not None)}")
     print(f"  operators loaded: {', '.join(manifest.operator_libraries)}")

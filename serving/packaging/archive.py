@@ -58,7 +58,10 @@ def write_package(
                 size, content = records[name]
                 written = writer.add(name, content, size)
                 infos[name] = RecordInfo(
-                    sha256=written.sha256, bytes=written.bytes, crc32=written.crc32
+                    sha256=written.sha256,
+                    bytes=written.bytes,
+                    crc32=written.crc32,
+                    chunks=written.chunks,
                 )
             made = manifest(infos)
             last = made.to_bytes()

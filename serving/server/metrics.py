@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -84,6 +85,21 @@ class Histogram:
         return lower
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """The facts of ``tessera_model_info``.
+
+    Attributes:
+        sha256: of the package's file, once it is known; the label is empty until then.
+        torch: the version that made it.
+        dtype: the weight type of its tables.
+    """
+
+    sha256: Callable[[], str | None]
+    torch: str
+    dtype: str
+
+
 class ModelMetrics:
     """One model's counters.
 
@@ -108,7 +124,7 @@ class ModelMetrics:
         self.load_seconds = 0.0
         self.ready = False
         self.device = "cpu"
-        self.info: dict[str, str] = {}
+        self.info: ModelInfo | None = None
         self.queue_requests: Callable[[], int] = _zero
         self.queue_samples: Callable[[], int] = _zero
         self.inflight_batches: Callable[[], int] = _zero
@@ -222,7 +238,7 @@ class MetricsCollector(Collector):
             ready.add_metric(labels, float(model.ready))
             if model.info:
                 load.add_metric(labels, model.load_seconds)
-                about = (model.info["sha256"], model.info["torch"], model.info["dtype"])
+                about = (model.info.sha256() or "", model.info.torch, model.info.dtype)
                 info.add_metric((*labels, *about, model.device), 1)
             for kind, read in model.memory_bytes.items():
                 memory.add_metric((*labels, model.device, kind), read())

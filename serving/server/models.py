@@ -11,7 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tessera.serving.loading import load_package
+from tessera.serving.hashes import FileHash
+from tessera.serving.loading import LoadedPackage, load_package
 from tessera.serving.records import PackageError, Records
 from tessera.serving.runner import HostBatch, Runner
 from tessera.serving.schema import InputSchema
@@ -33,7 +34,7 @@ class LoadedModel:
     Attributes:
         schema: what it takes and gives.
         runner: computes its scores.
-        sha256: of the whole file.
+        file_hash: of the package's file; may not be known yet.
         torch: the torch version that made it.
         dtype: the weight type of its tables.
         device: where it runs.
@@ -43,7 +44,7 @@ class LoadedModel:
 
     schema: InputSchema
     runner: Runner
-    sha256: str
+    file_hash: FileHash
     torch: str
     dtype: str
     device: str
@@ -129,21 +130,23 @@ class PackageLoader:
 
     def load(self, source: ModelSource) -> LoadedModel:
         """See `ModelLoader`."""
-        packages = [
-            load_package(
-                source.path,
-                devices=devices,
-                verify_golden=self._verify_golden,
-                trusted_keys=self._trusted,
+        packages: list[LoadedPackage] = []
+        for devices in self._copies(Path(source.path)):
+            packages.append(
+                load_package(
+                    source.path,
+                    devices=devices,
+                    verify_golden=self._verify_golden,
+                    trusted_keys=self._trusted,
+                    copy_of=packages[0] if packages else None,
+                )
             )
-            for devices in self._copies(Path(source.path))
-        ]
         package, runners = packages[0], [package.runner for package in packages]
         manifest = package.manifest
         return LoadedModel(
             schema=manifest.schema,
             runner=runners[0] if len(runners) == 1 else Copies(runners),
-            sha256=package.sha256,
+            file_hash=package.file_hash,
             torch=manifest.versions.torch,
             dtype=manifest.dtype,
             device=manifest.device,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import signal
 import threading
@@ -26,7 +27,7 @@ from tessera.serving.server.grpc_service import GrpcFront
 from tessera.serving.server.health import Health, Serving
 from tessera.serving.server.http_server import HttpFront
 from tessera.serving.server.logs import make_logger
-from tessera.serving.server.metrics import Metrics, ModelMetrics
+from tessera.serving.server.metrics import Metrics, ModelInfo, ModelMetrics
 from tessera.serving.server.models import LoadedModel, ModelIdentity, ModelLoader, PackageLoader
 from tessera.serving.server.predictor import Gate, Predictor
 from tessera.serving.server.registry import Registry, ServedModel
@@ -137,15 +138,20 @@ class Server:
                 "loaded",
                 model=identity.name,
                 version=identity.version,
-                sha256=model.sha256,
                 seconds=round(model.load_seconds, 3),
             )
+            model.file_hash.tell(functools.partial(self._log_file_hash, identity))
         self._log.info("ready", host=self._config.host, port=self.port, http_port=self.http_port)
+
+    def _log_file_hash(self, identity: ModelIdentity, sha256: str) -> None:
+        self._log.info("file_hash", model=identity.name, version=identity.version, sha256=sha256)
 
     def _serve(self, identity: ModelIdentity, model: LoadedModel) -> None:
         counters = self._counters[identity.name]
         counters.device = model.device
-        counters.info = {"sha256": model.sha256, "torch": model.torch, "dtype": model.dtype}
+        counters.info = ModelInfo(
+            sha256=model.file_hash.known, torch=model.torch, dtype=model.dtype
+        )
         counters.load_seconds = model.load_seconds
         counters.memory_bytes["tables"] = lambda: model.table_bytes
         engine = Engine(

@@ -129,12 +129,17 @@ def test_what_a_request_counts(server, drawn):
 
 
 def test_facts_of_the_model(server, in_process):
-    (info,) = (
-        sample.labels
-        for sample in server.families()["tessera_model_info"].samples
-        if sample.labels["model"] == "ranker"
-    )
-    manifest = in_process.manifest
+    def facts():
+        (info,) = (
+            sample.labels
+            for sample in server.families()["tessera_model_info"].samples
+            if sample.labels["model"] == "ranker"
+        )
+        return info
+
+    # The hash of the whole file comes behind being ready.
+    server.wait_for(lambda: facts().get("sha256"))
+    info, manifest = facts(), in_process.manifest
     assert info["sha256"] == in_process.sha256
     assert (info["torch"], info["dtype"]) == (manifest.versions.torch, manifest.dtype)
     tables = sum(table.bytes for table in manifest.tables)

@@ -46,10 +46,15 @@ def with_record(source: Path, path: Path, name: str, content: bytes) -> Path:
         for other in sorted(records.keys() - {MANIFEST_RECORD}):
             written = writer.add(other, [records[other]], len(records[other]))
             infos[other] = RecordInfo(
-                sha256=written.sha256, bytes=written.bytes, crc32=written.crc32
+                sha256=written.sha256,
+                bytes=written.bytes,
+                crc32=written.crc32,
+                chunks=written.chunks,
             )
         manifest = Manifest.from_bytes(records[MANIFEST_RECORD])
-        data = manifest.to_json() | {"records": {n: vars(info) for n, info in infos.items()}}
+        data = manifest.to_json() | {
+            "records": {n: vars(info) | {"chunks": list(info.chunks)} for n, info in infos.items()}
+        }
         changed = Manifest.from_json(data).to_bytes()
         writer.add(MANIFEST_RECORD, [changed], len(changed))
         writer.finish()

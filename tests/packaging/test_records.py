@@ -54,7 +54,7 @@ def test_a_copy_with_the_same_records_is_the_same_file(package: Path, tmp_path: 
     # So that the refusals below are not the copy's fault.
     copy = write_records(tmp_path / "copy.pt", read_records(package))
     assert copy.read_bytes() == package.read_bytes()
-    assert open_checked(package).sha256 == hashlib.sha256(package.read_bytes()).hexdigest()
+    assert open_checked(package).sha256() == hashlib.sha256(package.read_bytes()).hexdigest()
 
 
 def test_other_readers_of_zip_see_the_same_records(package: Path) -> None:
@@ -84,7 +84,7 @@ def test_ten_thousand_flips_and_cuts_are_all_refused(package: Path, tmp_path: Pa
                 open_checked(path)
             stream.seek(place)
             stream.write(good[place : place + 1])
-        assert open_checked(path).sha256 == hashlib.sha256(good).hexdigest()
+        assert open_checked(path).sha256() == hashlib.sha256(good).hexdigest()
         for _ in range(DAMAGES // 10):
             stream.truncate(draw.randrange(len(good)))
             with pytest.raises(PackageError, match="cut short or no package at all"):
@@ -286,8 +286,8 @@ def test_a_model_without_manifest_is_refused(package: Path, tmp_path: Path) -> N
 
 
 def test_another_format_version_is_refused(package: Path, tmp_path: Path) -> None:
-    path = with_manifest(package, tmp_path / "m.pt", lambda data: data.update(format_version=1))
-    refused(path, "format_version is 1, this tessera reads 2; package the model again")
+    path = with_manifest(package, tmp_path / "m.pt", lambda data: data.update(format_version=2))
+    refused(path, "format_version is 2, this tessera reads 3; package the model again")
 
 
 def test_a_manifest_of_two_meanings_is_refused(package: Path, tmp_path: Path) -> None:

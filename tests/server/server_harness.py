@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from patience import PATIENCE_S
 
+from tessera.serving.hashes import FileHash
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.schema import FeatureSpec, InputSchema, OutputSpec
 from tessera.serving.server.background import ServerThread
@@ -126,10 +127,12 @@ class FakeLoader:
     def load(self, source):
         self.open.wait(PATIENCE_S)
         runner = self.runners.setdefault(source.path, FakeRunner(self.schema))
+        file_hash = FileHash(lambda: "0" * 64)
+        file_hash.wait()
         return LoadedModel(
             schema=self.schema,
             runner=runner,
-            sha256="0" * 64,
+            file_hash=file_hash,
             torch="2.13.0",
             dtype="int8",
             device="cpu",

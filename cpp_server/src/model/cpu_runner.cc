@@ -63,10 +63,10 @@ class CpuSession final : public Session {
 
 class CpuRunner final : public Runner {
  public:
-  CpuRunner(const std::shared_ptr<const PackageFile>& file, const Manifest& manifest)
+  CpuRunner(const Opening& opening, const std::string& path, const Manifest& manifest)
       : schema_(manifest.schema),
         table_bytes_(manifest.table_bytes),
-        module_(file, schema_, {at::Device(at::kCPU)}) {}
+        module_(opening, path, schema_) {}
 
   std::vector<std::string> devices() const override { return {"cpu"}; }
 
@@ -88,9 +88,9 @@ class CpuRunner final : public Runner {
 
 }  // namespace
 
-std::unique_ptr<Runner> open_on_cpu(const std::shared_ptr<const PackageFile>& file,
+std::unique_ptr<Runner> open_on_cpu(const Opening& opening, const std::string& path,
                                     const Manifest& manifest) {
-  return std::make_unique<CpuRunner>(file, manifest);
+  return std::make_unique<CpuRunner>(opening, path, manifest);
 }
 
 }  // namespace tessera

@@ -1,9 +1,13 @@
 #include "model/loader.h"
 
+#include <optional>
+#include <span>
 #include <stdexcept>
+#include <utility>
 
 #include "common/text.h"
 #include "model/golden.h"
+#include "model/opening.h"
 #include "model/operator_libraries.h"
 #include "model/torchscript_runner.h"
 #include "package/package_error.h"
@@ -13,7 +17,38 @@
 namespace tessera {
 namespace {
 
-constexpr std::uint64_t kMaxGoldenBytes = 256ULL << 20;
+// What the checks have read of a file; kept for as long as its hash is computed.
+struct Checked {
+  explicit Checked(const std::string& path)
+      : file(std::make_shared<const PackageFile>(path)),
+        records(*file),
+        manifest_bytes(read_manifest_bytes(records)),
+        manifest(read_manifest(records, manifest_bytes)) {}
+
+  std::shared_ptr<const PackageFile> file;
+  Records records;
+  std::vector<std::byte> manifest_bytes;
+  Manifest manifest;
+  std::vector<std::byte> golden;  // where the model goes to GPUs
+};
+
+// How long each step took.
+class LoadSteps {
+ public:
+  void done(const char* step) {
+    const TimePoint now = std::chrono::steady_clock::now();
+    steps_.emplace_back(step, now - last_);
+    last_ = now;
+  }
+
+  Duration total() const { return last_ - begin_; }
+  std::vector<std::pair<std::string, Duration>> all() const { return steps_; }
+
+ private:
+  const TimePoint begin_ = std::chrono::steady_clock::now();
+  TimePoint last_ = begin_;
+  std::vector<std::pair<std::string, Duration>> steps_;
+};
 
 std::string printed(MajorMinor version) { return text(version.first, ".", version.second); }
 
@@ -29,16 +64,16 @@ void check_torch(const std::string& path, const Manifest& manifest) {
 }
 
 void check_device(Runner& runner, std::size_t device, const Manifest& manifest,
-                  const Records& records, bool verify_golden) {
+                  std::span<const std::byte> golden, LoadSteps& steps) {
   const std::unique_ptr<Session> session = runner.open_session(device);
   session->begin_thread(1);
   // Both of the model's methods, where it has two.
   for (const bool shared : {false, true}) {
     if (shared && !runner.shares_rows()) continue;
     warm_up(*session, manifest.schema, shared);
-    if (verify_golden) {
-      replay_golden(*session, manifest, records.read(kGoldenRecord, kMaxGoldenBytes), shared);
-    }
+    steps.done("warm_up");
+    if (!golden.empty()) replay_golden(*session, manifest, golden, shared);
+    steps.done("golden");
   }
 }
 
@@ -51,30 +86,52 @@ void check_device_kind(const std::string& path, const Manifest& manifest) {
 }  // namespace
 
 LoadedPackage load_package(const std::string& path, const LoadOptions& options) {
-  const TimePoint begin = std::chrono::steady_clock::now();
-  const auto file = std::make_shared<const PackageFile>(path);
-  const Records records(*file);
-  LoadedPackage package;
-  package.manifest = read_manifest(records);
-  const Manifest& manifest = package.manifest;
+  LoadSteps steps;
+  const auto checked = std::make_shared<Checked>(path);
+  const Manifest& manifest = checked->manifest;
   if (options.require_signature) {
-    require_signature(path, read_manifest_bytes(records), options.trusted);
+    require_signature(path, checked->manifest_bytes, options.trusted);
   }
-  package.sha256 = verify_records(records, manifest);
   check_device_kind(path, manifest);
   check_torch(path, manifest);
+  const bool on_cpu = manifest.device == "cpu";
+  std::optional<Opening> opening;
+  if (on_cpu) opening.emplace(checked->records);
+  steps.done("manifest");
+  verify_records(checked->records, manifest,
+                 [&](const std::string& name, const Record& record) -> std::span<std::byte> {
+                   if (on_cpu) return opening->place(name, record);
+                   if (name != kGoldenRecord) return {};
+                   checked->golden.resize(record.bytes);
+                   return checked->golden;
+                 });
+  steps.done("verify");
+  LoadedPackage package;
+  Contents contents = on_cpu ? opening->contents() : Contents();
+  contents[kManifestRecord] = checked->manifest_bytes;
+  package.file_hash = std::make_unique<FileHash>(
+      [checked, contents, kept = on_cpu ? opening->kept() : nullptr](const std::stop_token& stop) {
+        return file_sha256(checked->records, checked->manifest, contents, stop);
+      });
   try {
     load_operator_libraries(manifest.operator_libraries, options.library_folders);
   } catch (const LibraryError& error) {
     throw PackageError(path, error.what());
   }
-  std::unique_ptr<Runner> runner = manifest.device == "cpu"
-                                       ? open_on_cpu(file, manifest)
-                                       : open_on_gpus(file, manifest, options.gpu);
-  file->check_unchanged();
+  steps.done("operators");
+  std::unique_ptr<Runner> runner = on_cpu
+                                       ? open_on_cpu(*opening, path, manifest)
+                                       : open_on_gpus(checked->file, manifest, options.gpu);
+  if (!on_cpu) checked->file->check_unchanged();
+  steps.done("open");
+  std::span<const std::byte> golden;
+  if (options.verify_golden) {
+    golden = on_cpu ? opening->content(kGoldenRecord) : std::span<const std::byte>(checked->golden);
+    if (golden.empty()) throw PackageError(path, text("record '", kGoldenRecord, "' is missing or empty"));
+  }
   try {
     for (std::size_t device = 0; device < runner->devices().size(); ++device) {
-      check_device(*runner, device, manifest, records, options.verify_golden);
+      check_device(*runner, device, manifest, golden, steps);
     }
   } catch (const PackageError&) {
     throw;
@@ -82,8 +139,10 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
     const std::string message = error.what();
     throw PackageError(path, message.substr(0, message.find('\n')));
   }
+  package.manifest = manifest;
   package.runner = std::move(runner);
-  package.load_time = std::chrono::steady_clock::now() - begin;
+  package.load_time = steps.total();
+  package.steps = steps.all();
   return package;
 }
 

@@ -2,7 +2,7 @@
 //
 // The order is the safety: the file is read as a plain zip, its manifest understood, every
 // record's hash compared, torch's version checked and the operator libraries loaded, and only
-// then does torch open the archive. A file that fails a check has run nothing.
+// then does torch open what was checked. A file that fails a check has run nothing.
 //
 // Contract: load_package blocks for as long as all this takes; one call at a time. Side
 // effect: torch's fusion strategy for the process is set to no fusion.
@@ -11,11 +11,13 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/clock.h"
 #include "model/runner.h"
 #include "model/torchscript_runner.h"
+#include "package/file_hash.h"
 #include "package/manifest.h"
 #include "package/signature.h"
 
@@ -34,8 +36,9 @@ struct LoadOptions {
 struct LoadedPackage {
   Manifest manifest;
   std::unique_ptr<Runner> runner;
-  std::string sha256;  // of the whole file, lower-case hex
   Duration load_time{0};
+  std::vector<std::pair<std::string, Duration>> steps;  // that it consists of, in their order
+  std::unique_ptr<FileHash> file_hash;                  // last: ends before what it reads
 };
 
 // Throws PackageError naming the file and why it is not served.

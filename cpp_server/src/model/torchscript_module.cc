@@ -69,28 +69,41 @@ void place(torch::jit::Module module, const std::string& prefix,
   }
 }
 
+torch::jit::Module load(const std::shared_ptr<const PackageFile>& file,
+                        const std::vector<at::Device>& devices) {
+  const bool sharded = devices.size() > 1;
+  torch::jit::Module loaded = torch::jit::load(std::make_shared<FileAdapter>(file),
+                                               sharded ? at::Device(at::kCPU) : devices.at(0));
+  if (sharded) place(loaded, "", devices);
+  return loaded;
+}
+
 }  // namespace
+
+TorchScriptModule::TorchScriptModule(const Opening& opening, const std::string& path,
+                                     const InputSchema& schema)
+    : TorchScriptModule([&] { return opening.module(); }, path, schema, /*on_cpu=*/true) {}
 
 TorchScriptModule::TorchScriptModule(const std::shared_ptr<const PackageFile>& file,
                                      const InputSchema& schema,
                                      const std::vector<at::Device>& devices)
+    : TorchScriptModule([&] { return load(file, devices); }, file->path(), schema,
+                        devices.at(0).is_cpu()) {}
+
+TorchScriptModule::TorchScriptModule(const Load& load, const std::string& path,
+                                     const InputSchema& schema, bool on_cpu)
     : schema_(schema) {
   // No fusion: recompiling at each new shape costs a server far more than fused kernels give.
   torch::jit::FusionStrategy no_fusion = {{torch::jit::FusionBehavior::STATIC, 0}};
   torch::jit::setFusionStrategy(no_fusion);
-  const std::string path = file->path();
   try {
-    const bool sharded = devices.size() > 1;
-    torch::jit::Module loaded = torch::jit::load(std::make_shared<FileAdapter>(file),
-                                                 sharded ? at::Device(at::kCPU) : devices.at(0));
-    if (sharded) place(loaded, "", devices);
+    torch::jit::Module loaded = load();
     // Tables, and nothing else in a package, are kept as bytes.
     for (const at::Tensor& tensor : loaded.buffers()) {
       if (tensor.scalar_type() != at::kByte) continue;
       table_bytes_[tensor.is_cuda() ? tensor.device().index() : -1] += tensor.nbytes();
     }
     loaded.eval();
-    const bool on_cpu = devices[0].is_cpu();
     std::vector<std::string> more;
     if (on_cpu && loaded.find_method(kSharedMethod).has_value()) more.emplace_back(kSharedMethod);
     module_ = torch::jit::freeze(loaded, more);

@@ -9,11 +9,14 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "model/opening.h"
 #include "package/package_file.h"
 #include "package/schema.h"
 
@@ -28,9 +31,13 @@ using SharedArguments = std::array<at::Tensor, 2>;
 
 class TorchScriptModule {
  public:
-  // Opens the archive in `file`, whose records must have been verified and whose operator
-  // libraries must be loaded, with shard k on device k of `devices` and everything else on the
-  // first; freezes it. Throws PackageError.
+  // Opens what was verified, on the CPU, and freezes it; the operator libraries must be loaded.
+  // Throws PackageError naming `path`.
+  TorchScriptModule(const Opening& opening, const std::string& path, const InputSchema& schema);
+
+  // Opens the archive in `file`, whose records must have been verified, with shard k on device k
+  // of `devices` and everything else on the first; else the same. The file is read once more,
+  // tensor by tensor, so that the host never holds what the devices do.
   TorchScriptModule(const std::shared_ptr<const PackageFile>& file, const InputSchema& schema,
                     const std::vector<at::Device>& devices);
 
@@ -52,6 +59,12 @@ class TorchScriptModule {
   const std::map<int, std::uint64_t>& table_bytes() const { return table_bytes_; }
 
  private:
+  // Gives the module, on its devices.
+  using Load = std::function<torch::jit::Module()>;
+
+  TorchScriptModule(const Load& load, const std::string& path, const InputSchema& schema,
+                    bool on_cpu);
+
   std::vector<at::Tensor> run(torch::jit::Function& method,
                               std::span<const at::Tensor> arguments) const;
 

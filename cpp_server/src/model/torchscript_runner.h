@@ -14,9 +14,11 @@
 
 namespace tessera {
 
-// Opens the archive in `file`, whose records must have been verified and whose operator libraries
-// must be loaded. Throws PackageError.
-std::unique_ptr<Runner> open_on_cpu(const std::shared_ptr<const PackageFile>& file,
+class Opening;
+
+// Opens what was verified of the file at `path`; the operator libraries must be loaded. Throws
+// PackageError.
+std::unique_ptr<Runner> open_on_cpu(const Opening& opening, const std::string& path,
                                     const Manifest& manifest);
 
 struct GpuOptions {
@@ -25,7 +27,8 @@ struct GpuOptions {
   std::int64_t graph_samples = 2'048;    // and of up to these: beyond, launching costs little
 };
 
-// The same on GPUs, the whole model on each. Throws PackageError also where this program was built
+// The archive in `file`, whose records must have been verified, on GPUs, the whole model on each.
+// Throws PackageError also where this program was built
 // without CUDA or a device is not there.
 std::unique_ptr<Runner> open_on_gpus(const std::shared_ptr<const PackageFile>& file,
                                      const Manifest& manifest, const GpuOptions& options);

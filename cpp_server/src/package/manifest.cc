@@ -200,11 +200,12 @@ Manifest parse_manifest(std::span<const std::byte> json) {
   const Json& records = at(root, "records");
   if (!records.is_object()) refuse("manifest.records: expected an object");
   for (const auto& item : records.items()) {
-    expect_keys(item.value(), "record", {"sha256", "bytes", "crc32"});
+    expect_keys(item.value(), "record", {"sha256", "bytes", "crc32", "chunks"});
     manifest.records[item.key()] = {
         string_at(item.value(), "sha256"),
         static_cast<std::uint64_t>(positive_at(item.value(), "bytes", 0)),
-        static_cast<std::uint32_t>(positive_at(item.value(), "crc32", 0))};
+        static_cast<std::uint32_t>(positive_at(item.value(), "crc32", 0)),
+        strings_at(item.value(), "chunks")};
   }
   return manifest;
 }
@@ -219,11 +220,14 @@ std::vector<std::byte> read_manifest_bytes(const Records& records) {
 }
 
 Manifest read_manifest(const Records& records) {
-  const std::string& path = records.file().path();
+  return read_manifest(records, read_manifest_bytes(records));
+}
+
+Manifest read_manifest(const Records& records, std::span<const std::byte> content) {
   try {
-    return parse_manifest(read_manifest_bytes(records));
+    return parse_manifest(content);
   } catch (const std::invalid_argument& error) {
-    throw PackageError(path, error.what());
+    throw PackageError(records.file().path(), error.what());
   }
 }
 

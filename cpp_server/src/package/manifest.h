@@ -17,16 +17,26 @@
 
 namespace tessera {
 
-inline constexpr int kFormatVersion = 2;
+inline constexpr int kFormatVersion = 3;
 inline constexpr const char* kGoldenRecord = "extra/tessera/golden.bin";
 
 // A torch release without its patch level.
 using MajorMinor = std::pair<int, int>;
 
+// Contents larger than this have a hash for every so many bytes beside that of the whole, so that
+// several threads can check one.
+inline constexpr std::uint64_t kChunkBytes = 8U << 20;
+
+// How many chunks a content of `bytes` has; none where it is no larger than one.
+constexpr std::uint64_t chunk_count(std::uint64_t bytes) {
+  return bytes <= kChunkBytes ? 0 : (bytes - 1) / kChunkBytes + 1;
+}
+
 struct RecordInfo {
   std::string sha256;  // lower-case hex
   std::uint64_t bytes = 0;
   std::uint32_t crc32 = 0;
+  std::vector<std::string> chunks = {};  // SHA-256 of each chunk, lower-case hex
 };
 
 struct Manifest {
@@ -62,5 +72,8 @@ std::vector<std::byte> read_manifest_bytes(const Records& records);
 
 // Reads the manifest of an archive. Throws PackageError.
 Manifest read_manifest(const Records& records);
+
+// The same from what read_manifest_bytes gave.
+Manifest read_manifest(const Records& records, std::span<const std::byte> content);
 
 }  // namespace tessera

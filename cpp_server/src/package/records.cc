@@ -21,7 +21,6 @@ constexpr std::uint64_t kLocator64Bytes = 20;
 constexpr std::uint64_t kEntryBytes = 46;
 constexpr std::uint64_t kFieldBytes = 4;
 constexpr std::uint32_t kMax32 = 0xffffffffU;
-constexpr std::uint64_t kChunkBytes = 1ULL << 20;
 constexpr std::uint64_t kMaxDirectoryBytes = 64ULL << 20;
 
 [[noreturn]] void no_package(const PackageFile& file, std::string_view why) {
@@ -158,17 +157,6 @@ Records::Records(const PackageFile& file) : file_(file) {
   rebuilt += directory_end(records_.size(), place.bytes, place.offset);
   compare(file, offset, rebuilt, "its directory");
   if (offset + rebuilt.size() != file.size()) no_package(file, "its end");
-}
-
-void Records::stream(const Record& record,
-                     const std::function<void(std::span<const std::byte>)>& sink) const {
-  std::vector<std::byte> chunk(std::min(record.bytes, kChunkBytes));
-  for (std::uint64_t done = 0; done < record.bytes;) {
-    const std::span part(chunk.data(), std::min<std::uint64_t>(record.bytes - done, chunk.size()));
-    file_.read_at(record.offset + done, part);
-    sink(part);
-    done += part.size();
-  }
 }
 
 std::vector<std::byte> Records::read(const std::string& name, std::uint64_t max_bytes) const {

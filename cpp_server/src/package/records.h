@@ -1,7 +1,6 @@
 // The package as an archive: which records it has and where their bytes are.
 //
-// torch reads the same file with its own zip reader. That both see the same records is sure
-// because a package file has only one layout (layout.h): it is built again from the names, sizes
+// Other readers of zip, torch's among them, see the same records in the file, because a package file has only one layout (layout.h): it is built again from the names, sizes
 // and checksums that the directory gives, and a file that differs in one byte is refused.
 //
 // Contract: Records borrows its file, which must outlive it. Const methods may be called from
@@ -10,9 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -32,10 +29,6 @@ class Records {
   const std::map<std::string, Record>& all() const { return records_; }
 
   bool has(const std::string& name) const { return records_.contains(name); }
-
-  // Hands the content of `record` to `sink`, piece by piece.
-  void stream(const Record& record,
-              const std::function<void(std::span<const std::byte>)>& sink) const;
 
   // The content of `name`, which must be there, have at most `max_bytes` bytes and the CRC-32
   // that the archive gives.

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstddef>
 #include <exception>
+#include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/mutex.h"
@@ -15,84 +16,198 @@
 namespace tessera {
 namespace {
 
-constexpr unsigned kMaxThreads = 4;
+constexpr unsigned kMaxThreads = 8;                // more than a disk or a memory can feed
+constexpr std::uint64_t kWorthThreads = 2U << 20;  // bytes
+constexpr std::uint64_t kPieceBytes = 1U << 20;  // stay in a core's cache from reading to hashing
 
-std::string hash(const Records& records, const Record& record) {
-  Sha256 digest;
-  records.stream(record, [&](std::span<const std::byte> piece) { digest.update(piece); });
-  return digest.hex();
-}
+// Bytes of a content that have a hash of their own.
+struct Part {
+  const std::string* name = nullptr;
+  std::uint64_t begin = 0;  // within the content
+  std::uint64_t offset = 0;  // within the file
+  std::uint64_t bytes = 0;
+  const std::string* sha256 = nullptr;
+  std::span<std::byte> place;  // empty: not kept
+};
 
-void check_one(const Records& records, const std::string& name, const Record& record,
-               const RecordInfo& expected) {
-  const std::string found = hash(records, record);
-  if (found != expected.sha256 || record.bytes != expected.bytes) {
-    throw PackageError(
-        records.file().path(),
-        text("record '", name, "' was changed: SHA-256 ", found, " of ", record.bytes,
-             " bytes, the manifest says ", expected.sha256, " of ", expected.bytes, " bytes"));
+// The chunks of a content, or all of it.
+void add_parts(std::vector<Part>& parts, const std::string& name, const Record& record,
+               const RecordInfo& listed, std::span<std::byte> place) {
+  const bool divided = !listed.chunks.empty();
+  const std::uint64_t step = divided ? kChunkBytes : record.bytes;
+  std::uint64_t begin = 0;
+  for (std::size_t i = 0; i < (divided ? listed.chunks.size() : 1); ++i, begin += step) {
+    const std::uint64_t bytes = std::min(step, record.bytes - begin);
+    parts.push_back({.name = &name,
+                     .begin = begin,
+                     .offset = record.offset + begin,
+                     .bytes = bytes,
+                     .sha256 = divided ? &listed.chunks[i] : &listed.sha256,
+                     .place = place.empty() ? place : place.subspan(begin, bytes)});
   }
 }
 
-void check_names(const Records& records, const Manifest& manifest) {
+// Hands `sink` the bytes of `part`, in their place or in memory that is used again.
+template <typename Sink>
+void read_part(const PackageFile& file, const Part& part, const Sink& sink) {
+  std::vector<std::byte> scratch(part.place.empty() ? std::min(part.bytes, kPieceBytes) : 0);
+  for (std::uint64_t done = 0; done < part.bytes;) {
+    const std::uint64_t bytes = std::min(part.bytes - done, kPieceBytes);
+    const auto piece = part.place.empty() ? std::span(scratch).first(bytes)
+                                          : part.place.subspan(done, bytes);
+    file.read_at(part.offset + done, piece);
+    sink(std::span<const std::byte>(piece));
+    done += bytes;
+  }
+}
+
+void check_part(const Records& records, const Part& part, std::uint64_t record_bytes) {
+  Sha256 digest;
+  read_part(records.file(), part, [&](std::span<const std::byte> piece) { digest.update(piece); });
+  const std::string found = digest.hex();
+  if (found == *part.sha256) return;
+  const std::string where =
+      part.bytes == record_bytes
+          ? text(part.bytes, " bytes")
+          : text("bytes ", part.begin, " to ", part.begin + part.bytes, " of ", record_bytes);
+  throw PackageError(records.file().path(),
+                     text("record '", *part.name, "' was changed: SHA-256 ", found, " of ", where,
+                          ", the manifest says ", *part.sha256));
+}
+
+void check_sizes(const std::string& path, const std::string& name, const Record& record,
+                 const RecordInfo& listed) {
+  if (record.bytes != listed.bytes) {
+    throw PackageError(path, text("record '", name, "' was changed: it has ", record.bytes,
+                                  " bytes, the manifest says ", listed.bytes));
+  }
+  if (listed.chunks.size() != chunk_count(record.bytes)) {
+    throw PackageError(path, text("the manifest names ", listed.chunks.size(), " chunks of record '",
+                                  name, "', whose ", record.bytes, " bytes have ",
+                                  chunk_count(record.bytes)));
+  }
+}
+
+void check_headers(const Records& records, const Manifest& manifest) {
+  const std::string& path = records.file().path();
   for (const auto& [name, info] : manifest.records) {
-    if (!records.has(name)) {
-      throw PackageError(records.file().path(), text("records are missing: ", name));
-    }
+    if (!records.has(name)) throw PackageError(path, text("records are missing: ", name));
   }
   for (const auto& [name, record] : records.all()) {
     if (name == kManifestRecord) continue;
     const auto listed = manifest.records.find(name);
     if (listed == manifest.records.end()) {
-      throw PackageError(records.file().path(),
-                         text("records are not listed in the manifest: ", name));
+      throw PackageError(path, text("records are not listed in the manifest: ", name));
     }
     if (listed->second.crc32 != record.crc32) {
-      throw PackageError(records.file().path(),
-                         text("the header of record '", name, "' was changed: CRC-32 ",
-                              record.crc32, ", the manifest says ", listed->second.crc32));
+      throw PackageError(path, text("the header of record '", name, "' was changed: CRC-32 ",
+                                    record.crc32, ", the manifest says ", listed->second.crc32));
     }
+    check_sizes(path, name, record, listed->second);
   }
 }
 
+// The first failure in the parts' order.
+class FirstFailure {
+ public:
+  void note(std::size_t number, std::exception_ptr failure) {
+    const MutexLock lock(mutex_);
+    if (failure_ == nullptr || number < number_) {
+      number_ = number;
+      failure_ = std::move(failure);
+    }
+    any_ = true;
+  }
+
+  bool any() const { return any_; }
+
+  void rethrow() {
+    const MutexLock lock(mutex_);
+    if (failure_ != nullptr) std::rethrow_exception(failure_);
+  }
+
+ private:
+  Mutex mutex_;
+  std::size_t number_ TESSERA_GUARDED_BY(mutex_) = 0;
+  std::exception_ptr failure_ TESSERA_GUARDED_BY(mutex_);
+  std::atomic<bool> any_ = false;
+};
+
 }  // namespace
 
-std::string verify_records(const Records& records, const Manifest& manifest) {
-  check_names(records, manifest);
-  // Index 0 is the whole file; then the records, the largest first, so that no thread is left
-  // alone with a large one at the end.
-  std::vector<std::string> names;
-  for (const auto& [name, info] : manifest.records) names.push_back(name);
-  std::sort(names.begin(), names.end(), [&](const std::string& a, const std::string& b) {
-    return records.all().at(a).bytes > records.all().at(b).bytes;
-  });
-  std::string whole;
+void verify_records(const Records& records, const Manifest& manifest, const Into& into) {
+  check_headers(records, manifest);
+  std::vector<Part> parts;
+  std::uint64_t bytes = 0;
+  for (const auto& [name, listed] : manifest.records) {
+    const Record& record = records.all().at(name);
+    add_parts(parts, name, record, listed,
+              into == nullptr ? std::span<std::byte>() : into(name, record));
+    bytes += record.bytes;
+  }
   std::atomic<std::size_t> next = 0;
-  Mutex failure_mutex;
-  std::exception_ptr failure;
+  FirstFailure failure;
   const auto work = [&] {
-    try {
-      for (std::size_t i = next++; i <= names.size(); i = next++) {
-        if (i == 0) {
-          const std::uint64_t bytes = records.file().size();
-          whole = hash(records, {.offset = 0, .bytes = bytes});
-        } else {
-          const std::string& name = names[i - 1];
-          check_one(records, name, records.all().at(name), manifest.records.at(name));
-        }
+    for (std::size_t i = next++; i < parts.size() && !failure.any(); i = next++) {
+      try {
+        check_part(records, parts[i], records.all().at(*parts[i].name).bytes);
+      } catch (...) {
+        failure.note(i, std::current_exception());
       }
-    } catch (...) {
-      const MutexLock lock(failure_mutex);
-      if (failure == nullptr) failure = std::current_exception();
     }
   };
   {
-    std::vector<std::jthread> threads;
-    const unsigned count = std::clamp(std::thread::hardware_concurrency(), 1U, kMaxThreads);
-    for (unsigned i = 0; i < count; ++i) threads.emplace_back(work);
+    std::vector<std::jthread> others;
+    const unsigned count =
+        bytes < kWorthThreads ? 1 : std::clamp(std::thread::hardware_concurrency(), 1U, kMaxThreads);
+    for (unsigned i = 1; i < count; ++i) others.emplace_back(work);
+    work();
   }
-  if (failure != nullptr) std::rethrow_exception(failure);
-  return whole;
+  failure.rethrow();
+}
+
+std::string file_sha256(const Records& records, const Manifest& manifest, const Contents& contents,
+                        const std::stop_token& stop) {
+  Sha256 whole;
+  std::string directory;
+  std::uint64_t offset = 0;
+  const auto add = [&](const std::string& name, const Record& record) {
+    const std::string header = local_header(name, record, offset);
+    directory += directory_entry(name, record, offset);
+    whole.update(std::as_bytes(std::span(header)));
+    offset += header.size() + record.bytes;
+    if (const auto kept = contents.find(name); kept != contents.end()) {
+      auto rest = kept->second;
+      while (!rest.empty() && !stop.stop_requested()) {
+        const auto piece = rest.first(std::min<std::size_t>(rest.size(), kChunkBytes));
+        whole.update(piece);
+        rest = rest.subspan(piece.size());
+      }
+      return;
+    }
+    std::vector<Part> parts;
+    add_parts(parts, name, record, manifest.records.at(name), {});
+    for (const Part& part : parts) {
+      if (stop.stop_requested()) return;
+      Sha256 own;
+      read_part(records.file(), part, [&](std::span<const std::byte> piece) {
+        own.update(piece);
+        whole.update(piece);
+      });
+      if (own.hex() != *part.sha256) {
+        throw PackageError(records.file().path(),
+                           "was changed while it was being loaded; load it again");
+      }
+    }
+  };
+  for (const auto& [name, record] : records.all()) {
+    if (name != kManifestRecord) add(name, record);
+  }
+  add(kManifestRecord, records.all().at(kManifestRecord));
+  if (stop.stop_requested()) return "";
+  directory += directory_end(records.all().size(), directory.size(), offset);
+  whole.update(std::as_bytes(std::span(directory)));
+  return whole.hex();
 }
 
 }  // namespace tessera

@@ -1,8 +1,13 @@
-// Comparing every record of a package with the manifest's SHA-256, before anything runs.
+// Comparing every byte of a package with the hashes that its manifest names, before anything runs.
 //
 // Contract: blocks on the disk; uses a few short-lived threads of its own. Throws PackageError.
 #pragma once
 
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <span>
+#include <stop_token>
 #include <string>
 
 #include "package/manifest.h"
@@ -10,8 +15,19 @@
 
 namespace tessera {
 
-// Throws when a record is missing, is there without being listed, or differs.
-// Returns the SHA-256 of the whole file, lower-case hex.
-std::string verify_records(const Records& records, const Manifest& manifest);
+// Where a record's content is to go: memory of its size, or an empty span where it is not kept.
+using Into = std::function<std::span<std::byte>(const std::string& name, const Record& record)>;
+
+// Contents that were kept, by the record's name.
+using Contents = std::map<std::string, std::span<const std::byte>>;
+
+// Reads every content once. Throws when a record is missing, is there without being listed, or
+// differs; what was written through `into` is to be used only if this returns.
+void verify_records(const Records& records, const Manifest& manifest, const Into& into = nullptr);
+
+// SHA-256 of the whole file as verify_records saw it, lower-case hex; empty where `stop` was asked
+// for meanwhile. What `contents` lacks (it has the manifest) is read, and compared, again.
+std::string file_sha256(const Records& records, const Manifest& manifest, const Contents& contents,
+                        const std::stop_token& stop);
 
 }  // namespace tessera

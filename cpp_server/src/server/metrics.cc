@@ -164,7 +164,7 @@ void add_gauges(std::vector<MetricFamily>& page, const Models& models,
     const ModelMetrics::Facts& facts = model->facts;
     add(load, labels, facts.load_seconds);
     add(info,
-        with(with(with(with(labels, "sha256", facts.sha256), "torch", facts.torch), "dtype",
+        with(with(with(with(labels, "sha256", facts.sha256()), "torch", facts.torch), "dtype",
                   facts.dtype),
              "device", facts.device),
         1);

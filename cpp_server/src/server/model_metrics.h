@@ -73,7 +73,7 @@ class ModelMetrics {
 
   // What is known once the model is loaded.
   struct Facts {
-    std::string sha256;
+    std::function<std::string()> sha256;  // of the file; empty until it is known
     std::string torch;
     std::string dtype;
     std::string device;

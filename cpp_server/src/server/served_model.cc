@@ -61,7 +61,7 @@ ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config,
       plan_(plan_workers(config, package_.manifest.device == "cpu", available_cpus())),
       queue_(config.queue_limits, shared(config.batch_limits, plan_), clock) {
   const Manifest& manifest = package_.manifest;
-  metrics_.facts = {.sha256 = package_.sha256,
+  metrics_.facts = {.sha256 = [this] { return package_.file_hash->known(); },
                     .torch = manifest.torch_version,
                     .dtype = manifest.dtype,
                     .device = manifest.device,

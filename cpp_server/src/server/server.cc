@@ -148,8 +148,9 @@ void Server::load_all() {
                        {"version", names_.versions[i]},
                        {"path", path}});
     LoadedPackage package = load_package(path, options);
-    const std::string sha256 = package.sha256;
     const double took = seconds(package.load_time);
+    const auto steps = package.steps;
+    FileHash& file_hash = *package.file_hash;
     registry_.publish(i, std::make_unique<ServedModel>(std::move(package), config_, *counters_[i],
                                                        clock_, log_));
     if (!draining_) {
@@ -158,8 +159,17 @@ void Server::load_all() {
     }
     log_.info("loaded", {{"model", names_.names[i]},
                          {"version", names_.versions[i]},
-                         {"sha256", sha256},
                          {"seconds", took}});
+    for (const auto& [step, time] : steps) {
+      log_.debug("load_step", {{"model", names_.names[i]},
+                               {"step", step},
+                               {"seconds", seconds(time)}});
+    }
+    file_hash.tell([this, i](const std::string& sha256) {
+      log_.info("file_hash", {{"model", names_.names[i]},
+                              {"version", names_.versions[i]},
+                              {"sha256", sha256}});
+    });
   }
   if (!draining_) grpc_.set_serving("", true);
 }

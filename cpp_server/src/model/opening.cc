@@ -1,0 +1,180 @@
+#include "model/opening.h"
+
+#include <ATen/ops/from_blob.h>
+#include <caffe2/serialize/read_adapter_interface.h>
+#include <sys/mman.h>
+#include <torch/csrc/jit/serialization/import.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <random>
+#include <stdexcept>
+#include <utility>
+
+#include "package/layout.h"
+#include "package/package_error.h"
+#include "package/storages.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::uint64_t kLargeBytes = 1U << 20;  // smaller tables take torch's way
+constexpr std::uint64_t kMaxDataBytes = 64U << 20;
+constexpr std::size_t kHugePage = 2U << 20;
+constexpr std::size_t kTokenBytes = 24;
+constexpr std::string_view kDataFolder = "data/";
+constexpr std::string_view kExtraFolder = "extra/";
+
+class MemoryAdapter final : public caffe2::serialize::ReadAdapterInterface {
+ public:
+  explicit MemoryAdapter(std::vector<std::byte> content) : content_(std::move(content)) {}
+
+  size_t size() const override { return content_.size(); }
+
+  size_t read(uint64_t offset, void* buffer, size_t count, const char* /*what*/) const override {
+    if (offset > content_.size()) return 0;
+    const auto given = std::min<size_t>(count, content_.size() - offset);
+    std::memcpy(buffer, content_.data() + offset, given);
+    return given;
+  }
+
+ private:
+  std::vector<std::byte> content_;
+};
+
+// Uninitialised memory for a table, in huge pages where the system has them: fewer page faults
+// now, fewer misses of the TLB in every lookup.
+at::Tensor new_table(std::uint64_t bytes) {
+  const std::size_t room = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+  void* const memory = std::aligned_alloc(kHugePage, room);
+  if (memory == nullptr) throw std::bad_alloc();
+  ::madvise(memory, room, MADV_HUGEPAGE);  // it may decline
+  return at::from_blob(memory, {static_cast<std::int64_t>(bytes)},
+                       [](void* to_free) { std::free(to_free); }, at::kByte);
+}
+
+std::vector<std::byte> random_token(std::random_device& random) {
+  std::vector<std::byte> token(kTokenBytes);
+  for (std::byte& byte : token) byte = static_cast<std::byte>(random());
+  return token;
+}
+
+void append(std::vector<std::byte>& out, std::span<const std::byte> piece) {
+  out.insert(out.end(), piece.begin(), piece.end());
+}
+
+}  // namespace
+
+Opening::Opening(const Records& records) : records_(records), kept_(std::make_shared<Kept>()) {
+  if (!records.has(kDataRecord)) return;
+  data_ = records.read(kDataRecord, kMaxDataBytes);
+  try {
+    const Storages storages(data_);
+    for (const auto& [name, record] : records.all()) {
+      if (record.bytes < kLargeBytes || !name.starts_with(kDataFolder)) continue;
+      if (storages.plain(name.substr(kDataFolder.size()))) kept_->tables.try_emplace(name);
+    }
+  } catch (const std::invalid_argument&) {
+    kept_->tables.clear();  // torch reads what is written in another way
+  }
+}
+
+std::span<std::byte> Opening::place(const std::string& name, const Record& record) {
+  if (const auto table = kept_->tables.find(name); table != kept_->tables.end()) {
+    table->second = new_table(record.bytes);
+    return {static_cast<std::byte*>(table->second.data_ptr()), record.bytes};
+  }
+  return kept_->contents.emplace(name, std::vector<std::byte>(record.bytes)).first->second;
+}
+
+std::span<const std::byte> Opening::content(const std::string& name) const {
+  const auto found = kept_->contents.find(name);
+  if (found == kept_->contents.end()) {
+    throw PackageError(records_.file().path(), "record '" + name + "' is missing");
+  }
+  return found->second;
+}
+
+Contents Opening::contents() const {
+  Contents all;
+  for (const auto& [name, content] : kept_->contents) all[name] = content;
+  for (const auto& [name, table] : kept_->tables) {
+    all[name] = {static_cast<const std::byte*>(table.const_data_ptr()), table.nbytes()};
+  }
+  return all;
+}
+
+torch::jit::Module Opening::module() const {
+  StandIns stand_ins;
+  std::map<std::vector<std::byte>, std::string> names;
+  std::random_device random;
+  for (const auto& [name, table] : kept_->tables) {
+    stand_ins[name] = random_token(random);
+    names[stand_ins[name]] = name;
+  }
+  if (!stand_ins.empty() && kept_->contents.at(kDataRecord) != data_) {
+    throw PackageError(records_.file().path(),
+                       "was changed while it was being loaded; load it again");
+  }
+  torch::jit::Module loaded =
+      torch::jit::load(std::make_shared<MemoryAdapter>(small_archive(stand_ins)), at::kCPU);
+  put_tables(loaded, names);
+  return loaded;
+}
+
+// The package with `stand_ins` instead of its large tables, and without extra files.
+std::vector<std::byte> Opening::small_archive(const StandIns& stand_ins) const {
+  std::vector<std::byte> out;
+  std::string directory;
+  std::uint64_t entries = 0;
+  const auto add = [&](const std::string& name, std::span<const std::byte> content) {
+    const auto crc = ::crc32_z(0, reinterpret_cast<const Bytef*>(content.data()), content.size());
+    const Record record{.bytes = content.size(), .crc32 = static_cast<std::uint32_t>(crc)};
+    const std::uint64_t offset = out.size();
+    const std::string header = local_header(name, record, offset);
+    append(out, std::as_bytes(std::span(header)));
+    append(out, content);
+    directory += directory_entry(name, record, offset);
+    ++entries;
+  };
+  for (const auto& [name, record] : records_.all()) {
+    if (name.starts_with(kExtraFolder)) continue;
+    if (const auto found = stand_ins.find(name); found != stand_ins.end()) {
+      add(name, found->second);
+    } else if (name == kDataRecord && !stand_ins.empty()) {
+      std::map<std::string, std::uint64_t> sizes;
+      for (const auto& [table, token] : stand_ins) {
+        sizes[table.substr(kDataFolder.size())] = token.size();
+      }
+      add(name, Storages(data_).with_sizes(sizes));
+    } else {
+      add(name, kept_->contents.at(name));
+    }
+  }
+  directory += directory_end(entries, directory.size(), out.size());
+  append(out, std::as_bytes(std::span(directory)));
+  return out;
+}
+
+// Replaces each stand-in by its table, wherever the module has it.
+void Opening::put_tables(torch::jit::Module module,
+                         const std::map<std::vector<std::byte>, std::string>& names) const {
+  for (const auto& attribute : module.named_attributes(/*recurse=*/false)) {
+    if (!attribute.value.isTensor()) continue;
+    const at::Tensor& tensor = attribute.value.toTensor();
+    if (!tensor.defined() || tensor.scalar_type() != at::kByte ||
+        tensor.nbytes() != kTokenBytes || !tensor.is_contiguous()) {
+      continue;
+    }
+    const auto* const begin = static_cast<const std::byte*>(tensor.const_data_ptr());
+    const auto found = names.find({begin, begin + kTokenBytes});
+    if (found != names.end()) module.setattr(attribute.name, kept_->tables.at(found->second));
+  }
+  for (const auto& child : module.named_children()) put_tables(child.value, names);
+}
+
+}  // namespace tessera

@@ -1,0 +1,63 @@
+// From verified records to a scripted module on the CPU, without a second look at the file.
+//
+// What torch opens is an archive in memory made of the very bytes that were verified. In that
+// archive the large tables are stand-ins of a few bytes: the tables themselves were read straight
+// to where they stay. Included by files that are compiled against torch.
+//
+// Contract: used by one thread. The spans that place and contents give are valid for as long as
+// `kept` is held.
+#pragma once
+
+#include <torch/csrc/jit/api/module.h>
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "package/records.h"
+#include "package/verify.h"
+
+namespace tessera {
+
+class Opening {
+ public:
+  // Reads the record that names the tensors. `records` must outlive this. Throws PackageError.
+  explicit Opening(const Records& records);
+
+  // Memory for a record's content; for verify_records.
+  std::span<std::byte> place(const std::string& name, const Record& record);
+
+  // A record that was verified.
+  std::span<const std::byte> content(const std::string& name) const;
+
+  // All of them.
+  Contents contents() const;
+
+  // What holds the memory of all that was placed.
+  std::shared_ptr<const void> kept() const { return kept_; }
+
+  // The module; verify_records must have passed. Throws PackageError, and what torch throws.
+  torch::jit::Module module() const;
+
+ private:
+  struct Kept {
+    std::map<std::string, std::vector<std::byte>> contents;
+    std::map<std::string, at::Tensor> tables;
+  };
+
+  // Large tables by their record, with what stands in for them.
+  using StandIns = std::map<std::string, std::vector<std::byte>>;
+
+  std::vector<std::byte> small_archive(const StandIns& stand_ins) const;
+  void put_tables(torch::jit::Module module,
+                  const std::map<std::vector<std::byte>, std::string>& names) const;
+
+  const Records& records_;
+  std::vector<std::byte> data_;  // of kDataRecord, before it was verified
+  std::shared_ptr<Kept> kept_;
+};
+
+}  // namespace tessera

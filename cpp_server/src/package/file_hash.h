@@ -1,0 +1,46 @@
+// SHA-256 of a package's whole file, found behind what waits for the package. Nothing that serves
+// needs it: what runs was compared with the manifest's hashes. It is what `sha256sum MODEL.pt`
+// prints, for people who want to know which file this is.
+//
+// Contract: any thread may call; nothing but the destructor blocks, and that for milliseconds.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/mutex.h"
+
+namespace tessera {
+
+class FileHash {
+ public:
+  // Gives the hash; empty when it was asked to stop. What it throws is taken for "not to be had".
+  using Compute = std::function<std::string(const std::stop_token&)>;
+  using Listener = std::function<void(const std::string& sha256)>;
+
+  // Calls `compute` once, in a thread of its own that stands back for all others.
+  explicit FileHash(Compute compute);
+  FileHash(const FileHash&) = delete;
+  FileHash& operator=(const FileHash&) = delete;
+
+  // Lower-case hex; empty: not known yet, or not to be had.
+  std::string known() const;
+
+  // Calls `listener` with the hash: at once where it is known, else later in the hash's thread,
+  // and no more once the destructor has returned.
+  void tell(Listener listener);
+
+ private:
+  void run(const std::stop_token& stop, const Compute& compute);
+
+  mutable Mutex mutex_;
+  std::string found_ TESSERA_GUARDED_BY(mutex_);
+  std::vector<Listener> listeners_ TESSERA_GUARDED_BY(mutex_);
+  std::jthread thread_;  // last: ends before what it uses
+};
+
+}  // namespace tessera
