@@ -5,7 +5,7 @@ their own.  Per size, in turn:
 
 * ``package-model --no-evaluate`` on the checkpoint, and as its peer ``plain``: the whole
   checkpoint in memory, FBGEMM's int8 rows, ``torch.save``;
-* ``load_package`` of the file (every byte hashed twice, golden answers replayed), and as its peers
+* ``load_package`` of the file (every byte hashed, golden answers replayed), and as its peers
   ``torch.jit.load`` of the same file, which checks nothing, reading the file from the page cache
   and, after its pages were dropped, from the disk into one reused buffer, and into memory that is new.
 
