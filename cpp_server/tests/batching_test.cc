@@ -274,6 +274,13 @@ TEST_F(QueueTest, ACallThatGrpcEndsAtItsDeadlineWasLate) {
   EXPECT_EQ(dropped[0].reason, RejectReason::kDeadline);
 }
 
+TEST(Deadline, IsTakenAsGrpcRoundsIt) {
+  // A timeout of 1.234 s arrives as one of 1.24 s.
+  EXPECT_TRUE(ended_by_deadline(kStart + 1234ms, kStart, kStart + 1240ms));
+  EXPECT_FALSE(ended_by_deadline(kStart + 1200ms, kStart, kStart + 1240ms));
+  EXPECT_FALSE(ended_by_deadline(kStart + 1h, kStart, kNever));
+}
+
 TEST_F(QueueTest, TheDeadMakeRoom) {
   Item a(1), b(1), c(1), d(1);
   ASSERT_TRUE(push(a) && push(b) && push(c));

@@ -16,7 +16,7 @@ from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.server.errors import Code, InvalidRequestError, Reason, ServeError
 from tessera.serving.server.metrics import Metrics, ModelMetrics
 from tessera.serving.server.registry import Registry
-from tessera.serving.server.request import DEADLINE_SLACK_SECONDS
+from tessera.serving.server.request import ended_by_deadline
 from tessera.serving.server.workers import internal_error
 
 
@@ -108,7 +108,7 @@ class Predictor:
             raise
         except asyncio.CancelledError:
             # The client went away, or its deadline passed: the queue drops what is left.
-            late = time.monotonic() >= deadline - DEADLINE_SLACK_SECONDS
+            late = ended_by_deadline(time.monotonic(), began, deadline)
             code = Code.DEADLINE_EXCEEDED if late else Code.CANCELLED
             raise
         except Exception as failure:

@@ -11,11 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tessera.serving.server.errors import QueueFullError, Reason
-from tessera.serving.server.request import (
-    DEADLINE_SLACK_SECONDS,
-    NO_DEADLINE,
-    DecodedRequest,
-)
+from tessera.serving.server.request import NO_DEADLINE, DecodedRequest, ended_by_deadline
 
 
 class Owner(Protocol):
@@ -189,5 +185,5 @@ def _death(entry: Entry, now: float) -> Reason | None:
         return Reason.DEADLINE
     if not entry.owner.is_done():
         return None
-    late = now >= entry.deadline - DEADLINE_SLACK_SECONDS
+    late = ended_by_deadline(now, entry.arrived, entry.deadline)
     return Reason.DEADLINE if late else Reason.CANCELLED

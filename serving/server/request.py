@@ -23,9 +23,23 @@ Ids = NDArray[Any]  # int32 or int64, as the client sent them
 
 NO_DEADLINE = math.inf
 
-DEADLINE_SLACK_SECONDS = 0.005
-"""A call that ends so shortly before its deadline ended because of it: gRPC's timer and our
-clock do not strike at the same instant."""
+_DEADLINE_SLACK_SECONDS = 0.005
+_DEADLINE_ROUNDING = 0.01
+
+
+def ended_by_deadline(now: float, began: float, deadline: float) -> bool:
+    """Whether a call that its client ended, ended because its deadline passed.
+
+    The client's timer and our clock do not strike at the same instant, and gRPC tells us the time
+    that the client gives in three digits, rounded up.
+
+    Args:
+        now: the clock when the call ended (seconds).
+        began: when it came.
+        deadline: as far as we know, or `NO_DEADLINE`.
+    """
+    timeout = deadline - began
+    return now - began >= min(timeout - _DEADLINE_SLACK_SECONDS, timeout * (1 - _DEADLINE_ROUNDING))
 
 
 @dataclass(slots=True, eq=False)

@@ -3,7 +3,12 @@ import pytest
 
 from tessera.serving.server.errors import QueueFullError, Reason
 from tessera.serving.server.queue import Entry, RequestQueue
-from tessera.serving.server.request import NO_DEADLINE, DecodedRequest, JaggedGroup
+from tessera.serving.server.request import (
+    NO_DEADLINE,
+    DecodedRequest,
+    JaggedGroup,
+    ended_by_deadline,
+)
 
 EMPTY = JaggedGroup(np.empty(0, np.int32), np.empty(0, np.int64), None)
 
@@ -83,6 +88,20 @@ def test_a_call_that_grpc_ended_just_before_its_deadline_counts_as_late():
     q.push([ended, cancelled], 0.0)
     ended.owner.done = cancelled.owner.done = True
     assert cut(q, now=4.999).dropped == [Reason.DEADLINE, Reason.CANCELLED]
+
+
+@pytest.mark.parametrize(
+    ("now", "began", "deadline", "late"),
+    [
+        (0.996, 0.0, 1.0, True),  # our clock and gRPC's
+        (0.96, 0.0, 1.0, False),
+        (11.234, 10.0, 11.24, True),  # gRPC tells of a timeout of 1.234 s as 1.24 s
+        (11.2, 10.0, 11.24, False),
+        (1e9, 0.0, NO_DEADLINE, False),
+    ],
+)
+def test_a_call_ended_by_its_client_was_late_within_what_grpc_rounds(now, began, deadline, late):
+    assert ended_by_deadline(now, began, deadline) is late
 
 
 def test_expired_entries_are_dropped_and_their_owner_is_told():

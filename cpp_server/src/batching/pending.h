@@ -6,6 +6,7 @@
 // thread. deliver() and drop() may be called from several workers at once, one per part.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -27,9 +28,14 @@ inline constexpr int kRejectReasons = 5;
 
 std::string_view reason_name(RejectReason reason);
 
-// A call that ends so shortly before its deadline ended because of it: gRPC's timer and our
-// clock do not strike at the same instant.
-inline constexpr Duration kDeadlineSlack = std::chrono::milliseconds(5);
+// Whether a call that its client ended, ended because its deadline passed: the client's timer and
+// our clock do not strike at the same instant, and gRPC tells us the time that the client gives in
+// three digits, rounded up.
+inline bool ended_by_deadline(TimePoint now, TimePoint arrival, TimePoint deadline) {
+  const Duration timeout = deadline - arrival;
+  const Duration slack = std::max<Duration>(std::chrono::milliseconds(5), timeout / 100);
+  return now >= deadline - slack;
+}
 
 // How long the stages of one forward pass took, and who shared it.
 struct PassTimings {

@@ -10,7 +10,8 @@ std::optional<RejectReason> death(const Part& part, TimePoint now) {
   if (now >= deadline) return RejectReason::kDeadline;
   if (!part.request->dead()) return std::nullopt;
   // gRPC cancels a call when its deadline passes.
-  return now >= deadline - kDeadlineSlack ? RejectReason::kDeadline : RejectReason::kCancelled;
+  return ended_by_deadline(now, part.request->arrival, deadline) ? RejectReason::kDeadline
+                                                                  : RejectReason::kCancelled;
 }
 
 bool RequestQueue::fits(std::int64_t entries, std::int64_t samples) const {

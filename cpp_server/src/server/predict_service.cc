@@ -45,7 +45,7 @@ void PredictCall::answer(std::span<const OutputView> outputs, const StageTimings
   const TimePoint encoded = context_.clock.now();
   model_->metrics().observe_stage(Stage::kEncode, seconds(encoded - encoding));
   if (cancelled.load(std::memory_order_relaxed)) {
-    count(encoded >= deadline - kDeadlineSlack ? Code::kDeadlineExceeded : Code::kCancelled);
+    count(ended_by_deadline(encoded, arrival, deadline) ? Code::kDeadlineExceeded : Code::kCancelled);
   } else {
     count(Code::kOk);
   }
