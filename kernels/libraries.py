@@ -56,7 +56,12 @@ LIBRARIES: dict[str, OperatorLibrary] = {
     "tessera_ops": OperatorLibrary(
         package="tessera",
         file="kernels/lib/libtessera_ops.so",
-        operators=("tessera::lookup", "tessera::dot_interaction", "tessera::linear"),
+        operators=(
+            "tessera::lookup",
+            "tessera::dot_interaction",
+            "tessera::linear",
+            "tessera::linear_bf16",
+        ),
         remedy="build it with: make build (or python kernels/build.py)",
     ),
     # For the packager: the operators that quantize.  No package's graph calls them.

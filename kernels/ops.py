@@ -24,6 +24,10 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
 ``linear(input [B, K], weights [P, K, W], bias [P * W], outputs, relu) -> [B, outputs]``
     A dense layer, float32, of weights that `tessera.kernels.linear.pack_linear` laid out; a row's
     bits do not depend on the others.  CPU only.
+``linear_bf16(input [B, K], weights [G, C, 16, 32], bias [G * 16], outputs, relu) -> [B, outputs]``
+    The same with bfloat16 weights of `tessera.kernels.linear.pack_linear_bf16`; the input is rounded
+    to bfloat16, sums, bias and output are float32.  A row's bits depend neither on the others
+    nor, on x86, on the instruction set.  CPU only.
 
 Arguments:
     weights: uint8 ``[bytes]``, all tables (`tessera.kernels.tables.pack_tables`).
@@ -168,6 +172,7 @@ _FAKES: dict[str, _Fake] = {
     "dot_interaction": _fake_dot_interaction,
     "lookup_dot_interaction": _fake_lookup_dot_interaction,
     "linear": _fake_linear,
+    "linear_bf16": _fake_linear,
 }
 
 

@@ -62,7 +62,7 @@ class Comparison:
     Attributes:
         about: names, times, versions and signatures that differ; never of weight.
         schema: inputs and outputs that differ.
-        tables: tables that differ in size or type.
+        tables: tables that differ in size or type, and the dense layers' type.
         sizes: bytes of the files and of the weights, where they differ.
         answers: one entry per output that both have.
         not_compared: why there are no answers; empty where there are.
@@ -112,7 +112,7 @@ def compare(a: str | Path, b: str | Path, *, samples: int, seed: int = 0) -> Com
     return Comparison(
         about=tuple(_fields(one, other, _ABOUT)),
         schema=tuple(_schemas(one.schema, other.schema)),
-        tables=tuple(_tables(one.tables, other.tables)),
+        tables=tuple(_weights(one, other)),
         sizes=tuple(_sizes(first, second)),
         answers=answers,
         not_compared=reason,
@@ -146,9 +146,10 @@ def _schemas(a: InputSchema, b: InputSchema) -> Iterator[Change]:
     yield from _by_name("feature", a.features, b.features)
 
 
-def _tables(a: Sequence[TableInfo], b: Sequence[TableInfo]) -> Iterator[Change]:
+def _weights(a: Manifest, b: Manifest) -> Iterator[Change]:
     shape = ("rows", "dim", "dtype", "bytes")
-    yield from _by_name("table", a, b, shape)
+    yield from _by_name("table", a.tables, b.tables, shape)
+    yield from _fields(a, b, ("dense_dtype",))
 
 
 def _by_name(

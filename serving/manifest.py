@@ -202,6 +202,7 @@ class Manifest:
             names that `tessera.kernels.libraries` knows.
         schema: inputs and outputs.
         dtype: the weight type of the tables; ``mixed`` where they have several.
+        dense_dtype: how the dense layers' weights are stored, ``fp32`` or ``bf16``.
         tables: one entry per table.
         bytes_fp32: bytes of all weights (tables and dense part) before packaging.
         bytes_packaged: bytes of all weights in the package.
@@ -225,6 +226,7 @@ class Manifest:
     operator_libraries: tuple[str, ...]
     schema: InputSchema
     dtype: str
+    dense_dtype: str
     tables: tuple[TableInfo, ...]
     bytes_fp32: int
     bytes_packaged: int

@@ -377,7 +377,7 @@ const char* const kManifest = R"({
              "features": [{"name": "C1", "group": "id_list", "table": "t", "rows": 10, "dim": 4,
                            "pooling": "mean", "hashing": "none", "out_of_range": "clamp"}],
              "outputs": [{"name": "default", "width": 1}]},
-  "dtype": "int8", "tables": [{"name": "t", "bytes": 80}], "bytes_fp32": 160,
+  "dtype": "int8", "dense_dtype": "bf16", "tables": [{"name": "t", "bytes": 80}], "bytes_fp32": 160,
   "bytes_packaged": 100, "plan": {"num_shards": 1, "placements": []}, "device": "cpu",
   "source": {}, "training_metrics": {}, "evaluation": null,
   "golden": {"samples": 4, "atol": 1e-6, "rtol": 1e-5},

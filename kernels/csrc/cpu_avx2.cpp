@@ -4,10 +4,12 @@
 #include "cpu_lookup_impl.h"
 #include "cpu_interaction_impl.h"
 #include "cpu_linear_impl.h"
+#include "cpu_linear_bf16_impl.h"
 
 namespace tessera {
 
 const CpuKernels kAvx2Kernels = {
-    "avx2", lookup, lookup_rows, dot_interaction, lookup_interaction, linear};
+    "avx2", lookup, lookup_rows, dot_interaction, lookup_interaction, linear,
+    linear_bf16};
 
 }  // namespace tessera

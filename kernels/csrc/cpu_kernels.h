@@ -41,6 +41,37 @@ struct LinearJob {
   float* out;            // [rows, outputs]
 };
 
+// The same with bfloat16 weights and inputs, in tiles of 32 inputs x 16 outputs.  A tile is 16 rows of
+// 32 numbers; row p holds inputs 2 p and 2 p + 1 of each output, side by side.  Inputs and outputs
+// beyond the layer's are zeros.
+//
+// What is computed, in float32, each line in this order and rounded once per operation, to nearest:
+//   x      = the input rounded to bfloat16
+//   y      = bias
+//   for each 32 inputs:  even = fma(x[2 p], w[2 p], even) from 0, for p = 0 .. 15
+//                        odd = fma(x[2 p + 1], w[2 p + 1], odd) from 0, likewise
+//                        y = y + (even + odd)
+// Subnormal operands and results are zeros of their sign (on x86).  These are the sums of AMX's
+// tdpbf16ps; every other instruction set computes the same, so the bits do not depend on it.
+struct LinearBf16Job {
+  const float* input;       // [rows, inputs]
+  int64_t input_stride;     // elements from row to row
+  int64_t inputs;           // in the last block, or filling it
+  const uint16_t* weights;  // [groups of 16 outputs, blocks of 32 inputs, 16, 32]
+  int64_t blocks;
+  const float* bias;        // [groups * 16]
+  int64_t outputs;          // in the last group, or filling it
+  bool relu;
+  float* out;               // [rows, outputs]
+};
+
+constexpr int64_t kBf16Inputs = 32;   // of a tile
+constexpr int64_t kBf16Outputs = 16;  // of a tile
+constexpr int64_t kBf16Tile = kBf16Inputs * kBf16Outputs;
+// How many rows linear_bf16 takes at a time: their inputs and a panel of weights fit the second
+// cache.
+constexpr int64_t kBf16RowsTogether = 96;
+
 // One instruction set's kernels.
 struct CpuKernels {
   const char* name;
@@ -67,16 +98,26 @@ struct CpuKernels {
 
   // The dense layer for rows [row_begin, row_end).  A row's bits do not depend on the others.
   void (*linear)(const LinearJob& job, int64_t row_begin, int64_t row_end);
+
+  // The same with bfloat16.  `scratch` is for the rounded inputs: job.blocks * kBf16Inputs floats
+  // for each of the rows, rounded up to 16, or of kBf16RowsTogether if they are more; 64-byte
+  // aligned.
+  void (*linear_bf16)(const LinearBf16Job& job, int64_t row_begin, int64_t row_end,
+                      float* scratch);
 };
 
 extern const CpuKernels kScalarKernels;
 #if defined(__x86_64__)
 extern const CpuKernels kAvx2Kernels;
 extern const CpuKernels kAvx512Kernels;
+#if defined(TESSERA_AMX)
+// CpuKernels::linear_bf16 by AMX.
+void linear_bf16_amx(const LinearBf16Job& job, int64_t row_begin, int64_t row_end, float* scratch);
+#endif
 #endif
 
 // The best set for this machine, chosen once.  The environment variable TESSERA_CPU_KERNELS
-// (scalar, avx2, avx512) asks for another one; a set that the machine cannot run is not taken.
+// (scalar, avx2, avx512, amx) names the best that may be taken; one that the machine cannot run is not.
 const CpuKernels& cpu_kernels();
 
 }  // namespace tessera

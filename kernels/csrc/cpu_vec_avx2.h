@@ -22,6 +22,16 @@ struct Vec {
     const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16))};
   }
+  // The first and the second of kWidth pairs of bfloat16.
+  static Vec load_even(const uint16_t* pairs) {
+    const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(words, 16))};
+  }
+  static Vec load_odd(const uint16_t* pairs) {
+    const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs));
+    const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+    return {_mm256_castsi256_ps(_mm256_and_si256(words, high))};
+  }
   // e4m3fn read as an fp16 whose exponent is 8 too small.
   static Vec load_float8(const uint8_t* p) {
     const __m128i x = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
@@ -59,6 +69,22 @@ struct Vec {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packus_epi32(low, high));
   }
 };
+
+// The nearest bfloat16, ties to even; a subnormal is zero, a NaN stays one.
+inline Vec round_to_bfloat(Vec a) {
+  const __m256i bits = _mm256_castps_si256(a.v);
+  const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m256i sign = _mm256_set1_epi32(static_cast<int>(0x80000000u));
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded =
+      _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const __m256i exponent = _mm256_and_si256(bits, _mm256_set1_epi32(0x7f800000));
+  const __m256i tiny = _mm256_cmpeq_epi32(exponent, _mm256_setzero_si256());
+  const __m256i flushed = _mm256_blendv_epi8(rounded, _mm256_and_si256(bits, sign), tiny);
+  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q));
+  return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_blendv_epi8(flushed, quiet, nan), high))};
+}
 
 inline Vec add(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }
 inline Vec multiply(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }

@@ -22,6 +22,14 @@ struct Vec {
     const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16))};
   }
+  // The first and the second of kWidth pairs of bfloat16.
+  static Vec load_even(const uint16_t* pairs) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(pairs), 16))};
+  }
+  static Vec load_odd(const uint16_t* pairs) {
+    const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+    return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(pairs), high))};
+  }
   // e4m3fn read as an fp16 whose exponent is 8 too small.
   static Vec load_float8(const uint8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
@@ -57,6 +65,20 @@ struct Vec {
                         _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, quiet)));
   }
 };
+
+// The nearest bfloat16, ties to even; a subnormal is zero, a NaN stays one.
+inline Vec round_to_bfloat(Vec a) {
+  const __m512i bits = _mm512_castps_si512(a.v);
+  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m512i sign = _mm512_set1_epi32(static_cast<int>(0x80000000u));
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __mmask16 tiny = _mm512_testn_epi32_mask(bits, _mm512_set1_epi32(0x7f800000));
+  rounded = _mm512_mask_and_epi32(rounded, tiny, bits, sign);
+  const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+  return {_mm512_castsi512_ps(_mm512_and_si512(rounded, high))};
+}
 
 inline Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Vec multiply(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }

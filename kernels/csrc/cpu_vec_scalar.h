@@ -64,6 +64,13 @@ struct Vec {
     std::memcpy(&half, p, 2);
     return {bits_to_float(static_cast<uint32_t>(half) << 16)};
   }
+  // The first and the second of kWidth pairs of bfloat16.
+  static Vec load_even(const uint16_t* pairs) {
+    return {bits_to_float(static_cast<uint32_t>(pairs[0]) << 16)};
+  }
+  static Vec load_odd(const uint16_t* pairs) {
+    return {bits_to_float(static_cast<uint32_t>(pairs[1]) << 16)};
+  }
   // e4m3fn read as an fp16 whose exponent is 8 too small.
   static Vec load_float8(const uint8_t* p) {
     const uint32_t x = *p;
@@ -75,6 +82,13 @@ struct Vec {
   void store_half(uint16_t* p) const { *p = float_to_half(v); }
   void store_bfloat(uint16_t* p) const { *p = float_to_bfloat(v); }
 };
+
+// The nearest bfloat16, ties to even; a subnormal is zero, a NaN stays one.
+inline Vec round_to_bfloat(Vec a) {
+  const uint32_t bits = float_to_bits(a.v);
+  if ((bits & 0x7f800000u) == 0) return {bits_to_float(bits & 0x80000000u)};
+  return {bits_to_float(static_cast<uint32_t>(float_to_bfloat(a.v)) << 16)};
+}
 
 inline Vec add(Vec a, Vec b) { return {a.v + b.v}; }
 inline Vec multiply(Vec a, Vec b) { return {a.v * b.v}; }

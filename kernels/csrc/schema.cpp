@@ -28,4 +28,7 @@ TORCH_LIBRARY(tessera, m) {
       "bool upper=False, int launch=0) -> Tensor");
   m.def(
       "linear(Tensor input, Tensor weights, Tensor bias, int outputs, bool relu=False) -> Tensor");
+  m.def(
+      "linear_bf16(Tensor input, Tensor weights, Tensor bias, int outputs, bool relu=False) "
+      "-> Tensor");
 }

@@ -107,6 +107,13 @@ def _add_storage(parser: argparse.ArgumentParser) -> None:
         "the next wider of int2, int4, int8, fp16, fp32 that loses less (default: no bound)",
     )
     parser.add_argument(
+        "--dense-dtype",
+        choices=["fp32", "bf16"],
+        default="fp32",
+        help="how the dense layers' weights are stored (default fp32); bf16 rounds their inputs too, "
+        "needs the tessera backend, and is for CPUs with AMX, elsewhere it is no faster",
+    )
+    parser.add_argument(
         "--report",
         metavar="FILE",
         type=Path,
@@ -199,6 +206,7 @@ def _options(args: argparse.Namespace) -> PackageOptions:
         dtype=args.dtype,
         table_dtypes=dict(args.table_dtype),
         max_table_error=args.max_table_error,
+        dense_dtype=args.dense_dtype,
         device=args.device,
         shards=args.shards,
         sharding=args.sharding,

@@ -7,26 +7,28 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx, nn
 
-from tessera.kernels.linear import pack_linear
+from tessera.serving.packaging.dense_types import DENSE_TYPES, dense_operators
 
 _RELUS = (torch.relu, nn.functional.relu, "relu", "relu_")
 
 
 class PanelLinear(nn.Linear):
-    """`torch.nn.Linear` by ``tessera::linear``: a row's bits do not depend on the others.
+    """`torch.nn.Linear` by Tessera's operators: a row's bits do not depend on the others.
 
     Args:
         linear: the layer that it stands for; float32, on the CPU.
         matrix: whether its input has two dimensions, ``[B, K]``; otherwise it has more.
+        dense_dtype: how its weights are stored, a name of `DENSE_TYPES`.
     """
 
-    def __init__(self, linear: nn.Linear, *, matrix: bool) -> None:
+    def __init__(self, linear: nn.Linear, *, matrix: bool, dense_dtype: str) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
         self._matrix = matrix
+        self._kind = DENSE_TYPES[dense_dtype]
         bias = None if linear.bias is None else linear.bias.detach()
-        weights, biases = pack_linear(linear.weight.detach(), bias)
+        weights, biases = self._kind.pack(linear.weight.detach(), bias)
         self.panels: Tensor
         self.panel_bias: Tensor
         self.register_buffer("panels", weights, persistent=False)
@@ -35,7 +37,7 @@ class PanelLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name for it
         """``[..., K]`` to ``[..., N]`` float32."""
         rows = input.contiguous() if self._matrix else input.flatten(0, -2).contiguous()
-        product: Tensor = torch.ops.tessera.linear(
+        product: Tensor = self._kind.operator(
             rows, self.panels, self.panel_bias, self.out_features, False
         )
         if not self._matrix:
@@ -66,21 +68,24 @@ def input_dimensions(
     return seen
 
 
-def panel_layers(seen: dict[nn.Linear, set[int]]) -> dict[nn.Linear, PanelLinear]:
+def panel_layers(seen: dict[nn.Linear, set[int]], dense_dtype: str) -> dict[nn.Linear, PanelLinear]:
     """Stand-ins for the layers whose inputs have two or more dimensions."""
     return {
-        layer: PanelLinear(layer, matrix=dimensions == {2})
+        layer: PanelLinear(layer, matrix=dimensions == {2}, dense_dtype=dense_dtype)
         for layer, dimensions in seen.items()
         if min(dimensions) >= 2
     }
 
 
 def fuse_relus(module: fx.GraphModule) -> None:
-    """Let ``tessera::linear`` apply the ReLU that is its result's only user, in place."""
-    if not hasattr(torch.ops.tessera, "linear"):
-        return  # the operators are not loaded, so the graph has none of them
+    """Let Tessera's dense layers apply the ReLU that is their result's only user, in place."""
     graph = module.graph
-    for node in graph.find_nodes(op="call_function", target=torch.ops.tessera.linear):
+    layers = [
+        node
+        for operator in dense_operators()
+        for node in graph.find_nodes(op="call_function", target=operator)
+    ]
+    for node in layers:
         users = list(node.users)
         if len(users) == 1 and users[0].target in _RELUS and users[0].args[0] is node:
             node.args = (*node.args[:4], True)

@@ -34,6 +34,7 @@ class FbgemmBackend:
     weight_types: frozenset[str] = frozenset(
         name for name, kind in WEIGHT_TYPES.items() if kind.fbgemm_code is not None
     )
+    dense_types: tuple[str, ...] = ("fp32",)
 
     def lookup(
         self, tables: StoredTables, features: Sequence[FeatureSpec | None], names: Sequence[str]
@@ -49,9 +50,11 @@ class FbgemmBackend:
         """None: FBGEMM has no such operator."""
         return None
 
-    def pack(self, graph: fx.GraphModule) -> None:
+    def pack(self, graph: fx.GraphModule, dense_dtype: str) -> int:
         """Large layers become oneDNN's."""
+        assert dense_dtype in self.dense_types, dense_dtype
         pack_linears(graph)
+        return 0
 
 
 class _FbgemmTables(nn.Module):

@@ -23,18 +23,29 @@ in a logit of size 10 moves a score by 2.5e-6 at most.  A GPU's order differs fr
 that packaged in every sum.
 """
 
+BF16_TOLERANCE = 2**-8
+"""The same where dense layers are bfloat16: the distance of two neighbours below 1.
+
+Their own sums have the same bits on every processor, but what they take in (interactions, torch's
+functions) differs in the last bit, and an input between two bfloat16 numbers may then be rounded the
+other way.
+"""
+
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 _RANDOM_SAMPLES = 4
 
 
 def golden_info(
-    batch: HostBatch, answers: Mapping[str, Tensor], *, device: str = "cpu"
+    batch: HostBatch,
+    answers: Mapping[str, Tensor],
+    *,
+    device: str = "cpu",
+    dense_dtype: str = "fp32",
 ) -> GoldenInfo:
     """How a loader must meet the ``answers`` to ``batch`` on a kind of device."""
+    tolerance = BF16_TOLERANCE if dense_dtype == "bf16" else TOLERANCE[device]
     largest = max((float(answer.abs().max()) for answer in answers.values()), default=0.0)
-    return GoldenInfo(
-        samples=batch.batch_size, atol=TOLERANCE[device] * max(1.0, largest), rtol=0.0
-    )
+    return GoldenInfo(samples=batch.batch_size, atol=tolerance * max(1.0, largest), rtol=0.0)
 
 
 def golden_batch(schema: InputSchema, *, seed: int = 0) -> HostBatch:

@@ -27,11 +27,13 @@ class LookupBackend(Protocol):
         name: as in ``--backend`` and in the manifest.
         operator_libraries: what must be loaded before the modules can run.
         weight_types: names of the `tessera.serving.packaging.weight_types` that it can look up.
+        dense_types: names of the `tessera.serving.packaging.dense_types` that it can multiply by.
     """
 
     name: str
     operator_libraries: tuple[str, ...]
     weight_types: frozenset[str]
+    dense_types: tuple[str, ...]
 
     def lookup(
         self, tables: StoredTables, features: Sequence[FeatureSpec | None], names: Sequence[str]
@@ -68,8 +70,12 @@ class LookupBackend(Protocol):
         """
         ...
 
-    def pack(self, graph: fx.GraphModule) -> None:
-        """Replace the traced model's dense layers by faster ones for a CPU, in place."""
+    def pack(self, graph: fx.GraphModule, dense_dtype: str) -> int:
+        """Replace the traced model's dense layers by faster ones for a CPU, in place.
+
+        ``dense_dtype`` is one of `dense_types`; returns by how many bytes the weights are
+        smaller than in float32.
+        """
         ...
 
 

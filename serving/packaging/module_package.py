@@ -39,6 +39,7 @@ def package_model(
     dtype: str = "int8",
     table_dtypes: Mapping[str, str] | None = None,
     max_table_error: float | None = None,
+    dense_dtype: str = "fp32",
     backend: str | None = None,
     device: str = "cpu",
     shards: int = 1,
@@ -69,6 +70,8 @@ def package_model(
         table_dtypes: the same for single tables, by a pattern of their names.
         max_table_error: the largest relative RMSE of a table; one that loses more keeps a wider
             type.
+        dense_dtype: how the weights of `torch.nn.Linear` layers are stored, ``fp32`` or ``bf16`` (a
+            CPU and the tessera backend only); layers inside ``leaf_modules`` stay float32.
         backend: ``tessera`` or ``fbgemm``; None: the former where it is built.
         device: ``cpu`` or ``cuda``.
         shards: over how many devices the tables are spread.
@@ -96,6 +99,7 @@ def package_model(
         dtype=dtype,
         table_dtypes=table_dtypes or {},
         max_table_error=max_table_error,
+        dense_dtype=dense_dtype,
         backend=default_backend() if backend is None else backend,
         device=device,
         shards=shards,

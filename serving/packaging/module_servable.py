@@ -16,6 +16,7 @@ from tessera.serving.packaging.dense import (
     input_dimensions,
     panel_layers,
 )
+from tessera.serving.packaging.dense_types import DENSE_TYPES
 from tessera.serving.packaging.find import find_hash_specs, find_tables
 from tessera.serving.packaging.golden import golden_batch
 from tessera.serving.packaging.inputs import (
@@ -93,7 +94,7 @@ def make_module_servable(
         for collection in found.collections
     }
     packed = copy.deepcopy(module, memo).eval().requires_grad_(requires_grad=False)
-    outputs = _run_sample(packed, arguments, options, inputs.output)
+    outputs, saved = _run_sample(packed, arguments, options, inputs.output)
     schema = module_schema(
         inputs, arguments, found, specs, output_specs(outputs, arguments.batch_size)
     )
@@ -105,6 +106,7 @@ def make_module_servable(
         tables=tables,
         plan=plan,
         dense_bytes=dense_bytes(module, found.floats),
+        dense_bytes_saved=saved,
         eager=eager,
         graph=graph,
         scripted=script(graph, device=options.device),
@@ -116,8 +118,10 @@ def make_module_servable(
 
 def _run_sample(
     packed: nn.Module, arguments: Arguments, options: PackageOptions, output: str
-) -> dict[str, Tensor]:
+) -> tuple[dict[str, Tensor], int]:
     """The module's outputs for the sample batch; swaps its dense layers on the way.
+
+    The second result is by how many bytes that made their weights smaller.
 
     Raises:
         UserError: the module fails.
@@ -148,10 +152,12 @@ def _run_sample(
         raise UserError(
             f"the module fails on the sample batch: {type(error).__name__}: {error}"
         ) from error
+    saved = 0
     if options.backend == "tessera" and options.device == "cpu":
-        for layer, stand_in in panel_layers(dimensions).items():
+        for layer, stand_in in panel_layers(dimensions, options.dense_dtype).items():
             _replace(packed, layer, stand_in)
-    return results[0]
+            saved += DENSE_TYPES[options.dense_dtype].saved_bytes(layer.weight)
+    return results[0], saved
 
 
 def _replace(module: nn.Module, old: nn.Module, new: nn.Module) -> None:

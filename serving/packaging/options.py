@@ -10,6 +10,7 @@ from pathlib import Path
 from tessera.errors import UserError
 from tessera.serving.manifest import ShardingPlan
 from tessera.serving.packaging.choose_types import TypeChoice
+from tessera.serving.packaging.dense_types import DENSE_TYPES
 from tessera.serving.packaging.lookup import default_backend, lookup_backend
 from tessera.serving.packaging.shard import SHARDINGS
 from tessera.serving.packaging.weight_types import WEIGHT_TYPES
@@ -31,6 +32,8 @@ class PackageOptions:
         table_dtypes: by a pattern of table names (``*`` and ``?``), their weight type; the first
             that fits counts.
         max_table_error: a table whose relative RMSE is larger keeps a wider type.
+        dense_dtype: how the weights of dense layers are stored, a name of
+            `tessera.serving.packaging.dense_types.DENSE_TYPES`.
         backend: whose lookup operator; `default_backend` where none is named.
         device: the kind of device that the model will run on.
         shards: over how many devices of one process the tables are spread.
@@ -51,6 +54,7 @@ class PackageOptions:
     dtype: str = "int8"
     table_dtypes: Mapping[str, str] = field(default_factory=dict)
     max_table_error: float | None = None
+    dense_dtype: str = "fp32"
     backend: str = field(default_factory=default_backend)
     device: str = "cpu"
     shards: int = 1
@@ -86,6 +90,7 @@ class PackageOptions:
 
     def _check_places(self) -> None:
         _one_of("device", self.device, DEVICES)
+        self._check_dense()
         for value in (self.sharding, *self.table_sharding.values()):
             _one_of("sharding", value, SHARDINGS)
         if self.shards < 1:
@@ -100,6 +105,19 @@ class PackageOptions:
             raise UserError(
                 "the fbgemm backend packages for one CPU; package with --backend tessera for "
                 "--shards and --device cuda"
+            )
+
+    def _check_dense(self) -> None:
+        _one_of("dense_dtype", self.dense_dtype, tuple(DENSE_TYPES))
+        if self.dense_dtype not in lookup_backend(self.backend).dense_types:
+            raise UserError(
+                f"dense_dtype is {self.dense_dtype}, which the {self.backend} backend does not have; "
+                "package with --backend tessera or with --dense-dtype fp32"
+            )
+        if self.dense_dtype != "fp32" and self.device != "cpu":
+            raise UserError(
+                f"dense_dtype is {self.dense_dtype} and device is {self.device}: such layers run on "
+                "a CPU only; package with --dense-dtype fp32 or with --device cpu"
             )
 
     @property

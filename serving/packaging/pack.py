@@ -3,7 +3,7 @@
 `torch.nn.functional.linear` packs its weights anew on each call.  Both others take packed
 weights, add the bias and apply a ReLU on the way out.
 
-Tessera's panels are the same for every processor and lie in the archive as they are.  oneDNN's
+Tessera's layouts are the same for every processor and lie in the archive as they are.  oneDNN's
 packed weights are of the processor's own layout, so the archive holds the plain ones:
 `PackedLinear` packs them in ``__setstate__``, which TorchScript runs in every loader.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx, nn
 
-from tessera.kernels.linear import pack_linear
+from tessera.serving.packaging.dense_types import DENSE_TYPES
 
 SMALLEST_PACKED = 1 << 16
 """Weights of fewer elements are left to oneMKL: calling oneDNN costs 12 us, a small product 3."""
@@ -79,24 +79,35 @@ def pack_linears(module: fx.GraphModule) -> None:
     _replace_linears(module, call_onednn)
 
 
-def pack_panels(module: fx.GraphModule) -> None:
-    """Replace every linear function by ``tessera::linear``, in place."""
+def pack_panels(module: fx.GraphModule, dense_dtype: str) -> int:
+    """Replace every linear function by ``tessera::linear`` or ``linear_bf16``, in place.
+
+    Args:
+        module: changed in place.
+        dense_dtype: a name of `DENSE_TYPES`.
+
+    Returns:
+        By how many bytes the weights are smaller than in float32.
+    """
+    kind = DENSE_TYPES[dense_dtype]
+    saved = 0
 
     def call_tessera(
         name: str, x: fx.Node, weight: Tensor, bias: Tensor | None, *, relu: bool
     ) -> fx.Node | None:
-        packed = pack_linear(weight.detach(), None if bias is None else bias.detach())
+        nonlocal saved
+        saved += kind.saved_bytes(weight)
+        packed = kind.pack(weight.detach(), None if bias is None else bias.detach())
         buffers = []
         # Buffers of the graph's own module: a class for each layer would be written to the
         # archive in an order that differs from run to run.
         for what, tensor in zip(("weights", "bias"), packed, strict=True):
             module.register_buffer(f"{name}_{what}", tensor)
             buffers.append(module.graph.get_attr(f"{name}_{what}"))
-        return module.graph.call_function(
-            torch.ops.tessera.linear, (x, *buffers, len(weight), relu)
-        )
+        return module.graph.call_function(kind.operator, (x, *buffers, len(weight), relu))
 
     _replace_linears(module, call_tessera)
+    return saved
 
 
 def _replace_linears(module: fx.GraphModule, call: Callable[..., fx.Node | None]) -> None:

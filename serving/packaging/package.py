@@ -196,7 +196,9 @@ def write_servable(
             origin=origin,
             servable=servable,
             evaluation=evaluation,
-            golden=golden_info(inputs, answers, device=options.device),
+            golden=golden_info(
+                inputs, answers, device=options.device, dense_dtype=options.dense_dtype
+            ),
             records=records,
         )
         if options.sign_key is None:
@@ -217,8 +219,6 @@ def _manifest(
     records: Mapping[str, RecordInfo],
 ) -> Manifest:
     backend = lookup_backend(options.backend)
-    tables = tuple(table.info for table in servable.tables.tables)
-    dense = servable.dense_bytes
     return Manifest(
         format_version=FORMAT_VERSION,
         name=options.name,
@@ -235,9 +235,10 @@ def _manifest(
         operator_libraries=backend.operator_libraries,
         schema=servable.schema,
         dtype=servable.dtype,
-        tables=tables,
-        bytes_fp32=dense + sum(table.bytes_fp32 for table in tables),
-        bytes_packaged=dense + sum(table.bytes for table in tables),
+        dense_dtype=options.dense_dtype,
+        tables=tuple(table.info for table in servable.tables.tables),
+        bytes_fp32=servable.bytes_fp32,
+        bytes_packaged=servable.bytes_packaged,
         plan=servable.plan,
         device=options.device,
         source=dict(origin.source),

@@ -20,6 +20,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
+from tessera.serving.packaging.dense_types import dense_operators
+
 ROW_BLOCK = 4
 """Rows that oneMKL's kernels take at a time."""
 
@@ -75,7 +77,7 @@ def remove_padding(module: fx.GraphModule) -> None:
         if node.op == "call_module":  # may hold anything
             return
         called = node.op in {"call_function", "call_method"}
-        if called and node.target is not torch.ops.tessera.linear:
+        if called and node.target not in dense_operators():
             name = node.target if isinstance(node.target, str) else node.target.__name__
             if name in _PRODUCTS:
                 return

@@ -33,7 +33,8 @@ class ServableModel:
         schema: inputs and outputs.
         tables: the stored tables.
         plan: where they lie.
-        dense_bytes: bytes of the model's other parameters.
+        dense_bytes: bytes of the model's other parameters in float32.
+        dense_bytes_saved: how many fewer they are as packaged.
         eager: the served form as a plain module.
         graph: the same, traced and with packed dense layers, run by Python op by op; what the
             scripted one must equal bit for bit.
@@ -44,6 +45,7 @@ class ServableModel:
     tables: StoredTables
     plan: ShardingPlan
     dense_bytes: int
+    dense_bytes_saved: int
     eager: nn.Module
     graph: fx.GraphModule
     scripted: torch.jit.ScriptModule
@@ -53,6 +55,17 @@ class ServableModel:
         """The tables' type, or ``mixed``."""
         kinds = {table.info.dtype for table in self.tables.tables}
         return kinds.pop() if len(kinds) == 1 else "mixed"
+
+    @property
+    def bytes_fp32(self) -> int:
+        """Of all weights before packaging."""
+        return self.dense_bytes + sum(table.info.bytes_fp32 for table in self.tables.tables)
+
+    @property
+    def bytes_packaged(self) -> int:
+        """Of all weights as packaged."""
+        tables = sum(table.info.bytes for table in self.tables.tables)
+        return self.dense_bytes - self.dense_bytes_saved + tables
 
 
 def make_servable(
@@ -87,13 +100,13 @@ def make_servable(
     stored = with_stored_tables(model, tables, features, backend, interaction=interaction)
     eager = PredictModule(stored, schema).eval()
     graph = trace(eager)
-    if on_cpu:
-        backend.pack(graph)
+    saved = backend.pack(graph, options.dense_dtype) if on_cpu else 0
     return ServableModel(
         schema=schema,
         tables=tables,
         plan=plan,
         dense_bytes=dense_bytes(model, floats),
+        dense_bytes_saved=saved,
         eager=eager,
         graph=graph,
         scripted=script(graph, device=options.device),

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 
 from tessera.kernels.ops import launch_hint
 from tessera.kernels.tables import WeightType, make_plan
+from tessera.serving.packaging.dense_types import DENSE_TYPES
 from tessera.serving.packaging.pack import pack_panels
 from tessera.serving.packaging.quantize import StoredPiece, StoredTable, StoredTables
 from tessera.serving.packaging.same_bits import remove_padding
@@ -32,6 +33,7 @@ class TesseraBackend:
     weight_types: frozenset[str] = frozenset(
         name for name, kind in WEIGHT_TYPES.items() if kind.kernel_type is not None
     )
+    dense_types: tuple[str, ...] = tuple(DENSE_TYPES)
 
     def lookup(
         self, tables: StoredTables, features: Sequence[FeatureSpec | None], names: Sequence[str]
@@ -51,10 +53,11 @@ class TesseraBackend:
         """See `LookupBackend.interaction`."""
         return TesseraInteraction()
 
-    def pack(self, graph: fx.GraphModule) -> None:
-        """All layers become ``tessera::linear``; nothing then needs a padded batch."""
-        pack_panels(graph)
+    def pack(self, graph: fx.GraphModule, dense_dtype: str) -> int:
+        """All layers become Tessera's; nothing then needs a padded batch."""
+        saved = pack_panels(graph, dense_dtype)
         remove_padding(graph)
+        return saved
 
 
 class TesseraLookup(nn.Module):

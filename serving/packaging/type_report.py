@@ -1,4 +1,4 @@
-"""What each weight type would cost and save: a report as HTML or text."""
+"""What each weight type of tables and dense layers would cost and save: a report as HTML or text."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from tessera.serving.summary import human_bytes, table_of
 from tessera.serving.torchscript import optimize
 
 CHOSEN = "as packaged"
+SAME_TABLES = "the same tables"
 
 Make = Callable[[PackageOptions], ServableModel]
 Measure = Callable[[Runner, InputSchema], Evaluation | None]
@@ -34,18 +35,21 @@ Measure = Callable[[Runner, InputSchema], Evaluation | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One way to store the tables.
+    """One way to store the weights.
 
     Attributes:
-        name: a weight type for all tables, or `CHOSEN`.
+        name: a weight type for all tables, `CHOSEN`, or `SAME_TABLES` where only the dense layers differ
+            from that.
+        dense: the dense layers' type.
         bytes: of all weights.
         tables: what each table is and loses.
         evaluation: metrics on the validation set; None where there is none.
-        largest_change: the largest difference of an output from the fp32 tables' over the golden
+        largest_change: the largest difference of an output from the fp32 model's over the golden
             requests.
     """
 
     name: str
+    dense: str
     bytes: int
     tables: tuple[TableInfo, ...]
     evaluation: Evaluation | None
@@ -70,11 +74,17 @@ class TypeReport:
         """What is packaged."""
         return next(choice for choice in self.choices if choice.name == CHOSEN)
 
+    @property
+    def exact(self) -> Choice:
+        """What the others are compared with."""
+        return next(c for c in self.choices if c.name == "fp32" and c.dense == "fp32")
+
 
 def compare_types(options: PackageOptions, make: Make, measure: Measure) -> TypeReport:
     """Make the model once per weight type that the backend has, and as ``options`` say.
 
-    The models stay on one CPU: where tables lie changes neither bytes nor errors.
+    Tables of one type come with dense layers in float32; the choice of ``options`` also with each
+    other type of dense layers that it could have.  The models stay on one CPU: where tables lie changes neither bytes nor errors.
 
     Args:
         options: what is packaged.
@@ -87,18 +97,26 @@ def compare_types(options: PackageOptions, make: Make, measure: Measure) -> Type
     here = replace(options, device="cpu", shards=1, sharding="auto", table_sharding={}, plan=None)
     usable = [name for name in WEIGHT_TYPES if name in lookup_backend(options.backend).weight_types]
 
-    def make_as(name: str) -> ServableModel:
-        if name == CHOSEN:
-            return make(here)
-        return make(replace(here, dtype=name, table_dtypes={}, max_table_error=None))
+    def make_as(name: str, dense: str) -> ServableModel:
+        if name in {CHOSEN, SAME_TABLES}:
+            return make(replace(here, dense_dtype=dense))
+        return make(
+            replace(here, dtype=name, table_dtypes={}, max_table_error=None, dense_dtype=dense)
+        )
 
-    exact = make_as("fp32")
+    dense_types = lookup_backend(options.backend).dense_types if options.device == "cpu" else ()
+    exact = make_as("fp32", "fp32")
     inputs = golden_batch(exact.schema)
     expected = _runner(exact).forward(inputs)
+    wanted = [
+        (CHOSEN, options.dense_dtype),
+        *((SAME_TABLES, dense) for dense in dense_types if dense != options.dense_dtype),
+        *((name, "fp32") for name in usable),
+    ]
     choices, impossible = [], []
-    for name in [CHOSEN, *usable]:
+    for name, dense in wanted:
         try:
-            servable = exact if name == "fp32" else make_as(name)
+            servable = exact if name == "fp32" else make_as(name, dense)
         except UserError as error:
             if name == CHOSEN:
                 raise
@@ -108,8 +126,8 @@ def compare_types(options: PackageOptions, make: Make, measure: Measure) -> Type
         choices.append(
             Choice(
                 name=name,
-                bytes=servable.dense_bytes
-                + sum(table.info.bytes for table in servable.tables.tables),
+                dense=dense,
+                bytes=servable.bytes_packaged,
                 tables=tuple(table.info for table in servable.tables.tables),
                 evaluation=measure(runner, servable.schema),
                 largest_change=_largest_change(runner.forward(inputs), expected),
@@ -129,6 +147,7 @@ def _largest_change(found: dict[str, Tensor], expected: dict[str, Tensor]) -> fl
 
 HEAD = (
     "tables as",
+    "dense as",
     "weights",
     "of fp32",
     "worst relative rmse",
@@ -142,7 +161,6 @@ HEAD = (
 
 
 def _rows(report: TypeReport) -> list[tuple[str, ...]]:
-    exact = next(choice for choice in report.choices if choice.name == "fp32")
     rows: list[tuple[str, ...]] = []
     for choice in report.choices:
         quality = None if choice.evaluation is None else choice.evaluation.packaged
@@ -152,8 +170,9 @@ def _rows(report: TypeReport) -> list[tuple[str, ...]]:
         rows.append(
             (
                 choice.name,
+                choice.dense,
                 human_bytes(choice.bytes),
-                f"{choice.bytes / exact.bytes:.1%}",
+                f"{choice.bytes / report.exact.bytes:.1%}",
                 f"{choice.worst.relative_rmse:.3%}",
                 choice.worst.name,
                 _number(None if quality is None else quality.auc),
@@ -190,7 +209,7 @@ def _about(report: TypeReport) -> str:
     )
     return (
         f"model {report.model}; {rows}; the largest change of an output is over the package's "
-        "golden requests, against tables in fp32"
+        "golden requests, against tables and dense layers in fp32"
     )
 
 

@@ -31,7 +31,9 @@ const std::map<std::string, Library>& known_libraries() {
       {"fbgemm_gpu_tbe_inference",
        {{"fbgemm::int_nbit_split_embedding_codegen_lookup_function"}, kInstall}},
       {"fbgemm_gpu_sparse_async_cumsum", {{"fbgemm::asynchronous_complete_cumsum"}, kInstall}},
-      {"tessera_ops", {{"tessera::lookup", "tessera::dot_interaction", "tessera::linear"}, kBuild}},
+      {"tessera_ops",
+       {{"tessera::lookup", "tessera::dot_interaction", "tessera::linear", "tessera::linear_bf16"},
+        kBuild}},
   };
   return known;
 }

@@ -169,7 +169,7 @@ Manifest parse_manifest(std::span<const std::byte> json) {
   read_signature(json);
   expect_keys(root, "manifest",
               {"format_version", "name", "version", "created", "versions", "backend",
-               "operator_libraries", "schema", "dtype", "tables", "bytes_fp32", "bytes_packaged",
+               "operator_libraries", "schema", "dtype", "dense_dtype", "tables", "bytes_fp32", "bytes_packaged",
                "plan", "device", "source", "training_metrics", "evaluation", "golden", "records",
                "signature"});
   Manifest manifest;
@@ -185,6 +185,7 @@ Manifest parse_manifest(std::span<const std::byte> json) {
   manifest.operator_libraries = strings_at(root, "operator_libraries");
   manifest.schema = read_schema(at(root, "schema"));
   manifest.dtype = string_at(root, "dtype");
+  word_at<int>(root, "dense_dtype", {{"fp32", 0}, {"bf16", 0}});  // the graph's own business
   manifest.device = string_at(root, "device");
   for (const Json& table : array_at(root, "tables")) {
     if (!table.is_object() || !table.contains("bytes")) refuse("tables: missing key 'bytes'");

@@ -1,0 +1,54 @@
+"""How the weights of dense layers are stored, and by which operator they are multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tessera.kernels.linear import pack_linear, pack_linear_bf16
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseType:
+    """One way to store a dense layer.
+
+    Attributes:
+        name: as in ``--dense-dtype`` and in the manifest.
+        operator_name: of ``torch.ops.tessera``.
+        pack: lays weight ``[N, K]`` and bias ``[N]`` (or None), both float32, out for it.
+        weight_bytes: of one weight.
+    """
+
+    name: str
+    operator_name: str
+    pack: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
+    weight_bytes: int
+
+    def saved_bytes(self, weight: Tensor) -> int:
+        """By how many bytes a float32 ``weight`` is larger than as this type."""
+        return weight.numel() * (weight.element_size() - self.weight_bytes)
+
+    @property
+    def operator(self) -> Any:
+        """``(input, weights, bias, outputs, relu) -> [B, outputs]``; its library must be loaded."""
+        return getattr(torch.ops.tessera, self.operator_name)
+
+
+DENSE_TYPES: dict[str, DenseType] = {
+    kind.name: kind
+    for kind in (
+        DenseType(name="fp32", operator_name="linear", pack=pack_linear, weight_bytes=4),
+        DenseType(name="bf16", operator_name="linear_bf16", pack=pack_linear_bf16, weight_bytes=2),
+    )
+}
+"""The types that ``package-model --dense-dtype`` offers, the exact one first."""
+
+
+def dense_operators() -> list[Any]:
+    """The operators of all types; none where their library is not loaded."""
+    names = [kind.operator_name for kind in DENSE_TYPES.values()]
+    return [getattr(torch.ops.tessera, name) for name in names if hasattr(torch.ops.tessera, name)]
