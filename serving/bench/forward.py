@@ -4,6 +4,8 @@ Forms of the same model, with the same batches, in turns within one run:
 
 * ``tessera``, ``fbgemm``: the files of both backends as a server runs them
   (`tessera.serving.loading.load_package`);
+* ``tessera bf16``: the same with ``--dense-dtype bf16``;
+* ``torch bf16``: ``optimized`` with both MLPs in torch's bfloat16;
 * ``optimized``: the traced graph with FBGEMM's lookup through ``torch.jit.script`` and
   ``torch.jit.optimize_for_inference``, without packed layers;
 * ``script``: the same through ``torch.jit.script`` as it comes;
@@ -18,6 +20,7 @@ The model: 13 dense features, 26 tables of D=64, MLP 13-512-256-64, dot interact
 from __future__ import annotations
 
 import argparse
+import copy
 import platform
 import statistics
 import tempfile
@@ -26,6 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from tessera.serving.loading import load_package
 from tessera.serving.packaging.lookup import BACKENDS
@@ -74,6 +78,28 @@ def random_batch(batch_size: int, rows: int, generator: torch.Generator) -> Host
     )
 
 
+class InBfloat16(nn.Module):
+    """A part of a model in torch's bfloat16, with float32 around it."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part.bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, K]`` to ``[B, N]`` float32."""
+        result: Tensor = self.part(x.to(torch.bfloat16))
+        return result.float()
+
+
+def in_bfloat16(eager: nn.Module) -> nn.Module:
+    """A copy of the served form with both MLPs in bfloat16."""
+    copied = copy.deepcopy(eager)
+    for name in ("dense_arch", "over_arch"):
+        arch = copied.get_submodule(f"model.arch.{name}")
+        arch.model = InBfloat16(arch.get_submodule("model"))
+    return copied
+
+
 Clock = Callable[[], float]
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.thread_time}
 
@@ -110,9 +136,14 @@ def make_runners(rows: int, hashing: Hashing, folder: Path) -> dict[str, Runner]
         path = folder / f"{backend}.pt"
         write_model(model, path, PackageOptions(name="dlrm", backend=backend))
         runners[backend] = load_package(path).runner
+        if backend == "tessera":
+            options = PackageOptions(name="dlrm", backend=backend, dense_dtype="bf16")
+            write_model(model, path, options)
+            runners["tessera bf16"] = load_package(path).runner
     eager = make_servable(model, PackageOptions(name="dlrm", backend="fbgemm")).eager
     return {
         **runners,
+        "torch bf16": TorchScriptRunner(optimize(script(trace(in_bfloat16(eager))))),
         "optimized": TorchScriptRunner(optimize(script(trace(eager)))),
         "script": TorchScriptRunner(script(trace(eager))),
         "eager": TorchScriptRunner(eager),
