@@ -65,6 +65,7 @@ def make_package(
     version: str = "1",
     backend: str | None = None,
     device: str = "cpu",
+    dense_dtype: str = "fp32",
 ) -> tuple[Path, RankingModel]:
     """Write ``<name>-<version>.pt`` into ``tmp_path``; returns it and the float32 model.
 
@@ -73,6 +74,8 @@ def make_package(
     model = make_model(arch=arch, num_dense=num_dense, features=features, dim=dim, seed=seed)
     path = tmp_path / f"{name}-{version}.pt"
     chosen = {} if backend is None else {"backend": backend}
-    options = PackageOptions(name=name, version=version, dtype=dtype, device=device, **chosen)
+    options = PackageOptions(
+        name=name, version=version, dtype=dtype, device=device, dense_dtype=dense_dtype, **chosen
+    )
     write_model(model, path, options, origin=Origin(dense_transform="none"))
     return path, model

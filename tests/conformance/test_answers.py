@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 from conformance_harness import RunningServer, f32, i32, i64, same_bits, scores_of
+from package_factory import make_package
 
+from tessera.kernels.libraries import LibraryError, load_libraries
+from tessera.serving.loading import load_package
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.runner import HostBatch
 
@@ -61,6 +64,23 @@ def test_ids_of_both_widths(server, in_process, drawn):
     message.id_list_features.values = i32(small)
     assert same_bits(scores_of(server.predict(message)), wide)
     assert same_bits(wide, run_in_process(in_process, message))
+
+
+def test_dense_layers_in_bfloat16(kind, drawn, tmp_path):
+    try:
+        load_libraries(["tessera_ops"])
+    except LibraryError:
+        pytest.skip("its library is not built (make build)")
+    path, _ = make_package(tmp_path, name="ranker", backend="tessera", dense_dtype="bf16")
+    loaded = load_package(path)
+    # A worker that waits a moment merges what comes at once.
+    flags = ["--model", path, "--workers", 1, "--max-delay-us", 3000]
+    with RunningServer(kind, *flags, "--drain-propagation-ms", 0) as running:
+        messages = [drawn.samples(size) for size in [*SIZES, *[1] * 40]]
+        with ThreadPoolExecutor(32) as pool:
+            answers = list(pool.map(running.predict, messages))
+        for message, answer in zip(messages, answers, strict=True):
+            assert same_bits(scores_of(answer), run_in_process(loaded, message))
 
 
 def test_neighbours_in_a_batch_change_no_bit(kind, package, in_process, drawn):
