@@ -23,7 +23,8 @@ SOURCES := tessera training serving kernels cpp_server tests load_tests examples
 
 # Each prints a table and names the machine; docs/benchmarks.md holds the results.
 BENCHES := training.bench.reader training.bench.startup training.bench.train_speed serving.bench.forward \
-  serving.bench.shared_features serving.bench.server_load serving.bench.memory serving.bench.packaging kernels.bench.cpu_lookup
+  serving.bench.shared_features serving.bench.server_load serving.bench.memory serving.bench.packaging kernels.bench.cpu_lookup \
+  kernels.bench.cpu_linear
 # A folder with criteo_sample_14584.tsv and ml-100k/, for the quality of trained models.
 DATA ?= ../shared/data
 
