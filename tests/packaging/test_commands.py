@@ -64,7 +64,10 @@ def test_a_run_is_packaged_measured_and_summarized(
         batch.size for batch in validation_batches(load_trained(run), 100)
     )
     assert f"{manifest.evaluation.packaged.auc:.6f}" in printed
-    assert re.search(r"weights: \S+ KiB fp32 -> \S+ KiB \(tables int8\), \d\.\d\d times", printed)
+    assert re.search(
+        r"weights: \S+ KiB fp32 -> \S+ KiB \(tables int8, dense layers fp32\), \d\.\d\d times",
+        printed,
+    )
     assert "quantization error of 26 tables" in printed
     assert all(table.name in printed for table in manifest.tables)
     assert f"wrote {out}" in printed
