@@ -1,9 +1,11 @@
 // What several tests share: a clock that tests set, numbers as bytes, random requests.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,6 +17,14 @@
 #include "request/wire.h"
 
 namespace tessera::test {
+
+inline std::string text_of(const std::vector<std::byte>& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+inline std::span<const std::byte> as_bytes(const std::string& text) {
+  return std::as_bytes(std::span(text));
+}
 
 // 32 bits per call, the same on every machine.
 using Random = std::independent_bits_engine<std::mt19937, 32, std::uint32_t>;

@@ -1,0 +1,116 @@
+// What loading does beside the checks: the file's hash behind being ready, stand-ins for large tables.
+#include <gtest/gtest.h>
+
+#include <future>
+#include <random>
+#include <stdexcept>
+#include <stop_token>
+#include <string>
+#include <thread>
+
+#include "package/file_hash.h"
+#include "package/storages.h"
+#include "support.h"
+
+namespace tessera {
+namespace {
+
+using test::as_bytes;
+using test::text_of;
+
+TEST(FileHashTest, IsToldOnceItIsKnown) {
+  std::promise<void> go;
+  std::promise<std::string> told;
+  FileHash hash([&](const std::stop_token&) {
+    go.get_future().wait();
+    return std::string("ab");
+  });
+  EXPECT_EQ(hash.known(), "");
+  hash.tell([&](const std::string& found) { told.set_value(found); });
+  go.set_value();
+  EXPECT_EQ(told.get_future().get(), "ab");
+  EXPECT_EQ(hash.known(), "ab");
+  std::string at_once;
+  hash.tell([&](const std::string& found) { at_once = found; });
+  EXPECT_EQ(at_once, "ab");
+}
+
+TEST(FileHashTest, ItsEndDoesNotWaitForTheHash) {
+  std::promise<bool> stopped;
+  {
+    const FileHash hash([&](const std::stop_token& stop) {
+      while (!stop.stop_requested()) std::this_thread::yield();
+      stopped.set_value(true);
+      return std::string();
+    });
+  }
+  EXPECT_TRUE(stopped.get_future().get());
+}
+
+// The opcodes that torch writes for a bytes tensor of `elements` (below 256) whose storage is
+// number `key`; `word` and `kind` are texts or what refers to them.
+std::string pickled_tensor(const std::string& word, const std::string& kind, char key,
+                           char elements, char size) {
+  return "ctorch._utils\n_rebuild_tensor_v2\n((" + word + kind +
+         std::string("X\x01\0\0\0", 5) + key + std::string("X\x03\0\0\0cpu", 8) + "K" +
+         elements + "tQK" + std::string(1, '\0') + "(K" + size + "t(K\x01t\x89" + "tR";
+}
+
+std::string pickled_text(const std::string& content) {
+  return "X" + std::string(1, static_cast<char>(content.size())) + std::string(3, '\0') + content;
+}
+
+TEST(StoragesTest, FindsAndReplacesSizes) {
+  const std::string word = pickled_text("storage") + "q" + '\x01';
+  const std::string bytes = "ctorch\nByteStorage\n";
+  const std::string floats = "ctorch\nFloatStorage\n";
+  const auto pickle = [&](char first, char second_size) {
+    return "\x80\x02" + pickled_tensor(word, bytes, '0', first, first) +
+           pickled_tensor(std::string("h\x01"), floats, '1', 9, 9) +
+           pickled_tensor(std::string("h\x01"), bytes, '2', 9, second_size) + ".";
+  };
+  const std::string content = pickle(7, 8);
+  const Storages storages(as_bytes(content));
+  EXPECT_TRUE(storages.plain("0"));
+  EXPECT_FALSE(storages.plain("1"));  // no bytes
+  EXPECT_FALSE(storages.plain("2"));  // a tensor of a part of it
+  EXPECT_FALSE(storages.plain("3"));
+  EXPECT_EQ(text_of(storages.with_sizes({})), content);
+  EXPECT_EQ(text_of(storages.with_sizes({{"0", 200}})), pickle('\xc8', 8));
+  std::string wide = text_of(storages.with_sizes({{"0", 70'000}}));
+  EXPECT_EQ(wide.size(), content.size() + 2 * 3);
+  EXPECT_NE(wide.find(std::string("J\x70\x11\x01\0tQ", 7)), std::string::npos);
+  wide = text_of(storages.with_sizes({{"0", 1ULL << 33}}));
+  EXPECT_NE(wide.find(std::string("\x8a\x08\0\0\0\0\x02\0\0\0tQ", 12)), std::string::npos);
+  EXPECT_EQ(text_of(Storages(as_bytes(wide)).with_sizes({{"0", 7}})), content);
+}
+
+TEST(StoragesTest, RefusesWhatTorchDoesNotWrite) {
+  const std::string good =
+      "\x80\x02" + pickled_tensor(pickled_text("storage"), "ctorch\nByteStorage\n", '0', 7, 7) + ".";
+  const std::size_t said = good.rfind("t(K\x01t");  // behind the tensor's size
+  ASSERT_TRUE(Storages(as_bytes(good)).plain("0"));
+  for (std::size_t cut = 0; cut <= said; ++cut) {
+    // Refused, or too short to say anything of a storage.
+    try {
+      EXPECT_FALSE(Storages(as_bytes(good.substr(0, cut))).plain("0"));
+    } catch (const std::invalid_argument&) {
+    }
+  }
+  std::mt19937 random(7);
+  for (int i = 0; i < 20'000; ++i) {  // must not crash or read past anything; ASan looks on
+    std::string bad = good;
+    for (unsigned n = 1 + random() % 4; n > 0; --n) {
+      bad[random() % bad.size()] = static_cast<char>(random());
+    }
+    try {
+      const Storages storages(as_bytes(bad));
+      if (storages.plain("0")) storages.with_sizes({{"0", 1 << 20}});
+    } catch (const std::invalid_argument&) {
+    }
+  }
+  EXPECT_THROW(Storages(as_bytes("cos\nsystem\n\xff")), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace tessera
