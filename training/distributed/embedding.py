@@ -8,21 +8,17 @@ Legend: ``N`` ids, ``D`` columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tessera.training.distributed.collection_parts import ShardedTables, refuse_move, replicated
-from tessera.training.distributed.embedding_lookup import GroupedEmbeddingsLookup
 from tessera.training.distributed.embedding_sharding import KJTListSplitsAwaitable
 from tessera.training.distributed.embedding_types import (
     BaseEmbeddingSharder,
     KJTList,
-    ShardedEmbeddingModule,
 )
-from tessera.training.distributed.feature_router import FeatureRouter
 from tessera.training.distributed.index_dedup import (
     IndexDeduplicator,
     get_ec_index_dedup,
@@ -38,6 +34,7 @@ from tessera.training.distributed.sequence_tables import (
     create_sharding_infos_by_sharding,
     tables_of,
 )
+from tessera.training.distributed.sharded_collection import ShardedCollection
 from tessera.training.distributed.sharding.sequence_sharding import (
     SequenceSharding,
     SequenceShardingContext,
@@ -53,8 +50,6 @@ from tessera.training.distributed.types import (
 )
 from tessera.training.modules.embedding_configs import EmbeddingConfig
 from tessera.training.modules.embedding_modules import EmbeddingCollection
-from tessera.training.optim.fused import FusedOptimizerModule, FusedParams
-from tessera.training.optim.keyed import CombinedOptimizer
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 __all__ = [
@@ -70,10 +65,7 @@ __all__ = [
 
 
 class ShardedEmbeddingCollection(
-    ShardedEmbeddingModule[
-        KJTList, list[Tensor], dict[str, JaggedTensor], EmbeddingCollectionContext
-    ],
-    FusedOptimizerModule,
+    ShardedCollection[SequenceSharding, dict[str, JaggedTensor], EmbeddingCollectionContext]
 ):
     """An `EmbeddingCollection` whose tables live where a plan puts them.
 
@@ -100,6 +92,8 @@ class ShardedEmbeddingCollection(
     tables too.
     """
 
+    embeddings: nn.ModuleDict
+
     def __init__(  # noqa: PLR0917 - the reference's signature
         self,
         module: EmbeddingCollection,
@@ -110,48 +104,30 @@ class ShardedEmbeddingCollection(
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
         use_index_dedup: bool = False,  # noqa: FBT001, FBT002 - the reference's signature
     ) -> None:
-        super().__init__(qcomm_codecs_registry)
+        device = device or torch.device("cpu")
+        infos = create_sharding_infos_by_sharding(
+            module, table_name_to_parameter_sharding, env, device, fused_params
+        )
+        super().__init__(
+            {
+                kind: create_embedding_sharding(kind, own, env, device, qcomm_codecs_registry)
+                for kind, own in infos.items()
+            },
+            lambda sharding: sharding.create_lookup(device),
+            tables_of(module),
+            prefix="embeddings",
+            env=env,
+            device=device,
+            qcomm_codecs_registry=qcomm_codecs_registry,
+            is_weighted=False,
+        )
         self._configs = module.embedding_configs()
         self._names_by_table = module.embedding_names_by_table()
         self._embedding_dim = module.embedding_dim()
         self._need_indices = module.need_indices()
-        self._env = env
-        self._device = device or torch.device("cpu")
-        infos = create_sharding_infos_by_sharding(
-            module, table_name_to_parameter_sharding, env, self._device, fused_params
-        )
-        self._shardings: dict[str, SequenceSharding] = {
-            kind: create_embedding_sharding(kind, own, env, self._device, qcomm_codecs_registry)
-            for kind, own in infos.items()
-        }
-        shardings = list(self._shardings.values())
-        lookups = [
-            cast("GroupedEmbeddingsLookup", sharding.create_lookup(self._device))
-            for sharding in shardings
-        ]
-        self._tables = ShardedTables(
-            [table.name for table in self._configs],
-            lookups,
-            [shard for sharding in shardings for shard in sharding.embedding_tables()],
-            env.process_group,
-        )
-        self.embeddings = nn.ModuleDict(self._tables.modules)
-        self._tables.fill(tables_of(module))
-        self._lookups = [
-            replicated(lookup, env.process_group, self._device)
-            if kind == ShardingType.DATA_PARALLEL.value
-            else lookup
-            for kind, lookup in zip(self._shardings, lookups, strict=True)
-        ]
-        self._fused_optimizer = self._tables.fused_optimizer("embeddings")
-        self._input_dists = [sharding.create_input_dist(self._device) for sharding in shardings]
-        self._output_dists = [sharding.create_output_dist(self._device) for sharding in shardings]
-        self._router = FeatureRouter(
-            [sharding.feature_names() for sharding in shardings], is_weighted=False
-        )
         self._output = SequenceOutput(
             [name for names in self._names_by_table for name in names],
-            [sharding.output_columns() for sharding in shardings],
+            [sharding.output_columns() for sharding in self._shardings.values()],
             need_indices=self._need_indices,
         )
         dedup = use_index_dedup or get_ec_index_dedup()
@@ -161,8 +137,6 @@ class ShardedEmbeddingCollection(
             else None
             for kind, sharding in self._shardings.items()
         ]
-        self.register_state_dict_pre_hook(lambda *_: self._tables.flush())  # type: ignore[no-untyped-call] # torch leaves it untyped
-        self.register_load_state_dict_post_hook(lambda *_: self._tables.purge())  # type: ignore[no-untyped-call] # torch leaves it untyped
 
     def _deduplicator(self, sharding: SequenceSharding) -> IndexDeduplicator:
         rows = [
@@ -174,19 +148,9 @@ class ShardedEmbeddingCollection(
         return IndexDeduplicator(rows, self._device)
 
     @property
-    def shardings(self) -> Mapping[str, SequenceSharding]:
-        """The shardings by sharding type."""
-        return self._shardings
-
-    @property
     def unsharded_module_type(self) -> type[EmbeddingCollection]:
         """The type that this is the sharded form of."""
         return EmbeddingCollection
-
-    @property
-    def fused_optimizer(self) -> CombinedOptimizer:
-        """The optimizer of the fused tables here, which works in the backward pass."""
-        return self._fused_optimizer
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The tables."""
@@ -203,10 +167,6 @@ class ShardedEmbeddingCollection(
     def need_indices(self) -> bool:
         """Whether the output carries the ids, as weights."""
         return self._need_indices
-
-    def reset_parameters(self) -> None:
-        """Give every table new first values."""
-        self._tables.reset()
 
     def create_context(self) -> EmbeddingCollectionContext:
         """What the steps of one batch share."""
@@ -251,51 +211,11 @@ class ShardedEmbeddingCollection(
                 )
         return KJTListSplitsAwaitable(awaitables, ctx)
 
-    def compute(self, ctx: EmbeddingCollectionContext, dist_input: KJTList) -> list[Tensor]:
-        """Look up what arrived: per sharding ``[N * D]``."""
-        del ctx
-        return [
-            lookup(features) for lookup, features in zip(self._lookups, dist_input, strict=True)
-        ]
-
-    def output_dist(
-        self, ctx: EmbeddingCollectionContext, output: list[Tensor]
+    def _arriving(
+        self, ctx: EmbeddingCollectionContext, awaitables: list[Awaitable[Tensor]]
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """Begin to send vectors to the ranks of their ids."""
-        awaitables = [
-            dist(vectors, context)
-            for dist, vectors, context in zip(
-                self._output_dists, output, ctx.sharding_contexts, strict=True
-            )
-        ]
+        """The collection's output, of vectors under way."""
         return EmbeddingCollectionAwaitable(awaitables, ctx, self._output)
-
-    def compute_and_output_dist(
-        self,
-        ctx: EmbeddingCollectionContext,
-        input: KJTList,  # noqa: A002 - the reference's name
-    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """Both; each sharding's vectors travel while the next one's are looked up."""
-        awaitables = [
-            dist(lookup(features), context)
-            for lookup, dist, features, context in zip(
-                self._lookups, self._output_dists, input, ctx.sharding_contexts, strict=True
-            )
-        ]
-        return EmbeddingCollectionAwaitable(awaitables, ctx, self._output)
-
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> ShardedEmbeddingCollection:  # noqa: FBT001, FBT002 - torch's signature
-        """Let only pass what leaves the tables where they are."""
-        del recurse
-        probe = torch.empty(0, device=self._device)
-        refuse_move("sharded tables", probe.device, probe.dtype, fn(probe))
-        return self
-
-    def __deepcopy__(self, memo: Any) -> ShardedEmbeddingCollection:
-        raise ValueError(
-            "sharded tables cannot be deep-copied: copies of the parameters would be cut off from "
-            "the operator.  Build a second model and load the state_dict"
-        )
 
 
 class EmbeddingCollectionSharder(BaseEmbeddingSharder[EmbeddingCollection]):
@@ -316,7 +236,6 @@ class EmbeddingCollectionSharder(BaseEmbeddingSharder[EmbeddingCollection]):
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
         use_index_dedup: bool = False,  # noqa: FBT001, FBT002 - the reference's signature
     ) -> None:
-        FusedParams.from_dict(fused_params or {})
         super().__init__(fused_params, qcomm_codecs_registry)
         self._use_index_dedup = use_index_dedup
 

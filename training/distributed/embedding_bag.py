@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tessera.training.distributed.around_collection import AroundPooledCollection
 from tessera.training.distributed.embedding_types import (
     BaseEmbeddingSharder,
     KJTList,
-    ShardedEmbeddingModule,
 )
 from tessera.training.distributed.embeddingbag_output import EmbeddingBagCollectionContext
 from tessera.training.distributed.pooled_collection import ShardedEmbeddingBagCollection
 from tessera.training.distributed.sharded_table import ShardedTable
-from tessera.training.distributed.sharding.planned import PooledSharding
 from tessera.training.distributed.types import (
     Awaitable,
     EmbeddingModuleShardingPlan,
@@ -31,7 +30,6 @@ from tessera.training.modules.embedding_configs import (
     PoolingType,
 )
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
-from tessera.training.optim.fused import FusedOptimizerModule, FusedParams
 from tessera.training.optim.keyed import CombinedOptimizer
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
@@ -86,10 +84,7 @@ def _as_collection(module: nn.EmbeddingBag) -> EmbeddingBagCollection:
     return collection
 
 
-class ShardedEmbeddingBag(
-    ShardedEmbeddingModule[KJTList, list[Tensor], Tensor, EmbeddingBagCollectionContext],
-    FusedOptimizerModule,
-):
+class ShardedEmbeddingBag(AroundPooledCollection[Tensor]):
     """An ``nn.EmbeddingBag`` whose table lives where a plan puts it.
 
     Its one parameter and its state are called ``weight``.
@@ -115,9 +110,6 @@ class ShardedEmbeddingBag(
         device: torch.device | None = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> None:
-        super().__init__(qcomm_codecs_registry)
-        self._include_last_offset = module.include_last_offset
-        self._is_weighted = module.mode == "sum"
         collection = ShardedEmbeddingBagCollection(
             _as_collection(module),
             table_name_to_parameter_sharding,
@@ -126,21 +118,14 @@ class ShardedEmbeddingBag(
             device,
             qcomm_codecs_registry,
         )
-        # In a tuple: its names are not this module's.
-        self._inner = (collection,)
-        self._input_dists = collection._input_dists  # noqa: SLF001 - shown and pipelined as this module's
-        self._lookups = collection._lookups  # noqa: SLF001 - shown and pipelined as this module's
-        self._output_dists = collection._output_dists  # noqa: SLF001 - shown and pipelined as this module's
+        super().__init__(collection, qcomm_codecs_registry)
+        self._include_last_offset = module.include_last_offset
+        self._is_weighted = module.mode == "sum"
         table = collection.embedding_bags[_TABLE]
         assert isinstance(table, ShardedTable)
         self._table = (table,)
         for name, parameter in table.named_parameters():
             self.register_parameter(name, parameter)
-
-    @property
-    def shardings(self) -> Mapping[str, PooledSharding]:
-        """The sharding by sharding type."""
-        return self._inner[0].shardings
 
     @property
     def unsharded_module_type(self) -> type[nn.EmbeddingBag]:
@@ -155,10 +140,6 @@ class ShardedEmbeddingBag(
     def reset_parameters(self) -> None:
         """Give the table new first values."""
         self._inner[0].reset_parameters()
-
-    def create_context(self) -> EmbeddingBagCollectionContext:
-        """What the steps of one batch share."""
-        return self._inner[0].create_context()
 
     def input_dist(
         self,
@@ -204,10 +185,6 @@ class ShardedEmbeddingBag(
         )
         return self._inner[0].input_dist(ctx, features)
 
-    def compute(self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList) -> list[Tensor]:
-        """Look up what arrived."""
-        return self._inner[0].compute(ctx, dist_input)
-
     def output_dist(
         self, ctx: EmbeddingBagCollectionContext, output: list[Tensor]
     ) -> LazyAwaitable[Tensor]:
@@ -241,14 +218,6 @@ class EmbeddingBagSharder(BaseEmbeddingSharder[nn.EmbeddingBag]):
     Raises:
         ValueError: an unknown key or value.
     """
-
-    def __init__(
-        self,
-        fused_params: Mapping[str, Any] | None = None,
-        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
-    ) -> None:
-        FusedParams.from_dict(fused_params or {})
-        super().__init__(fused_params, qcomm_codecs_registry)
 
     @property
     def module_type(self) -> type[nn.EmbeddingBag]:

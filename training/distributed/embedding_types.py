@@ -37,6 +37,7 @@ from tessera.training.distributed.types import (
     ShrdCtx,
 )
 from tessera.training.modules.embedding_configs import DataType, EmbeddingTableConfig
+from tessera.training.optim.fused import FusedParams
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 __all__ = [
@@ -236,8 +237,11 @@ class BaseEmbeddingSharder(ModuleSharder[M], Generic[M]):
     """Sharder of a training collection.
 
     Args:
-        fused_params: the tables' optimizer (`tessera.training.optim.fused.FusedParams`).
+        fused_params: the tables' optimizer: keys of `tessera.training.optim.fused.FusedParams`.
         qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+
+    Raises:
+        ValueError: an unknown key or value.
     """
 
     def __init__(
@@ -245,6 +249,7 @@ class BaseEmbeddingSharder(ModuleSharder[M], Generic[M]):
         fused_params: Mapping[str, Any] | None = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> None:
+        FusedParams.from_dict(fused_params or {})
         super().__init__(qcomm_codecs_registry=qcomm_codecs_registry)
         self._fused_params = None if fused_params is None else dict(fused_params)
 

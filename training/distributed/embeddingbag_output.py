@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from tessera.training.distributed.embedding_sharding import EmbeddingShardingContext
-from tessera.training.distributed.types import Awaitable, LazyAwaitable, Multistreamable
+from tessera.training.distributed.sharded_collection import CollectionContext
+from tessera.training.distributed.types import Awaitable, LazyAwaitable
 from tessera.training.sparse.jagged_tensor import KeyedTensor
 
 
@@ -29,7 +29,7 @@ def construct_output_kt(
 
 
 @dataclass
-class EmbeddingBagCollectionContext(Multistreamable):
+class EmbeddingBagCollectionContext(CollectionContext):
     """What the steps of one batch share.
 
     Attributes:
@@ -45,16 +45,10 @@ class EmbeddingBagCollectionContext(Multistreamable):
     inverse_indices: tuple[list[str], Tensor] | None = None
     variable_batch_per_feature: bool = False
 
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Tell the allocator that ``stream`` uses the tensors."""
-        for context in self.sharding_contexts:
-            context.record_stream(stream)
-        tensors = [factors for factors in self.mean_factors if factors is not None]
-        if self.inverse_indices is not None:
-            tensors.append(self.inverse_indices[1])
-        for tensor in tensors:
-            if tensor.is_cuda:
-                tensor.record_stream(cast("torch.cuda.Stream", stream))
+    def _tensors(self) -> list[Tensor]:
+        """Factors and inverse indices."""
+        factors = [factors for factors in self.mean_factors if factors is not None]
+        return factors if self.inverse_indices is None else [*factors, self.inverse_indices[1]]
 
 
 class EmbeddingBagCollectionAwaitable(LazyAwaitable[KeyedTensor]):

@@ -14,18 +14,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from tessera.training.distributed.around_collection import AroundPooledCollection
 from tessera.training.distributed.embedding_sharding import ROW_SPLIT_TYPES
 from tessera.training.distributed.embedding_types import (
     BaseEmbeddingSharder,
     BaseGroupedFeatureProcessor,
     KJTList,
-    ShardedEmbeddingModule,
 )
 from tessera.training.distributed.embeddingbag_output import EmbeddingBagCollectionContext
 from tessera.training.distributed.embeddingbag_shardings import tables_of
 from tessera.training.distributed.grouped_position_weighted import GroupedPositionWeightedModule
 from tessera.training.distributed.pooled_collection import ShardedEmbeddingBagCollection
-from tessera.training.distributed.sharding.planned import PooledSharding
 from tessera.training.distributed.types import (
     Awaitable,
     EmbeddingModuleShardingPlan,
@@ -43,7 +42,6 @@ from tessera.training.modules.fp_embedding_modules import (
     FeatureProcessedEmbeddingBagCollection,
     FeatureProcessorDictWrapper,
 )
-from tessera.training.optim.fused import FusedOptimizerModule, FusedParams
 from tessera.training.optim.keyed import CombinedOptimizer
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
@@ -93,10 +91,7 @@ def _grouped(
     return _WholeBags(processors)
 
 
-class ShardedFeatureProcessedEmbeddingBagCollection(
-    ShardedEmbeddingModule[KJTList, list[Tensor], KeyedTensor, EmbeddingBagCollectionContext],
-    FusedOptimizerModule,
-):
+class ShardedFeatureProcessedEmbeddingBagCollection(AroundPooledCollection[KeyedTensor]):
     """A `FeatureProcessedEmbeddingBagCollection` whose tables live where a plan puts them.
 
     Args:
@@ -120,25 +115,19 @@ class ShardedFeatureProcessedEmbeddingBagCollection(
         device: torch.device | None = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> None:
-        super().__init__(qcomm_codecs_registry)
-        self._feature_processors = module._feature_processors.to(device or torch.device("cpu"))  # noqa: SLF001 - the plain form of this class
-        self._embedding_bag_collection = ShardedEmbeddingBagCollection(
+        processors = module._feature_processors.to(device or torch.device("cpu"))  # noqa: SLF001 - the plain form of this class
+        collection = ShardedEmbeddingBagCollection(
             module._embedding_bag_collection,  # noqa: SLF001 - the plain form of this class
             table_name_to_parameter_sharding,
             env,
             fused_params,
             device,
             qcomm_codecs_registry,
-            feature_processor=_grouped(self._feature_processors, table_name_to_parameter_sharding),
+            feature_processor=_grouped(processors, table_name_to_parameter_sharding),
         )
-        self._input_dists = self._embedding_bag_collection._input_dists  # noqa: SLF001 - shown and pipelined as this module's
-        self._lookups = self._embedding_bag_collection._lookups  # noqa: SLF001 - shown and pipelined as this module's
-        self._output_dists = self._embedding_bag_collection._output_dists  # noqa: SLF001 - shown and pipelined as this module's
-
-    @property
-    def shardings(self) -> Mapping[str, PooledSharding]:
-        """The shardings by sharding type."""
-        return self._embedding_bag_collection.shardings
+        super().__init__(collection, qcomm_codecs_registry)
+        self._feature_processors = processors
+        self._embedding_bag_collection = collection
 
     @property
     def unsharded_module_type(self) -> type[FeatureProcessedEmbeddingBagCollection]:
@@ -158,19 +147,11 @@ class ShardedFeatureProcessedEmbeddingBagCollection(
             f"{prefix}.{inner}" if prefix else inner
         )
 
-    def create_context(self) -> EmbeddingBagCollectionContext:
-        """What the steps of one batch share."""
-        return self._embedding_bag_collection.create_context()
-
     def input_dist(
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
         """Begin to send ids to the ranks that hold their rows; weights are left behind."""
         return self._embedding_bag_collection.input_dist(ctx, features)
-
-    def compute(self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList) -> list[Tensor]:
-        """Put weights on what arrived and look it up."""
-        return self._embedding_bag_collection.compute(ctx, dist_input)
 
     def output_dist(
         self, ctx: EmbeddingBagCollectionContext, output: list[Tensor]
@@ -199,14 +180,6 @@ class FeatureProcessedEmbeddingBagCollectionSharder(
     Raises:
         ValueError: an unknown key or value.
     """
-
-    def __init__(
-        self,
-        fused_params: Mapping[str, Any] | None = None,
-        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
-    ) -> None:
-        FusedParams.from_dict(fused_params or {})
-        super().__init__(fused_params, qcomm_codecs_registry)
 
     @property
     def module_type(self) -> type[FeatureProcessedEmbeddingBagCollection]:

@@ -9,14 +9,12 @@ Legend: ``B`` samples of this rank, ``D`` columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tessera.training.distributed.collection_parts import ShardedTables, refuse_move, replicated
-from tessera.training.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 from tessera.training.distributed.embedding_sharding import (
     ROW_SPLIT_TYPES,
     EmbeddingShardingContext,
@@ -26,7 +24,6 @@ from tessera.training.distributed.embedding_types import (
     BaseEmbeddingSharder,
     BaseGroupedFeatureProcessor,
     KJTList,
-    ShardedEmbeddingModule,
 )
 from tessera.training.distributed.embeddingbag_output import (
     EmbeddingBagCollectionAwaitable,
@@ -37,8 +34,8 @@ from tessera.training.distributed.embeddingbag_shardings import (
     create_sharding_infos_by_sharding,
     tables_of,
 )
-from tessera.training.distributed.feature_router import FeatureRouter
 from tessera.training.distributed.pooled_output import MeanDivisor, PooledOutput
+from tessera.training.distributed.sharded_collection import ShardedCollection
 from tessera.training.distributed.sharding.planned import PooledSharding
 from tessera.training.distributed.types import (
     Awaitable,
@@ -47,18 +44,14 @@ from tessera.training.distributed.types import (
     ParameterSharding,
     QuantizedCommCodecs,
     ShardingEnv,
-    ShardingType,
 )
 from tessera.training.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
-from tessera.training.optim.fused import FusedOptimizerModule, FusedParams
-from tessera.training.optim.keyed import CombinedOptimizer
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 
 class ShardedEmbeddingBagCollection(
-    ShardedEmbeddingModule[KJTList, list[Tensor], KeyedTensor, EmbeddingBagCollectionContext],
-    FusedOptimizerModule,
+    ShardedCollection[PooledSharding, KeyedTensor, EmbeddingBagCollectionContext]
 ):
     """An `EmbeddingBagCollection` whose tables live where a plan puts them.
 
@@ -84,6 +77,8 @@ class ShardedEmbeddingBagCollection(
     tables too.
     """
 
+    embedding_bags: nn.ModuleDict
+
     def __init__(  # noqa: PLR0917 - the signature TorchRec users know
         self,
         module: EmbeddingBagCollection,
@@ -95,69 +90,43 @@ class ShardedEmbeddingBagCollection(
         *,
         feature_processor: BaseGroupedFeatureProcessor | None = None,
     ) -> None:
-        super().__init__(qcomm_codecs_registry)
-        self._configs = module.embedding_bag_configs()
-        self._is_weighted = module.is_weighted()
-        self._embedding_names = module.embedding_names()
-        self._env = env
-        self._device = device or torch.device("cpu")
+        device = device or torch.device("cpu")
         infos = create_sharding_infos_by_sharding(
             module,
             table_name_to_parameter_sharding,
             fused_params=fused_params,
             world_size=env.world_size,
-            device=self._device,
+            device=device,
             has_feature_processor=feature_processor is not None,
         )
-        self._shardings: dict[str, PooledSharding] = {
-            kind: create_embedding_bag_sharding(
-                kind,
-                own,
-                env,
-                self._device,
-                permute_embeddings=True,
-                qcomm_codecs_registry=qcomm_codecs_registry,
-            )
-            for kind, own in infos.items()
-        }
-        lookups = [
-            cast(
-                "GroupedPooledEmbeddingsLookup",
-                sharding.create_lookup(self._device, feature_processor=feature_processor),
-            )
-            for sharding in self._shardings.values()
-        ]
-        self._tables = ShardedTables(
-            [table.name for table in self._configs],
-            lookups,
-            [
-                shard
-                for sharding in self._shardings.values()
-                for shard in sharding.embedding_tables()
-            ],
-            env.process_group,
-        )
-        self.embedding_bags = nn.ModuleDict(self._tables.modules)
-        self._tables.fill(tables_of(module))
-        self._lookups = [
-            replicated(lookup, env.process_group, self._device)
-            if kind == ShardingType.DATA_PARALLEL.value
-            else lookup
-            for kind, lookup in zip(self._shardings, lookups, strict=True)
-        ]
-        self._fused_optimizer = self._tables.fused_optimizer("embedding_bags")
-        self._input_dists = [s.create_input_dist(self._device) for s in self._shardings.values()]
-        self._output_dists = [s.create_output_dist(self._device) for s in self._shardings.values()]
-        self._router = FeatureRouter(
-            [sharding.feature_names() for sharding in self._shardings.values()],
+        super().__init__(
+            {
+                kind: create_embedding_bag_sharding(
+                    kind,
+                    own,
+                    env,
+                    device,
+                    permute_embeddings=True,
+                    qcomm_codecs_registry=qcomm_codecs_registry,
+                )
+                for kind, own in infos.items()
+            },
+            lambda sharding: sharding.create_lookup(device, feature_processor=feature_processor),
+            tables_of(module),
+            prefix="embedding_bags",
+            env=env,
+            device=device,
+            qcomm_codecs_registry=qcomm_codecs_registry,
             # A processor makes the weights where the rows are.
-            is_weighted=self._is_weighted and feature_processor is None,
+            is_weighted=module.is_weighted() and feature_processor is None,
         )
+        self._configs = module.embedding_bag_configs()
+        self._is_weighted = module.is_weighted()
+        self._embedding_names = module.embedding_names()
         self._output = self._output_order()
         self._divisors = [
             self._mean_divisor(kind, sharding) for kind, sharding in self._shardings.items()
         ]
-        self._tables.keep_caches_in_step(self)
 
     def _output_order(self) -> PooledOutput:
         return PooledOutput(
@@ -186,19 +155,9 @@ class ShardedEmbeddingBagCollection(
         return MeanDivisor(is_mean, widths, sharding.order)
 
     @property
-    def shardings(self) -> Mapping[str, PooledSharding]:
-        """The shardings by sharding type."""
-        return self._shardings
-
-    @property
     def unsharded_module_type(self) -> type[EmbeddingBagCollection]:
         """The type that this is the sharded form of."""
         return EmbeddingBagCollection
-
-    @property
-    def fused_optimizer(self) -> CombinedOptimizer:
-        """The optimizer of the fused tables here, which works in the backward pass."""
-        return self._fused_optimizer
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables."""
@@ -211,10 +170,6 @@ class ShardedEmbeddingBagCollection(
     def is_weighted(self) -> bool:
         """Whether ids carry weights."""
         return self._is_weighted
-
-    def reset_parameters(self) -> None:
-        """Give every table new first values."""
-        self._tables.reset()
 
     def create_context(self) -> EmbeddingBagCollectionContext:
         """What the steps of one batch share."""
@@ -259,46 +214,11 @@ class ShardedEmbeddingBagCollection(
         awaitables = [dist(part) for dist, part in zip(self._input_dists, parts, strict=True)]
         return KJTListSplitsAwaitable(awaitables, ctx)
 
-    def compute(self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList) -> list[Tensor]:
-        """Look up what arrived: per sharding ``[sum of B, columns here]``."""
-        del ctx
-        return [
-            lookup(features) for lookup, features in zip(self._lookups, dist_input, strict=True)
-        ]
-
-    def output_dist(
-        self, ctx: EmbeddingBagCollectionContext, output: list[Tensor]
-    ) -> LazyAwaitable[KeyedTensor]:
-        """Begin to send vectors to the ranks of their samples."""
-        return self._arriving(
-            ctx,
-            [
-                dist(vectors, context)
-                for dist, vectors, context in zip(
-                    self._output_dists, output, ctx.sharding_contexts, strict=True
-                )
-            ],
-        )
-
-    def compute_and_output_dist(
-        self,
-        ctx: EmbeddingBagCollectionContext,
-        input: KJTList,  # noqa: A002 - the reference's name
-    ) -> LazyAwaitable[KeyedTensor]:
-        """Both; each sharding's vectors travel while the next one's are looked up."""
-        return self._arriving(
-            ctx,
-            [
-                dist(lookup(features), context)
-                for lookup, dist, features, context in zip(
-                    self._lookups, self._output_dists, input, ctx.sharding_contexts, strict=True
-                )
-            ],
-        )
-
     def _arriving(
         self, ctx: EmbeddingBagCollectionContext, awaitables: list[Awaitable[Tensor]]
     ) -> LazyAwaitable[KeyedTensor]:
+        """The collection's output, of vectors under way."""
+
         def join(outputs: list[Tensor]) -> KeyedTensor:
             divided = [
                 vectors if factors is None else vectors * factors
@@ -311,19 +231,6 @@ class ShardedEmbeddingBagCollection(
 
         return EmbeddingBagCollectionAwaitable(awaitables, join)
 
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> ShardedEmbeddingBagCollection:  # noqa: FBT001, FBT002 - torch's signature
-        """Let only pass what leaves the tables where they are."""
-        del recurse
-        probe = torch.empty(0, device=self._device)
-        refuse_move("sharded tables", probe.device, probe.dtype, fn(probe))
-        return self
-
-    def __deepcopy__(self, memo: Any) -> ShardedEmbeddingBagCollection:
-        raise ValueError(
-            "sharded tables cannot be deep-copied: copies of the parameters would be cut off from "
-            "the operator.  Build a second model and load the state_dict"
-        )
-
 
 class EmbeddingBagCollectionSharder(BaseEmbeddingSharder[EmbeddingBagCollection]):
     """Turns `EmbeddingBagCollection` into its sharded form.
@@ -335,14 +242,6 @@ class EmbeddingBagCollectionSharder(BaseEmbeddingSharder[EmbeddingBagCollection]
     Raises:
         ValueError: an unknown key or value.
     """
-
-    def __init__(
-        self,
-        fused_params: Mapping[str, Any] | None = None,
-        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
-    ) -> None:
-        FusedParams.from_dict(fused_params or {})
-        super().__init__(fused_params, qcomm_codecs_registry)
 
     @property
     def module_type(self) -> type[EmbeddingBagCollection]:

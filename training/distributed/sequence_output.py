@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from tessera.training.distributed.embedding_sharding import OutputColumns
+from tessera.training.distributed.sharded_collection import CollectionContext
 from tessera.training.distributed.sharding.sequence_sharding import SequenceShardingContext
-from tessera.training.distributed.types import Awaitable, LazyAwaitable, Multistreamable
+from tessera.training.distributed.types import Awaitable, LazyAwaitable
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 
@@ -86,7 +86,7 @@ class SequenceOutput:
 
 
 @dataclass
-class EmbeddingCollectionContext(Multistreamable):
+class EmbeddingCollectionContext(CollectionContext):
     """What the steps of one batch share.
 
     Attributes:
@@ -100,15 +100,15 @@ class EmbeddingCollectionContext(Multistreamable):
     input_features: list[KeyedJaggedTensor] = field(default_factory=list)
     reverse_indices: list[Tensor | None] = field(default_factory=list)
 
+    def _tensors(self) -> list[Tensor]:
+        """Places of ids; the features tell the allocator themselves."""
+        return [places for places in self.reverse_indices if places is not None]
+
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that ``stream`` uses the tensors."""
-        for context in self.sharding_contexts:
-            context.record_stream(stream)
+        super().record_stream(stream)
         for features in self.input_features:
             features.record_stream(stream)
-        for places in self.reverse_indices:
-            if places is not None and places.is_cuda:
-                places.record_stream(cast("torch.cuda.Stream", stream))
 
 
 class EmbeddingCollectionAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):

@@ -1,0 +1,55 @@
+"""A sharded module around a sharded pooled collection, which does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from tessera.training.distributed.embedding_types import KJTList, ShardedEmbeddingModule
+from tessera.training.distributed.embeddingbag_output import EmbeddingBagCollectionContext
+from tessera.training.distributed.pooled_collection import ShardedEmbeddingBagCollection
+from tessera.training.distributed.sharding.planned import PooledSharding
+from tessera.training.distributed.types import Out, QuantizedCommCodecs
+from tessera.training.optim.fused import FusedOptimizerModule
+
+
+class AroundPooledCollection(
+    ShardedEmbeddingModule[KJTList, list[Tensor], Out, EmbeddingBagCollectionContext],
+    FusedOptimizerModule,
+):
+    """Shows a collection's shardings, lookups and distributions as its own.
+
+    A subclass says what the collection is given (`input_dist`), what is made of its output
+    (`output_dist`), and under which names the collection's parameters appear: here it is kept
+    out of sight of ``named_parameters`` and ``state_dict``.
+
+    Args:
+        collection: what does the work.
+        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+    """
+
+    def __init__(
+        self,
+        collection: ShardedEmbeddingBagCollection,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None,
+    ) -> None:
+        super().__init__(qcomm_codecs_registry)
+        # In a tuple: its names are not this module's.
+        self._inner = (collection,)
+        self._input_dists = collection._input_dists  # noqa: SLF001 - shown and pipelined as this module's
+        self._lookups = collection._lookups  # noqa: SLF001 - shown and pipelined as this module's
+        self._output_dists = collection._output_dists  # noqa: SLF001 - shown and pipelined as this module's
+
+    @property
+    def shardings(self) -> Mapping[str, PooledSharding]:
+        """The shardings by sharding type."""
+        return self._inner[0].shardings
+
+    def create_context(self) -> EmbeddingBagCollectionContext:
+        """What the steps of one batch share."""
+        return self._inner[0].create_context()
+
+    def compute(self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList) -> list[Tensor]:
+        """Look up what arrived, by sharding."""
+        return self._inner[0].compute(ctx, dist_input)
