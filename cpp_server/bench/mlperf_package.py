@@ -1,6 +1,6 @@
 """Make the package that `gpu_bench.py` serves: MLPerf's DLRM-DCNv2 with capped tables, for GPUs.
 
-    python cpp_server/bench/mlperf_package.py MODEL.pt [--rows 400000] [--device cuda]
+    python cpp_server/bench/mlperf_package.py MODEL.pt [--rows 400000] [--device cuda] [--dense-dtype bf16]
 
 The shape is that of MLPerf Inference's dlrm-v2: 26 tables of dimension 128 with the Criteo 1TB rows
 (capped at ``--rows``), bottom MLP 512-256-128, three cross layers of rank 512, top MLP
@@ -73,8 +73,9 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="the package to write")
     parser.add_argument("--rows", type=int, default=400_000, help="most rows of a table")
     parser.add_argument("--device", default="cuda", help="kind of device (default cuda)")
+    parser.add_argument("--dense-dtype", default="fp32", help="fp32 (default) or bf16")
     args = parser.parse_args()
-    options = PackageOptions(name="dlrm", device=args.device)
+    options = PackageOptions(name="dlrm", device=args.device, dense_dtype=args.dense_dtype)
     write_model(build(args.rows), args.out, options)
     print("--ids-per-bag", ",".join(map(str, IDS)))
 

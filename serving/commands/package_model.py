@@ -111,7 +111,8 @@ def _add_storage(parser: argparse.ArgumentParser) -> None:
         choices=["fp32", "bf16"],
         default="fp32",
         help="how the dense layers' weights are stored (default fp32); bf16 rounds their inputs too, "
-        "needs the tessera backend, and is for CPUs with AMX, elsewhere it is no faster",
+        "needs the tessera backend, and is for GPUs and for CPUs with AMX; on other CPUs it is no "
+        "faster",
     )
     parser.add_argument(
         "--report",

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tessera.serving.packaging.dense_types import DENSE_TYPES, dense_operators
-
-_RELUS = (torch.relu, nn.functional.relu, "relu", "relu_")
+from tessera.serving.packaging.pack import RELUS
 
 
 class PanelLinear(nn.Linear):
@@ -87,7 +86,7 @@ def fuse_relus(module: fx.GraphModule) -> None:
     ]
     for node in layers:
         users = list(node.users)
-        if len(users) == 1 and users[0].target in _RELUS and users[0].args[0] is node:
+        if len(users) == 1 and users[0].target in RELUS and users[0].args[0] is node:
             node.args = (*node.args[:4], True)
             users[0].replace_all_uses_with(node)
             graph.erase_node(users[0])

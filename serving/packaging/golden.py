@@ -26,9 +26,9 @@ that packaged in every sum.
 BF16_TOLERANCE = 2**-8
 """The same where dense layers are bfloat16: the distance of two neighbours below 1.
 
-Their own sums have the same bits on every processor, but what they take in (interactions, torch's
-functions) differs in the last bit, and an input between two bfloat16 numbers may then be rounded the
-other way.
+On a CPU their own sums have the same bits on every processor, but what they take in (interactions,
+torch's functions) differs in the last bit, and an input between two bfloat16 numbers may then be rounded
+the other way.  On a GPU the sums' order differs as well, with the same effect on their results.
 """
 
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1

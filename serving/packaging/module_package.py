@@ -70,8 +70,8 @@ def package_model(
         table_dtypes: the same for single tables, by a pattern of their names.
         max_table_error: the largest relative RMSE of a table; one that loses more keeps a wider
             type.
-        dense_dtype: how the weights of `torch.nn.Linear` layers are stored, ``fp32`` or ``bf16`` (a
-            CPU and the tessera backend only); layers inside ``leaf_modules`` stay float32.
+        dense_dtype: how the weights of `torch.nn.Linear` layers are stored, ``fp32`` or ``bf16`` (the
+            tessera backend only); layers inside ``leaf_modules`` stay float32.
         backend: ``tessera`` or ``fbgemm``; None: the former where it is built.
         device: ``cpu`` or ``cuda``.
         shards: over how many devices the tables are spread.

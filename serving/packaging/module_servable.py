@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from tessera.serving.packaging.dense import (
     input_dimensions,
     panel_layers,
 )
+from tessera.serving.packaging.dense_gpu import keep_narrow, narrow_layers
 from tessera.serving.packaging.dense_types import DENSE_TYPES
 from tessera.serving.packaging.find import find_hash_specs, find_tables
 from tessera.serving.packaging.golden import golden_batch
@@ -101,6 +102,7 @@ def make_module_servable(
     eager = ModulePredict(packed, arguments.kinds, schema, outputs).eval()
     graph = trace(eager, leaf_modules=options.leaf_modules)
     fuse_relus(graph)
+    keep_narrow(graph)
     servable = ServableModule(
         schema=schema,
         tables=tables,
@@ -153,11 +155,19 @@ def _run_sample(
             f"the module fails on the sample batch: {type(error).__name__}: {error}"
         ) from error
     saved = 0
-    if options.backend == "tessera" and options.device == "cpu":
-        for layer, stand_in in panel_layers(dimensions, options.dense_dtype).items():
-            _replace(packed, layer, stand_in)
-            saved += DENSE_TYPES[options.dense_dtype].saved_bytes(layer.weight)
+    for layer, stand_in in _stand_ins(dimensions, options).items():
+        _replace(packed, layer, stand_in)
+        saved += DENSE_TYPES[options.dense_dtype].saved_bytes(layer.weight)
     return results[0], saved
+
+
+def _stand_ins(
+    dimensions: dict[nn.Linear, set[int]], options: PackageOptions
+) -> Mapping[nn.Linear, nn.Module]:
+    """What computes the dense layers; those left out stay torch's float32 ones."""
+    if options.device == "cuda":
+        return narrow_layers(dimensions) if options.dense_dtype == "bf16" else {}
+    return panel_layers(dimensions, options.dense_dtype) if options.backend == "tessera" else {}
 
 
 def _replace(module: nn.Module, old: nn.Module, new: nn.Module) -> None:

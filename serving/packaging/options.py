@@ -114,11 +114,6 @@ class PackageOptions:
                 f"dense_dtype is {self.dense_dtype}, which the {self.backend} backend does not have; "
                 "package with --backend tessera or with --dense-dtype fp32"
             )
-        if self.dense_dtype != "fp32" and self.device != "cpu":
-            raise UserError(
-                f"dense_dtype is {self.dense_dtype} and device is {self.device}: such layers run on "
-                "a CPU only; package with --dense-dtype fp32 or with --device cpu"
-            )
 
     @property
     def types(self) -> TypeChoice:

@@ -21,7 +21,8 @@ from tessera.serving.packaging.dense_types import DENSE_TYPES
 SMALLEST_PACKED = 1 << 16
 """Weights of fewer elements are left to oneMKL: calling oneDNN costs 12 us, a small product 3."""
 
-_RELUS = (torch.relu, nn.functional.relu, "relu")
+RELUS = (torch.relu, nn.functional.relu, "relu", "relu_")
+"""What a ReLU can be in a traced graph; one that works in place must be its input's only user."""
 
 
 class PackedLinear(nn.Module):
@@ -76,7 +77,7 @@ def pack_linears(module: fx.GraphModule) -> None:
         module.add_module(name, PackedLinear(weight, bias, relu=relu))
         return module.graph.call_module(name, (x,))
 
-    _replace_linears(module, call_onednn)
+    replace_linears(module, call_onednn)
 
 
 def pack_panels(module: fx.GraphModule, dense_dtype: str) -> int:
@@ -106,11 +107,11 @@ def pack_panels(module: fx.GraphModule, dense_dtype: str) -> int:
             buffers.append(module.graph.get_attr(f"{name}_{what}"))
         return module.graph.call_function(kind.operator, (x, *buffers, len(weight), relu))
 
-    _replace_linears(module, call_tessera)
+    replace_linears(module, call_tessera)
     return saved
 
 
-def _replace_linears(module: fx.GraphModule, call: Callable[..., fx.Node | None]) -> None:
+def replace_linears(module: fx.GraphModule, call: Callable[..., fx.Node | None]) -> None:
     """Put what ``call`` inserts in the place of each linear function and of the ReLU behind it.
 
     Args:
@@ -121,14 +122,14 @@ def _replace_linears(module: fx.GraphModule, call: Callable[..., fx.Node | None]
     graph = module.graph
     linears = graph.find_nodes(op="call_function", target=nn.functional.linear)
     for number, node in enumerate(linears):
-        x, weight, bias = _arguments(node)
+        x, weight, bias = linear_arguments(node)
         relu = _only_relu(node)
         with graph.inserting_before(node):
             new = call(
                 f"linear_{number}",
                 x,
-                _parameter(module, weight),
-                None if bias is None else _parameter(module, bias),
+                parameter(module, weight),
+                None if bias is None else parameter(module, bias),
                 relu=relu is not None,
             )
         if new is not None:
@@ -138,7 +139,7 @@ def _replace_linears(module: fx.GraphModule, call: Callable[..., fx.Node | None]
     module.recompile()
 
 
-def _arguments(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None]:
+def linear_arguments(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None]:
     """Input, weight and bias of a call of `torch.nn.functional.linear`."""
     given = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
     x, weight, bias = given["input"], given["weight"], given.get("bias")
@@ -151,10 +152,10 @@ def _arguments(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None]:
 def _only_relu(node: fx.Node) -> fx.Node | None:
     """The ReLU that is the only user of ``node``, if so."""
     users = list(node.users)
-    return users[0] if len(users) == 1 and users[0].target in _RELUS else None
+    return users[0] if len(users) == 1 and users[0].target in RELUS else None
 
 
-def _parameter(module: fx.GraphModule, node: fx.Node) -> Tensor:
+def parameter(module: fx.GraphModule, node: fx.Node) -> Tensor:
     """The parameter that ``node`` reads."""
     assert node.op == "get_attr", node
     found = operator.attrgetter(str(node.target))(module)

@@ -13,6 +13,7 @@ from tqdm import tqdm
 from tessera.kernels.libraries import load_libraries
 from tessera.serving.manifest import ShardingPlan
 from tessera.serving.packaging.choose_types import choose_types
+from tessera.serving.packaging.dense_gpu import keep_narrow, narrow_linears
 from tessera.serving.packaging.embedding import float_tables, with_stored_tables
 from tessera.serving.packaging.lookup import lookup_backend
 from tessera.serving.packaging.options import Origin, PackageOptions
@@ -100,7 +101,12 @@ def make_servable(
     stored = with_stored_tables(model, tables, features, backend, interaction=interaction)
     eager = PredictModule(stored, schema).eval()
     graph = trace(eager)
-    saved = backend.pack(graph, options.dense_dtype) if on_cpu else 0
+    saved = 0
+    if on_cpu:
+        saved = backend.pack(graph, options.dense_dtype)
+    elif options.dense_dtype == "bf16":
+        saved = narrow_linears(graph)
+        keep_narrow(graph)
     return ServableModel(
         schema=schema,
         tables=tables,

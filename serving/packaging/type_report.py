@@ -94,7 +94,7 @@ def compare_types(options: PackageOptions, make: Make, measure: Measure) -> Type
     Raises:
         UserError: ``options`` do not fit the model.
     """
-    here = replace(options, device="cpu", shards=1, sharding="auto", table_sharding={}, plan=None)
+    here = replace(options, shards=1, sharding="auto", table_sharding={}, plan=None)
     usable = [name for name in WEIGHT_TYPES if name in lookup_backend(options.backend).weight_types]
 
     def make_as(name: str, dense: str) -> ServableModel:
@@ -104,7 +104,7 @@ def compare_types(options: PackageOptions, make: Make, measure: Measure) -> Type
             replace(here, dtype=name, table_dtypes={}, max_table_error=None, dense_dtype=dense)
         )
 
-    dense_types = lookup_backend(options.backend).dense_types if options.device == "cpu" else ()
+    dense_types = lookup_backend(options.backend).dense_types
     exact = make_as("fp32", "fp32")
     inputs = golden_batch(exact.schema)
     expected = _runner(exact).forward(inputs)

@@ -188,7 +188,6 @@ def test_the_report_says_what_each_type_costs() -> None:
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"device": "cuda"}, "dense_dtype is bf16 and device is cuda: .* --dense-dtype fp32"),
         ({"backend": "fbgemm"}, "which the fbgemm backend does not have; .* --backend tessera"),
         ({"dense_dtype": "fp16"}, "dense_dtype is 'fp16'; give one of fp32, bf16"),
     ],
@@ -204,5 +203,3 @@ def test_the_command_line_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([*arguments, "--dense-dtype", "bf16"]) == 0
     assert "dense layers bf16" in capsys.readouterr().out
     assert load_package(out).manifest.dense_dtype == "bf16"
-    assert main([*arguments, "--dense-dtype", "bf16", "--device", "cuda"]) == 2
-    assert "such layers run on a CPU only" in capsys.readouterr().err

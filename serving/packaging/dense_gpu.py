@@ -1,0 +1,127 @@
+"""Dense layers in bfloat16 on a GPU: torch's own products, which run on the tensor cores.
+
+A layer's weights, bias, input and output are bfloat16 and its sums float32.  Everything else stays
+float32, except for what goes from one such layer to the next, directly or through a ReLU: it stays
+as it is, for rounding a second time changes nothing.
+
+Layers of fewer than `THIN` inputs or outputs stay float32.  A model's last layer is one of them:
+rounded to 8 bits, many samples would have the same score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, fx, nn
+
+from tessera.serving.packaging.pack import RELUS, linear_arguments, parameter, replace_linears
+
+NARROW = torch.bfloat16
+"""The layers' type."""
+
+THIN = 16
+"""Layers with fewer inputs or outputs have too little work for a tensor core."""
+
+
+def is_thin(weight: Tensor) -> bool:
+    """Whether a layer of ``weight`` ``[N, K]`` stays float32."""
+    return min(weight.shape) < THIN
+
+
+class NarrowLinear(nn.Linear):
+    """`torch.nn.Linear` in bfloat16, between float32 and float32.
+
+    Args:
+        linear: the layer that it stands for; float32 and not thin.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self.narrow_weight: Tensor
+        self.narrow_bias: Tensor | None
+        bias = None if linear.bias is None else linear.bias.detach().to(NARROW)
+        self.register_buffer("narrow_weight", linear.weight.detach().to(NARROW), persistent=False)
+        self.register_buffer("narrow_bias", bias, persistent=False)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name for it
+        """``[..., K]`` to ``[..., N]`` float32."""
+        product = nn.functional.linear(input.to(NARROW), self.narrow_weight, self.narrow_bias)
+        return product.to(torch.float32)
+
+
+def narrow_layers(layers: Iterable[nn.Linear]) -> dict[nn.Linear, NarrowLinear]:
+    """Stand-ins for those of the ``layers`` that are not thin."""
+    return {layer: NarrowLinear(layer) for layer in layers if not is_thin(layer.weight)}
+
+
+def narrow_linears(module: fx.GraphModule) -> int:
+    """Replace every linear function that is not thin by one in bfloat16, in place.
+
+    Returns:
+        By how many bytes the weights are smaller than in float32.
+    """
+    saved = 0
+
+    def call_narrow(
+        name: str, x: fx.Node, weight: Tensor, bias: Tensor | None, *, relu: bool
+    ) -> fx.Node | None:
+        nonlocal saved
+        if is_thin(weight):
+            return None
+        saved += weight.numel() * (weight.element_size() - NARROW.itemsize)
+        graph = module.graph
+        parameters = []
+        for what, tensor in (("weight", weight), ("bias", bias)):
+            if tensor is not None:
+                module.register_buffer(f"{name}_{what}", tensor.detach().to(NARROW))
+                parameters.append(graph.get_attr(f"{name}_{what}"))
+        narrow = graph.call_method("to", (x, NARROW))
+        product = graph.call_function(nn.functional.linear, (narrow, *parameters))
+        if relu:
+            product = graph.call_function(torch.relu, (product,))
+        return graph.call_method("to", (product, torch.float32))
+
+    replace_linears(module, call_narrow)
+    return saved
+
+
+def keep_narrow(module: fx.GraphModule) -> None:
+    """Leave out the widening between two layers in bfloat16, in place.
+
+    Values do not change: a ReLU of widened numbers is the widened ReLU, and a widened number rounds
+    to itself.
+    """
+    graph = module.graph
+    for node in list(graph.nodes):
+        wide = node.args[0] if node.args else None
+        if not isinstance(wide, fx.Node) or not _is_cast(wide, torch.float32):
+            continue
+        product = wide.args[0]
+        assert isinstance(product, fx.Node)
+        if not _is_narrow(module, product):
+            continue
+        if node.target in RELUS and len(wide.users) == 1:
+            with graph.inserting_before(node):
+                positive = graph.call_function(torch.relu, (product,))
+                node.replace_all_uses_with(graph.call_method("to", (positive, torch.float32)))
+        elif _is_cast(node, NARROW):
+            node.replace_all_uses_with(product)
+    graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _is_cast(node: fx.Node, kind: torch.dtype) -> bool:
+    return node.op == "call_method" and node.target == "to" and node.args[1:] == (kind,)
+
+
+def _is_narrow(module: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether it is the output of a layer in bfloat16, or the ReLU of one."""
+    if node.target is torch.relu:
+        (node,) = node.all_input_nodes
+    if node.target is not nn.functional.linear:
+        return False
+    _, weight, _ = linear_arguments(node)
+    return weight.op == "get_attr" and parameter(module, weight).dtype == NARROW

@@ -1,0 +1,213 @@
+"""Dense layers in bfloat16 in packages for GPUs: the graph, on the CPU, and the answers on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import user_models
+from backends import EACH_BACKEND
+from package_factory import make_model
+from torch import Tensor, fx, nn
+
+from tessera.cli import main
+from tessera.serving.loading import load_package
+from tessera.serving.packaging.dense_gpu import (
+    THIN,
+    NarrowLinear,
+    keep_narrow,
+    narrow_layers,
+    narrow_linears,
+)
+from tessera.serving.packaging.golden import BF16_TOLERANCE, golden_batch
+from tessera.serving.packaging.module_servable import make_module_servable
+from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.package import write_model
+from tessera.serving.packaging.servable import make_servable
+from tessera.serving.packaging.type_report import compare_types
+from tessera.serving.runner import TorchScriptRunner
+
+needs_operators = [
+    mark
+    for parameter in EACH_BACKEND
+    if parameter.values == ("tessera",)
+    for mark in parameter.marks
+]
+NARROW = torch.bfloat16
+
+
+def rounded(x: Tensor, layer: nn.Linear) -> Tensor:
+    """The layer in float64 from rounded numbers, its result rounded."""
+    weight, bias = (
+        layer.weight.detach().to(NARROW).double(),
+        layer.bias.detach().to(NARROW).double(),
+    )
+    return (x.to(NARROW).double() @ weight.t() + bias).to(NARROW).float()
+
+
+class Tower(nn.Module):
+    """Two wide layers in a row, one behind float32 arithmetic, and a thin one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.second = nn.Linear(32, 48), nn.Linear(48, 64)
+        self.third, self.head = nn.Linear(64, 32, bias=False), nn.Linear(32, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.second(torch.relu(self.first(x)))
+        crossed = self.third(hidden) * x + x
+        return self.head(nn.functional.relu(crossed))
+
+
+def casts(module: fx.GraphModule) -> list[torch.dtype]:
+    return [node.args[1] for node in module.graph.find_nodes(op="call_method", target="to")]
+
+
+class InlineLinears(fx.Tracer):
+    def is_leaf_module(self, m, module_qualified_name):
+        return False
+
+
+def traced(module: nn.Module) -> fx.GraphModule:
+    return fx.GraphModule(module, InlineLinears().trace(module))
+
+
+def test_the_graph_rounds_where_a_layer_begins_and_ends():
+    tower, x = Tower(), torch.randn(7, 32)
+    graph = traced(tower)
+    saved = narrow_linears(graph)
+    assert saved == 2 * sum(
+        part.weight.numel() for part in (tower.first, tower.second, tower.third)
+    )
+    before = graph(x)
+    assert casts(graph) == [NARROW, torch.float32] * 3
+    keep_narrow(graph)
+    # x narrow for the first layer, the third one's output wide: all between is bfloat16.
+    assert casts(graph) == [NARROW, torch.float32]
+    assert torch.equal(graph(x), before)
+    assert 0 < float((before - tower(x)).detach().abs().max()) < 2**-6
+
+
+def test_layers_are_those_of_rounded_numbers():
+    tower, x = Tower(), torch.randn(5, 32)
+    narrow = NarrowLinear(tower.first)
+    # One rounding of a sum of 32 float32 products: at most a neighbour in bfloat16.
+    torch.testing.assert_close(narrow(x), rounded(x, tower.first), rtol=2**-7, atol=1e-6)
+    assert narrow(x).dtype == torch.float32
+    assert narrow(x.view(5, 1, 32)).shape == (5, 1, 48)
+    assert NarrowLinear(tower.third)(torch.randn(2, 64)).shape == (2, 32)
+
+
+def test_a_module_that_was_swapped_is_the_same_graph():
+    tower, x = Tower(), torch.randn(4, 32)
+    by_function = traced(Tower())
+    narrow_linears(by_function)
+    keep_narrow(by_function)
+    layers = [part for part in tower.children() if isinstance(part, nn.Linear)]
+    stand_ins = narrow_layers(layers)
+    assert tower.head not in stand_ins
+    assert len(stand_ins) == 3
+    for name, layer in list(tower.named_children()):
+        if layer in stand_ins:
+            setattr(tower, name, stand_ins[layer])
+    by_module = traced(tower)
+    keep_narrow(by_module)
+    assert casts(by_module) == casts(by_function)
+    assert torch.equal(by_module(x), by_function(x))
+
+
+def test_what_others_also_read_stays_wide():
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            hidden = self.first(x)
+            return torch.relu(hidden), self.second(hidden), hidden + 1
+
+    graph = traced(Both())
+    narrow_linears(graph)
+    before = graph(torch.ones(3, 16))
+    keep_narrow(graph)
+    after = graph(torch.ones(3, 16))
+    assert all(
+        torch.equal(a, b) and a.dtype == torch.float32 for a, b in zip(after, before, strict=True)
+    )
+    assert casts(graph).count(NARROW) == 1
+
+
+@pytest.mark.parametrize("shape", [(THIN - 1, 64), (64, THIN - 1), (1, 1)])
+def test_thin_layers_stay(shape):
+    layer = nn.Linear(*shape)
+    assert narrow_layers([layer]) == {}
+    graph = traced(nn.Sequential(layer))
+    assert narrow_linears(graph) == 0
+    assert casts(graph) == []
+
+
+def options(**chosen):
+    return PackageOptions(name="m", backend="tessera", device="cuda", dense_dtype="bf16", **chosen)
+
+
+class TestPackages:
+    pytestmark = needs_operators
+
+    def test_the_graph_of_a_model(self):
+        model = make_model(dense_layers=(32,), over_layers=(64, 32))
+        servable = make_servable(model, options())
+        exact = make_servable(model, PackageOptions(name="m", backend="tessera", device="cuda"))
+        assert 0 < servable.bytes_packaged < exact.bytes_packaged
+        batch = golden_batch(servable.schema, seed=2)
+        (found,) = TorchScriptRunner(servable.scripted).forward(batch).values()
+        (expected,) = TorchScriptRunner(exact.scripted).forward(batch).values()
+        assert 0 < float((found - expected).abs().max()) < BF16_TOLERANCE
+        assert NARROW in casts(servable.graph)
+
+    @pytest.mark.parametrize("name", ["dcn", "multi_task", "two_tower"])
+    def test_modules_of_ones_own(self, name):
+        module, inputs, sample = user_models.FACTORIES[name]()
+        # make_module_servable itself holds the script against the swapped module.
+        servable = make_module_servable(module, inputs, sample, options())
+        plain = PackageOptions(name="m", backend="tessera", device="cuda")
+        exact = make_module_servable(module, inputs, sample, plain)
+        assert servable.bytes_packaged <= exact.bytes_packaged
+        batch = golden_batch(servable.schema, seed=2)
+        found = TorchScriptRunner(servable.scripted).forward(batch)
+        expected = TorchScriptRunner(exact.scripted).forward(batch)
+        for output, value in expected.items():
+            bound = BF16_TOLERANCE * max(1.0, float(value.abs().max()))
+            assert float((found[output] - value).abs().max()) <= bound, output
+
+    def test_the_report_counts_the_layers_as_they_are_packaged(self):
+        model = make_model(dense_layers=(32,), over_layers=(64, 32))
+        report = compare_types(options(), lambda o: make_servable(model, o), lambda *_: None)
+        assert report.choices[0].dense == "bf16"
+        assert report.choices[0].bytes == make_servable(model, options()).bytes_packaged
+
+    def test_the_command_line_takes_it(self, tmp_path: Path, capsys):
+        out = tmp_path / "m.pt"
+        arguments = ["package-model", "--factory", "user_models:dcn", "--out", str(out)]
+        assert main([*arguments, "--dense-dtype", "bf16", "--device", "cuda"]) == 0
+        assert "dense layers bf16" in capsys.readouterr().out
+
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+    @pytest.mark.parametrize("shards", [1, 2])
+    def test_on_a_gpu(self, tmp_path: Path, shards):
+        model = make_model(dense_layers=(32,), over_layers=(64, 32))
+        for dense in ("fp32", "bf16"):
+            chosen = PackageOptions(
+                name="m", backend="tessera", device="cuda", dense_dtype=dense, shards=shards
+            )
+            write_model(model, tmp_path / f"{dense}.pt", chosen)
+        devices = ["cuda:0"] * shards
+        exact, narrow = (
+            load_package(tmp_path / f"{dense}.pt", devices=devices) for dense in ("fp32", "bf16")
+        )
+        assert narrow.manifest.golden.atol == BF16_TOLERANCE
+        batch = golden_batch(exact.manifest.schema, seed=8)
+        (found,), (expected,) = (p.runner.forward(batch).values() for p in (narrow, exact))
+        assert 0 < float((found - expected).abs().max()) < BF16_TOLERANCE
