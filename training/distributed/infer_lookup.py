@@ -5,8 +5,7 @@ Legend: ``W`` devices, ``B`` samples, ``N`` ids, ``D`` columns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -158,12 +157,30 @@ class InferGroupedLookupMixin(BaseEmbeddingLookup[KJTList, list[Tensor]]):
     Their tables are buffers of the sharded collection, not of this module: its state is empty.
 
     Args:
-        lookups: one per device.
+        grouped_configs_per_rank: the shards of each device.
+        world_size: ``W``.
+        fused_params: ``output_dtype`` and ``row_alignment``.
+        device: the devices' type; None: the CPU.
     """
 
-    def __init__(self, lookups: Sequence[_MetaInferLookup]) -> None:
+    _of_one_device: ClassVar[
+        type[MetaInferGroupedPooledEmbeddingsLookup | MetaInferGroupedEmbeddingsLookup]
+    ]
+
+    def __init__(
+        self,
+        grouped_configs_per_rank: list[list[GroupedEmbeddingConfig]],
+        world_size: int,
+        fused_params: dict[str, Any] | None = None,
+        device: torch.device | None = None,
+    ) -> None:
         super().__init__()
-        self._embedding_lookups_per_rank = nn.ModuleList(lookups)
+        self._embedding_lookups_per_rank = nn.ModuleList(
+            self._of_one_device(
+                grouped_configs_per_rank[rank], _device(device, rank), fused_params=fused_params
+            )
+            for rank in range(world_size)
+        )
 
     def lookups(self) -> list[_MetaInferLookup]:
         """One per device."""
@@ -185,59 +202,15 @@ class InferGroupedLookupMixin(BaseEmbeddingLookup[KJTList, list[Tensor]]):
 
 
 class InferGroupedPooledEmbeddingsLookup(InferGroupedLookupMixin):
-    """The pooled lookups of all devices.
+    """The pooled lookups of all devices."""
 
-    Args:
-        grouped_configs_per_rank: the shards of each device.
-        world_size: ``W``.
-        fused_params: ``output_dtype`` and ``row_alignment``.
-        device: the devices' type; None: the CPU.
-    """
-
-    def __init__(
-        self,
-        grouped_configs_per_rank: list[list[GroupedEmbeddingConfig]],
-        world_size: int,
-        fused_params: dict[str, Any] | None = None,
-        device: torch.device | None = None,
-    ) -> None:
-        super().__init__(
-            [
-                MetaInferGroupedPooledEmbeddingsLookup(
-                    grouped_configs_per_rank[rank],
-                    _device(device, rank),
-                    fused_params=fused_params,
-                )
-                for rank in range(world_size)
-            ]
-        )
+    _of_one_device = MetaInferGroupedPooledEmbeddingsLookup
 
 
 class InferGroupedEmbeddingsLookup(InferGroupedLookupMixin):
-    """The unpooled lookups of all devices.
+    """The unpooled lookups of all devices."""
 
-    Args:
-        grouped_configs_per_rank: the shards of each device.
-        world_size: ``W``.
-        fused_params: ``output_dtype`` and ``row_alignment``.
-        device: the devices' type; None: the CPU.
-    """
-
-    def __init__(
-        self,
-        grouped_configs_per_rank: list[list[GroupedEmbeddingConfig]],
-        world_size: int,
-        fused_params: dict[str, Any] | None = None,
-        device: torch.device | None = None,
-    ) -> None:
-        super().__init__(
-            [
-                MetaInferGroupedEmbeddingsLookup(
-                    grouped_configs_per_rank[rank], _device(device, rank), fused_params
-                )
-                for rank in range(world_size)
-            ]
-        )
+    _of_one_device = MetaInferGroupedEmbeddingsLookup
 
 
 def _device(device: torch.device | None, rank: int) -> torch.device:

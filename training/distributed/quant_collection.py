@@ -6,7 +6,7 @@ Legend: ``W`` devices, ``B`` samples, ``D`` columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Generic, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +35,10 @@ from tessera.training.distributed.types import (
     ShardingEnv,
     ShardingType,
 )
-from tessera.training.modules.embedding_configs import BaseEmbeddingConfig, PoolingType
+from tessera.training.modules.embedding_configs import PoolingType
 from tessera.training.quant.lookup import QuantizedRows
 from tessera.training.quant.stored_collection import (
+    Config,
     StoredCollection,
     refuse_varying,
     refuse_wrong_ids,
@@ -145,18 +146,18 @@ def inference_device(device: torch.device | None) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-class ShardedQuantCollection(nn.Module, ModuleShardingMixIn):
+class ShardedQuantCollection(nn.Module, ModuleShardingMixIn, Generic[Config]):
     """Tables of a quantized collection on the devices of this process.
 
     Args:
         module: the quantized collection; its rows are copied to the devices.
-        tables: its tables.
-        pooled: whether the vectors of a bag are added up.
-        is_weighted: whether ids carry weights.
         table_name_to_parameter_sharding: the plan.
         env: how many devices: ``ShardingEnv.from_local``.
         fused_params: ``output_dtype`` and ``row_alignment``; None: the module's own.
         device: the devices' type; None: ``cuda`` where there is one, else ``cpu``.
+
+    Attributes:
+        configs: the tables.
 
     Raises:
         UserError: the plan leaves a table out, or cannot be followed.
@@ -164,11 +165,7 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn):
 
     def __init__(
         self,
-        module: StoredCollection,
-        tables: Sequence[BaseEmbeddingConfig],
-        *,
-        pooled: bool,
-        is_weighted: bool,
+        module: StoredCollection[Config],
         table_name_to_parameter_sharding: Mapping[str, ParameterSharding],
         env: ShardingEnv,
         fused_params: dict[str, Any] | None,
@@ -176,6 +173,7 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn):
     ) -> None:
         super().__init__()
         plan = table_name_to_parameter_sharding
+        self.configs = tables = list(module.configs)
         missing = [table.name for table in tables if table.name not in plan]
         if missing:
             raise UserError(f"the plan says nothing of table {missing[0]!r}")
@@ -194,20 +192,19 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn):
                 data_type=table.data_type,
                 feature_names=list(table.feature_names),
                 pooling=getattr(table, "pooling", PoolingType.NONE),
-                is_weighted=is_weighted,
+                is_weighted=module.weighted,
             )
             self._infos.setdefault(where.sharding_type, []).append(
                 EmbeddingShardingInfo(config, where, rows, settings)
             )
         self._shardings = {
-            kind: create_infer_sharding(kind, infos, env, device, pooled=pooled)
+            kind: create_infer_sharding(kind, infos, env, device, pooled=module.pooled)
             for kind, infos in self._infos.items()
         }
         for infos in self._infos.values():
             for info in infos:
                 # The rows are copied; the unsharded ones may go.
                 info.param = info.param.to("meta")
-        self._tables = list(tables)
         self._feature_names = [name for table in tables for name in table.feature_names]
         order = [
             (info.embedding_config.name, name)
@@ -224,19 +221,16 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn):
         )
         self._lookups = nn.ModuleList(s.lookup() for s in self._shardings.values())
         self._input_dist_module = QuantInputDist(list(self._shardings.values()))
+        self._name_buffers(module.holder)
 
-    def _register(self, holder: str) -> None:
+    def _name_buffers(self, holder: str) -> None:
         """Make every block a buffer: ``<holder>.<table>.weight``, or ``weight_<i>`` of several."""
-        self._holder = holder
-        if holder not in self._modules:
-            self.add_module(
-                holder, nn.ModuleDict({table.name: nn.Module() for table in self._tables})
-            )
+        tables = nn.ModuleDict({table.name: nn.Module() for table in self.configs})
+        self.add_module(holder, tables)
         blocks: dict[str, list[Tensor]] = {}
         for sharding in self._shardings.values():
             for name, rows in sharding.stored_blocks():
                 blocks.setdefault(name, []).append(rows)
-        tables = self.get_submodule(holder)
         for name, own in blocks.items():
             for index, rows in enumerate(own):
                 buffer = "weight" if len(own) == 1 else f"weight_{index}"
@@ -254,7 +248,7 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn):
             )
         return self
 
-    def copy(self, device: torch.device) -> ShardedQuantCollection:
+    def copy(self, device: torch.device) -> ShardedQuantCollection[Config]:
         """Itself: the tables are too large to exist twice.
 
         Raises:
@@ -294,7 +288,7 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn):
             refuse_varying(features)
         ctx.features = selection.select_features(features, self._feature_names)
         if isinstance(ctx.features.values(), Tensor) and ctx.features.values().device.type == "cpu":
-            refuse_wrong_ids(ctx.features, self._row_counts, self._tables)
+            refuse_wrong_ids(ctx.features, self._row_counts, self.configs)
         sent: ListOfKJTList
         sent, ctx.routes = self._input_dist_module(features)
         return sent

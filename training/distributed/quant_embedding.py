@@ -25,7 +25,7 @@ from tessera.training.quant.pooled import named_vectors
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 
-class ShardedQuantEmbeddingCollection(ShardedQuantCollection):
+class ShardedQuantEmbeddingCollection(ShardedQuantCollection[EmbeddingConfig]):
     """A quantized EmbeddingCollection on several devices.
 
     Args:
@@ -47,26 +47,15 @@ class ShardedQuantEmbeddingCollection(ShardedQuantCollection):
         fused_params: dict[str, Any] | None = None,
         device: torch.device | None = None,
     ) -> None:
-        super().__init__(
-            module,
-            module.embedding_configs(),
-            pooled=False,
-            is_weighted=False,
-            table_name_to_parameter_sharding=table_name_to_parameter_sharding,
-            env=env,
-            fused_params=fused_params,
-            device=device,
-        )
-        self._configs = module.embedding_configs()
+        super().__init__(module, table_name_to_parameter_sharding, env, fused_params, device)
         self._embedding_names = [
             name for names in module.embedding_names_by_table() for name in names
         ]
         self._need_indices = module.need_indices()
-        self._register("embeddings")
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The tables."""
-        return self._configs
+        return self.configs
 
     def output_dist(
         self,

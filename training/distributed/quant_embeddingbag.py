@@ -55,7 +55,7 @@ def create_infer_embedding_bag_sharding(
     return create_infer_sharding(sharding_type, sharding_infos, env, device, pooled=True)
 
 
-class ShardedQuantEmbeddingBagCollection(ShardedQuantCollection):
+class ShardedQuantEmbeddingBagCollection(ShardedQuantCollection[EmbeddingBagConfig]):
     """A quantized EmbeddingBagCollection on several devices.
 
     Args:
@@ -77,27 +77,16 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantCollection):
         fused_params: dict[str, Any] | None = None,
         device: torch.device | None = None,
     ) -> None:
-        super().__init__(
-            module,
-            module.embedding_bag_configs(),
-            pooled=True,
-            is_weighted=module.is_weighted(),
-            table_name_to_parameter_sharding=table_name_to_parameter_sharding,
-            env=env,
-            fused_params=fused_params,
-            device=device,
-        )
-        self._configs = module.embedding_bag_configs()
+        super().__init__(module, table_name_to_parameter_sharding, env, fused_params, device)
         self._embedding_names = module.embedding_names()
         self._length_per_key = [
-            table.embedding_dim for table in self._configs for _ in table.feature_names
+            table.embedding_dim for table in self.configs for _ in table.feature_names
         ]
-        self._means = MeanColumns(self._configs)
-        self._register("embedding_bags")
+        self._means = MeanColumns(self.configs)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables."""
-        return self._configs
+        return self.configs
 
     def output_dist(self, ctx: QuantCollectionContext, output: list[list[Tensor]]) -> KeyedTensor:
         """The vectors on the first device, in the unsharded module's order."""

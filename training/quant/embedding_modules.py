@@ -28,7 +28,7 @@ from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTenso
 __all__ = ["EmbeddingBagCollection", "EmbeddingCollection"]
 
 
-class EmbeddingBagCollection(StoredCollection, EmbeddingBagCollectionInterface):
+class EmbeddingBagCollection(StoredCollection[EmbeddingBagConfig], EmbeddingBagCollectionInterface):
     """The quantized form of `tessera.training.modules.embedding_modules.EmbeddingBagCollection`.
 
     Args:
@@ -56,14 +56,12 @@ class EmbeddingBagCollection(StoredCollection, EmbeddingBagCollectionInterface):
             tables,
             holder="embedding_bags",
             pooled=True,
+            weighted=is_weighted,
             output_dtype=output_dtype,
             device=device,
             weights=table_name_to_quantized_weights,
             row_alignment=row_alignment,
         )
-        self._is_weighted = is_weighted
-        self._configs = list(tables)
-        self._features_of_tables = [list(table.feature_names) for table in tables]
         self._embedding_names = embedding_names(tables)
         self._length_per_key = [
             table.embedding_dim for table in tables for _ in table.feature_names
@@ -97,7 +95,7 @@ class EmbeddingBagCollection(StoredCollection, EmbeddingBagCollectionInterface):
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables."""
-        return self._configs
+        return self.configs
 
     def embedding_names(self) -> list[str]:
         """The output's keys."""
@@ -105,7 +103,7 @@ class EmbeddingBagCollection(StoredCollection, EmbeddingBagCollectionInterface):
 
     def is_weighted(self) -> bool:
         """Whether ids carry weights."""
-        return self._is_weighted
+        return self.weighted
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Look up and pool.
@@ -120,12 +118,12 @@ class EmbeddingBagCollection(StoredCollection, EmbeddingBagCollectionInterface):
             IndexError: an id on the CPU is not a row of its table.
             KeyError: a feature is missing.
         """
-        own, sums = self.looked_up(features, self._configs, weighted=self._is_weighted)
+        own, sums = self.looked_up(features)
         pooled = self._means.divide(sums, own.lengths())
         return KeyedTensor(self._embedding_names, self._length_per_key, pooled)
 
 
-class EmbeddingCollection(StoredCollection, EmbeddingCollectionInterface):
+class EmbeddingCollection(StoredCollection[EmbeddingConfig], EmbeddingCollectionInterface):
     """The quantized form of `tessera.training.modules.embedding_modules.EmbeddingCollection`.
 
     Args:
@@ -155,13 +153,13 @@ class EmbeddingCollection(StoredCollection, EmbeddingCollectionInterface):
             tables,
             holder="embeddings",
             pooled=False,
+            weighted=False,
             output_dtype=output_dtype,
             device=device,
             weights=table_name_to_quantized_weights,
             row_alignment=row_alignment,
         )
         self._need_indices = need_indices
-        self._configs = list(tables)
         self._embedding_names_by_table = get_embedding_names_by_table(tables)
         self._embedding_names = embedding_names(tables)
 
@@ -192,7 +190,7 @@ class EmbeddingCollection(StoredCollection, EmbeddingCollectionInterface):
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The tables."""
-        return self._configs
+        return self.configs
 
     def embedding_names_by_table(self) -> list[list[str]]:
         """The output's names of each table's features."""
@@ -220,7 +218,7 @@ class EmbeddingCollection(StoredCollection, EmbeddingCollectionInterface):
             IndexError: an id on the CPU is not a row of its table.
             KeyError: a feature is missing.
         """
-        own, vectors = self.looked_up(features, self._configs, weighted=False)
+        own, vectors = self.looked_up(features)
         return split_by_feature(
             own, vectors, self._embedding_names, need_indices=self._need_indices
         )

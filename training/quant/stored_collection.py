@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,25 +20,38 @@ QuantizedWeights = dict[str, tuple[Tensor, Tensor | None]]
 """Numbers and scales of each table, as `tessera.training.quant.rows.quantize_rows` gives them."""
 
 
-class StoredCollection(nn.Module):
+Config = TypeVar("Config", bound=BaseEmbeddingConfig)
+
+
+class StoredCollection(nn.Module, Generic[Config]):
     """Base of the quantized collections.
 
     Args:
         tables: the tables; their ``data_type`` says how they are stored.
         holder: the name of the sub-module that holds the tables' buffers.
         pooled: whether the vectors of a bag are added up.
+        weighted: whether each id's vector is multiplied by the id's weight.
         output_dtype: of the vectors.
         device: where the tables live.
         weights: quantized rows to begin with; None: zeros.
         row_alignment: bytes that the length of a row is a multiple of.
+
+    Attributes:
+        configs: ``tables``.
+        holder, pooled, weighted: as given.
+        rows: what is stored.
+
+    Raises:
+        ValueError: the tables do not make a collection, or are not stored so.
     """
 
     def __init__(
         self,
-        tables: Sequence[BaseEmbeddingConfig],
+        tables: Sequence[Config],
         *,
         holder: str,
         pooled: bool,
+        weighted: bool,
         output_dtype: torch.dtype,
         device: torch.device | str,
         weights: QuantizedWeights | None,
@@ -46,7 +59,8 @@ class StoredCollection(nn.Module):
     ) -> None:
         super().__init__()
         check_tables(tables)
-        self._holder = holder
+        self.configs = list(tables)
+        self.holder, self.pooled, self.weighted = holder, pooled, weighted
         self._feature_names = [name for table in tables for name in table.feature_names]
         self.rows = QuantizedRows(
             [
@@ -71,7 +85,7 @@ class StoredCollection(nn.Module):
                 store_quantized(*weights[part.name], rows)
 
     def _name_buffers(self) -> None:
-        tables = self.get_submodule(self._holder)
+        tables = self.get_submodule(self.holder)
         for part, rows in zip(self.rows.parts(), self.rows.tables(), strict=True):
             tables.get_submodule(part.name).register_buffer("weight", rows)
 
@@ -98,9 +112,7 @@ class StoredCollection(nn.Module):
         """Of the vectors."""
         return self.rows.output_dtype
 
-    def looked_up(
-        self, features: KeyedJaggedTensor, tables: Sequence[BaseEmbeddingConfig], *, weighted: bool
-    ) -> tuple[KeyedJaggedTensor, Tensor]:
+    def looked_up(self, features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, Tensor]:
         """The tables' features in their order, and what the operator gives for them.
 
         Ids on the CPU that are no rows raise an error; elsewhere, and in a traced graph, row 0
@@ -111,10 +123,10 @@ class StoredCollection(nn.Module):
         own = selection.select_features(features, self._feature_names)
         ids, offsets = own.values().long(), own.offsets().long()
         if isinstance(ids, Tensor) and ids.device.type == "cpu":
-            refuse_wrong_ids(own, self.rows.row_counts, tables)
+            refuse_wrong_ids(own, self.rows.row_counts, self.configs)
         else:
             ids, offsets = self.rows.checked(ids, offsets)
-        return own, self.rows.forward(ids, offsets, own.weights() if weighted else None)
+        return own, self.rows.forward(ids, offsets, own.weights() if self.weighted else None)
 
 
 def refuse_wrong_ids(

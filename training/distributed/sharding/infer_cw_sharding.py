@@ -7,9 +7,6 @@ are put side by side.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -19,7 +16,6 @@ from tessera.training.distributed.dist_data.one_to_all import (
     SeqEmbeddingsAllToOne,
 )
 from tessera.training.distributed.embedding_types import KJTList
-from tessera.training.distributed.infer_shards import InferTable
 from tessera.training.distributed.sharding.infer_sharding import InferSharding, Route
 from tessera.training.sparse import selection
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
@@ -29,40 +25,14 @@ _Blocks = list[tuple[int, int]]
 
 
 class InferCwEmbeddingSharding(InferSharding):
-    """See the module.
+    """See the module."""
 
-    Args:
-        tables: the tables and their blocks of columns.
-        stored: each table's rows ``[rows, row bytes]`` uint8; they are copied.
-        world_size: number of devices.
-        device: the devices' type.
-        pooled: whether the vectors of a bag are added up.
-        fused_params: of the lookups.
-    """
-
-    def __init__(
-        self,
-        tables: list[InferTable],
-        stored: Mapping[str, Tensor],
-        *,
-        world_size: int,
-        device: torch.device,
-        pooled: bool,
-        fused_params: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(
-            tables,
-            stored,
-            world_size=world_size,
-            device=device,
-            pooled=pooled,
-            fused_params=fused_params,
-        )
+    def _connect(self, device: torch.device) -> None:
         self._sent = [name for names in self.feature_names_per_rank() for name in names]
-        self._one_to_all = KJTOneToAll(self.features_per_rank(), world_size, device)
+        self._one_to_all = KJTOneToAll(self.features_per_rank(), self._world_size, device)
         busy = sum(1 for count in self.features_per_rank() if count)
         self._all_to_one = EmbeddingsAllToOne(self._devices[0], busy, 1)
-        self._seq_all_to_one = SeqEmbeddingsAllToOne(self._devices[0], world_size)
+        self._seq_all_to_one = SeqEmbeddingsAllToOne(self._devices[0], self._world_size)
         self._blocks = self._find_blocks()
         # Where each device's columns begin, block by block, when all are side by side.
         self._starts: list[list[int]] = []

@@ -7,9 +7,7 @@ lookups each id's vector is put back in the id's place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,48 +27,23 @@ from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 
 class InferRwEmbeddingSharding(InferSharding):
-    """See the module.
+    """See the module."""
 
-    Args:
-        tables: the tables and their blocks of rows.
-        stored: each table's rows ``[rows, row bytes]`` uint8; they are copied.
-        world_size: number of devices.
-        device: the devices' type.
-        pooled: whether the vectors of a bag are added up.
-        fused_params: of the lookups.
-    """
+    def _on_devices(self, tables: list[InferTable], world_size: int) -> list[InferTable]:
+        """Every device looks up all tables."""
+        return [_on_every_device(table, world_size) for table in tables]
 
-    def __init__(
-        self,
-        tables: list[InferTable],
-        stored: Mapping[str, Tensor],
-        *,
-        world_size: int,
-        device: torch.device,
-        pooled: bool,
-        fused_params: dict[str, Any] | None = None,
-    ) -> None:
+    def _connect(self, device: torch.device) -> None:
         import_sparse_operators()
-        super().__init__(
-            [_on_every_device(table, world_size) for table in tables],
-            stored,
-            world_size=world_size,
-            device=device,
-            pooled=pooled,
-            fused_params=fused_params,
-        )
-        bounds = [
-            row_bounds(table, world_size) for table in tables for _ in table.config.feature_names
-        ]
-        self._columns = [
-            table.config.embedding_dim for table in tables for _ in table.config.feature_names
-        ]
-        count = len(self._feature_names)
+        world_size = self._world_size
+        features = [table for table in self._tables for _ in table.config.feature_names]
+        bounds = [row_bounds(table, world_size) for table in features]
+        self._columns = [table.config.embedding_dim for table in features]
         self._block_sizes = torch.tensor([max(own[1], 1) for own in bounds])
         self._row_bounds = [torch.tensor(own) for own in bounds]
         self._row_counts = torch.tensor([own[-1] for own in bounds])
         self._warnings = torch.zeros(1, dtype=torch.int64)
-        self._one_to_all = KJTOneToAll([count] * world_size, world_size, device)
+        self._one_to_all = KJTOneToAll([len(features)] * world_size, world_size, device)
         self._reduce = EmbeddingsAllToOneReduce(self._devices[0], world_size)
         self._all_to_one = EmbeddingsAllToOne(self._devices[0], world_size, 0)
 

@@ -51,7 +51,7 @@ class InferSharding(nn.Module, FeatureShardingMixIn):
         fused_params: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self._tables = tables
+        self._tables = tables = self._on_devices(tables, world_size)
         self._world_size = world_size
         self._pooled = pooled
         self._devices = [rank_device(device.type, rank) for rank in range(world_size)]
@@ -66,6 +66,16 @@ class InferSharding(nn.Module, FeatureShardingMixIn):
         for lookup, blocks in zip(self._lookup.lookups(), own, strict=True):
             for (table, shard), rows in zip(blocks, lookup.rows.tables(), strict=True):
                 copy_block(table, shard, stored[table.config.name], rows)
+        self._connect(device)
+
+    def _on_devices(self, tables: list[InferTable], world_size: int) -> list[InferTable]:
+        """The tables, with whatever blocks the lookups need besides the plan's."""
+        del world_size
+        return tables
+
+    @abstractmethod
+    def _connect(self, device: torch.device) -> None:
+        """Make what `input_dist` and the ways back need; the lookups are there already."""
 
     def lookup(self) -> InferGroupedLookupMixin:
         """The lookups of all devices."""
