@@ -1,0 +1,87 @@
+"""Packages for GPUs behind the servers: one GPU, copies on several, shards over several."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from conformance_harness import RunningServer, scores_of
+from package_factory import make_model
+from test_answers import SIZES, run_in_process
+
+from tessera.serving.loading import load_package
+from tessera.serving.packaging.golden import TOLERANCE
+from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.package import Origin, write_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+SHARDED = {
+    sharding: {"shards": 2, "sharding": sharding}
+    for sharding in ("table_wise", "row_wise", "column_wise")
+}
+
+
+@pytest.fixture(scope="module")
+def package_for(tmp_path_factory):
+    """Writes the model of the suite's first package, for any device."""
+    folder = tmp_path_factory.mktemp("gpus")
+    written = {}
+
+    def write(**chosen):
+        name = "-".join(map(str, chosen.values()))
+        if name not in written:
+            written[name] = folder / f"{name}.pt"
+            options = PackageOptions(name="ranker", version="3", backend="tessera", **chosen)
+            write_model(make_model(), written[name], options, origin=Origin(dense_transform="none"))
+        return written[name]
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def on_cpu(package_for):
+    return load_package(package_for(device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "chosen"),
+    [
+        pytest.param((0,), {}, id="one"),
+        pytest.param((0, 1), {}, id="copies"),
+        pytest.param((0,), SHARDED["row_wise"], id="shards-on-one"),
+        *(pytest.param((0, 1), chosen, id=name) for name, chosen in SHARDED.items()),
+        pytest.param((1, 0), SHARDED["table_wise"], id="turned-round"),
+    ],
+)
+def test_answers_are_those_of_the_cpu(kind, gpus, chosen, package_for, on_cpu, draw_with):
+    if torch.cuda.device_count() <= max(gpus):
+        pytest.skip(f"there are {torch.cuda.device_count()} GPUs")
+    path = package_for(device="cuda", **chosen)
+    flags = ["--model", path, "--gpus", ",".join(map(str, gpus)), "--drain-propagation-ms", 0]
+    drawn = draw_with(max_bag=20)
+    messages = [drawn.samples(size) for size in [*SIZES, *[1] * 200]]
+    expected = [run_in_process(on_cpu, message) for message in messages]
+    with RunningServer(kind, *flags) as server:
+        with ThreadPoolExecutor(32) as pool:
+            answers = list(pool.map(server.predict, messages))
+        held = {device: 0.0 for device in gpus}
+        for device in gpus:
+            held[device] = server.value("tessera_device_memory_bytes", device=f"cuda:{device}")
+        assert server.value("tessera_requests_total", code="OK") == len(messages)
+        server.signal()
+        assert server.exit_status() == 0
+    for answer, scores in zip(answers, expected, strict=True):
+        np.testing.assert_allclose(scores_of(answer), scores, atol=TOLERANCE["cuda"], rtol=0)
+    assert min(held.values()) > 0, held
+
+
+def test_a_gpu_that_is_not_there(kind, package_for):
+    path = package_for(device="cuda")
+    missing = torch.cuda.device_count()
+    server = RunningServer(kind, "--model", path, "--gpus", missing)
+    assert server.exit_status() == 1
+    server.wait_for(lambda: any(f"GPU {missing}" in str(entry) for entry in server.log))
