@@ -9,9 +9,9 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from tessera.training.distributed.comm_ops.column_order import ColumnOrder
 from tessera.training.distributed.embedding_sharding import (
     BaseEmbeddingDist,
     BaseSparseFeaturesDist,
@@ -48,11 +48,11 @@ class BaseDpEmbeddingSharding(PlannedSharding[C, T, W]):
         """Each rank looks its own samples up itself."""
         return [self._rank]
 
-    def create_input_dist(
-        self, device: torch.device | None = None
+    def _input_dist(
+        self, pg: dist.ProcessGroup, device: torch.device
     ) -> BaseSparseFeaturesDist[KeyedJaggedTensor]:
         """How ids travel."""
-        del device
+        del pg, device
         return DpSparseFeaturesDist()
 
 
@@ -64,9 +64,9 @@ class DpPooledEmbeddingSharding(
     # The gradients of ids' weights are those of this rank's samples, as a replica's are.
     scale_weight_gradients = False
 
-    def output_dist(
-        self, device: torch.device | None, order: ColumnOrder | None
+    def _output_dist(
+        self, pg: dist.ProcessGroup, device: torch.device
     ) -> BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]:
         """How vectors travel back."""
-        del device
-        return in_order(DpPooledEmbeddingDist(), order)
+        del pg, device
+        return in_order(DpPooledEmbeddingDist(), self.order)

@@ -163,6 +163,32 @@ class PlannedSharding(EmbeddingSharding[C, KeyedJaggedTensor, T, W]):
         """The groups of each of `senders`."""
         return [self._groups_per_rank[rank] for rank in self.senders()]
 
+    def create_input_dist(
+        self, device: torch.device | None = None
+    ) -> BaseSparseFeaturesDist[KeyedJaggedTensor]:
+        """How ids travel; without a process group they stay.
+
+        Args:
+            device: of the ids; None: the sharding's.
+        """
+        if self._pg is None:
+            return LocalSparseFeaturesDist()
+        return self._input_dist(self._pg, device or self._device)
+
+    @abstractmethod
+    def _input_dist(
+        self, pg: dist.ProcessGroup, device: torch.device
+    ) -> BaseSparseFeaturesDist[KeyedJaggedTensor]:
+        """How ids travel among ``pg``."""
+
+    def _groups_with(self, fused_params: dict[str, Any] | None) -> list[GroupedEmbeddingConfig]:
+        """`groups_here`, which take ``fused_params`` in place of their own, if given."""
+        groups = self.groups_here()
+        if fused_params is not None:
+            for group in groups:
+                group.fused_params = fused_params
+        return groups
+
     def _codecs(self, operation: CommOp) -> QuantizedCommCodecs | None:
         return (self.qcomm_codecs_registry or {}).get(operation.name)
 
@@ -340,17 +366,23 @@ class PooledSharding(PlannedSharding[EmbeddingShardingContext, Tensor, Tensor]):
         """Columns per name of `embedding_names`."""
         return [part.columns.width for part in self.output_parts()]
 
-    @abstractmethod
-    def output_dist(
-        self, device: torch.device | None, order: ColumnOrder | None
-    ) -> BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]:
-        """How vectors travel back, their columns in ``order`` (None: rank by rank)."""
-
     def create_output_dist(
         self, device: torch.device | None = None
     ) -> BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]:
-        """How vectors travel back."""
-        return self.output_dist(device, self.order)
+        """How vectors travel back; without a process group they stay.
+
+        Args:
+            device: of the vectors; None: the sharding's.
+        """
+        if self._pg is None:
+            return in_order(LocalEmbeddingDist(), self.order)
+        return self._output_dist(self._pg, device or self._device)
+
+    @abstractmethod
+    def _output_dist(
+        self, pg: dist.ProcessGroup, device: torch.device
+    ) -> BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]:
+        """How vectors travel back among ``pg``, their columns in `order` (None: rank by rank)."""
 
     def create_lookup(
         self,
@@ -365,12 +397,8 @@ class PooledSharding(PlannedSharding[EmbeddingShardingContext, Tensor, Tensor]):
             fused_params: in place of the groups' own, if given.
             feature_processor: puts weights on ids.
         """
-        groups = self.groups_here()
-        if fused_params is not None:
-            for group in groups:
-                group.fused_params = fused_params
         return GroupedPooledEmbeddingsLookup(
-            grouped_configs=groups,
+            grouped_configs=self._groups_with(fused_params),
             device=device or self._device,
             pg=self._pg,
             feature_processor=feature_processor,

@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tessera.training.distributed.bucketize import bucketize_kjt_before_all2all
-from tessera.training.distributed.comm_ops.column_order import ColumnOrder
 from tessera.training.distributed.dist_data import (
     KJTAllToAll,
     PooledEmbeddingsReduceScatter,
@@ -32,8 +31,6 @@ from tessera.training.distributed.embedding_sharding import (
     W,
 )
 from tessera.training.distributed.sharding.planned import (
-    LocalEmbeddingDist,
-    LocalSparseFeaturesDist,
     PlannedSharding,
     PooledSharding,
     in_order,
@@ -173,16 +170,14 @@ class BaseRwEmbeddingSharding(PlannedSharding[C, T, W]):
         """All ranks look up the same features."""
         return [0]
 
-    def create_input_dist(
-        self, device: torch.device | None = None
+    def _input_dist(
+        self, pg: dist.ProcessGroup, device: torch.device
     ) -> BaseSparseFeaturesDist[KeyedJaggedTensor]:
         """How ids travel."""
-        if self._pg is None:
-            return LocalSparseFeaturesDist()
         return RwSparseFeaturesDist(
-            self._pg,
+            pg,
             self._row_bounds,
-            device or self._device,
+            device,
             is_sequence=self.is_sequence,
             need_pos=any(group.has_feature_processor for group in self.groups_here()),
         )
@@ -193,16 +188,14 @@ class RwPooledEmbeddingSharding(
 ):
     """Row-wise sharding of pooled tables."""
 
-    def output_dist(
-        self, device: torch.device | None, order: ColumnOrder | None
+    def _output_dist(
+        self, pg: dist.ProcessGroup, device: torch.device
     ) -> BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]:
         """How vectors travel back."""
         del device
-        if self._pg is None:
-            return in_order(LocalEmbeddingDist(), order)
         sums = RwPooledEmbeddingDist(
-            self._pg,
+            pg,
             self.dims_per_sender()[0],
             self._codecs(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER),
         )
-        return in_order(sums, order)
+        return in_order(sums, self.order)

@@ -216,12 +216,8 @@ class SequenceSharding(PlannedSharding[SequenceShardingContext, Tensor, Tensor])
             feature_processor: must be None: single vectors have no weights.
         """
         assert feature_processor is None
-        groups = self.groups_here()
-        if fused_params is not None:
-            for group in groups:
-                group.fused_params = fused_params
         return GroupedEmbeddingsLookup(
-            grouped_configs=groups,
+            grouped_configs=self._groups_with(fused_params),
             pg=self._pg,
             device=device or self._device,
             sharding_type=self.sharding_type,

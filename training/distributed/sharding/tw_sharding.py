@@ -27,11 +27,8 @@ from tessera.training.distributed.embedding_sharding import (
     W,
 )
 from tessera.training.distributed.sharding.planned import (
-    LocalEmbeddingDist,
-    LocalSparseFeaturesDist,
     PlannedSharding,
     PooledSharding,
-    in_order,
 )
 from tessera.training.distributed.types import (
     Awaitable,
@@ -121,14 +118,12 @@ class BaseTwEmbeddingSharding(PlannedSharding[C, T, W]):
 
     sharding_type = ShardingType.TABLE_WISE
 
-    def create_input_dist(
-        self, device: torch.device | None = None
+    def _input_dist(
+        self, pg: dist.ProcessGroup, device: torch.device
     ) -> BaseSparseFeaturesDist[KeyedJaggedTensor]:
         """How ids travel."""
         del device
-        if self._pg is None:
-            return LocalSparseFeaturesDist()
-        return TwSparseFeaturesDist(self._pg, self.features_per_sender())
+        return TwSparseFeaturesDist(pg, self.features_per_sender())
 
 
 class TwPooledEmbeddingSharding(
@@ -136,16 +131,14 @@ class TwPooledEmbeddingSharding(
 ):
     """Table-wise sharding of pooled tables."""
 
-    def output_dist(
-        self, device: torch.device | None, order: ColumnOrder | None
+    def _output_dist(
+        self, pg: dist.ProcessGroup, device: torch.device
     ) -> BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]:
         """How vectors travel back."""
-        if self._pg is None:
-            return in_order(LocalEmbeddingDist(), order)
         return TwPooledEmbeddingDist(
-            self._pg,
+            pg,
             self.dims_per_sender(),
-            device or self._device,
+            device,
             self._codecs(CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL),
-            order,
+            self.order,
         )

@@ -10,12 +10,12 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tessera.training.distributed.comm_ops.sequence import segment_order
 from tessera.training.distributed.dist_data import KJTAllToAll
 from tessera.training.distributed.embedding_sharding import BaseSparseFeaturesDist
-from tessera.training.distributed.sharding.planned import LocalSparseFeaturesDist
 from tessera.training.distributed.sharding.sequence_sharding import (
     SequenceSharding,
     SequenceShardingContext,
@@ -43,7 +43,7 @@ class TwRwSequenceFeaturesDist(TwRwSparseFeaturesDist):
 
     def __init__(
         self,
-        pg: torch.distributed.ProcessGroup,
+        pg: dist.ProcessGroup,
         local_size: int,
         features_per_node: list[int],
         row_bounds: list[list[int]],
@@ -78,18 +78,16 @@ class TwRwSequenceEmbeddingSharding(
 ):
     """Table-row-wise sharding of unpooled tables."""
 
-    def create_input_dist(
-        self, device: torch.device | None = None
+    def _input_dist(
+        self, pg: dist.ProcessGroup, device: torch.device
     ) -> BaseSparseFeaturesDist[KeyedJaggedTensor]:
         """How ids travel."""
-        if self._pg is None:
-            return LocalSparseFeaturesDist()
         return TwRwSequenceFeaturesDist(
-            self._pg,
+            pg,
             self._local_size,
             self.features_per_sender(),
             self._row_bounds,
-            device or self._device,
+            device,
         )
 
 

@@ -37,11 +37,8 @@ from tessera.training.distributed.embedding_sharding import (
     W,
 )
 from tessera.training.distributed.sharding.planned import (
-    LocalEmbeddingDist,
-    LocalSparseFeaturesDist,
     PlannedSharding,
     PooledSharding,
-    in_order,
 )
 from tessera.training.distributed.sharding.rw_sharding import RowBuckets
 from tessera.training.distributed.types import (
@@ -226,18 +223,16 @@ class BaseTwRwEmbeddingSharding(PlannedSharding[C, T, W]):
         """The ranks of a node look up the same features."""
         return list(range(0, self._world_size, self._local_size))
 
-    def create_input_dist(
-        self, device: torch.device | None = None
+    def _input_dist(
+        self, pg: dist.ProcessGroup, device: torch.device
     ) -> BaseSparseFeaturesDist[KeyedJaggedTensor]:
         """How ids travel."""
-        if self._pg is None:
-            return LocalSparseFeaturesDist()
         return TwRwSparseFeaturesDist(
-            self._pg,
+            pg,
             self._local_size,
             self.features_per_sender(),
             self._row_bounds,
-            device or self._device,
+            device,
             need_pos=any(
                 group.has_feature_processor for groups in self._groups_per_rank for group in groups
             ),
@@ -249,13 +244,12 @@ class TwRwPooledEmbeddingSharding(
 ):
     """Table-row-wise sharding of pooled tables."""
 
-    def output_dist(
-        self, device: torch.device | None, order: ColumnOrder | None
+    def _output_dist(
+        self, pg: dist.ProcessGroup, device: torch.device
     ) -> BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]:
         """How vectors travel back."""
-        if self._pg is None:
-            return in_order(LocalEmbeddingDist(), order)
-        intra_pg, cross_pg = intra_and_cross_node_pg(device or self._device)
+        del pg
+        intra_pg, cross_pg = intra_and_cross_node_pg(device)
         assert intra_pg is not None, "tables are not on the meta device"
         assert cross_pg is not None, "tables are not on the meta device"
         return TwRwPooledEmbeddingDist(
@@ -263,8 +257,8 @@ class TwRwPooledEmbeddingSharding(
             cross_pg,
             intra_pg,
             self.dims_per_sender(),
-            device or self._device,
+            device,
             intra_codecs=self._codecs(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER),
             cross_codecs=self._codecs(CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL),
-            order=order,
+            order=self.order,
         )
