@@ -17,7 +17,8 @@ theirs (`tessera.training.distributed.kernels.tbe`), the rest is ours
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ from tessera.training.optim.fused import FusedOptimizer, FusedOptimizerModule, F
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 
-class _Kernel(nn.Module):
+class _Kernel(ABC, nn.Module):
     """What fused and dense kernels have in common."""
 
     _pooled = True
@@ -75,18 +76,39 @@ class _Kernel(nn.Module):
         """The shards, in the order of their features."""
         return self._config.embedding_tables
 
+    @abstractmethod
     def split_embedding_weights(self) -> list[Tensor]:
         """Per shard its live ``[local_rows, local_cols]``."""
-        raise AssertionError("each kernel says where its weights are")
 
     def named_split_embedding_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The same with the tables' names; a name comes once per shard of its table here."""
         for table, weight in zip(self.tables, self.split_embedding_weights(), strict=True):
             yield table.name, weight
 
+    @abstractmethod
+    def parameters_by_table(self) -> Sequence[nn.Parameter]:
+        """Per shard its parameter of the model."""
+
     def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The shards as parameters of the model, with the tables' names."""
-        raise AssertionError("each kernel says what its parameters are")
+        """The same with the tables' names; a name comes once per shard of its table here."""
+        for table, weight in zip(self.tables, self.parameters_by_table(), strict=True):
+            yield table.name, weight
+
+    def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What an optimizer sees, with the tables' names."""
+        yield from self.named_parameters_by_table()
+
+    def named_parameters(
+        self,
+        prefix: str = "",
+        recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+        remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Called ``<table>.weight``; of dense tables the one that has the gradient of all."""
+        del recurse, remove_duplicate
+        dot = "." if prefix else ""
+        for name, weight in self._named_parameters():
+            yield f"{prefix}{dot}{name}.weight", weight
 
     def init_parameters(self) -> None:
         """Give every shard first values: its table's ``init_fn``, or uniform ones in its range."""
@@ -104,6 +126,36 @@ class _Kernel(nn.Module):
         return kernel_bags.bags_of(
             features, weighted=self._is_weighted, weighted_mean=self._weighted_mean
         )
+
+    @abstractmethod
+    def _checked(self, bags: kernel_bags.Bags) -> kernel_bags.Bags:
+        """``bags`` with ids that are rows; RuntimeError where one is not and is refused."""
+
+    @abstractmethod
+    def _look_up(self, bags: kernel_bags.Bags) -> Tensor:
+        """``[B, sum of D]`` pooled, ``[N, D]`` not pooled."""
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        """Look up; see the module.
+
+        On a GPU an id that is no row is treated as ``bounds_check_mode`` says; in dense tables it
+        reads row 0, and a warning is printed once.
+
+        Raises:
+            IndexError: on a CPU, an id is not a row of its shard.
+            ValueError: the collection is weighted and the features are not.
+        """
+        bags = self._bags(features)
+        try:
+            bags = self._checked(bags)
+            vectors = self._look_up(bags)
+        except RuntimeError:
+            # Something was refused: look again, slowly, and say what.
+            kernel_bags.name_bad_id(self.tables, bags)
+            raise
+        if bags.strides is None or not self._pooled:
+            return vectors
+        return kernel_bags.unpadded(vectors, bags.strides, self._config.embedding_dims())
 
 
 class _FusedKernel(_Kernel, FusedOptimizerModule):
@@ -160,22 +212,9 @@ class _FusedKernel(_Kernel, FusedOptimizerModule):
         """Per shard its live ``[local_rows, local_cols]``."""
         return self._backend.weights
 
-    def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The shards as parameters, marked as updated in the backward pass."""
-        for table, weight in zip(self.tables, self._weights, strict=True):
-            yield table.name, weight
-
-    def named_parameters(
-        self,
-        prefix: str = "",
-        recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-        remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-    ) -> Iterator[tuple[str, nn.Parameter]]:
-        """The same, called ``<table>.weight``."""
-        del recurse, remove_duplicate
-        dot = "." if prefix else ""
-        for name, weight in self.named_parameters_by_table():
-            yield f"{prefix}{dot}{name}.weight", weight
+    def parameters_by_table(self) -> Sequence[nn.Parameter]:
+        """Per shard its parameter, marked as updated in the backward pass."""
+        return self._weights
 
     def flush(self) -> None:
         """Write cached rows back to the tables; call it before they are read."""
@@ -197,31 +236,13 @@ class _FusedKernel(_Kernel, FusedOptimizerModule):
             bags = self._bags(features)
             self._backend.prefetch(bags.ids, bags.offsets, forward_stream)
 
-    def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """Look up; see the module.
-
-        Raises:
-            IndexError: on a CPU, an id is not a row of its shard.
-            ValueError: the collection is weighted and the features are not.
-        """
-        bags = self._bags(features)
+    def _checked(self, bags: kernel_bags.Bags) -> kernel_bags.Bags:
         self._hyper = read_group(self._optimizer.param_groups[0], self._hyper)
-        try:
-            if self._bounds_check is not None:
-                bags = self._bounds_check(bags)
-            vectors = self._backend.look_up(bags.ids, bags.offsets, bags.weights, self._hyper)
-        except RuntimeError:
-            # Something was refused: look again, slowly, and say what.
-            kernel_bags.name_bad_id(self.tables, bags)
-            raise
-        if vectors.dtype is not self._output_dtype:
-            vectors = vectors.to(self._output_dtype)
-        return vectors if bags.strides is None else self._unpadded(vectors, bags.strides)
+        return bags if self._bounds_check is None else self._bounds_check(bags)
 
-    def _unpadded(self, vectors: Tensor, strides_FW: list[list[int]]) -> Tensor:
-        if not self._pooled:
-            return vectors
-        return kernel_bags.unpadded(vectors, strides_FW, self._config.embedding_dims())
+    def _look_up(self, bags: kernel_bags.Bags) -> Tensor:
+        vectors = self._backend.look_up(bags.ids, bags.offsets, bags.weights, self._hyper)
+        return vectors if vectors.dtype is self._output_dtype else vectors.to(self._output_dtype)
 
 
 class BatchedFusedEmbeddingBag(_FusedKernel):
@@ -275,44 +296,20 @@ class _DenseKernel(_Kernel):
         """Per shard its live ``[local_rows, local_cols]``."""
         return [weight.detach() for weight in self._dense.weights]
 
-    def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The shards as parameters; they have their gradients when a backward pass is over."""
-        for table, weight in zip(self.tables, self._dense.weights, strict=True):
-            yield table.name, weight
+    def parameters_by_table(self) -> Sequence[nn.Parameter]:
+        """Per shard its parameter; it has its gradient when a backward pass is over."""
+        return self._dense.weights
 
-    def named_parameters(
-        self,
-        prefix: str = "",
-        recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-        remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-    ) -> Iterator[tuple[str, nn.Parameter]]:
-        """The one parameter that has the gradient of all: ``<table>/<table>.weight``."""
-        del recurse, remove_duplicate
-        dot = "." if prefix else ""
-        yield (
-            f"{prefix}{dot}{'/'.join(table.name for table in self.tables)}.weight",
-            self._dense.flat,
-        )
+    def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        # The one parameter that has the gradient of all.
+        yield "/".join(table.name for table in self.tables), self._dense.flat
 
-    def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """Look up; see the module.
+    def _checked(self, bags: kernel_bags.Bags) -> kernel_bags.Bags:
+        return self._bounds_check(bags)
 
-        On a GPU an id that is no row reads row 0 and prints a warning once, as in fused tables.
-
-        Raises:
-            IndexError: on a CPU, an id is not a row of its shard.
-            ValueError: the collection is weighted and the features are not.
-        """
-        bags = self._bags(features)
-        try:
-            bags = self._bounds_check(bags)
-        except RuntimeError:
-            kernel_bags.name_bad_id(self.tables, bags)
-            raise
+    def _look_up(self, bags: kernel_bags.Bags) -> Tensor:
         vectors: Tensor = self._dense(bags)
-        if bags.strides is None or not self._pooled:
-            return vectors
-        return kernel_bags.unpadded(vectors, bags.strides, self._config.embedding_dims())
+        return vectors
 
 
 class BatchedDenseEmbeddingBag(_DenseKernel):
