@@ -42,15 +42,49 @@ class PooledEmbeddingsAwaitable(Awaitable[Tensor]):
         return self._tensor_awaitable.wait()
 
 
-def _with_callbacks(
-    awaitable: Awaitable[Tensor], callbacks: Callbacks
-) -> PooledEmbeddingsAwaitable:
-    result = PooledEmbeddingsAwaitable(awaitable)
-    result.callbacks.extend(callbacks)
-    return result
+class _PooledExchange(nn.Module):
+    """What the modules have in common.
+
+    Args:
+        pg: the ranks.
+        codecs: how numbers travel; None: as they are.
+    """
+
+    def __init__(self, pg: dist.ProcessGroup, codecs: QuantizedCommCodecs | None = None) -> None:
+        super().__init__()
+        self._pg, self._codecs = pg, codecs
 
 
-class PooledEmbeddingsAllToAll(nn.Module):
+class _WithCallbacks(_PooledExchange):
+    """What the modules have in common whose results pass through functions.
+
+    Args:
+        pg: the ranks.
+        callbacks: applied to the result.
+        codecs: how numbers travel; None: as they are.
+    """
+
+    def __init__(
+        self,
+        pg: dist.ProcessGroup,
+        callbacks: Callbacks | None,
+        codecs: QuantizedCommCodecs | None,
+    ) -> None:
+        super().__init__(pg, codecs)
+        self._callbacks = list(callbacks or [])
+
+    @property
+    def callbacks(self) -> Callbacks:
+        """Applied to the results."""
+        return self._callbacks
+
+    def _under_way(self, awaitable: Awaitable[Tensor]) -> PooledEmbeddingsAwaitable:
+        result = PooledEmbeddingsAwaitable(awaitable)
+        result.callbacks.extend(self._callbacks)
+        return result
+
+
+class PooledEmbeddingsAllToAll(_WithCallbacks):
     """Sends every rank its samples' vectors; see `comm_ops.alltoall_pooled`.
 
     Args:
@@ -72,10 +106,8 @@ class PooledEmbeddingsAllToAll(nn.Module):
         *,
         order: ColumnOrder | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(pg, callbacks, codecs)
         self._order = order
-        self._pg, self._codecs = pg, codecs
-        self._callbacks = list(callbacks or [])
         self._dims = dim_sum_per_rank
         sums = list(accumulate(dim_sum_per_rank, initial=0))[:-1]
         self._dims_tensor = torch.tensor(dim_sum_per_rank, dtype=torch.int64, device=device)
@@ -106,15 +138,10 @@ class PooledEmbeddingsAllToAll(nn.Module):
             self._codecs,
             order=self._order,
         )
-        return _with_callbacks(awaitable, self._callbacks)
-
-    @property
-    def callbacks(self) -> Callbacks:
-        """Applied to the results."""
-        return self._callbacks
+        return self._under_way(awaitable)
 
 
-class VariableBatchPooledEmbeddingsAllToAll(nn.Module):
+class VariableBatchPooledEmbeddingsAllToAll(_WithCallbacks):
     """`PooledEmbeddingsAllToAll` where every feature has a batch size of its own.
 
     Args:
@@ -133,10 +160,8 @@ class VariableBatchPooledEmbeddingsAllToAll(nn.Module):
         callbacks: Callbacks | None = None,
         codecs: QuantizedCommCodecs | None = None,
     ) -> None:
-        super().__init__()
         del device
-        self._pg, self._codecs = pg, codecs
-        self._callbacks = list(callbacks or [])
+        super().__init__(pg, callbacks, codecs)
         self._dims = emb_dim_per_rank_per_feature
 
     def forward(
@@ -163,25 +188,16 @@ class VariableBatchPooledEmbeddingsAllToAll(nn.Module):
             self._pg,
             self._codecs,
         )
-        return _with_callbacks(awaitable, self._callbacks)
-
-    @property
-    def callbacks(self) -> Callbacks:
-        """Applied to the results."""
-        return self._callbacks
+        return self._under_way(awaitable)
 
 
-class PooledEmbeddingsReduceScatter(nn.Module):
+class PooledEmbeddingsReduceScatter(_PooledExchange):
     """Adds the ranks' parts of pooled vectors; every rank gets its samples' sums.
 
     Args:
         pg: the ranks.
         codecs: how numbers travel; None: as they are.
     """
-
-    def __init__(self, pg: dist.ProcessGroup, codecs: QuantizedCommCodecs | None = None) -> None:
-        super().__init__()
-        self._pg, self._codecs = pg, codecs
 
     def forward(
         self, local_embs: Tensor, input_splits: list[int] | None = None
@@ -202,17 +218,13 @@ class PooledEmbeddingsReduceScatter(nn.Module):
         return PooledEmbeddingsAwaitable(awaitable)
 
 
-class VariableBatchPooledEmbeddingsReduceScatter(nn.Module):
+class VariableBatchPooledEmbeddingsReduceScatter(_PooledExchange):
     """`PooledEmbeddingsReduceScatter` where every feature has a batch size of its own.
 
     Args:
         pg: the ranks.
         codecs: how numbers travel; None: as they are.
     """
-
-    def __init__(self, pg: dist.ProcessGroup, codecs: QuantizedCommCodecs | None = None) -> None:
-        super().__init__()
-        self._pg, self._codecs = pg, codecs
 
     def forward(
         self,
@@ -241,17 +253,13 @@ class VariableBatchPooledEmbeddingsReduceScatter(nn.Module):
         )
 
 
-class PooledEmbeddingsAllGather(nn.Module):
+class PooledEmbeddingsAllGather(_PooledExchange):
     """Gives every rank every rank's vectors.
 
     Args:
         pg: the ranks.
         codecs: how numbers travel; None: as they are.
     """
-
-    def __init__(self, pg: dist.ProcessGroup, codecs: QuantizedCommCodecs | None = None) -> None:
-        super().__init__()
-        self._pg, self._codecs = pg, codecs
 
     def forward(self, local_emb: Tensor) -> PooledEmbeddingsAwaitable:
         """Begin to send.
