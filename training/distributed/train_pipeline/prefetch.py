@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tessera.training.distributed.embedding_types import ShardedEmbeddingModule
@@ -15,12 +15,11 @@ from tessera.training.distributed.train_pipeline.forwards import (
     BaseForward,
     PrefetchPipelinedForward,
 )
-from tessera.training.distributed.train_pipeline.pipelines import In, Out, backward_and_step
+from tessera.training.distributed.train_pipeline.pipelines import In, Out
 from tessera.training.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
 from tessera.training.distributed.train_pipeline.streams import (
     make_stream,
     on_stream,
-    wait_for_batch,
 )
 
 
@@ -93,30 +92,14 @@ class PrefetchTrainPipelineSparseDist(TrainPipelineSparseDist[In, Out]):
             if not self._enqueue(dataloader_iter):
                 break
 
-    def progress(self, dataloader_iter: Iterator[In]) -> Out:
-        """One step; in evaluation mode (``model.eval()``) only its forward pass.
-
-        Raises:
-            StopIteration: no batch is left.
-            UserError: the model cannot be traced.
-        """
-        self._fill(dataloader_iter)
-        if not self._batches or (self._source.exhausted and not self._execute_all_batches):
-            raise StopIteration
-        training = self._model.training
-        if training:
-            self._optimizer.zero_grad()
-        batch = self._batches[0]
-        wait_for_batch(batch, self._memcpy_stream)
+    def _forward(self, dataloader_iter: Iterator[In]) -> tuple[Tensor, Out]:
+        """The forward pass of the first batch; the next one's rows and the third one's ids come."""
+        del dataloader_iter
         if len(self._batches) > 2:
             self._start_sparse_data_dist(self._batches[2])
-        losses, output = self._model(batch)
+        losses, output = self._model(self._batches[0])
         if len(self._batches) > 1:
             self._prefetch()
         if len(self._batches) > 2:
             self._wait_sparse_data_dist()
-        if training:
-            backward_and_step(losses, self._optimizer)
-        self._batches.popleft()
-        result: Out = output
-        return result
+        return losses, output

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tessera.errors import UserError
@@ -186,21 +186,24 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
         training = self._model.training
         if training:
             self._optimizer.zero_grad()
-        batch = self._batches[0]
-        wait_for_batch(batch, self._memcpy_stream)
-        wait_for_batch(batch, self._data_dist_stream)
+        wait_for_batch(self._batches[0], self._memcpy_stream)
+        losses, output = self._forward(dataloader_iter)
+        if training:
+            backward_and_step(losses, self._optimizer)
+        self._batches.popleft()
+        return output
+
+    def _forward(self, dataloader_iter: Iterator[In]) -> tuple[Tensor, Out]:
+        """The forward pass of the first batch, while the next one's ids travel."""
+        wait_for_batch(self._batches[0], self._data_dist_stream)
         has_next = len(self._batches) > 1
         if has_next:
             self._start_sparse_data_dist(self._batches[1])
         self._enqueue(dataloader_iter)
-        losses, output = self._model(batch)
+        losses, output = self._model(self._batches[0])
         if has_next:
             self._wait_sparse_data_dist()
-        if training:
-            backward_and_step(losses, self._optimizer)
-        self._batches.popleft()
-        result: Out = output
-        return result
+        return losses, output
 
 
 class _Unstarted:
