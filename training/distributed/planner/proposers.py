@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from abc import abstractmethod
 from collections.abc import Iterator
 
 import numpy as np
@@ -131,6 +132,18 @@ class _ListProposer(Proposer):
         self._proposals: Iterator[list[ShardingOption]] = iter(())
         self._current: list[ShardingOption] | None = None
 
+    def load(
+        self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
+    ) -> None:
+        """Start over with these options."""
+        del enumerator
+        self._proposals = self._list(options_by_table(search_space))
+        self._current = next(self._proposals, None)
+
+    @abstractmethod
+    def _list(self, tables: dict[str, list[ShardingOption]]) -> Iterator[list[ShardingOption]]:
+        """What is proposed, of the options by table."""
+
     def propose(self) -> list[ShardingOption] | None:
         """One option per table; None: nothing more to try."""
         return self._current
@@ -153,16 +166,7 @@ class UniformProposer(_ListProposer):
     A table that does not have the type takes its own fastest way.
     """
 
-    def load(
-        self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
-    ) -> None:
-        """Start over with these options."""
-        del enumerator
-        self._proposals = self._uniform(options_by_table(search_space))
-        self._current = next(self._proposals, None)
-
-    @staticmethod
-    def _uniform(tables: dict[str, list[ShardingOption]]) -> Iterator[list[ShardingOption]]:
+    def _list(self, tables: dict[str, list[ShardingOption]]) -> Iterator[list[ShardingOption]]:
         kinds = dict.fromkeys(o.sharding_type for options in tables.values() for o in options)
         for kind in kinds:
             ways_by_table = [
@@ -184,20 +188,14 @@ class GridSearchProposer(_ListProposer):
         super().__init__()
         self._max = max_proposals
 
-    def load(
-        self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
-    ) -> None:
-        """Start over with these options."""
-        del enumerator
-        tables = list(options_by_table(search_space).values())
-        combinations = math.prod(len(options) for options in tables)
-        self._proposals = iter(())
+    def _list(self, tables: dict[str, list[ShardingOption]]) -> Iterator[list[ShardingOption]]:
+        combinations = math.prod(len(options) for options in tables.values())
         if tables and combinations <= self._max:
-            self._proposals = (list(choice) for choice in itertools.product(*tables))
-        self._current = next(self._proposals, None)
+            for choice in itertools.product(*tables.values()):
+                yield list(choice)
 
 
-class DynamicProgrammingProposer(Proposer):
+class DynamicProgrammingProposer(_ListProposer):
     """The least total time for each amount of total memory, by dynamic programming.
 
     Memory is counted in bins, so a proposal may take up to one bin per table more than its bin
@@ -214,23 +212,17 @@ class DynamicProgrammingProposer(Proposer):
         bins: int = 1000,
         fractions: tuple[float, ...] = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1),
     ) -> None:
+        super().__init__()
         self._bins = bins
         self._fractions = fractions
+        self._topology: Topology | None = None
 
-    def load(
-        self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
-    ) -> None:
-        """Start over with these options."""
-        del enumerator
-        self._tables = list(options_by_table(search_space).values())
-        self._rest: list[list[ShardingOption]] | None = None
-        self._current: list[ShardingOption] | None = [
-            min(options, key=_bytes) for options in self._tables
-        ] or None
-
-    def propose(self) -> list[ShardingOption] | None:
-        """One option per table; None: nothing more to try."""
-        return self._current
+    def _list(self, tables: dict[str, list[ShardingOption]]) -> Iterator[list[ShardingOption]]:
+        if tables:
+            yield [min(options, key=_bytes) for options in tables.values()]
+            # By now `feedback` has told how much memory there is.
+            if self._topology is not None:
+                yield from self._solve(list(tables.values()), self._topology)
 
     def feedback(
         self,
@@ -240,12 +232,12 @@ class DynamicProgrammingProposer(Proposer):
         storage_constraint: Topology | None = None,
     ) -> None:
         """After the first proposal: solve; then on to the next solution."""
-        del partitionable, plan, perf_rating
-        if self._rest is None:
-            self._rest = self._solve(storage_constraint) if storage_constraint else []
-        self._current = self._rest.pop(0) if self._rest else None
+        self._topology = storage_constraint
+        super().feedback(partitionable, plan, perf_rating, storage_constraint)
 
-    def _solve(self, topology: Topology) -> list[list[ShardingOption]]:
+    def _solve(
+        self, tables: list[list[ShardingOption]], topology: Topology
+    ) -> list[list[ShardingOption]]:
         room = sum(d.storage.hbm or d.storage.ddr for d in topology.devices)
         if room <= 0:
             return []
@@ -253,7 +245,7 @@ class DynamicProgrammingProposer(Proposer):
         best = np.zeros(self._bins + 1)
         choices: list[npt.NDArray[np.int16]] = []
         widths: list[list[int]] = []
-        for options in self._tables:
+        for options in tables:
             sizes = [round(_bytes(option) / bin_bytes) for option in options]
             after = np.full(self._bins + 1, np.inf)
             choice = np.full(self._bins + 1, -1, dtype=np.int16)
@@ -270,21 +262,25 @@ class DynamicProgrammingProposer(Proposer):
             widths.append(sizes)
         found: list[list[ShardingOption]] = []
         for fraction in self._fractions:
-            proposal = self._walk_back(int(self._bins * fraction), choices, widths)
+            proposal = _walk_back(int(self._bins * fraction), tables, choices, widths)
             if proposal is not None and proposal not in found:
                 found.append(proposal)
         return found
 
-    def _walk_back(
-        self, left: int, choices: list[npt.NDArray[np.int16]], widths: list[list[int]]
-    ) -> list[ShardingOption] | None:
-        picked = []
-        for options, choice, sizes in zip(
-            reversed(self._tables), reversed(choices), reversed(widths), strict=True
-        ):
-            index = int(choice[left])
-            if index < 0:
-                return None
-            picked.append(options[index])
-            left -= sizes[index]
-        return picked[::-1]
+
+def _walk_back(
+    left: int,
+    tables: list[list[ShardingOption]],
+    choices: list[npt.NDArray[np.int16]],
+    widths: list[list[int]],
+) -> list[ShardingOption] | None:
+    picked = []
+    for options, choice, sizes in zip(
+        reversed(tables), reversed(choices), reversed(widths), strict=True
+    ):
+        index = int(choice[left])
+        if index < 0:
+            return None
+        picked.append(options[index])
+        left -= sizes[index]
+    return picked[::-1]
