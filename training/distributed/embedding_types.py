@@ -64,6 +64,7 @@ __all__ = [
 
 F = TypeVar("F")
 T = TypeVar("T")
+Part = TypeVar("Part", bound=Multistreamable)
 
 
 @unique
@@ -82,7 +83,32 @@ class OptimType(Enum):
     LION = "LION"
 
 
-class KJTList(Multistreamable):
+class _Listed(Multistreamable, Generic[Part]):
+    """Acts as the list that `_parts` gives."""
+
+    @abstractmethod
+    def _parts(self) -> list[Part]:
+        """The list."""
+
+    def __len__(self) -> int:
+        return len(self._parts())
+
+    def __getitem__(self, key: int) -> Part:
+        return self._parts()[key]
+
+    def __setitem__(self, key: int, item: Part) -> None:
+        self._parts()[key] = item
+
+    def __iter__(self) -> Iterator[Part]:
+        return iter(self._parts())
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tell the allocator that ``stream`` uses every tensor."""
+        for part in self._parts():
+            part.record_stream(stream)
+
+
+class KJTList(_Listed[KeyedJaggedTensor]):
     """The input of a sharded module's lookups, one tensor per lookup.
 
     Args:
@@ -92,25 +118,11 @@ class KJTList(Multistreamable):
     def __init__(self, features: list[KeyedJaggedTensor]) -> None:
         self.features = features
 
-    def __len__(self) -> int:
-        return len(self.features)
-
-    def __getitem__(self, key: int) -> KeyedJaggedTensor:
-        return self.features[key]
-
-    def __setitem__(self, key: int, item: KeyedJaggedTensor) -> None:
-        self.features[key] = item
-
-    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
-        return iter(self.features)
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Tell the allocator that ``stream`` uses every tensor."""
-        for feature in self.features:
-            feature.record_stream(stream)
+    def _parts(self) -> list[KeyedJaggedTensor]:
+        return self.features
 
 
-class ListOfKJTList(Multistreamable):
+class ListOfKJTList(_Listed[KJTList]):
     """Several `KJTList`, one per sharding type, each with one tensor per device.
 
     Args:
@@ -120,22 +132,8 @@ class ListOfKJTList(Multistreamable):
     def __init__(self, features: list[KJTList]) -> None:
         self.features_list = features
 
-    def __len__(self) -> int:
-        return len(self.features_list)
-
-    def __getitem__(self, key: int) -> KJTList:
-        return self.features_list[key]
-
-    def __setitem__(self, key: int, item: KJTList) -> None:
-        self.features_list[key] = item
-
-    def __iter__(self) -> Iterator[KJTList]:
-        return iter(self.features_list)
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Tell the allocator that ``stream`` uses every tensor."""
-        for features in self.features_list:
-            features.record_stream(stream)
+    def _parts(self) -> list[KJTList]:
+        return self.features_list
 
 
 class BaseEmbeddingLookup(ABC, nn.Module, Generic[F, T]):
@@ -222,18 +220,42 @@ class BaseGroupedFeatureProcessor(nn.Module, ABC):
         """The same bags, with weights."""
 
 
-def _storage(tensor: Tensor, compute_device_type: str, compute_kernel: str) -> dict[str, int]:
-    on_host = compute_device_type == "cpu" or compute_kernel in {
-        EmbeddingComputeKernel.FUSED_UVM.value,
-        EmbeddingComputeKernel.FUSED_UVM_CACHING.value,
-        EmbeddingComputeKernel.QUANT_UVM.value,
-        EmbeddingComputeKernel.QUANT_UVM_CACHING.value,
-    }
-    storage = ParameterStorage.DDR if on_host else ParameterStorage.HBM
-    return {storage.value: tensor.element_size() * tensor.numel()}
+class _SharderOfTables(ModuleSharder[M], Generic[M]):
+    """What sharders of trained and of quantized collections have in common.
+
+    Args:
+        fused_params: settings of the tables' lookups.
+        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+    """
+
+    def __init__(
+        self,
+        fused_params: Mapping[str, Any] | None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> None:
+        super().__init__(qcomm_codecs_registry=qcomm_codecs_registry)
+        self._fused_params = None if fused_params is None else dict(fused_params)
+
+    @property
+    def fused_params(self) -> dict[str, Any] | None:
+        """What was given."""
+        return self._fused_params
+
+    def storage_usage(
+        self, tensor: Tensor, compute_device_type: str, compute_kernel: str
+    ) -> dict[str, int]:
+        """Bytes of a table (with its scales), by the memory that they lie in."""
+        on_host = compute_device_type == "cpu" or compute_kernel in {
+            EmbeddingComputeKernel.FUSED_UVM.value,
+            EmbeddingComputeKernel.FUSED_UVM_CACHING.value,
+            EmbeddingComputeKernel.QUANT_UVM.value,
+            EmbeddingComputeKernel.QUANT_UVM_CACHING.value,
+        }
+        storage = ParameterStorage.DDR if on_host else ParameterStorage.HBM
+        return {storage.value: tensor.element_size() * tensor.numel()}
 
 
-class BaseEmbeddingSharder(ModuleSharder[M], Generic[M]):
+class BaseEmbeddingSharder(_SharderOfTables[M], Generic[M]):
     """Sharder of a training collection.
 
     Args:
@@ -250,13 +272,7 @@ class BaseEmbeddingSharder(ModuleSharder[M], Generic[M]):
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> None:
         FusedParams.from_dict(fused_params or {})
-        super().__init__(qcomm_codecs_registry=qcomm_codecs_registry)
-        self._fused_params = None if fused_params is None else dict(fused_params)
-
-    @property
-    def fused_params(self) -> dict[str, Any] | None:
-        """What was given."""
-        return self._fused_params
+        super().__init__(fused_params, qcomm_codecs_registry)
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """All of them, on every kind of device."""
@@ -283,14 +299,8 @@ class BaseEmbeddingSharder(ModuleSharder[M], Generic[M]):
                 ]
         return kernels
 
-    def storage_usage(
-        self, tensor: Tensor, compute_device_type: str, compute_kernel: str
-    ) -> dict[str, int]:
-        """Bytes of a table, by the memory that they lie in."""
-        return _storage(tensor, compute_device_type, compute_kernel)
 
-
-class BaseQuantEmbeddingSharder(ModuleSharder[M], Generic[M]):
+class BaseQuantEmbeddingSharder(_SharderOfTables[M], Generic[M]):
     """Sharder of a quantized collection.
 
     Args:
@@ -303,14 +313,8 @@ class BaseQuantEmbeddingSharder(ModuleSharder[M], Generic[M]):
         fused_params: dict[str, Any] | None = None,
         shardable_params: list[str] | None = None,
     ) -> None:
-        super().__init__()
-        self._fused_params = None if fused_params is None else dict(fused_params)
+        super().__init__(fused_params)
         self._shardable_params = shardable_params
-
-    @property
-    def fused_params(self) -> dict[str, Any] | None:
-        """What was given."""
-        return self._fused_params
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """The types of inference: whole tables, rows and columns."""
@@ -341,9 +345,3 @@ class BaseQuantEmbeddingSharder(ModuleSharder[M], Generic[M]):
                 EmbeddingComputeKernel.QUANT_UVM_CACHING.value,
             ]
         return kernels
-
-    def storage_usage(
-        self, tensor: Tensor, compute_device_type: str, compute_kernel: str
-    ) -> dict[str, int]:
-        """Bytes of a table with its scales, by the memory that they lie in."""
-        return _storage(tensor, compute_device_type, compute_kernel)
