@@ -14,9 +14,8 @@
 namespace tessera {
 namespace {
 
+using test::as_bytes;
 using test::Random;
-
-Bytes as_bytes(const std::string& text) { return std::as_bytes(std::span(text)); }
 
 std::string text_of(Bytes bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
