@@ -115,7 +115,7 @@ class FileHash:
     def __init__(self, compute: Callable[[], str]) -> None:
         self._compute: Callable[[], str] | None = compute
         self._lock = threading.Lock()
-        self._listeners: list[Callable[[str], None]] = []
+        self._listeners: list[tuple[Callable[[str], None], Callable[[Exception], None]]] = []
         self._found: str | None = None
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="file hash", daemon=True)
@@ -126,26 +126,40 @@ class FileHash:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         assert self._compute is not None
+        found, failure = None, None
         try:
             found = self._compute()
-        except Exception as failure:  # noqa: BLE001 - raised where it is waited for
-            self._failure = failure
-            return
-        finally:
-            self._compute = None  # and with it what was hashed
+        except Exception as error:  # noqa: BLE001 - told, and raised where it is waited for
+            failure = error
+        self._compute = None  # and with it what was hashed
         with self._lock:
-            self._found = found
+            self._found, self._failure = found, failure
             listeners, self._listeners = self._listeners, []
-        for listener in listeners:
-            listener(found)
+        for on_found, on_failure in listeners:
+            self._call(on_found, on_failure)
 
-    def tell(self, listener: Callable[[str], None]) -> None:
-        """Call ``listener`` with the hash: at once where it is known, else later in its thread."""
+    def _call(
+        self, on_found: Callable[[str], None], on_failure: Callable[[Exception], None]
+    ) -> None:
+        if self._failure is not None:
+            on_failure(self._failure)
+        elif self._found is not None:
+            on_found(self._found)
+
+    def tell(
+        self, on_found: Callable[[str], None], on_failure: Callable[[Exception], None]
+    ) -> None:
+        """Call one of the two: at once where the outcome is known, else later in the hash's thread.
+
+        Args:
+            on_found: called with the hash in lower-case hex.
+            on_failure: called with what computing it has raised.
+        """
         with self._lock:
-            if self._found is None:
-                self._listeners.append(listener)
+            if self._found is None and self._failure is None:
+                self._listeners.append((on_found, on_failure))
                 return
-        listener(self._found)
+        self._call(on_found, on_failure)
 
     def known(self) -> str | None:
         """The hash in lower-case hex; None: not known yet, or not to be had."""

@@ -2,13 +2,18 @@
 // thread of the server but torch's. ThreadSanitizer watches it in seconds (see tsan.ignorelist).
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
+#include <future>
+#include <string>
 #include <thread>
 
 #include "common/grpc_setup.h"
 #include "health.grpc.pb.h"
+#include "package/package_error.h"
 #include "predictor.grpc.pb.h"
 #include "server/grpc_front.h"
 #include "server/served_model.h"
@@ -77,6 +82,43 @@ predictor::PredictionRequest message_of(float first, int samples) {
   message.mutable_id_score_list_features()->set_num_features(1);
   message.mutable_id_score_list_features()->set_lengths(packed(zeros));
   return message;
+}
+
+// What a model logs of its file's hash, which `compute` gives.
+std::string logged_of_hash(FileHash::Compute compute) {
+  int ends[2];
+  EXPECT_EQ(::pipe(ends), 0);
+  const Log log(LogLevel::kInfo, true, ends[1]);
+  const ServerConfig config;
+  const SteadyClock clock;
+  ModelMetrics metrics{"m", "7"};
+  std::promise<void> known;
+  LoadedPackage package = echo_package();
+  package.file_hash = std::make_unique<FileHash>(std::move(compute));
+  FileHash& file_hash = *package.file_hash;
+  const ServedModel model(std::move(package), config, metrics, clock, log);
+  model.log_file_hash();
+  file_hash.tell([&](const FileHash::Result&) { known.set_value(); });
+  known.get_future().wait();
+  std::string line(4096, '\0');
+  line.resize(static_cast<std::size_t>(std::max<ssize_t>(::read(ends[0], line.data(), 4096), 0)));
+  ::close(ends[0]);
+  ::close(ends[1]);
+  return line;
+}
+
+TEST(ServedModelTest, LogsTheHashOfItsFileOrWhyItHasNone) {
+  const std::string found = logged_of_hash([](const std::stop_token&) { return "ab"; });
+  EXPECT_TRUE(found.starts_with(
+      R"({"event":"file_hash","model":"m","version":"7","sha256":"ab","level":"info",)"))
+      << found;
+  const std::string failed = logged_of_hash([](const std::stop_token&) -> std::string {
+    throw PackageError("m.pt", "was changed while it was being loaded; load it again");
+  });
+  EXPECT_TRUE(failed.starts_with(
+      R"({"event":"file_hash_failed","model":"m","version":"7","error":"package m.pt: was changed )"
+      R"(while it was being loaded; load it again","level":"warning",)"))
+      << failed;
 }
 
 struct FrontTest : testing::Test {

@@ -26,23 +26,42 @@ TEST(FileHashTest, IsToldOnceItIsKnown) {
     return std::string("ab");
   });
   EXPECT_EQ(hash.known(), "");
-  hash.tell([&](const std::string& found) { told.set_value(found); });
+  hash.tell([&](const FileHash::Result& result) { told.set_value(result.sha256); });
   go.set_value();
   EXPECT_EQ(told.get_future().get(), "ab");
   EXPECT_EQ(hash.known(), "ab");
   std::string at_once;
-  hash.tell([&](const std::string& found) { at_once = found; });
+  hash.tell([&](const FileHash::Result& result) { at_once = result.sha256; });
   EXPECT_EQ(at_once, "ab");
+}
+
+TEST(FileHashTest, SaysWhyItCannotBeHad) {
+  std::promise<void> go;
+  std::promise<FileHash::Result> told;
+  FileHash hash([&](const std::stop_token&) -> std::string {
+    go.get_future().wait();
+    throw std::runtime_error("gone");
+  });
+  hash.tell([&](const FileHash::Result& result) { told.set_value(result); });
+  go.set_value();
+  const FileHash::Result result = told.get_future().get();
+  EXPECT_EQ(result.failure, "gone");
+  EXPECT_EQ(result.sha256, "");
+  EXPECT_EQ(hash.known(), "");
+  std::string at_once;
+  hash.tell([&](const FileHash::Result& again) { at_once = again.failure; });
+  EXPECT_EQ(at_once, "gone");
 }
 
 TEST(FileHashTest, ItsEndDoesNotWaitForTheHash) {
   std::promise<bool> stopped;
   {
-    const FileHash hash([&](const std::stop_token& stop) {
+    FileHash hash([&](const std::stop_token& stop) {
       while (!stop.stop_requested()) std::this_thread::yield();
       stopped.set_value(true);
       return std::string();
     });
+    hash.tell([](const FileHash::Result&) { ADD_FAILURE() << "there is no result"; });
   }
   EXPECT_TRUE(stopped.get_future().get());
 }

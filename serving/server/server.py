@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import gc
 import signal
 import threading
@@ -140,11 +139,15 @@ class Server:
                 version=identity.version,
                 seconds=round(model.load_seconds, 3),
             )
-            model.file_hash.tell(functools.partial(self._log_file_hash, identity))
+            self._log_file_hash(identity, model)
         self._log.info("ready", host=self._config.host, port=self.port, http_port=self.http_port)
 
-    def _log_file_hash(self, identity: ModelIdentity, sha256: str) -> None:
-        self._log.info("file_hash", model=identity.name, version=identity.version, sha256=sha256)
+    def _log_file_hash(self, identity: ModelIdentity, model: LoadedModel) -> None:
+        log = self._log.bind(model=identity.name, version=identity.version)
+        model.file_hash.tell(
+            lambda sha256: log.info("file_hash", sha256=sha256),
+            lambda failure: log.warning("file_hash_failed", error=str(failure)),
+        )
 
     def _serve(self, identity: ModelIdentity, model: LoadedModel) -> None:
         counters = self._counters[identity.name]

@@ -154,6 +154,10 @@ def test_verify_compares_large_records_as_a_whole_too(
     assert "the manifest is wrong about record 'data.pkl'" in capsys.readouterr().err
 
 
+def unexpected(outcome: object) -> None:
+    raise AssertionError(outcome)
+
+
 def test_a_file_hash_is_told_once_it_is_known() -> None:
     go, told = threading.Event(), threading.Event()
 
@@ -168,22 +172,35 @@ def test_a_file_hash_is_told_once_it_is_known() -> None:
         found.append(sha256)
         told.set()
 
-    made.tell(listener)
+    made.tell(listener, unexpected)
     assert made.known() is None
     assert not found
     go.set()
     assert made.wait() == made.known() == "ab"
     assert told.wait(30)
-    made.tell(found.append)
+    made.tell(found.append, unexpected)
     assert found == ["ab", "ab"]
 
 
-def test_a_file_hash_that_cannot_be_had_says_why() -> None:
+def test_a_file_hash_that_cannot_be_had_says_why(divided: Path) -> None:
+    records = open_checked(divided).records
+    go = threading.Event()
+
     def compute() -> str:
-        raise OSError("gone")
+        go.wait(30)
+        return records.file_sha256({})
 
     made = FileHash(compute)
+    failures: list[Exception] = []
+    made.tell(unexpected, failures.append)
+    assert not failures
+    divided.unlink()
+    go.set()
     for _ in range(2):
-        with pytest.raises(OSError, match="gone"):
+        with pytest.raises(PackageError, match=r"divided-1\.pt: cannot be read: No such file"):
             made.wait()
     assert made.known() is None
+    made.tell(unexpected, failures.append)
+    first, second = failures
+    assert first is second
+    assert isinstance(first, PackageError)

@@ -1,10 +1,12 @@
+import dataclasses
 import io
 import json
 
 import pytest
-from server_harness import FakeLoader, config
+from server_harness import FakeLoader, config, serving, value
 
 from tessera.errors import UserError
+from tessera.serving.hashes import FileHash
 from tessera.serving.server.background import ServerProcess, ServerThread
 from tessera.serving.server.logs import make_logger
 
@@ -54,6 +56,29 @@ def test_a_server_that_cannot_load_says_why():
     thread = ServerThread(config(), loader=BrokenLoader(), log=make_logger("error", "json"))
     with pytest.raises(UserError, match="m: record 3 was changed"), thread:
         pass
+
+
+class ForgetfulLoader(FakeLoader):
+    """Its files are gone before their hash is known."""
+
+    def load(self, source):
+        def compute():
+            raise UserError(f"{source.path}: cannot be read")
+
+        file_hash = FileHash(compute)
+        with pytest.raises(UserError):
+            file_hash.wait()
+        return dataclasses.replace(super().load(source), file_hash=file_hash)
+
+
+def test_why_a_files_hash_cannot_be_had():
+    with serving(loader=ForgetfulLoader()) as server:
+        assert value(server.metrics(), "tessera_model_info", sha256="") == 1
+    lines = [json.loads(line) for line in server.log.getvalue().splitlines()]
+    assert "file_hash" not in [line["event"] for line in lines]
+    (line,) = (line for line in lines if line["event"] == "file_hash_failed")
+    assert (line["level"], line["model"], line["version"]) == ("warning", "m", "m-v1")
+    assert line["error"] == "m: cannot be read"
 
 
 def test_a_process_that_cannot_start_says_why(tmp_path):

@@ -20,39 +20,39 @@ FileHash::FileHash(Compute compute)
 
 std::string FileHash::known() const {
   const MutexLock lock(mutex_);
-  return found_;
+  return result_ ? result_->sha256 : "";
 }
 
 void FileHash::tell(Listener listener) {
-  std::string found;
+  Result result;
   {
     const MutexLock lock(mutex_);
-    if (found_.empty()) {
+    if (!result_) {
       listeners_.push_back(std::move(listener));
       return;
     }
-    found = found_;
+    result = *result_;
   }
-  listener(found);
+  listener(result);
 }
 
 void FileHash::run(const std::stop_token& stop, const Compute& compute) {
   // Linux gives threads a niceness of their own; where it is refused the thread runs as it is.
   ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kNiceness);
-  std::string found;
+  Result result;
   try {
-    found = compute(stop);
-  } catch (const std::exception&) {
-    return;
+    result.sha256 = compute(stop);
+    if (result.sha256.empty()) return;
+  } catch (const std::exception& error) {
+    result.failure = error.what();
   }
-  if (found.empty()) return;
   std::vector<Listener> listeners;
   {
     const MutexLock lock(mutex_);
-    found_ = found;
+    result_ = result;
     listeners.swap(listeners_);
   }
-  for (const Listener& listener : listeners) listener(found);
+  for (const Listener& listener : listeners) listener(result);
 }
 
 }  // namespace tessera

@@ -18,9 +18,15 @@ namespace tessera {
 
 class FileHash {
  public:
-  // Gives the hash; empty when it was asked to stop. What it throws is taken for "not to be had".
+  // Gives the hash, lower-case hex; empty when it was asked to stop. May throw std::exception.
   using Compute = std::function<std::string(const std::stop_token&)>;
-  using Listener = std::function<void(const std::string& sha256)>;
+
+  // What came of it; one of the two is empty.
+  struct Result {
+    std::string sha256;   // lower-case hex
+    std::string failure;  // why there is no hash
+  };
+  using Listener = std::function<void(const Result& result)>;
 
   // Calls `compute` once, in a thread of its own that stands back for all others.
   explicit FileHash(Compute compute);
@@ -30,15 +36,15 @@ class FileHash {
   // Lower-case hex; empty: not known yet, or not to be had.
   std::string known() const;
 
-  // Calls `listener` with the hash: at once where it is known, else later in the hash's thread,
-  // and no more once the destructor has returned.
+  // Calls `listener` once with the result: at once where there is one, else later in the hash's
+  // thread, and no more once the destructor has returned.
   void tell(Listener listener);
 
  private:
   void run(const std::stop_token& stop, const Compute& compute);
 
   mutable Mutex mutex_;
-  std::string found_ TESSERA_GUARDED_BY(mutex_);
+  std::optional<Result> result_ TESSERA_GUARDED_BY(mutex_);
   std::vector<Listener> listeners_ TESSERA_GUARDED_BY(mutex_);
   std::jthread thread_;  // last: ends before what it uses
 };

@@ -95,6 +95,19 @@ ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config,
 
 ServedModel::~ServedModel() { close(); }
 
+void ServedModel::log_file_hash() const {
+  // By value, for the model's other members may end before its package's hash does.
+  package_.file_hash->tell([&log = log_, model = name(),
+                            version = version()](const FileHash::Result& result) {
+    if (!result.sha256.empty()) {
+      log.info("file_hash", {{"model", model}, {"version", version}, {"sha256", result.sha256}});
+    } else {
+      log.warning("file_hash_failed",
+                  {{"model", model}, {"version", version}, {"error", result.failure}});
+    }
+  });
+}
+
 void ServedModel::close() {
   queue_.close();
   workers_.clear();  // joins

@@ -38,6 +38,9 @@ class ServedModel final : private ExecutionObserver {
   // this returns.
   void submit(PendingRequest& request);
 
+  // Logs the SHA-256 of the package's file, or why it cannot be had, once that is known.
+  void log_file_hash() const;
+
   // From now on batches do not wait for company.
   void drain() { queue_.drain(); }
   void close();

@@ -150,9 +150,10 @@ void Server::load_all() {
     LoadedPackage package = load_package(path, options);
     const double took = seconds(package.load_time);
     const auto steps = package.steps;
-    FileHash& file_hash = *package.file_hash;
-    registry_.publish(i, std::make_unique<ServedModel>(std::move(package), config_, *counters_[i],
-                                                       clock_, log_));
+    auto model = std::make_unique<ServedModel>(std::move(package), config_, *counters_[i], clock_,
+                                               log_);
+    const ServedModel& served = *model;
+    registry_.publish(i, std::move(model));
     if (!draining_) {
       counters_[i]->ready = true;
       grpc_.set_serving(names_.names[i], true);
@@ -165,11 +166,7 @@ void Server::load_all() {
                                {"step", step},
                                {"seconds", seconds(time)}});
     }
-    file_hash.tell([this, i](const std::string& sha256) {
-      log_.info("file_hash", {{"model", names_.names[i]},
-                              {"version", names_.versions[i]},
-                              {"sha256", sha256}});
-    });
+    served.log_file_hash();
   }
   if (!draining_) grpc_.set_serving("", true);
 }
