@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ranks import rank_device, run_on_ranks, whole_on_each_rank
+from ranks import rank_device, run_on_ranks, uses_cuda, whole_on_each_rank
 from sharded_cases import Case, local_shards, plain_collection, plan_of, shard
 from test_sharded_ebc import NAMES, TABLES, plans
 from torch import distributed as dist
@@ -11,7 +11,10 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from tessera.training.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tessera.training.distributed.types import ShardingEnv
 
-pytestmark = pytest.mark.filterwarnings("ignore:Please use DTensor:FutureWarning")
+pytestmark = [
+    pytest.mark.multi_gpu,
+    pytest.mark.filterwarnings("ignore:Please use DTensor:FutureWarning"),
+]
 
 
 def cases_of(world):
@@ -196,13 +199,14 @@ def test_plans_by_hand_that_do_not_fit_are_refused():
     def all_of(kind, **arguments):
         return dict.fromkeys(NAMES, (kind, arguments))
 
+    device = "cuda" if uses_cuda() else "cpu"
     attempts = [
         (all_of("table_wise", rank=2), "rank is 2; give 0 to 1"),
         (all_of("row_wise", sizes=[1, 1]), "add up to the table's 19 rows"),
         (all_of("column_wise", ranks=[0, 1, 0]), "8 columns do not divide evenly among 3"),
         (all_of("column_wise", ranks=[0], size_per_rank=[3]), "add up to the table's 8 columns"),
         (all_of("table_row_wise", host_index=1), "host_index is 1; give 0 to 0"),
-        (all_of("data_parallel", compute_kernel="fused"), "data_parallel on cpu has dense"),
+        (all_of("data_parallel", compute_kernel="fused"), f"data_parallel on {device} has dense"),
         ({"big": ("row_wise", {})}, "the module has ['big', 'mean', 'small']"),
     ]
     for found in run_on_ranks(2, plan_errors, cases_of(2)["row_wise"], attempts):
