@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from tessera.training.optim.keyed import KeyedOptimizer, OptimizerWrapper
+from tessera.training.optim.steps import value_of
 
 
 @unique
@@ -80,10 +81,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
 
         The closure, if any, is evaluated first: it computes the gradients.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = value_of(closure)
         parameters = [
             parameter
             for group in self.param_groups

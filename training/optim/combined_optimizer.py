@@ -6,10 +6,10 @@ from collections import ChainMap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from tessera.training.optim.keyed_optimizer import KeyedOptimizer, State, check_group_count
+from tessera.training.optim.steps import refuse_unknown, value_of
 
 
 class CombinedOptimizer(KeyedOptimizer):
@@ -78,10 +78,7 @@ class CombinedOptimizer(KeyedOptimizer):
 
     def step(self, closure: Any = None) -> Any:
         """One step of every part; the closure, if any, is evaluated once, before them."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = value_of(closure)
         for _, optim in self._optims:
             optim.step()
         return loss
@@ -110,9 +107,7 @@ class CombinedOptimizer(KeyedOptimizer):
         Raises:
             ValueError: other parameters, other groups, or a state of another shape.
         """
-        unknown = set(state_dict["state"]) - set(self.params)
-        if unknown:
-            raise ValueError(f"the state has parameter {min(unknown)!r}, which is not optimized")
+        refuse_unknown(state_dict["state"], self.params)
         has_groups = "param_groups" in state_dict
         groups = list(state_dict.get("param_groups", []))
         if has_groups:

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.optim import Optimizer
 
+from tessera.training.optim.steps import refuse_unknown
+
 State = MutableMapping[Tensor, Any]
 
 
@@ -157,9 +159,7 @@ class KeyedOptimizer(Optimizer):
         Raises:
             ValueError: other parameters, other groups, or a state of another shape.
         """
-        unknown = set(state_dict["state"]) - set(self.params)
-        if unknown:
-            raise ValueError(f"the state has parameter {min(unknown)!r}, which is not optimized")
+        refuse_unknown(state_dict["state"], self.params)
         saved_groups = state_dict.get("param_groups")
         if saved_groups is not None:
             check_group_count(saved_groups, self.param_groups)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tessera.training.optim.row_updates import RULES, EmbOptimType, HyperParameters
+from tessera.training.optim.steps import refuse_negative, value_of
 
 # The mark on a parameter that is updated in the backward pass: a list of its optimizers.
 IN_BACKWARD_OPTIMIZERS = "_in_backward_optimizers"
@@ -59,18 +60,13 @@ class RowOptimizer(Optimizer):
         self, params: Iterable[Any], *, lr: float, weight_decay: float, **settings: Any
     ) -> None:
         values = {"lr": lr, "weight_decay": weight_decay, **settings}
-        for name, value in values.items():
-            if any(not part >= 0 for part in (value if isinstance(value, tuple) else (value,))):
-                raise ValueError(f"{name} is {value}; give 0 or more")
+        refuse_negative(values)
         super().__init__(params, values)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; the closure, if any, is evaluated first and its value returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = value_of(closure)
         for group in self.param_groups:
             beta1, beta2 = group.get("betas", (0.0, 0.0))
             hyper = HyperParameters(

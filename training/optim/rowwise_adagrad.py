@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from tessera.training.optim.steps import refuse_negative, value_of
+
 
 class RowWiseAdagrad(Optimizer):
     """Adagrad with one sum of squares per row, which grows by the mean of ``g * g`` over the row.
@@ -44,18 +46,13 @@ class RowWiseAdagrad(Optimizer):
             "initial_accumulator_value": initial_accumulator_value,
             "eps": eps,
         }
-        for name, value in values.items():
-            if not value >= 0:
-                raise ValueError(f"{name} is {value}; give 0 or more")
+        refuse_negative(values)
         super().__init__(params, values)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; the closure, if any, is evaluated first and its value returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = value_of(closure)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:
