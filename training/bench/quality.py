@@ -115,6 +115,13 @@ def int8_loss(run: Path) -> float:
     return float(evaluation["fp32"]["auc"]) - float(evaluation["packaged"]["auc"])
 
 
+def add_regressions(section: Section, known: peers.Plain, unknown: peers.Plain) -> None:
+    """Logistic regressions on ``known``, scored on ``unknown``: as they come, and tuned."""
+    for name, inverse_l2 in (("C=1", 1.0), ("C tuned", TUNED_C[section.name])):
+        peer = partial(peers.logistic_regression, inverse_l2=inverse_l2)
+        section.add(f"logistic regression, {name}", partial(_auc, peer, known, unknown))
+
+
 def measure_criteo(data: Path, work: Path) -> Section:
     section = Section("criteo")
     lines = (data / "criteo_sample_14584.tsv").read_bytes().splitlines(keepends=True)
@@ -132,9 +139,7 @@ def measure_criteo(data: Path, work: Path) -> Section:
         section.add("tessera", partial(train_model, "criteo_sample", overrides, run))
         splits = open_run("criteo_sample", overrides)
         known, unknown = peers.plain(splits.train), peers.plain(splits.test)
-        for name, inverse_l2 in (("C=1", 1.0), ("C tuned", TUNED_C["criteo"])):
-            peer = partial(peers.logistic_regression, inverse_l2=inverse_l2)
-            section.add(f"logistic regression, {name}", partial(_auc, peer, known, unknown))
+        add_regressions(section, known, unknown)
         section.add("LightGBM", partial(_auc, peers.lightgbm, known, unknown))
         if number == 0:
             section.int8_loss = int8_loss(run)
@@ -159,10 +164,7 @@ def measure_movielens(data: Path, work: Path) -> Section:
         run = work / f"movielens-{seed}"
         section.add("tessera", partial(train_model, "movielens", seeded, run))
     splits = open_run("movielens", overrides)
-    known, unknown = peers.plain(splits.train), peers.plain(splits.test)
-    for name, inverse_l2 in (("C=1", 1.0), ("C tuned", TUNED_C["movielens"])):
-        peer = partial(peers.logistic_regression, inverse_l2=inverse_l2)
-        section.add(f"logistic regression, {name}", partial(_auc, peer, known, unknown))
+    add_regressions(section, peers.plain(splits.train), peers.plain(splits.test))
     section.int8_loss = int8_loss(work / "movielens-0")
     section.verdicts = {
         f"beats the logistic regression, {name} (mean of 3 seeds)": section.mean("tessera")

@@ -43,6 +43,15 @@ __all__ = [
 
 FORMAT = "tessera-checkpoint"
 VERSION = 1
+PLAIN_KINDS: dict[str, type] = {
+    "config": dict,
+    "dense_names": list,
+    "dense_transform": str,
+    "sparse_names": list,
+    "split_rows": list,
+    "progress": dict,
+}
+"""The types of the fields of a `Checkpoint` that are no tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,12 +177,7 @@ def _checked(path: Path, content: Any) -> Checkpoint:
             f" version {VERSION}: use the Tessera that wrote it"
         )
     kinds = {
-        "config": dict,
-        "dense_names": list,
-        "dense_transform": str,
-        "sparse_names": list,
-        "split_rows": list,
-        "progress": dict,
+        **PLAIN_KINDS,
         "model": dict,
         "fused_optimizer": dict,
         "dense_optimizer": dict,

@@ -20,18 +20,10 @@ from tessera.training.distributed.checkpoint import (
 from tessera.training.distributed.checkpoint_error import CheckpointError
 from tessera.training.distributed.checkpoint_room import Room
 from tessera.training.trainer.assembly import Assembly
-from tessera.training.trainer.checkpoint import Checkpoint
+from tessera.training.trainer.checkpoint import PLAIN_KINDS, Checkpoint
 from tessera.training.trainer.ranks import Ranks
 
-_PLAIN = {
-    "config": dict,
-    "dense_names": list,
-    "dense_transform": str,
-    "sparse_names": list,
-    "split_rows": list,
-    "progress": dict,
-    "ranks": int,
-}
+_PLAIN = {**PLAIN_KINDS, "ranks": int}
 
 
 def save_sharded(path: Path, assembly: Assembly, plain: dict[str, Any], ranks: Ranks) -> None:
