@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -10,8 +11,9 @@ from tessera.training.distributed.embedding_types import KJTList, ShardedEmbeddi
 from tessera.training.distributed.embeddingbag_output import EmbeddingBagCollectionContext
 from tessera.training.distributed.pooled_collection import ShardedEmbeddingBagCollection
 from tessera.training.distributed.sharding.planned import PooledSharding
-from tessera.training.distributed.types import Out, QuantizedCommCodecs
+from tessera.training.distributed.types import LazyAwaitable, Out, QuantizedCommCodecs
 from tessera.training.optim.fused import FusedOptimizerModule
+from tessera.training.sparse.jagged_tensor import KeyedTensor
 
 
 class AroundPooledCollection(
@@ -21,7 +23,7 @@ class AroundPooledCollection(
     """Shows a collection's shardings, lookups and distributions as its own.
 
     A subclass says what the collection is given (`input_dist`), what is made of its output
-    (`output_dist`), and under which names the collection's parameters appear: here it is kept
+    (`_arriving`), and under which names the collection's parameters appear: here it is kept
     out of sight of ``named_parameters`` and ``state_dict``.
 
     Args:
@@ -53,3 +55,21 @@ class AroundPooledCollection(
     def compute(self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList) -> list[Tensor]:
         """Look up what arrived, by sharding."""
         return self._inner[0].compute(ctx, dist_input)
+
+    @abstractmethod
+    def _arriving(self, pooled: LazyAwaitable[KeyedTensor]) -> LazyAwaitable[Out]:
+        """The output, of the collection's under way."""
+
+    def output_dist(
+        self, ctx: EmbeddingBagCollectionContext, output: list[Tensor]
+    ) -> LazyAwaitable[Out]:
+        """Begin to send vectors to the ranks of their samples."""
+        return self._arriving(self._inner[0].output_dist(ctx, output))
+
+    def compute_and_output_dist(
+        self,
+        ctx: EmbeddingBagCollectionContext,
+        input: KJTList,  # noqa: A002 - the reference's name
+    ) -> LazyAwaitable[Out]:
+        """Both; each sharding's vectors travel while the next one's are looked up."""
+        return self._arriving(self._inner[0].compute_and_output_dist(ctx, input))

@@ -185,11 +185,9 @@ class ShardedEmbeddingBag(AroundPooledCollection[Tensor]):
         )
         return self._inner[0].input_dist(ctx, features)
 
-    def output_dist(
-        self, ctx: EmbeddingBagCollectionContext, output: list[Tensor]
-    ) -> LazyAwaitable[Tensor]:
-        """Begin to send vectors to the ranks of their samples; the wait gives ``[B, D]``."""
-        return EmbeddingAwaitable(self._inner[0].output_dist(ctx, output))
+    def _arriving(self, pooled: LazyAwaitable[KeyedTensor]) -> LazyAwaitable[Tensor]:
+        """``[B, D]``."""
+        return EmbeddingAwaitable(pooled)
 
     def _save_to_state_dict(
         self,

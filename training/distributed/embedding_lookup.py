@@ -136,8 +136,7 @@ class GroupedLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
     def table_shards(self) -> Iterator[tuple[ShardedEmbeddingTable, nn.Parameter]]:
         """Each shard with its live values ``[local_rows, local_cols]``."""
         for kernel in self.kernels:
-            parameters = (parameter for _, parameter in kernel.named_parameters_by_table())
-            yield from zip(kernel.tables, parameters, strict=True)
+            yield from zip(kernel.tables, kernel.parameters_by_table(), strict=True)
 
     def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Each shard's values by its table's name; a table with two shards here comes twice."""

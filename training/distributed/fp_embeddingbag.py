@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tessera.training.distributed.around_collection import AroundPooledCollection
 from tessera.training.distributed.embedding_sharding import ROW_SPLIT_TYPES
@@ -153,19 +153,8 @@ class ShardedFeatureProcessedEmbeddingBagCollection(AroundPooledCollection[Keyed
         """Begin to send ids to the ranks that hold their rows; weights are left behind."""
         return self._embedding_bag_collection.input_dist(ctx, features)
 
-    def output_dist(
-        self, ctx: EmbeddingBagCollectionContext, output: list[Tensor]
-    ) -> LazyAwaitable[KeyedTensor]:
-        """Begin to send vectors to the ranks of their samples."""
-        return self._embedding_bag_collection.output_dist(ctx, output)
-
-    def compute_and_output_dist(
-        self,
-        ctx: EmbeddingBagCollectionContext,
-        input: KJTList,  # noqa: A002 - the reference's name
-    ) -> LazyAwaitable[KeyedTensor]:
-        """Both; each sharding's vectors travel while the next one's are looked up."""
-        return self._embedding_bag_collection.compute_and_output_dist(ctx, input)
+    def _arriving(self, pooled: LazyAwaitable[KeyedTensor]) -> LazyAwaitable[KeyedTensor]:
+        return pooled
 
 
 class FeatureProcessedEmbeddingBagCollectionSharder(
