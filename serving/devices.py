@@ -45,6 +45,19 @@ def default_devices(kind: str, shards: int) -> list[str]:
     return [f"cuda:{shard % found}" for shard in range(shards)]
 
 
+def bytes_by_device(module: Any) -> dict[str, int]:
+    """How many bytes of a scripted module's tables lie on each device.
+
+    Tables, and nothing else in a package, are kept as bytes.
+    """
+    found: dict[str, int] = {}
+    for tensor in module.buffers():
+        if tensor.dtype == torch.uint8:
+            device = str(tensor.device)
+            found[device] = found.get(device, 0) + tensor.nbytes
+    return found
+
+
 def place(module: Any, devices: Sequence[str]) -> None:
     """Move each tensor of a scripted module, one after the other, to its shard's device.
 

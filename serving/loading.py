@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tessera.kernels.libraries import LibraryError, load_libraries
-from tessera.serving.devices import default_devices
+from tessera.serving.devices import bytes_by_device, default_devices
 from tessera.serving.golden import GoldenMismatchError, replay_golden
 from tessera.serving.hashes import FileHash
 from tessera.serving.manifest import GOLDEN_RECORD, Manifest
@@ -46,6 +46,7 @@ class LoadedPackage:
         runner: scores batches; may be called from several threads at once.
         records: its records.
         file_hash: SHA-256 of the whole file; may not be known yet.
+        table_bytes: bytes of the tables by device, such as ``cpu`` and ``cuda:0``.
         load_seconds: time from opening the file to being ready.
         path: the file.
     """
@@ -54,6 +55,7 @@ class LoadedPackage:
     runner: Runner
     records: Records
     file_hash: FileHash
+    table_bytes: Mapping[str, int]
     load_seconds: float
     path: Path
 
@@ -113,7 +115,12 @@ def load_package(
     except LibraryError as error:
         raise PackageError(path, str(error)) from error
     golden = opening.content(GOLDEN_RECORD) if verify_golden else b""
-    runner = TorchScriptRunner(optimize(opening.module(chosen)))
+    module = opening.module(chosen)
+    if set(chosen) == {"cpu"}:
+        table_bytes = {"cpu": sum(table.bytes for table in manifest.tables)}
+    else:
+        table_bytes = bytes_by_device(module)
+    runner = TorchScriptRunner(optimize(module))
     warm_up(runner, manifest)
     if verify_golden:
         try:
@@ -127,6 +134,7 @@ def load_package(
         runner=runner,
         records=records,
         file_hash=file_hash,
+        table_bytes=table_bytes,
         load_seconds=time.perf_counter() - begin,
         path=path,
     )

@@ -20,6 +20,9 @@ from tessera.serving.packaging.pack import RELUS, linear_arguments, parameter, r
 NARROW = torch.bfloat16
 """The layers' type."""
 
+STEP = 8
+"""Rows of whole 16 bytes: with others a product took up to 4.8 times as long on an H200."""
+
 THIN = 16
 """Layers with fewer inputs or outputs have too little work for a tensor core."""
 
@@ -27,6 +30,11 @@ THIN = 16
 def is_thin(weight: Tensor) -> bool:
     """Whether a layer of ``weight`` ``[N, K]`` stays float32."""
     return min(weight.shape) < THIN
+
+
+def narrow_weight(weight: Tensor) -> Tensor:
+    """``[N, K]`` as `NARROW`, with columns of zeros up to a multiple of `STEP`."""
+    return nn.functional.pad(weight.detach(), (0, -weight.shape[1] % STEP)).to(NARROW)
 
 
 class NarrowLinear(nn.Linear):
@@ -43,12 +51,15 @@ class NarrowLinear(nn.Linear):
         self.narrow_weight: Tensor
         self.narrow_bias: Tensor | None
         bias = None if linear.bias is None else linear.bias.detach().to(NARROW)
-        self.register_buffer("narrow_weight", linear.weight.detach().to(NARROW), persistent=False)
+        self.register_buffer("narrow_weight", narrow_weight(linear.weight), persistent=False)
         self.register_buffer("narrow_bias", bias, persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name for it
         """``[..., K]`` to ``[..., N]`` float32."""
-        product = nn.functional.linear(input.to(NARROW), self.narrow_weight, self.narrow_bias)
+        narrow = input.to(NARROW)
+        if self.in_features % STEP:
+            narrow = nn.functional.pad(narrow, (0, -self.in_features % STEP))
+        product = nn.functional.linear(narrow, self.narrow_weight, self.narrow_bias)
         return product.to(torch.float32)
 
 
@@ -74,11 +85,14 @@ def narrow_linears(module: fx.GraphModule) -> int:
         saved += weight.numel() * (weight.element_size() - NARROW.itemsize)
         graph = module.graph
         parameters = []
-        for what, tensor in (("weight", weight), ("bias", bias)):
+        narrow_bias = None if bias is None else bias.detach().to(NARROW)
+        for what, tensor in (("weight", narrow_weight(weight)), ("bias", narrow_bias)):
             if tensor is not None:
-                module.register_buffer(f"{name}_{what}", tensor.detach().to(NARROW))
+                module.register_buffer(f"{name}_{what}", tensor)
                 parameters.append(graph.get_attr(f"{name}_{what}"))
         narrow = graph.call_method("to", (x, NARROW))
+        if weight.shape[1] % STEP:
+            narrow = graph.call_function(nn.functional.pad, (narrow, (0, -weight.shape[1] % STEP)))
         product = graph.call_function(nn.functional.linear, (narrow, *parameters))
         if relu:
             product = graph.call_function(torch.relu, (product,))

@@ -132,7 +132,7 @@ class Engine:
         metrics.queue_requests = lambda: len(self._queue)
         metrics.queue_samples = lambda: self._queue.samples
         metrics.inflight_batches = lambda: self._workers - self._free_workers
-        metrics.memory_bytes["buffers"] = self._pool.buffer_bytes
+        metrics.memory_bytes["cpu", "buffers"] = self._pool.buffer_bytes
 
     def submit(
         self, request: DecodedRequest, *, priority: int, deadline: float

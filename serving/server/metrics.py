@@ -128,7 +128,8 @@ class ModelMetrics:
         self.queue_requests: Callable[[], int] = _zero
         self.queue_samples: Callable[[], int] = _zero
         self.inflight_batches: Callable[[], int] = _zero
-        self.memory_bytes: dict[str, Callable[[], int]] = {}
+        # By device and kind.
+        self.memory_bytes: dict[tuple[str, str], Callable[[], int]] = {}
 
     def observe_pass(self, timings: BatchTimings) -> None:
         """Count one forward pass."""
@@ -240,8 +241,8 @@ class MetricsCollector(Collector):
                 load.add_metric(labels, model.load_seconds)
                 about = (model.info.sha256() or "", model.info.torch, model.info.dtype)
                 info.add_metric((*labels, *about, model.device), 1)
-            for kind, read in model.memory_bytes.items():
-                memory.add_metric((*labels, model.device, kind), read())
+            for place, read in model.memory_bytes.items():
+                memory.add_metric((*labels, *place), read())
         build = GaugeMetricFamily("tessera_build_info", "Always 1", labels=("server", "version"))
         build.add_metric(("python", self._server_version), 1)
         yield from (requests, samples, inflight, load, ready, info, memory, build)

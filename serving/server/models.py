@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -38,7 +39,7 @@ class LoadedModel:
         torch: the torch version that made it.
         dtype: the weight type of its tables.
         device: where it runs.
-        table_bytes: bytes of its tables in memory.
+        table_bytes: bytes of its tables by device, such as ``cpu`` and ``cuda:0``.
         load_seconds: how long loading took.
     """
 
@@ -48,7 +49,7 @@ class LoadedModel:
     torch: str
     dtype: str
     device: str
-    table_bytes: int
+    table_bytes: Mapping[str, int]
     load_seconds: float
 
 
@@ -150,7 +151,7 @@ class PackageLoader:
             torch=manifest.versions.torch,
             dtype=manifest.dtype,
             device=manifest.device,
-            table_bytes=sum(table.bytes for table in manifest.tables),
+            table_bytes=sum((Counter(package.table_bytes) for package in packages), Counter()),
             load_seconds=sum(package.load_seconds for package in packages),
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import signal
 import threading
@@ -15,6 +16,8 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
+
+import torch
 
 import tessera
 from tessera.errors import UserError
@@ -156,7 +159,13 @@ class Server:
             sha256=model.file_hash.known, torch=model.torch, dtype=model.dtype
         )
         counters.load_seconds = model.load_seconds
-        counters.memory_bytes["tables"] = lambda: model.table_bytes
+        for device, held in model.table_bytes.items():
+            counters.memory_bytes[device, "tables"] = functools.partial(int, held)
+            if device != "cpu":
+                # Of the whole process: tables, dense weights and activations.
+                counters.memory_bytes[device, "reserved"] = functools.partial(
+                    torch.cuda.memory_reserved, device
+                )
         engine = Engine(
             schema=model.schema,
             runner=model.runner,

@@ -84,5 +84,5 @@ def test_a_gpu_that_is_not_there(kind, package_for):
     path = package_for(device="cuda")
     missing = torch.cuda.device_count()
     server = RunningServer(kind, "--model", path, "--gpus", missing)
-    assert server.exit_status() == 1
+    assert server.exit_status() == 2
     server.wait_for(lambda: any(f"GPU {missing}" in str(entry) for entry in server.log))

@@ -47,13 +47,13 @@ def rounded(x: Tensor, layer: nn.Linear) -> Tensor:
 
 
 class Tower(nn.Module):
-    """Two wide layers in a row, one behind float32 arithmetic, and a thin one."""
+    """Two wide layers in a row, one behind float32 arithmetic, and a thin one; 35 is no multiple of 8."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(3)
-        self.first, self.second = nn.Linear(32, 48), nn.Linear(48, 64)
-        self.third, self.head = nn.Linear(64, 32, bias=False), nn.Linear(32, 2)
+        self.first, self.second = nn.Linear(35, 48), nn.Linear(48, 64)
+        self.third, self.head = nn.Linear(64, 35, bias=False), nn.Linear(35, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.second(torch.relu(self.first(x)))
@@ -75,7 +75,7 @@ def traced(module: nn.Module) -> fx.GraphModule:
 
 
 def test_the_graph_rounds_where_a_layer_begins_and_ends():
-    tower, x = Tower(), torch.randn(7, 32)
+    tower, x = Tower(), torch.randn(7, 35)
     graph = traced(tower)
     saved = narrow_linears(graph)
     assert saved == 2 * sum(
@@ -91,17 +91,17 @@ def test_the_graph_rounds_where_a_layer_begins_and_ends():
 
 
 def test_layers_are_those_of_rounded_numbers():
-    tower, x = Tower(), torch.randn(5, 32)
+    tower, x = Tower(), torch.randn(5, 35)
     narrow = NarrowLinear(tower.first)
     # One rounding of a sum of 32 float32 products: at most a neighbour in bfloat16.
     torch.testing.assert_close(narrow(x), rounded(x, tower.first), rtol=2**-7, atol=1e-6)
     assert narrow(x).dtype == torch.float32
-    assert narrow(x.view(5, 1, 32)).shape == (5, 1, 48)
-    assert NarrowLinear(tower.third)(torch.randn(2, 64)).shape == (2, 32)
+    assert narrow(x.view(5, 1, 35)).shape == (5, 1, 48)
+    assert NarrowLinear(tower.third)(torch.randn(2, 64)).shape == (2, 35)
 
 
 def test_a_module_that_was_swapped_is_the_same_graph():
-    tower, x = Tower(), torch.randn(4, 32)
+    tower, x = Tower(), torch.randn(4, 35)
     by_function = traced(Tower())
     narrow_linears(by_function)
     keep_narrow(by_function)

@@ -136,7 +136,7 @@ class FakeLoader:
             torch="2.13.0",
             dtype="int8",
             device="cpu",
-            table_bytes=12345,
+            table_bytes={"cpu": 12345},
             load_seconds=0.25,
         )
 

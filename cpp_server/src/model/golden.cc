@@ -8,6 +8,7 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/text.h"
@@ -24,9 +25,11 @@ constexpr std::int64_t kWarmUpBatchSizes[] = {1, 2, 8, 64};
 
 using Tensors = std::map<std::string, TensorView>;
 
-const TensorView& tensor_at(const Tensors& tensors, const std::string& name) {
-  const auto found = tensors.find(name);
-  if (found == tensors.end()) throw std::runtime_error("golden.bin lacks tensor '" + name + "'");
+const TensorView& tensor_at(const Tensors& tensors, std::string_view name) {
+  const auto found = tensors.find(std::string(name));
+  if (found == tensors.end()) {
+    throw std::runtime_error(text("golden.bin lacks tensor '", name, "'"));
+  }
   return found->second;
 }
 
