@@ -85,4 +85,4 @@ def test_a_gpu_that_is_not_there(kind, package_for):
     missing = torch.cuda.device_count()
     server = RunningServer(kind, "--model", path, "--gpus", missing)
     assert server.exit_status() == 2
-    server.wait_for(lambda: any(f"GPU {missing}" in str(entry) for entry in server.log))
+    server.wait_for(lambda: any(f"GPU {missing}" in line for line in server.noise))
