@@ -274,18 +274,9 @@ class Reference:
         return outputs
 
 
-def told(where):
-    return lambda text: f"{where}: {text}"
-
-
-def check(case, results, *, rtol=1e-4, atol=1e-4):
-    """Compare what every rank saw and holds with one rank's arithmetic.
-
-    Float32 sums of some tens of terms in another order keep a relative error of about 1e-6; an
-    update divides by a root of sums of squares, which EPS keeps away from zero, and three steps
-    compound it.  1e-4 is far below what one gradient, row or sample lost would change (>= 1e-2).
-    """
-    blocks = {
+def column_blocks(case, results):
+    """Per table where its column shards begin and end; ``results`` as of `run_case`."""
+    return {
         table.name: sorted(
             {
                 (column, column + values.size(1))
@@ -295,31 +286,41 @@ def check(case, results, *, rtol=1e-4, atol=1e-4):
         )
         for table in case.tables
     }
-    reference = Reference(case, blocks)
-    for step in range(case.steps):
-        for rank, expected in enumerate(reference.step(step)):
-            found = results[rank][0][step]
-            assert list(found) == list(expected)
-            for name, value in expected.items():
-                torch.testing.assert_close(
-                    found[name].double(),
-                    value,
-                    rtol=rtol,
-                    atol=atol,
-                    msg=told(f"{name}, step {step}, rank {rank}, {case}"),
-                )
+
+
+def check_close(found, expected, what, **bounds):
+    torch.testing.assert_close(
+        found.double(), expected, msg=lambda text: f"{what}: {text}", **bounds
+    )
+
+
+def check_shards(case, results, weights, **bounds):
+    """Hold the shards of all ranks against whole tables; every number is somewhere, once."""
     for table in case.tables:
         covered = torch.zeros(table.rows, table.dim)
         for rank, (_, shards) in enumerate(results):
             for row, column, values in shards[table.name]:
                 part = (slice(row, row + values.size(0)), slice(column, column + values.size(1)))
                 covered[part] += 1
-                torch.testing.assert_close(
-                    values.double(),
-                    reference.weights[table.name][part],
-                    rtol=rtol,
-                    atol=atol,
-                    msg=told(f"{table.name}, rank {rank}, {case}"),
-                )
+                what = f"{table.name}, rank {rank}, {case}"
+                check_close(values, weights[table.name][part], what, **bounds)
         copies = len(results) if case.plan[table.name][0] == "data_parallel" else 1
         assert bool((covered == copies).all())
+
+
+def check(case, results, *, rtol=1e-4, atol=1e-4):
+    """Compare what every rank saw and holds with one rank's arithmetic.
+
+    Float32 sums of some tens of terms in another order keep a relative error of about 1e-6; an
+    update divides by a root of sums of squares, which EPS keeps away from zero, and three steps
+    compound it.  1e-4 is far below what one gradient, row or sample lost would change (>= 1e-2).
+    """
+    reference = Reference(case, column_blocks(case, results))
+    for step in range(case.steps):
+        for rank, expected in enumerate(reference.step(step)):
+            found = results[rank][0][step]
+            assert list(found) == list(expected)
+            for name, value in expected.items():
+                what = f"{name}, step {step}, rank {rank}, {case}"
+                check_close(found[name], value, what, rtol=rtol, atol=atol)
+    check_shards(case, results, reference.weights, rtol=rtol, atol=atol)

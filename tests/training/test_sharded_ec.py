@@ -7,7 +7,17 @@ import pytest
 import torch
 from optimizer_reference import new_states, update_row
 from ranks import rank_device, run_on_ranks
-from sharded_cases import EPS, LR, Case, Table, bags, plan_of
+from sharded_cases import (
+    EPS,
+    LR,
+    Case,
+    Table,
+    bags,
+    check_close,
+    check_shards,
+    column_blocks,
+    plan_of,
+)
 from torch import distributed as dist
 
 from tessera.training.distributed import sharding_plan
@@ -250,39 +260,16 @@ class Reference:
 
 def check(case, results, *, rtol=1e-4, atol=1e-4):
     """Hold all ranks against one rank's arithmetic in float64; see `sharded_cases.check`."""
-    blocks = {
-        table.name: sorted(
-            {
-                (column, column + values.size(1))
-                for _, shards in results
-                for _, column, values in shards[table.name]
-            }
-        )
-        for table in case.tables
-    }
-    reference = Reference(case, blocks)
-
-    def close(found, expected, what):
-        torch.testing.assert_close(
-            found.double(), expected, rtol=rtol, atol=atol, msg=lambda text: f"{what}: {text}"
-        )
-
+    reference = Reference(case, column_blocks(case, results))
     for step in range(case.steps):
         for rank, expected in enumerate(reference.step(step)):
             found = results[rank][0][step]
             assert list(found) == [name for name, _, _ in expected]
             for name, vectors, lengths in expected:
                 assert found[name][1].tolist() == lengths
-                close(found[name][0], vectors, f"{name}, step {step}, rank {rank}, {case}")
-    for table in case.tables:
-        covered = torch.zeros(table.rows, table.dim)
-        for rank, (_, shards) in enumerate(results):
-            for row, column, values in shards[table.name]:
-                part = (slice(row, row + values.size(0)), slice(column, column + values.size(1)))
-                covered[part] += 1
-                close(values, reference.weights[table.name][part], f"{table}, {rank}, {case}")
-        copies = len(results) if case.plan[table.name][0] == "data_parallel" else 1
-        assert bool((covered == copies).all())
+                what = f"{name}, step {step}, rank {rank}, {case}"
+                check_close(found[name][0], vectors, what, rtol=rtol, atol=atol)
+    check_shards(case, results, reference.weights, rtol=rtol, atol=atol)
 
 
 def run_and_check(world, cases, *, dedup=False, **bounds):
