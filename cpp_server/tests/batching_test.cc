@@ -14,6 +14,20 @@
 namespace tessera {
 namespace {
 
+TEST(ClockTest, WhatIsBeyondATimePointIsNever) {
+  using std::chrono::nanoseconds;
+  using std::chrono::seconds;
+  const TimePoint now(seconds(1'000) + nanoseconds(5));
+  EXPECT_EQ(later(now, seconds(2), nanoseconds(7)), TimePoint(seconds(1'002) + nanoseconds(12)));
+  EXPECT_EQ(later(now, seconds(-2), nanoseconds(7)), TimePoint(seconds(998) + nanoseconds(12)));
+  const auto reach = std::chrono::floor<seconds>(kNever - now);
+  const nanoseconds most(999'999'999);
+  EXPECT_LT(later(now, reach - seconds(1), most), kNever);
+  EXPECT_GT(later(now, reach - seconds(1), most), now + reach - seconds(1));
+  EXPECT_EQ(later(now, reach, nanoseconds(0)), kNever);
+  EXPECT_EQ(later(now, seconds::max(), most), kNever);
+}
+
 using namespace std::chrono_literals;
 using test::Random;
 using Kind = Decision::Kind;

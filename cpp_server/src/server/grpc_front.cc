@@ -37,9 +37,8 @@ TimePoint deadline_of(const grpc::ServerContext& context) {
   if (gpr_time_cmp(deadline, gpr_inf_future(deadline.clock_type)) == 0) return kNever;
   const gpr_timespec left = gpr_time_sub(
       gpr_convert_clock_type(deadline, GPR_CLOCK_MONOTONIC), gpr_now(GPR_CLOCK_MONOTONIC));
-  const Duration remaining =
-      std::chrono::seconds(left.tv_sec) + std::chrono::nanoseconds(left.tv_nsec);
-  return std::chrono::steady_clock::now() + remaining;
+  return later(std::chrono::steady_clock::now(), std::chrono::seconds(left.tv_sec),
+               std::chrono::nanoseconds(left.tv_nsec));
 }
 
 // What a completion queue hands back.
