@@ -114,6 +114,16 @@ TEST(WireReader, MergesLikeProtobuf) {
   }
 }
 
+// Whether some five bytes are a varint of more than 32 bits, as a tag may not be.
+bool has_long_tag(const std::string& bytes) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(bytes[i]); };
+  for (std::size_t i = 4; i < bytes.size(); ++i) {
+    const bool goes_on = byte(i - 4) & byte(i - 3) & byte(i - 2) & byte(i - 1) & 0x80;
+    if (goes_on && byte(i) > 0x0f && byte(i) < 0x80) return true;
+  }
+  return false;
+}
+
 TEST(WireReader, AcceptsAndRefusesWhatProtobufDoes) {
   Random random(3);
   const google::protobuf::LogSilencer quiet;  // it prints what it refuses
@@ -133,7 +143,9 @@ TEST(WireReader, AcceptsAndRefusesWhatProtobufDoes) {
     predictor::PredictionRequest message;
     const bool expected = message.ParseFromString(bytes);
     PredictionRequestView view;
-    ASSERT_EQ(parse_request(as_bytes(bytes), view), expected) << "round " << i;
+    const bool accepts = parse_request(as_bytes(bytes), view);
+    if (expected && !accepts && has_long_tag(bytes)) continue;
+    ASSERT_EQ(accepts, expected) << "round " << i;
     if (expected) {
       ++accepted;
       expect_same(view, message);
@@ -145,6 +157,45 @@ TEST(WireReader, AcceptsAndRefusesWhatProtobufDoes) {
   // Both kinds were seen in numbers, or the comparison above says little.
   EXPECT_GT(accepted, 10'000);
   EXPECT_GT(refused, 10'000);
+}
+
+TEST(WireReader, RefusesTagsOfMoreThan32Bits) {
+  const std::string bytes = "\xd8\xf7\xed\xe0\x42\x01";
+  PredictionRequestView view;
+  EXPECT_FALSE(parse_request(as_bytes(bytes), view));
+  predictor::PredictionRequest message;
+  EXPECT_TRUE(message.ParseFromString(bytes));
+  EXPECT_TRUE(has_long_tag(bytes));
+  const std::string good = "\xd8\xf7\xed\xe0\x02\x01";
+  EXPECT_TRUE(parse_request(as_bytes(good), view));
+  EXPECT_FALSE(has_long_tag(good));
+}
+
+// Groups of an unknown field, `count` deep.
+std::string groups(std::size_t count) {
+  return std::string(count, '\x43') + std::string(count, '\x44');
+}
+
+// A field that is a message of fewer than 2^14 bytes.
+std::string embedded(const std::string& tag, const std::string& content) {
+  const auto size = content.size();
+  return tag + static_cast<char>(0x80 | (size & 0x7f)) + static_cast<char>(size >> 7) + content;
+}
+
+TEST(WireReader, CountsMessagesAndGroupsAsNesting) {
+  const google::protobuf::LogSilencer quiet;
+  for (std::size_t count = 95; count < 105; ++count) {
+    const std::string in_features = embedded("\x1a", groups(count));
+    const std::string in_shared = embedded("\xba\x06", in_features);
+    for (const std::string& bytes : {groups(count), in_features, in_shared}) {
+      predictor::PredictionRequest message;
+      PredictionRequestView view;
+      EXPECT_EQ(parse_request(as_bytes(bytes), view), message.ParseFromString(bytes)) << count;
+    }
+    // A group that has ended is none any more.
+    PredictionRequestView view;
+    EXPECT_EQ(parse_request(as_bytes(groups(count) + groups(count)), view), count <= 100);
+  }
 }
 
 TEST(WireReader, SkipsUnknownFieldsAndGroups) {

@@ -24,8 +24,7 @@ bool read_string(WireReader& reader, std::string_view& value) {
 
 // Calls handle(reader, tag, handled) for every field and skips those that it leaves.
 template <typename Handle>
-bool read_fields(Bytes message, const Handle& handle) {
-  WireReader reader(message);
+bool read_fields(WireReader reader, const Handle& handle) {
   while (!reader.done()) {
     Tag tag;
     if (!reader.tag(tag)) return false;
@@ -45,7 +44,7 @@ bool read_float_features(WireReader& outer, FloatFeaturesView& view) {
   if (!outer.bytes(message)) return false;
   view.present = true;
   view.message_bytes += message.size();
-  return read_fields(message, [&](WireReader& reader, Tag tag, bool& handled) {
+  return read_fields(outer.inside(message), [&](WireReader& reader, Tag tag, bool& handled) {
     if (is(tag, 1, WireType::kVarint)) return read_int32(reader, view.num_features);
     if (is(tag, 2, WireType::kBytes)) return reader.bytes(view.values);
     handled = false;
@@ -58,7 +57,7 @@ bool read_sparse_features(WireReader& outer, SparseFeaturesView& view) {
   if (!outer.bytes(message)) return false;
   view.present = true;
   view.message_bytes += message.size();
-  return read_fields(message, [&](WireReader& reader, Tag tag, bool& handled) {
+  return read_fields(outer.inside(message), [&](WireReader& reader, Tag tag, bool& handled) {
     if (is(tag, 1, WireType::kVarint)) return read_int32(reader, view.num_features);
     if (is(tag, 2, WireType::kBytes)) return reader.bytes(view.lengths);
     if (is(tag, 3, WireType::kBytes)) return reader.bytes(view.values);
@@ -73,7 +72,7 @@ bool read_shared_features(WireReader& outer, SharedFeaturesView& view) {
   Bytes message;
   if (!outer.bytes(message)) return false;
   view.present = true;
-  return read_fields(message, [&](WireReader& reader, Tag tag, bool& handled) {
+  return read_fields(outer.inside(message), [&](WireReader& reader, Tag tag, bool& handled) {
     if (is(tag, 1, WireType::kBytes)) {
       view.names.emplace_back();
       return read_string(reader, view.names.back());
@@ -174,7 +173,7 @@ constexpr std::uint32_t kTimings = 102;
 
 bool parse_request(Bytes message, PredictionRequestView& view) {
   view = {};
-  return read_fields(message, [&](WireReader& reader, Tag tag, bool& handled) {
+  return read_fields(WireReader(message), [&](WireReader& reader, Tag tag, bool& handled) {
     if (is(tag, 1, WireType::kVarint)) return read_int32(reader, view.batch_size);
     if (is(tag, 2, WireType::kBytes)) return read_float_features(reader, view.float_features);
     if (is(tag, 3, WireType::kBytes)) return read_sparse_features(reader, view.id_list_features);

@@ -4,7 +4,8 @@
 //
 // The reader accepts what protobuf's own parser accepts (fields in any order and more than
 // once, embedded messages that come in pieces, unknown fields and groups, varints of any
-// length) and refuses what it refuses; tests hold the two against each other.
+// length) and refuses what it refuses; tests hold the two against each other. (Where protobuf's
+// parsers differ, on tags of more than 32 bits, it refuses like Python's.)
 // Source: https://protobuf.dev/programming-guides/encoding/
 //
 // Contract: views borrow the message's bytes. Nothing throws or blocks; any thread.

@@ -28,13 +28,14 @@ struct Tag {
 
 class WireReader {
  public:
-  explicit WireReader(Bytes bytes) : at_(bytes.data()), end_(bytes.data() + bytes.size()) {}
+  explicit WireReader(Bytes bytes) : WireReader(bytes, 0) {}
 
   bool done() const { return at_ == end_; }
 
   bool tag(Tag& tag) {
     std::uint64_t value = 0;
-    // A tag is 32 bits in at most five bytes; protobuf refuses longer ones.
+    // 32 bits in at most five bytes. Of protobuf's parsers Python's refuses more bits and C++'s
+    // drops them.
     const std::byte* const begin = at_;
     if (!varint(value) || at_ - begin > 5 || value > 0xffffffffU) return false;
     tag = {static_cast<std::uint32_t>(value >> 3), static_cast<WireType>(value & 7)};
@@ -60,8 +61,11 @@ class WireReader {
     return true;
   }
 
+  // A reader of `message`, which was embedded in what this one reads.
+  WireReader inside(Bytes message) const { return WireReader(message, depth_ + 1); }
+
   // Passes over a field that nobody asked for.
-  bool skip(Tag tag, int depth = 0) {
+  bool skip(Tag tag) {
     constexpr int kMaxDepth = 100;  // protobuf's own limit of nesting
     std::uint64_t ignored = 0;
     Bytes ignored_bytes;
@@ -71,11 +75,15 @@ class WireReader {
       case WireType::kBytes: return bytes(ignored_bytes);
       case WireType::kFixed32: return advance(4);
       case WireType::kGroupBegin: {
-        if (depth == kMaxDepth) return false;
+        if (depth_ == kMaxDepth) return false;
+        ++depth_;
         Tag inner;
         while (this->tag(inner)) {
-          if (inner.type == WireType::kGroupEnd) return inner.field == tag.field;
-          if (!skip(inner, depth + 1)) return false;
+          if (inner.type == WireType::kGroupEnd) {
+            --depth_;
+            return inner.field == tag.field;
+          }
+          if (!skip(inner)) return false;
         }
         return false;
       }
@@ -85,6 +93,9 @@ class WireReader {
   }
 
  private:
+  WireReader(Bytes bytes, int depth)
+      : at_(bytes.data()), end_(bytes.data() + bytes.size()), depth_(depth) {}
+
   bool advance(std::ptrdiff_t count) {
     if (end_ - at_ < count) return false;
     at_ += count;
@@ -93,6 +104,7 @@ class WireReader {
 
   const std::byte* at_;
   const std::byte* end_;
+  int depth_;  // of messages and groups around the cursor
 };
 
 }  // namespace tessera
