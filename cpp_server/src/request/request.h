@@ -6,6 +6,7 @@
 // which must live until the request is answered. Written by the decoder, read-only afterwards.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -25,6 +26,11 @@ struct JaggedView {
 struct JoinedStorage {
   std::vector<std::int32_t> lengths;
   std::vector<std::int64_t> values;
+
+  // Held, whether used or not.
+  std::size_t bytes() const {
+    return lengths.capacity() * sizeof(std::int32_t) + values.capacity() * sizeof(std::int64_t);
+  }
 };
 
 // Which id_list features the request gives once for several of its samples.

@@ -27,7 +27,7 @@ constexpr std::size_t kMaxMessage = 1'000;
 constexpr int kWaitingCalls = 32;
 // Calls kept for reuse on each queue; a burst above it allocates and frees.
 constexpr std::size_t kKeptCalls = 1'024;
-// A call that held a larger message gives its memory back instead of keeping it.
+// A call that held a larger message, or made more of it, gives its memory back instead of keeping it.
 constexpr std::size_t kKeptBytes = 256 * 1024;
 
 using Service = predictor::Predictor::WithRawMethod_Predict<predictor::Predictor::Service>;
@@ -204,7 +204,7 @@ void GrpcCall::on_sent(bool /*ok*/) {
 
 void GrpcCall::one_event_fewer() {
   if (--events_ > 0) return;
-  const bool keep = content_.size() <= kKeptBytes && request.joined.values.size() <= kKeptBytes / 8;
+  const bool keep = content_.size() <= kKeptBytes && request.joined.bytes() <= kKeptBytes;
   content_ = grpc::Slice();
   response_ = grpc::Slice();
   message_.Clear();
