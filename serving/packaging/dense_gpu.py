@@ -10,6 +10,8 @@ rounded to 8 bits, many samples would have the same score.
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Iterable
 
 import torch
@@ -25,6 +27,12 @@ STEP = 8
 
 THIN = 16
 """Layers with fewer inputs or outputs have too little work for a tensor core."""
+
+LINEAR_RELU = torch.ops.aten._addmm_activation  # noqa: SLF001 - torch's own name for it
+"""``(bias, x, transposed weight)``: a linear layer and its ReLU in one kernel."""
+
+_ADD = (operator.add, torch.add)
+_MULTIPLY = (operator.mul, torch.mul)
 
 
 def is_thin(weight: Tensor) -> bool:
@@ -71,6 +79,9 @@ def narrow_layers(layers: Iterable[nn.Linear]) -> dict[nn.Linear, NarrowLinear]:
 def narrow_linears(module: fx.GraphModule) -> int:
     """Replace every linear function that is not thin by one in bfloat16, in place.
 
+    Args:
+        module: changed in place; the inputs of its linear functions are matrices.
+
     Returns:
         By how many bytes the weights are smaller than in float32.
     """
@@ -93,9 +104,13 @@ def narrow_linears(module: fx.GraphModule) -> int:
         narrow = graph.call_method("to", (x, NARROW))
         if weight.shape[1] % STEP:
             narrow = graph.call_function(nn.functional.pad, (narrow, (0, -weight.shape[1] % STEP)))
-        product = graph.call_function(nn.functional.linear, (narrow, *parameters))
-        if relu:
-            product = graph.call_function(torch.relu, (product,))
+        if relu and bias is not None:
+            transposed = graph.call_method("t", (parameters[0],))
+            product = graph.call_function(LINEAR_RELU, (parameters[1], narrow, transposed))
+        else:
+            product = graph.call_function(nn.functional.linear, (narrow, *parameters))
+            if relu:
+                product = graph.call_function(torch.relu, (product,))
         return graph.call_method("to", (product, torch.float32))
 
     replace_linears(module, call_narrow)
@@ -127,6 +142,32 @@ def keep_narrow(module: fx.GraphModule) -> None:
     module.recompile()
 
 
+def fuse_crosses(module: fx.GraphModule) -> None:
+    """Make one operator of ``x + a * y`` where ``y`` is a layer's widened output, in place.
+
+    It widens ``y`` itself and reads and writes each of the others once: what DCN does between its
+    layers.
+
+    Args:
+        module: changed in place; ``x`` and ``a`` are float32 tensors wherever it has such sums.
+    """
+    graph = module.graph
+    for node in list(graph.nodes):
+        if node.target not in _ADD or node.kwargs or len(node.all_input_nodes) != 2:
+            continue
+        for product, x in itertools.permutations(node.all_input_nodes):
+            if product.target not in _MULTIPLY or len(product.users) > 1:
+                continue
+            for wide, a in itertools.permutations(product.all_input_nodes, 2):
+                if _is_cast(wide, torch.float32) and _is_narrow(module, wide.all_input_nodes[0]):
+                    with graph.inserting_before(node):
+                        y = wide.all_input_nodes[0]
+                        node.replace_all_uses_with(graph.call_function(torch.addcmul, (x, a, y)))
+                    break
+    graph.eliminate_dead_code()
+    module.recompile()
+
+
 def _is_cast(node: fx.Node, kind: torch.dtype) -> bool:
     return node.op == "call_method" and node.target == "to" and node.args[1:] == (kind,)
 
@@ -135,7 +176,10 @@ def _is_narrow(module: fx.GraphModule, node: fx.Node) -> bool:
     """Whether it is the output of a layer in bfloat16, or the ReLU of one."""
     if node.target is torch.relu:
         (node,) = node.all_input_nodes
-    if node.target is not nn.functional.linear:
+    if node.target is LINEAR_RELU:
+        (weight,) = node.all_input_nodes[2].all_input_nodes
+    elif node.target is nn.functional.linear:
+        _, weight, _ = linear_arguments(node)
+    else:
         return False
-    _, weight, _ = linear_arguments(node)
     return weight.op == "get_attr" and parameter(module, weight).dtype == NARROW

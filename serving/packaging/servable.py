@@ -13,7 +13,7 @@ from tqdm import tqdm
 from tessera.kernels.libraries import load_libraries
 from tessera.serving.manifest import ShardingPlan
 from tessera.serving.packaging.choose_types import choose_types
-from tessera.serving.packaging.dense_gpu import keep_narrow, narrow_linears
+from tessera.serving.packaging.dense_gpu import fuse_crosses, keep_narrow, narrow_linears
 from tessera.serving.packaging.embedding import float_tables, with_stored_tables
 from tessera.serving.packaging.lookup import lookup_backend
 from tessera.serving.packaging.options import Origin, PackageOptions
@@ -107,6 +107,7 @@ def make_servable(
     elif options.dense_dtype == "bf16":
         saved = narrow_linears(graph)
         keep_narrow(graph)
+        fuse_crosses(graph)
     return ServableModel(
         schema=schema,
         tables=tables,

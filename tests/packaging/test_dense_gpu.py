@@ -14,8 +14,10 @@ from torch import Tensor, fx, nn
 from tessera.cli import main
 from tessera.serving.loading import load_package
 from tessera.serving.packaging.dense_gpu import (
+    LINEAR_RELU,
     THIN,
     NarrowLinear,
+    fuse_crosses,
     keep_narrow,
     narrow_layers,
     narrow_linears,
@@ -87,6 +89,12 @@ def test_the_graph_rounds_where_a_layer_begins_and_ends():
     # x narrow for the first layer, the third one's output wide: all between is bfloat16.
     assert casts(graph) == [NARROW, torch.float32]
     assert torch.equal(graph(x), before)
+    assert len(graph.graph.find_nodes(op="call_function", target=LINEAR_RELU)) == 1
+    fuse_crosses(graph)
+    assert casts(graph) == [NARROW]
+    assert len(graph.graph.find_nodes(op="call_function", target=torch.addcmul)) == 1
+    # The same sums, perhaps by a fused multiply and add.
+    torch.testing.assert_close(graph(x), before, rtol=2**-20, atol=1e-5)
     assert 0 < float((before - tower(x)).detach().abs().max()) < 2**-6
 
 
