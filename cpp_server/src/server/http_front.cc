@@ -49,6 +49,12 @@ struct Connection {
   bool closing = false;  // nothing more to do: close it
 };
 
+// Whether accept4 failed for a reason that lasts: its client stays in the kernel's queue, and poll
+// would name it again at once.
+bool no_room(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
 void send_some(Connection& connection) {
   while (!connection.out.empty()) {
     const ssize_t sent = ::send(connection.descriptor, connection.out.data(),
@@ -125,10 +131,11 @@ HttpFront::~HttpFront() {
 void HttpFront::run() {
   std::vector<Connection> connections;
   TimePoint next_tick = std::chrono::steady_clock::now() + kTick;
+  bool refused = false;  // the system has no room for a client; asked again after a tick
   while (true) {
     std::vector<pollfd> polled = {{wake_, POLLIN, 0}};
     // A full house leaves further clients in the kernel's queue.
-    const bool accepting = connections.size() < kMaxConnections;
+    const bool accepting = !refused && connections.size() < kMaxConnections;
     polled.push_back({accepting ? socket_.descriptor() : -1, POLLIN, 0});
     for (const Connection& connection : connections) {
       const short events = connection.out.empty() ? POLLIN : POLLOUT;
@@ -142,6 +149,7 @@ void HttpFront::run() {
     if (then >= next_tick) {
       tick_();
       next_tick = then + kTick;
+      refused = false;
     }
     for (std::size_t i = 0; i < connections.size(); ++i) {
       Connection& connection = connections[i];
@@ -158,7 +166,11 @@ void HttpFront::run() {
     if ((polled[1].revents & POLLIN) != 0) {
       const int accepted = ::accept4(socket_.descriptor(), nullptr, nullptr,
                                      SOCK_NONBLOCK | SOCK_CLOEXEC);
-      if (accepted >= 0) connections.push_back({accepted, then + kTimeLimit, "", "", false});
+      if (accepted >= 0) {
+        connections.push_back({accepted, then + kTimeLimit, "", "", false});
+      } else {
+        refused = no_room(errno);
+      }
     }
   }
   for (const Connection& connection : connections) ::close(connection.descriptor);
