@@ -2,10 +2,12 @@
 // thread of the server but torch's. ThreadSanitizer watches it in seconds (see tsan.ignorelist).
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <fstream>
 #include <functional>
 #include <future>
 #include <string>
@@ -119,6 +121,35 @@ TEST(ServedModelTest, LogsTheHashOfItsFileOrWhyItHasNone) {
       R"({"event":"file_hash_failed","model":"m","version":"7","error":"package m.pt: was changed )"
       R"(while it was being loaded; load it again","level":"warning",)"))
       << failed;
+}
+
+TEST(ServedModelTest, SaysHowManyWorkersCouldBeStarted) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_AS, &before), 0);
+  std::uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const std::uint64_t used = pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  if (used > (std::uint64_t{1} << 40)) GTEST_SKIP() << "a sanitizer needs room for itself";
+  ServerConfig config;
+  config.workers = 1'000;
+  const SteadyClock clock;
+  const Log log(LogLevel::kError, true);
+  ModelMetrics metrics{"m", "7"};
+  // Room for some of their stacks.
+  rlimit tight = before;
+  tight.rlim_cur = used + (std::uint64_t{256} << 20);
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &tight), 0);
+  std::string refusal;
+  try {
+    const ServedModel model(echo_package(), config, metrics, clock, log);
+  } catch (const UsageError& error) {
+    refusal = error.what();
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &before), 0);
+  EXPECT_TRUE(refusal.starts_with("no more than ")) << refusal;
+  EXPECT_NE(refusal.find(" of 1000 workers could be started (Resource temporarily unavailable)"),
+            std::string::npos)
+      << refusal;
 }
 
 struct FrontTest : testing::Test {

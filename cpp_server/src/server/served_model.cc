@@ -4,7 +4,10 @@
 #include <unistd.h>
 
 #include <random>
+#include <system_error>
 #include <utility>
+
+#include "common/text.h"
 
 namespace tessera {
 namespace {
@@ -84,13 +87,21 @@ ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config,
                                {"remark", sessions_.back()->remark()}});
     }
   }
-  metrics_.loaded.store(true, std::memory_order_release);
-  for (std::size_t i = 0; i < sessions_.size(); ++i) {
-    const WorkerKind kind = i < ordinary ? WorkerKind::kOrdinary : WorkerKind::kSpare;
-    workers_.emplace_back([this, i, kind, devices] {
-      work(kind, *sessions_[i], metrics_.devices[i % devices]);
-    });
+  try {
+    for (std::size_t i = 0; i < sessions_.size(); ++i) {
+      const WorkerKind kind = i < ordinary ? WorkerKind::kOrdinary : WorkerKind::kSpare;
+      workers_.emplace_back([this, i, kind, devices] {
+        work(kind, *sessions_[i], metrics_.devices[i % devices]);
+      });
+    }
+  } catch (const std::system_error& error) {
+    const std::size_t started = workers_.size();
+    close();  // those that have started wait for requests
+    throw UsageError(text("no more than ", started, " of ", sessions_.size(),
+                          " workers could be started (", error.code().message(),
+                          "); give fewer with --workers, or let the process have more threads"));
   }
+  metrics_.loaded.store(true, std::memory_order_release);
 }
 
 ServedModel::~ServedModel() { close(); }
