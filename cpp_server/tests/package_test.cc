@@ -310,6 +310,18 @@ TEST(ManifestTest, ReadsWhatAServerNeeds) {
   EXPECT_TRUE(manifest.schema.dense_may_be_missing);
 }
 
+TEST(ManifestTest, MayNotBeTooDeepToPrint) {
+  for (const std::size_t depth : {400UL, 1'000UL, 1'000'000UL}) {
+    const std::string nested = std::string(depth, '[') + std::string(depth, ']');
+    const std::string refusal = manifest_refusal("{\"format_version\": " + nested + "}");
+    if (depth < 500) {
+      EXPECT_TRUE(refusal.starts_with("the package's format_version is [[[")) << refusal;
+    } else {
+      EXPECT_EQ(refusal, "the manifest is nested more than 500 deep");
+    }
+  }
+}
+
 TEST(ManifestTest, IsStrict) {
   EXPECT_EQ(manifest_refusal("{"), "the manifest is not JSON");
   EXPECT_EQ(manifest_refusal(changed("\"format_version\": 3", "\"format_version\": 2")),

@@ -17,6 +17,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::uint64_t kMaxManifestBytes = 256ULL << 20;
+constexpr int kMaxDepth = 500;  // what is deeper could not be printed on a thread's stack
 
 [[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
 
@@ -143,7 +144,8 @@ Json parse_json(std::span<const std::byte> json) {
   const auto* const begin = reinterpret_cast<const char*>(json.data());
   // The keys met so far of every object that is open.
   std::vector<std::set<std::string>> open;
-  const auto no_key_twice = [&](int, Json::parse_event_t event, Json& value) {
+  const auto check = [&](int depth, Json::parse_event_t event, Json& value) {
+    if (depth > kMaxDepth) refuse(text("the manifest is nested more than ", kMaxDepth, " deep"));
     if (event == Json::parse_event_t::object_start) open.emplace_back();
     if (event == Json::parse_event_t::object_end) open.pop_back();
     if (event == Json::parse_event_t::key) {
@@ -152,7 +154,7 @@ Json parse_json(std::span<const std::byte> json) {
     }
     return true;
   };
-  Json root = Json::parse(begin, begin + json.size(), no_key_twice, /*allow_exceptions=*/false);
+  Json root = Json::parse(begin, begin + json.size(), check, /*allow_exceptions=*/false);
   if (root.is_discarded()) refuse("the manifest is not JSON");
   return root;
 }
