@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from tessera.errors import UserError
 from tessera.serving.runner import HostBatch, Runner
 from tessera.serving.schema import InputSchema, OutputSpec
 from tessera.serving.server.errors import Code, ServeError
@@ -63,6 +64,9 @@ class WorkerPool:
         loop: where outcomes are delivered.
         deliver: called on the loop with each `BatchOutcome`.
         log: where failures go, with their id.
+
+    Raises:
+        UserError: the system gives no thread for a worker.
     """
 
     def __init__(
@@ -90,8 +94,18 @@ class WorkerPool:
             threading.Thread(target=self._run, args=(merger,), name=f"worker-{i}", daemon=True)
             for i, merger in enumerate(self._mergers)
         ]
-        for thread in self._threads:
-            thread.start()
+        started = 0
+        try:
+            for thread in self._threads:
+                thread.start()
+                started += 1
+        except RuntimeError as error:
+            for _ in range(started):
+                self._inbox.put(None)
+            raise UserError(
+                f"no more than {started} of {workers} workers could be started ({error}); give "
+                "fewer with --workers, or let the process have more threads"
+            ) from error
 
     def start_batch(self, entries: list[Entry]) -> None:
         """Hand a batch to whichever worker is free next."""

@@ -1,13 +1,16 @@
 import dataclasses
 import io
 import json
+import threading
 
 import pytest
+from patience import PATIENCE_S
 from server_harness import FakeLoader, config, serving, value
 
 from tessera.errors import UserError
 from tessera.serving.hashes import FileHash
 from tessera.serving.server.background import ServerProcess, ServerThread
+from tessera.serving.server.config import ModelLimits
 from tessera.serving.server.logs import make_logger
 
 
@@ -79,6 +82,26 @@ def test_why_a_files_hash_cannot_be_had():
     (line,) = (line for line in lines if line["event"] == "file_hash_failed")
     assert (line["level"], line["model"], line["version"]) == ("warning", "m", "m-v1")
     assert line["error"] == "m: cannot be read"
+
+
+def test_workers_that_get_no_thread(monkeypatch):
+    start = threading.Thread.start
+    workers = []
+
+    def refusing_start(thread):
+        if thread.name == "worker-2":
+            raise RuntimeError("can't start new thread")
+        if thread.name.startswith("worker-"):
+            workers.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refusing_start)
+    server = ServerThread(config(limits=ModelLimits(workers=4)), loader=FakeLoader())
+    with pytest.raises(UserError, match="no more than 2 of 4 workers could be started"), server:
+        pass
+    for worker in workers:
+        worker.join(PATIENCE_S)
+        assert not worker.is_alive()
 
 
 def test_a_process_that_cannot_start_says_why(tmp_path):
