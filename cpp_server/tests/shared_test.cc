@@ -71,6 +71,17 @@ std::vector<std::string> shuffled(std::vector<std::string> names, test::Random& 
   return names;
 }
 
+// Ids of a part of a cut request that its samples do not share.
+std::int64_t own_ids(const Part& part) {
+  const DecodedRequest& request = part.request->request;
+  std::int64_t own = 0;
+  for (std::size_t f = 0; f < part.id_count.size(); ++f) {
+    const bool shared = f < request.id_list.ids.size() && request.shared.has(f);
+    if (!shared) own += part.id_count[f];
+  }
+  return own;
+}
+
 // The requests of one batch by either way, and their parts.
 struct Batch {
   explicit Batch(bool shares_rows) : decoder(test::schema(), {}, shares_rows) {}
@@ -81,7 +92,7 @@ struct Batch {
     ASSERT_TRUE(status.ok()) << status.message;
     for (Part& part : split_request(request, 1, max_samples, max_ids)) {
       EXPECT_LE(part.samples(), max_samples);
-      EXPECT_TRUE(part.samples() == 1 || part.ids <= max_ids);
+      EXPECT_TRUE(part.samples() == 1 || part.ids <= max_ids || own_ids(part) <= max_ids / 2);
       parts.push_back(std::move(part));
     }
   }
@@ -125,6 +136,43 @@ std::vector<std::int64_t> numbers(const HostGroup& group) {
   std::vector<std::int64_t> found(group.values.begin(), group.values.end());
   found.insert(found.end(), group.narrow.begin(), group.narrow.end());
   return found;
+}
+
+// One user with `shared_ids` ids and `samples` candidates, each of which has one id of its own.
+Ranking one_user(std::int32_t samples, std::int32_t shared_ids) {
+  Ranking made;
+  made.own.samples = samples;
+  made.own.dense.assign(static_cast<std::size_t>(2 * samples), 0);
+  made.own.lengths.assign(static_cast<std::size_t>(2 * samples), 0);
+  std::fill_n(made.own.lengths.begin(), samples, 1);
+  made.own.values.assign(static_cast<std::size_t>(samples), 1);
+  made.own.scored_lengths.assign(static_cast<std::size_t>(samples), 0);
+  made.rows = 1;
+  made.once.lengths = {shared_ids};
+  made.once.values.assign(static_cast<std::size_t>(shared_ids), 2);
+  made.shared = {"user"};
+  made.row_index.assign(static_cast<std::size_t>(samples), 0);
+  return made;
+}
+
+TEST(Shared, ManySharedIdsAreNotLookedUpForEverySampleAnew) {
+  struct Case {
+    std::int32_t shared_ids;
+    std::vector<std::int64_t> samples;  // of each part of at most 100 ids
+  };
+  const std::vector<Case> cases = {
+      {10, {90, 90, 20}}, {50, {50, 50, 50, 50}}, {99, {50, 50, 50, 50}}, {900, {50, 50, 50, 50}}};
+  for (const Case& one : cases) {
+    const Ranking ranking = one_user(200, one.shared_ids);
+    Batch batch(true);
+    batch.add(ranking, 1'000, 100);
+    std::vector<std::int64_t> samples;
+    for (const Part& part : batch.parts) {
+      samples.push_back(part.samples());
+      EXPECT_EQ(part.ids, part.samples() + one.shared_ids);
+    }
+    EXPECT_EQ(samples, one.samples) << one.shared_ids;
+  }
 }
 
 TEST(Shared, AMixedBatchOfPartsIsTheBatchThatRepeats) {

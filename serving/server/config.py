@@ -56,7 +56,8 @@ class ModelLimits:
             where the model shares rows, else once per sample that uses them.
         max_batch_samples: samples that one forward pass takes.  A larger request is cut into
             several passes and put together again.
-        max_batch_ids: ids that one forward pass takes; one sample alone may have more.
+        max_batch_ids: ids that one forward pass takes; one sample alone may have more, and samples that
+            share more than half of them may have as many as half beside those.
         max_queue_requests: requests that may wait.
         max_queue_samples: samples that may wait.
         max_delay_us: microseconds that a free worker waits for company; 0: it takes at once

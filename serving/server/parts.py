@@ -23,7 +23,8 @@ def cut_request(
 ) -> list[DecodedRequest]:
     """``request`` itself if it fits a batch, else consecutive parts of its samples that do.
 
-    A sample with more than ``max_ids`` ids becomes a part of its own.
+    A sample with more than ``max_ids`` ids becomes a part of its own, and samples that share many ids
+    stay together as long as those that they do not share are at most half of ``max_ids``.
     """
     if request.samples <= max_samples and (request.ids <= max_ids or request.samples == 1):
         return [request]
@@ -130,9 +131,13 @@ def _ranges(own_B: I64, cutter: _Cutter, max_samples: int, max_ids: int) -> list
     begin = own = 0
     low = high = index[0]
     for sample, (count, row) in enumerate(zip(own_B.tolist(), index, strict=True)):
+        widens = not low <= row <= high
         low, high = min(low, row), max(high, row)
         ids = own + count + before[high + 1] - before[low]
-        if sample > begin and (sample - begin == max_samples or ids > max_ids):
+        # What is looked up once here is looked up again in every other part, so that the shared rows
+        # leave own ids at least half of the room.
+        fits = ids <= max_ids or (not widens and own + count <= max_ids // 2)
+        if sample > begin and (sample - begin == max_samples or not fits):
             ranges.append((begin, sample))
             begin, own, low, high = sample, 0, row, row
         own += count

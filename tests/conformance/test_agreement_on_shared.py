@@ -134,6 +134,20 @@ def test_ids_are_counted_as_they_are_looked_up(server, in_process, drawn):
     assert grown == dict(zip(names, (3, 2, 3), strict=True))
 
 
+def test_shared_ids_beyond_a_batch_are_not_looked_up_for_each_candidate(
+    kind, package, in_process, drawn
+):
+    ids = np.random.default_rng(0).integers(0, 50, 150)
+    message = one_user(drawn, in_process.manifest.schema, ids, 300)
+    with RunningServer(
+        kind, "--model", package, "--max-batch-ids", 100, "--drain-propagation-ms", 0
+    ) as server:
+        assert same_bits(scores_of(server.predict(message)), expected(in_process, message))
+        server.wait_for(lambda: server.value("tessera_ids_total") > 0)
+        assert server.value("tessera_ids_total") == len(ids)
+        assert server.value("tessera_batches_total") == 1
+
+
 def test_many_ids_are_few_when_they_are_shared(server, in_process, drawn):
     # 1,000 candidates of a user with 90,000 ids: repeated, far beyond the limit of 100,000.
     ids = np.random.default_rng(0).integers(0, 50, 90_000)

@@ -184,6 +184,8 @@ std::vector<std::int64_t> feature_begins(const JaggedView& group) {
 struct RowRange {
   std::int64_t begin = 0;
   std::int64_t end = 0;
+
+  bool operator==(const RowRange&) const = default;
 };
 
 // The range that also has the row of `sample`.
@@ -235,7 +237,10 @@ std::vector<Part> split_request(PendingRequest& pending, std::size_t outputs,
     while (row < request.samples && row - part.row_begin < max_samples) {
       const std::int64_t own = own_ids + row_ids[static_cast<std::size_t>(row)];
       const RowRange wider = widened(rows, shared, row);
-      if (row > part.row_begin && own + ids_of(wider) > max_ids) break;
+      // What is looked up once here is looked up again in every other part, so that the shared rows
+      // leave own ids at least half of the room.
+      const bool fits = own + ids_of(wider) <= max_ids || (wider == rows && own <= max_ids / 2);
+      if (row > part.row_begin && !fits) break;
       own_ids = own;
       rows = wider;
       ++row;

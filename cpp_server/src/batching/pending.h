@@ -130,7 +130,8 @@ struct Part {
 };
 
 // The request itself if it fits a batch, else consecutive parts of its rows that do. A row
-// with more than `max_ids` ids becomes a part of its own. Calls expect_parts.
+// with more than `max_ids` ids becomes a part of its own, and samples that share many ids stay
+// together as long as those that they do not share are at most half of `max_ids`. Calls expect_parts.
 std::vector<Part> split_request(PendingRequest& request, std::size_t outputs,
                                 std::int64_t max_samples, std::int64_t max_ids);
 
