@@ -138,8 +138,8 @@ std::vector<std::int64_t> numbers(const HostGroup& group) {
   return found;
 }
 
-// One user with `shared_ids` ids and `samples` candidates, each of which has one id of its own.
-Ranking one_user(std::int32_t samples, std::int32_t shared_ids) {
+// Users with `shared_ids` ids each, who take turns in `samples` candidates of one id each.
+Ranking users(std::int32_t rows, std::int32_t samples, std::int32_t shared_ids) {
   Ranking made;
   made.own.samples = samples;
   made.own.dense.assign(static_cast<std::size_t>(2 * samples), 0);
@@ -147,31 +147,40 @@ Ranking one_user(std::int32_t samples, std::int32_t shared_ids) {
   std::fill_n(made.own.lengths.begin(), samples, 1);
   made.own.values.assign(static_cast<std::size_t>(samples), 1);
   made.own.scored_lengths.assign(static_cast<std::size_t>(samples), 0);
-  made.rows = 1;
-  made.once.lengths = {shared_ids};
-  made.once.values.assign(static_cast<std::size_t>(shared_ids), 2);
+  made.rows = rows;
+  made.once.lengths.assign(static_cast<std::size_t>(rows), shared_ids);
+  made.once.values.assign(static_cast<std::size_t>(rows * shared_ids), 2);
   made.shared = {"user"};
-  made.row_index.assign(static_cast<std::size_t>(samples), 0);
+  for (std::int32_t b = 0; b < samples; ++b) made.row_index.push_back(b % rows);
   return made;
 }
 
 TEST(Shared, ManySharedIdsAreNotLookedUpForEverySampleAnew) {
   struct Case {
+    std::int32_t users;
     std::int32_t shared_ids;
     std::vector<std::int64_t> samples;  // of each part of at most 100 ids
   };
   const std::vector<Case> cases = {
-      {10, {90, 90, 20}}, {50, {50, 50, 50, 50}}, {99, {50, 50, 50, 50}}, {900, {50, 50, 50, 50}}};
+      {1, 10, {90, 90, 20}},
+      {1, 50, {50, 50, 50, 50}},
+      {1, 99, {50, 50, 50, 50}},
+      {1, 900, {50, 50, 50, 50}},
+      {2, 40, {50, 50, 50, 50}},
+      // Six of 61 ids are as many as the request has, which is 320.
+      {2, 60, {1, 1, 1, 1, 1, 1, 50, 50, 50, 44}},
+  };
   for (const Case& one : cases) {
-    const Ranking ranking = one_user(200, one.shared_ids);
+    const Ranking ranking = users(one.users, 200, one.shared_ids);
     Batch batch(true);
     batch.add(ranking, 1'000, 100);
     std::vector<std::int64_t> samples;
     for (const Part& part : batch.parts) {
       samples.push_back(part.samples());
-      EXPECT_EQ(part.ids, part.samples() + one.shared_ids);
+      const std::int64_t rows = std::min<std::int64_t>(part.samples(), one.users);
+      EXPECT_EQ(part.ids, part.samples() + rows * one.shared_ids);
     }
-    EXPECT_EQ(samples, one.samples) << one.shared_ids;
+    EXPECT_EQ(samples, one.samples) << one.users << " users of " << one.shared_ids;
   }
 }
 

@@ -128,19 +128,23 @@ def _ids_per_sample(group: JaggedGroup, B: int) -> I64:
 def _ranges(own_B: I64, cutter: _Cutter, max_samples: int, max_ids: int) -> list[tuple[int, int]]:
     index, before = cutter.rows()
     ranges: list[tuple[int, int]] = []
-    begin = own = 0
+    begin = own = looked_up = looked_up_here = 0
+    total = int(own_B.sum()) + before[-1]
     low = high = index[0]
     for sample, (count, row) in enumerate(zip(own_B.tolist(), index, strict=True)):
         widens = not low <= row <= high
         low, high = min(low, row), max(high, row)
         ids = own + count + before[high + 1] - before[low]
-        # What is looked up once here is looked up again in every other part, so that the shared rows
-        # leave own ids at least half of the room.
-        fits = ids <= max_ids or (not widens and own + count <= max_ids // 2)
+        # A row is looked up again in every part that has it.  So the rows that a part has leave own ids
+        # at least half of the room, and once parts have looked up as many ids as there are, so do all.
+        rows_pay = not widens or looked_up >= total
+        fits = ids <= max_ids or (rows_pay and own + count <= max_ids // 2)
         if sample > begin and (sample - begin == max_samples or not fits):
             ranges.append((begin, sample))
+            looked_up += looked_up_here
             begin, own, low, high = sample, 0, row, row
         own += count
+        looked_up_here = own + before[high + 1] - before[low]
     ranges.append((begin, len(index)))
     return ranges
 

@@ -1,6 +1,7 @@
 """Requests that share rows, merged, cut and queued: against the same requests that repeat them."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from server_harness import feature, make_schema
@@ -148,6 +149,43 @@ def test_parts_hold_the_limits_and_are_the_request(drawn, max_samples, max_ids):
         assert [number for bag in bags for number in bag] == plain.id_list.values.tolist()
         np.testing.assert_array_equal(batch.id_score_list.values, plain.id_score_list.values)
         np.testing.assert_array_equal(batch.dense, plain.dense)
+
+
+@pytest.mark.parametrize(
+    ("users", "shared_ids", "samples"),
+    [
+        (1, 10, [90, 90, 20]),
+        (1, 50, [50, 50, 50, 50]),
+        (1, 900, [50, 50, 50, 50]),
+        (2, 40, [50, 50, 50, 50]),
+        # Six of 61 ids are as many as the request has, which is 320.
+        (2, 60, [1, 1, 1, 1, 1, 1, 50, 50, 50, 44]),
+    ],
+)
+def test_many_shared_ids_are_not_looked_up_for_every_sample_anew(users, shared_ids, samples):
+    B, F = 200, len(SCHEMA.group("id_list"))
+    lengths = np.concatenate(
+        [np.full(users, shared_ids), np.ones(B), np.zeros((F - 2) * B)],
+        dtype=np.int32,
+        casting="unsafe",
+    )
+    request = DecodedRequest(
+        samples=B,
+        ids=int(lengths.sum()),
+        dense=np.zeros(B * len(SCHEMA.dense_features), dtype=np.float32),
+        id_list=JaggedGroup(lengths, np.ones(lengths.sum(), dtype=np.int64), None),
+        id_score_list=JaggedGroup(
+            np.zeros(len(SCHEMA.group("id_score_list")) * B, dtype=np.int32),
+            np.zeros(0, dtype=np.int64),
+            np.zeros(0, dtype=np.float32),
+        ),
+        shared=SharedRows((0,), users, np.arange(B, dtype=np.int32) % users),
+    )
+    parts = cut_request(request, SCHEMA, max_samples=1_000, max_ids=100)
+    assert [part.samples for part in parts] == samples
+    assert [part.ids for part in parts] == [
+        count + min(count, users) * shared_ids for count in samples
+    ]
 
 
 def test_a_request_that_fits_is_not_cut():

@@ -227,6 +227,7 @@ std::vector<Part> split_request(PendingRequest& pending, std::size_t outputs,
   };
   std::vector<std::int64_t> plain_begin = feature_begins(request.id_list);
   std::vector<std::int64_t> scored_begin = feature_begins(request.id_score_list);
+  std::int64_t looked_up = 0;
   for (std::int64_t row = 0; row < request.samples;) {
     Part part;
     part.request = &pending;
@@ -237,9 +238,10 @@ std::vector<Part> split_request(PendingRequest& pending, std::size_t outputs,
     while (row < request.samples && row - part.row_begin < max_samples) {
       const std::int64_t own = own_ids + row_ids[static_cast<std::size_t>(row)];
       const RowRange wider = widened(rows, shared, row);
-      // What is looked up once here is looked up again in every other part, so that the shared rows
-      // leave own ids at least half of the room.
-      const bool fits = own + ids_of(wider) <= max_ids || (wider == rows && own <= max_ids / 2);
+      // A row is looked up again in every part that has it. So the rows that a part has leave own ids
+      // at least half of the room, and once parts have looked up as many ids as there are, so do all.
+      const bool rows_pay = wider == rows || looked_up >= request.ids;
+      const bool fits = own + ids_of(wider) <= max_ids || (rows_pay && own <= max_ids / 2);
       if (row > part.row_begin && !fits) break;
       own_ids = own;
       rows = wider;
@@ -247,6 +249,7 @@ std::vector<Part> split_request(PendingRequest& pending, std::size_t outputs,
     }
     part.row_end = row;
     part.ids = own_ids + ids_of(rows);
+    looked_up += part.ids;
     part.shared_begin = rows.begin;
     part.shared_end = rows.end;
     add_id_ranges(request.id_list, shared, request.samples, part, plain_begin);
