@@ -273,6 +273,34 @@ TEST_F(FrontTest, WatchersHearOfEveryLastState) {
   EXPECT_NE(watch->Finish().error_code(), grpc::StatusCode::INTERNAL);
 }
 
+TEST_F(FrontTest, WatchesEndWithTheLastStateToldAndOk) {
+  front.set_serving("m", true);
+  const auto stub = grpc::health::v1::Health::NewStub(channel);
+  HealthCheckRequest message;
+  message.set_service("m");
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReader<HealthCheckResponse>>> watches;
+  for (int i = 0; i < 40; ++i) {
+    contexts.push_back(std::make_unique<grpc::ClientContext>());
+    watches.push_back(stub->Watch(contexts.back().get(), message));
+  }
+  HealthCheckResponse response;
+  for (const auto& watch : watches) {
+    ASSERT_TRUE(watch->Read(&response));
+    EXPECT_EQ(response.status(), HealthCheckResponse::SERVING);
+  }
+  // gRPC may not yet have said that those were written.
+  front.set_serving("m", false);
+  std::jthread ender([&] { end(); });
+  for (const auto& watch : watches) {
+    while (watch->Read(&response)) {
+    }
+    EXPECT_EQ(response.status(), HealthCheckResponse::NOT_SERVING);
+    const grpc::Status status = watch->Finish();
+    EXPECT_TRUE(status.ok()) << status.error_code() << " " << status.error_message();
+  }
+}
+
 TEST_F(FrontTest, RefusesWhileItEnds) {
   std::atomic<int> answered = 0;
   std::jthread ender([&] {

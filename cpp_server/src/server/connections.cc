@@ -55,9 +55,8 @@ std::vector<int> sockets(int port, bool (*wanted)(int)) {
 
 }  // namespace
 
-void end_connections(int port, Duration limit) {
+void end_connections(int port, TimePoint until) {
   for (const int descriptor : sockets(port, listens)) ::shutdown(descriptor, SHUT_RD);
-  const TimePoint until = std::chrono::steady_clock::now() + limit;
   // Again and again: one may have been accepted just before.
   for (auto open = sockets(port, connected); !open.empty(); open = sockets(port, connected)) {
     for (const int descriptor : open) ::shutdown(descriptor, SHUT_RD);

@@ -13,7 +13,7 @@
 namespace tessera {
 
 // Stops listening on the TCP port `port` of this process, ends the reading side of its connections,
-// and waits until their owner has closed them.
-void end_connections(int port, Duration limit);
+// and waits until their owner has closed them, or `until`.
+void end_connections(int port, TimePoint until);
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <atomic>
 #include <optional>
 #include <thread>
@@ -315,11 +316,13 @@ void GrpcFront::set_serving(const std::string& service, bool serving) {
 
 void GrpcFront::stop(Duration grace) {
   if (state_->server == nullptr) return;
-  state_->health.close();
+  const TimePoint until = std::chrono::steady_clock::now() + grace;
+  state_->health.close(until);
   stopping = true;
-  end_connections(state_->port, grace);
+  end_connections(state_->port, until);
+  const Duration left = std::max(until - std::chrono::steady_clock::now(), Duration::zero());
   state_->server->Shutdown(std::chrono::system_clock::now() +
-                           std::chrono::duration_cast<std::chrono::system_clock::duration>(grace));
+                           std::chrono::duration_cast<std::chrono::system_clock::duration>(left));
 }
 
 void GrpcFront::release() {

@@ -11,17 +11,27 @@ class HealthService::Watcher final : public grpc::ServerWriteReactor<Response> {
   Watcher(HealthService& service, std::string name)
       : service_(service), name_(std::move(name)) {}
 
-  // The service's mutex is held for the next two. Only the analysis does not know that a watcher's
+  // The service's mutex is held for the next three. Only the analysis does not know that a watcher's
   // service is the one that calls it.
   void tell() {
     service_.mutex_.assert_held();
     if (writing_ || finished_) return;
     const Response::ServingStatus now = service_.status_of(name_);
-    if (told_ && response_.status() == now) return;
+    if (told_ && response_.status() == now) {
+      if (ending_) finish(grpc::Status::OK);
+      return;
+    }
     told_ = true;
     writing_ = true;
     response_.set_status(now);
     StartWrite(&response_);
+  }
+
+  // Finishes once the last state has been told.
+  void end() {
+    service_.mutex_.assert_held();
+    ending_ = true;
+    tell();
   }
 
   void finish(const grpc::Status& status) {
@@ -51,6 +61,7 @@ class HealthService::Watcher final : public grpc::ServerWriteReactor<Response> {
     {
       const MutexLock lock(service_.mutex_);
       service_.watchers_.erase(this);
+      if (service_.watchers_.empty()) service_.nobody_watches_.notify_all();
     }
     delete this;
   }
@@ -60,6 +71,7 @@ class HealthService::Watcher final : public grpc::ServerWriteReactor<Response> {
   Response response_;
   bool told_ TESSERA_GUARDED_BY(service_.mutex_) = false;
   bool writing_ TESSERA_GUARDED_BY(service_.mutex_) = false;
+  bool ending_ TESSERA_GUARDED_BY(service_.mutex_) = false;
   bool finished_ TESSERA_GUARDED_BY(service_.mutex_) = false;
 };
 
@@ -75,10 +87,13 @@ void HealthService::set(const std::string& name, bool serving) {
   for (Watcher* watcher : watchers_) watcher->tell();
 }
 
-void HealthService::close() {
+void HealthService::close(TimePoint until) {
   const MutexLock lock(mutex_);
   closed_ = true;
-  for (Watcher* watcher : watchers_) watcher->finish(grpc::Status::OK);
+  for (Watcher* watcher : watchers_) watcher->end();
+  while (!watchers_.empty() && std::chrono::steady_clock::now() < until) {
+    nobody_watches_.wait_until(mutex_, until);
+  }
 }
 
 HealthService::Response::ServingStatus HealthService::status_of(const std::string& name) const {
@@ -107,8 +122,11 @@ grpc::ServerWriteReactor<HealthService::Response>* HealthService::Watch(
   auto* const watcher = new Watcher(*this, request->service());  // OnDone deletes it
   const MutexLock lock(mutex_);
   watchers_.insert(watcher);
-  watcher->tell();
-  if (closed_) watcher->finish(grpc::Status::OK);
+  if (closed_) {
+    watcher->end();
+  } else {
+    watcher->tell();
+  }
   return watcher;
 }
 

@@ -2,9 +2,10 @@
 // moment that the port is open until it is told otherwise; here everything begins NOT_SERVING.
 //
 // Contract: set may be called from any thread and does not block; it takes effect before it
-// returns, and watches hear of it. close ends every watch, so that none holds a shutdown up, and
-// every later one at once. The service outlives the gRPC server it is registered with. Compiled
-// against gRPC alone.
+// returns, and watches hear of it. close ends every watch, so that none holds a shutdown up, when it
+// has been told the last state, and every later one as well; it waits for the clients of those that
+// there are, but not beyond `until`. The service outlives the gRPC server it is registered with.
+// Compiled against gRPC alone.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -25,7 +26,7 @@ class HealthService final : public grpc::health::v1::Health::CallbackService {
   explicit HealthService(const std::vector<std::string>& names);
 
   void set(const std::string& name, bool serving);
-  void close();
+  void close(TimePoint until);
 
  private:
   class Watcher;
@@ -41,6 +42,7 @@ class HealthService final : public grpc::health::v1::Health::CallbackService {
   Mutex mutex_;
   std::map<std::string, bool> serving_ TESSERA_GUARDED_BY(mutex_);
   std::set<Watcher*> watchers_ TESSERA_GUARDED_BY(mutex_);
+  Condition nobody_watches_;
   bool closed_ TESSERA_GUARDED_BY(mutex_) = false;
 };
 
