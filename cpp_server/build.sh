@@ -53,12 +53,12 @@ sys.exit(1) if spec is None else print(pathlib.Path(spec.origin).parent / "share
 fi
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' tessera/__init__.py)
 launcher=()
-target=all
+targets=(all)
 clang=$(compgen -c | grep -E '^clang\+\+(-[0-9]+)?$' | sort -V | tail -1 || true)
-if [[ $preset == fuzz ]]; then # the fuzzer alone: Clang's warnings are not held for the rest
-  [[ -n $clang ]] || { echo "the fuzzer is not built: apt-get install clang libclang-rt-dev"; exit 0; }
+if [[ $preset == fuzz ]]; then # the fuzzers alone: Clang's warnings are not held for the rest
+  [[ -n $clang ]] || { echo "the fuzzers are not built: apt-get install clang libclang-rt-dev"; exit 0; }
   launcher+=(-DCMAKE_CXX_COMPILER="$clang")
-  target=fuzz_request
+  targets=(fuzz_request fuzz_package)
 elif [[ $preset == tsan && -n $clang ]]; then # sees more of the gRPC front than GCC can
   clang=$(command -v "$clang")
   launcher+=(-DCMAKE_CXX_COMPILER="$clang")
@@ -74,5 +74,5 @@ log=$build.configure.log
 mkdir -p build/cpp
 (cd cpp_server && cmake --preset "$preset" -DTorch_DIR="$torch_dir" -DTESSERA_VERSION="$version" \
   "${launcher[@]}") >"$log" 2>&1 || { cat "$log"; exit 1; }
-cmake --build "$build" --target "$target" \
+cmake --build "$build" --target "${targets[@]}" \
   --parallel "${JOBS:-$(nproc)}" -- --quiet
