@@ -95,8 +95,8 @@ check-cuda: install
 	@if command -v nvcc >/dev/null; then $(BIN)/python kernels/build.py --check-cuda; \
 	  else echo "check-cuda: no nvcc here; the CUDA sources were not compiled"; fi
 
-gpu-test: install-dev build-kernels  ## the GPU tests, on a host with a CUDA device
-	$(BIN)/python -m pytest tests/kernels tests/packaging -m gpu
+gpu-test: install-dev build  ## the GPU tests, on a host with a CUDA device
+	$(BIN)/python -m pytest tests/kernels tests/packaging tests/conformance -m gpu
 	TESSERA_TEST_DEVICE=cuda $(BIN)/python -m pytest tests/training tests/trainer -m gpu
 
 gpu-test-ranks: install-dev  ## the multi-rank tests with NCCL, on a host with 2 or 4 GPUs
