@@ -26,6 +26,12 @@ int best_allowed() {
   return 0;
 }
 
+#if defined(__x86_64__)
+const CpuKernels& avx512_kernels() {
+  return __builtin_cpu_is("intel") ? kAvx512IntelKernels : kAvx512Kernels;
+}
+#endif
+
 #if defined(TESSERA_AMX)
 // Whether this machine has AMX for bfloat16 and the system lets this process use it; asks the
 // system for that, for all threads.
@@ -46,7 +52,7 @@ bool amx_usable() {
 
 const CpuKernels& amx_kernels() {
   static const CpuKernels kernels = [] {
-    CpuKernels made = kAvx512Kernels;
+    CpuKernels made = avx512_kernels();
     made.name = "amx";
     made.linear_bf16 = linear_bf16_amx;
     return made;
@@ -67,7 +73,7 @@ const CpuKernels& choose() {
 #if defined(TESSERA_AMX)
   if (avx512 && best >= 3 && amx_usable()) return amx_kernels();
 #endif
-  if (avx512 && best >= 2) return kAvx512Kernels;
+  if (avx512 && best >= 2) return avx512_kernels();
   if (avx2 && best >= 1) return kAvx2Kernels;
 #endif
   return kScalarKernels;

@@ -54,8 +54,18 @@ inline void interact(const float* dense, const float* sparse, int64_t count, int
     for (int64_t j0 = 0; j0 <= i0; j0 += kTile) {
       const float* const right[kTile] = {vector(j0), vector(j0 + 1), vector(j0 + 2),
                                          vector(j0 + 3)};
+      const bool whole = j0 + kTile <= i0 && i0 + kTile <= n;
       float sums[kTile * kTile];
-      tile_dots(left, right, dim, sums);
+      // Whole tiles are stored in runs: those of one j in `upper` order, else those of one i.
+      whole && upper ? tile_dots(right, left, dim, sums) : tile_dots(left, right, dim, sums);
+      if (whole) {
+        for (int64_t k = 0; k < kTile; ++k) {
+          const int64_t at =
+              upper ? pair_index(i0, j0 + k, n, true) : pair_index(i0 + k, j0, n, false);
+          std::memcpy(pairs + at, sums + kTile * k, sizeof(float) * kTile);
+        }
+        continue;
+      }
       for (int64_t i = i0; i < i0 + kTile && i < n; ++i) {
         for (int64_t j = j0; j < j0 + kTile && j < i; ++j) {
           pairs[pair_index(i, j, n, upper)] = sums[kTile * (i - i0) + (j - j0)];

@@ -110,6 +110,7 @@ extern const CpuKernels kScalarKernels;
 #if defined(__x86_64__)
 extern const CpuKernels kAvx2Kernels;
 extern const CpuKernels kAvx512Kernels;
+extern const CpuKernels kAvx512IntelKernels;  // the same, prefetching for Intel's processors
 #if defined(TESSERA_AMX)
 // CpuKernels::linear_bf16 by AMX.
 void linear_bf16_amx(const LinearBf16Job& job, int64_t row_begin, int64_t row_end, float* scratch);

@@ -14,7 +14,14 @@ using tessera::LookupJob;
 
 constexpr int64_t kLine = 64;
 
-inline void prefetch_line(const uint8_t* at) { __builtin_prefetch(at, 0, 3); }
+// Into which cache rows are asked for; a file that includes this may choose the second.
+#if !defined(TESSERA_PREFETCH_CACHE)
+#define TESSERA_PREFETCH_CACHE 1
+#endif
+
+inline void prefetch_line(const uint8_t* at) {
+  __builtin_prefetch(at, 0, 4 - TESSERA_PREFETCH_CACHE);
+}
 
 class Prefetcher {
  public:
