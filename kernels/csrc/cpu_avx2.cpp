@@ -2,6 +2,7 @@
 #include "cpu_vec_avx2.h"
 
 #include "cpu_lookup_impl.h"
+#include "cpu_interaction_tiles.h"
 #include "cpu_interaction_impl.h"
 #include "cpu_linear_impl.h"
 #include "cpu_linear_bf16_impl.h"
@@ -9,7 +10,7 @@
 namespace tessera {
 
 const CpuKernels kAvx2Kernels = {
-    "avx2", lookup, lookup_rows, dot_interaction, lookup_interaction, linear,
-    linear_bf16};
+    "avx2", lookup, lookup_rows, dot_interaction<interact_by_tiles>,
+    lookup_interaction<interact_by_tiles>, linear, linear_bf16};
 
 }  // namespace tessera

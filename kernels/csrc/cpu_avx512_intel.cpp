@@ -7,6 +7,7 @@
 #include "cpu_vec_avx512.h"
 
 #include "cpu_lookup_impl.h"
+#include "cpu_interaction_quarters.h"
 #include "cpu_interaction_impl.h"
 #include "cpu_linear_impl.h"
 #include "cpu_linear_bf16_impl.h"
@@ -14,7 +15,7 @@
 namespace tessera {
 
 const CpuKernels kAvx512IntelKernels = {
-    "avx512", lookup, lookup_rows, dot_interaction, lookup_interaction, linear,
-    linear_bf16};
+    "avx512", lookup, lookup_rows, dot_interaction<interact_by_quarters>,
+    lookup_interaction<interact_by_quarters>, linear, linear_bf16};
 
 }  // namespace tessera

@@ -1,79 +1,12 @@
-// DLRM's dot interaction, written once over `Vec`; each instruction set includes this file.
+// DLRM's dot interaction, written once over `Vec`; each instruction set includes this file and says what
+// computes one sample: interact_by_tiles or interact_by_quarters.
 //
-// A sample is count + 1 vectors of `dim` floats (dense first).  Pairs are computed in tiles of
-// 4 x 4: 16 accumulators take 8 loads for 16 multiply-adds per step and are summed together.
+// A sample is count + 1 vectors of `dim` floats (dense first).
 #pragma once
 
 #include "cpu_kernels.h"
 
 namespace {
-
-constexpr int64_t kTile = 4;
-
-// The tile's 16 dot products: sums[4 * i + j] = left[i] . right[j].
-inline void tile_dots(const float* const (&left)[kTile], const float* const (&right)[kTile],
-                      int64_t dim, float* sums) {
-  Vec acc[16];
-  for (int k = 0; k < 16; ++k) acc[k] = Vec::zero();
-  int64_t column = 0;
-  for (; column + Vec::kWidth <= dim; column += Vec::kWidth) {
-    Vec r[kTile];
-    for (int j = 0; j < kTile; ++j) r[j] = Vec::load(right[j] + column);
-    for (int i = 0; i < kTile; ++i) {
-      const Vec l = Vec::load(left[i] + column);
-      for (int j = 0; j < kTile; ++j) acc[4 * i + j] = fma(l, r[j], acc[4 * i + j]);
-    }
-  }
-  sum_each(acc, sums);
-  for (; column < dim; ++column) {
-    for (int i = 0; i < kTile; ++i) {
-      for (int j = 0; j < kTile; ++j) sums[4 * i + j] += left[i][column] * right[j][column];
-    }
-  }
-}
-
-// Where pair (i, j), j < i, of n vectors stands among the pairs.
-inline int64_t pair_index(int64_t i, int64_t j, int64_t n, bool upper) {
-  if (!upper) return i * (i - 1) / 2 + j;
-  return j * (2 * n - j - 1) / 2 + (i - j - 1);
-}
-
-// One sample.  vectors[0] is dense; `out` holds dim + n (n - 1) / 2 floats.
-inline void interact(const float* dense, const float* sparse, int64_t count, int64_t dim,
-                     bool upper, float* out) {
-  const int64_t n = count + 1;
-  std::memcpy(out, dense, static_cast<size_t>(4 * dim));
-  float* pairs = out + dim;
-  // Past the last vector a tile repeats it; those products are not stored.
-  const auto vector = [&](int64_t k) {
-    const int64_t bounded = k < n ? k : n - 1;
-    return bounded == 0 ? dense : sparse + (bounded - 1) * dim;
-  };
-  for (int64_t i0 = 0; i0 < n; i0 += kTile) {
-    const float* const left[kTile] = {vector(i0), vector(i0 + 1), vector(i0 + 2), vector(i0 + 3)};
-    for (int64_t j0 = 0; j0 <= i0; j0 += kTile) {
-      const float* const right[kTile] = {vector(j0), vector(j0 + 1), vector(j0 + 2),
-                                         vector(j0 + 3)};
-      const bool whole = j0 + kTile <= i0 && i0 + kTile <= n;
-      float sums[kTile * kTile];
-      // Whole tiles are stored in runs: those of one j in `upper` order, else those of one i.
-      whole && upper ? tile_dots(right, left, dim, sums) : tile_dots(left, right, dim, sums);
-      if (whole) {
-        for (int64_t k = 0; k < kTile; ++k) {
-          const int64_t at =
-              upper ? pair_index(i0, j0 + k, n, true) : pair_index(i0 + k, j0, n, false);
-          std::memcpy(pairs + at, sums + kTile * k, sizeof(float) * kTile);
-        }
-        continue;
-      }
-      for (int64_t i = i0; i < i0 + kTile && i < n; ++i) {
-        for (int64_t j = j0; j < j0 + kTile && j < i; ++j) {
-          pairs[pair_index(i, j, n, upper)] = sums[kTile * (i - i0) + (j - j0)];
-        }
-      }
-    }
-  }
-}
 
 // A sample's vectors are read once; asking for the next ones hides what the tiles' jumps between
 // vectors do not let the hardware foresee.
@@ -85,13 +18,14 @@ inline void prefetch_vectors(const float* vectors, int64_t count) {
   }
 }
 
+template <auto Interact>
 void dot_interaction(const float* dense, int64_t dense_stride, const float* sparse,
                      int64_t sparse_stride, int64_t batch, int64_t count, int64_t dim, bool upper,
                      float* out) {
   const int64_t width = dim + (count + 1) * count / 2;
   for (int64_t b = 0; b < batch; ++b) {
     if (b + 1 < batch) prefetch_vectors(sparse + (b + 1) * sparse_stride, count * dim);
-    interact(dense + b * dense_stride, sparse + b * sparse_stride, count, dim, upper,
+    Interact(dense + b * dense_stride, sparse + b * sparse_stride, count, dim, upper,
              out + b * width);
   }
 }
@@ -119,6 +53,7 @@ inline void prefetch_sample(const LookupJob& job, int64_t sample) {
   }
 }
 
+template <auto Interact>
 void lookup_interaction(const LookupJob& job, const float* dense, int64_t dense_stride,
                         int64_t dim, bool upper, int64_t sample_begin, int64_t sample_end,
                         float* scratch) {
@@ -135,7 +70,7 @@ void lookup_interaction(const LookupJob& job, const float* dense, int64_t dense_
       pool_bag_for(plan.weight_type)(bag, dim, bag_divisor(plan, bag.size), nullptr,
                                      OutType::kFloat32, scratch + f * dim);
     }
-    interact(dense + b * dense_stride, scratch, count, dim, upper,
+    Interact(dense + b * dense_stride, scratch, count, dim, upper,
              static_cast<float*>(job.out) + b * width);
   }
 }
