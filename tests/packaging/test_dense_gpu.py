@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import user_models
-from backends import EACH_BACKEND
+from backends import NEEDS_TESSERA
 from package_factory import make_model
 from torch import Tensor, fx, nn
 
@@ -30,12 +30,6 @@ from tessera.serving.packaging.servable import make_servable
 from tessera.serving.packaging.type_report import compare_types
 from tessera.serving.runner import TorchScriptRunner
 
-needs_operators = [
-    mark
-    for parameter in EACH_BACKEND
-    if parameter.values == ("tessera",)
-    for mark in parameter.marks
-]
 NARROW = torch.bfloat16
 
 
@@ -147,6 +141,21 @@ def test_what_others_also_read_stays_wide():
     assert casts(graph).count(NARROW) == 1
 
 
+def test_a_modules_own_call_of_the_fused_layer_is_left_alone():
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.ones(16, 16)), nn.Parameter(torch.ones(16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(LINEAR_RELU(self.bias, x, self.weight).to(torch.float32))
+
+    graph = traced(Own())
+    keep_narrow(graph)
+    assert casts(graph) == [torch.float32]
+    assert torch.equal(graph(torch.ones(3, 16)), torch.full((3, 16), 17.0))
+
+
 @pytest.mark.parametrize("shape", [(THIN - 1, 64), (64, THIN - 1), (1, 1)])
 def test_thin_layers_stay(shape):
     layer = nn.Linear(*shape)
@@ -161,7 +170,7 @@ def options(**chosen):
 
 
 class TestPackages:
-    pytestmark = needs_operators
+    pytestmark = NEEDS_TESSERA
 
     def test_the_graph_of_a_model(self):
         model = make_model(dense_layers=(32,), over_layers=(64, 32))
@@ -200,6 +209,9 @@ class TestPackages:
         arguments = ["package-model", "--factory", "user_models:dcn", "--out", str(out)]
         assert main([*arguments, "--dense-dtype", "bf16", "--device", "cuda"]) == 0
         assert "dense layers bf16" in capsys.readouterr().out
+        assert main(["verify", str(out)]) == 0
+        verified = capsys.readouterr().out
+        assert ("on the CPU, as there is no GPU" in verified) is not torch.cuda.is_available()
 
     @pytest.mark.gpu
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
