@@ -176,10 +176,17 @@ def _is_narrow(module: fx.GraphModule, node: fx.Node) -> bool:
     """Whether it is the output of a layer in bfloat16, or the ReLU of one."""
     if node.target is torch.relu:
         (node,) = node.all_input_nodes
+    weight: object
     if node.target is LINEAR_RELU:
-        (weight,) = node.all_input_nodes[2].all_input_nodes
+        transposed = node.args[2]
+        assert isinstance(transposed, fx.Node)
+        weight = transposed.args[0] if transposed.target == "t" else transposed
     elif node.target is nn.functional.linear:
         _, weight, _ = linear_arguments(node)
     else:
         return False
-    return weight.op == "get_attr" and parameter(module, weight).dtype == NARROW
+    return (
+        isinstance(weight, fx.Node)
+        and weight.op == "get_attr"
+        and parameter(module, weight).dtype == NARROW
+    )

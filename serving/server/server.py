@@ -46,6 +46,10 @@ _QUIET_TRIES = 20
 _Result = TypeVar("_Result")
 
 
+def _always(number: int) -> Callable[[], int]:
+    return lambda: number
+
+
 class Server:
     """A server of one or more models.
 
@@ -160,7 +164,7 @@ class Server:
         )
         counters.load_seconds = model.load_seconds
         for device, held in model.table_bytes.items():
-            counters.memory_bytes[device, "tables"] = functools.partial(int, held)
+            counters.memory_bytes[device, "tables"] = _always(held)
             if device != "cpu":
                 # Of the whole process: tables, dense weights and activations.
                 counters.memory_bytes[device, "reserved"] = functools.partial(

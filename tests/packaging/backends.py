@@ -23,3 +23,11 @@ EACH_BACKEND = [
     for name in BACKENDS
 ]
 """For ``pytest.mark.parametrize``."""
+
+NEEDS_TESSERA = [
+    mark
+    for parameter in EACH_BACKEND
+    if parameter.values == ("tessera",)
+    for mark in parameter.marks
+]
+"""For ``pytestmark``: skips without Tessera's own operators."""

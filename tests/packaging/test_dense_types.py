@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import user_models
-from backends import EACH_BACKEND
+from backends import NEEDS_TESSERA
 from package_factory import make_model
 
 from tessera.cli import main
@@ -33,12 +33,7 @@ from tessera.serving.packaging.type_report import (
 )
 from tessera.serving.runner import TorchScriptRunner
 
-pytestmark = [
-    mark
-    for parameter in EACH_BACKEND
-    if parameter.values == ("tessera",)
-    for mark in parameter.marks
-]
+pytestmark = NEEDS_TESSERA
 
 # Loads a package, which compares the golden answers, and prints the answers to its requests.
 LOADING = """
