@@ -69,15 +69,24 @@ def test_vectors_and_gradients_are_those_of_table_after_table(pooled, mean, weig
 
 @on_gpu
 @pytest.mark.parametrize("batch_size", [0, 3])
-def test_a_batch_without_ids(batch_size):
-    config = group([(30, 8, 1), (5, 4, 1)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_batch_without_ids(batch_size, weighted):
+    config = group([(30, 8, 1), (5, 4, 1)], weighted=weighted)
     _, in_one = pair(config, pooled=True, mean=False)
-    empty = {name: ([[]] * batch_size, None) for name in ("f0_0", "f1_0")}
-    out = in_one(bags_of(kjt_of(empty), weighted=False, weighted_mean=False))
+    empty = {
+        name: ([[]] * batch_size, [[]] * batch_size if weighted else None)
+        for name in ("f0_0", "f1_0")
+    }
+    bags = bags_of(kjt_of(empty), weighted=weighted, weighted_mean=False)
+    if weighted:
+        bags.weights.requires_grad_()
+    out = in_one(bags)
     assert out.shape == (batch_size, 12)
     assert not out.any()
     out.sum().backward()
     assert not any(weight.grad.any() for weight in in_one.weights)
+    # What made the weights has parameters whose gradients other ranks wait for.
+    assert not weighted or bags.weights.grad.shape == (0,)
 
 
 def test_where_it_is_chosen():

@@ -76,10 +76,12 @@ class DenseTbeTables(DenseTables):
     def forward(self, bags: Bags) -> Tensor:
         """``[B, sum of D]``, or unpooled ``[N, D]``; ids must be rows."""
         if bags.offsets.numel() == 1 or bags.ids.numel() == 0:
-            # The operator cannot be started on nothing.  The other ranks wait for the gradient.
+            # The operator cannot be started on nothing.  The other ranks wait for the gradients, of
+            # the tables and of what made the weights.
             rows = bags.ids.numel() if not self._pooled else self._samples(bags)
             zeros = torch.zeros(rows, self._out_cols, device=bags.ids.device)
-            return zeros + self.flat[:0].sum()
+            linked = zeros + self.flat[:0].sum()
+            return linked if bags.weights is None else linked + bags.weights[:0].sum()
         vectors: Tensor = self._operator[0](bags.ids, bags.offsets, bags.weights)
         return vectors
 

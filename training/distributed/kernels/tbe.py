@@ -137,7 +137,9 @@ class TbeTables:
         """
         if offsets.numel() == 1 and not self._cpu:  # FBGEMM's GPU operators need a bag
             empty = torch.zeros(0, self._out_cols, device=ids.device)
-            return empty.requires_grad_(torch.is_grad_enabled())
+            empty.requires_grad_(torch.is_grad_enabled())
+            # The gradient must pass by what made the weights: other ranks wait for it.
+            return empty if weights is None else empty + weights[:0].sum()
         if hyper is not self._hyper:
             self._push(hyper)
         if self._rule.counts_steps:
