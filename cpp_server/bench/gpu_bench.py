@@ -6,6 +6,7 @@ The package is one that ``package-model --device cuda`` wrote (``mlperf_package.
 script makes one of MLPerf's DLRM-DCNv2 shape with capped tables).  First `in_process` times forward
 passes with their copies, one session and two; then `tessera-server` is started, and `tessera-load` on
 the same machine sends requests of ``--samples`` samples at shares of the best in-process rate.
+All on one GPU, the first unless CUDA_VISIBLE_DEVICES names another; ``gpu_copies.py`` is for several.
 Python's standard library is all that it needs, so that it runs on a GPU host as it is.
 """
 
@@ -15,6 +16,7 @@ import argparse
 import contextlib
 import csv
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -26,6 +28,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BATCH_SIZES = (1, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
+WARM_UP_S = 0.5
 SHARES = (0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 1.0)
 
 
@@ -45,14 +48,14 @@ def in_process(args: argparse.Namespace, sessions: int) -> dict[int, list[float]
 
 
 @contextlib.contextmanager
-def server(args: argparse.Namespace) -> Iterator[tuple[int, int]]:
+def server(args: argparse.Namespace, *flags: str) -> Iterator[tuple[int, int]]:
     """A running server's gRPC and HTTP ports."""
     process = subprocess.Popen(
         [
             *(args.build / "tessera-server", "--model", args.package, "--host", "127.0.0.1"),
             *("--port", "0", "--http-port", "0", "--drain-propagation-ms", "0"),
             *("--max-batch-samples", str(args.max_batch), "--max-batch-ids", "16000000"),
-            *("--workers", str(args.workers)),
+            *("--workers", str(args.workers), *flags),
         ],
         stderr=subprocess.PIPE,
         text=True,
@@ -83,7 +86,8 @@ def load(args: argparse.Namespace, port: int, *flags: str) -> dict[str, float]:
             [
                 *(args.build / "tessera-load", "--address", f"127.0.0.1:{port}"),
                 *("--model-file", args.package, "--ids-per-bag", args.ids_per_bag, "--int32-ids"),
-                *("--duration-s", str(args.seconds), "--warm-up-s", "0.5", "--csv", file.name),
+                *("--duration-s", str(args.seconds), "--warm-up-s", str(WARM_UP_S)),
+                *("--csv", file.name),
                 *flags,
             ],
             check=False,  # 1: some requests were refused, which the table shows
@@ -93,9 +97,10 @@ def load(args: argparse.Namespace, port: int, *flags: str) -> dict[str, float]:
     return {name: float(value) for name, value in row.items()}
 
 
-def main() -> None:
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The flags that are also those of ``gpu_copies.py``."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--package", required=True, help="made with --device cuda")
     parser.add_argument("--ids-per-bag", default="1", help="for all features, or one for each")
@@ -113,7 +118,12 @@ def main() -> None:
         help="where the programs are",
     )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = parser(__doc__).parse_args()
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     figures: dict[str, object] = {}
     best = 0.0
     for sessions in (1, 2):
