@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
 from typing import Any, cast
 
 import torch
@@ -32,8 +33,10 @@ from tessera.training.distributed.infer_lookup import (
     MetaInferGroupedPooledEmbeddingsLookup,
     fx_wrap_tensor_view2d,
 )
+from tessera.training.distributed.kernels.bags import OUTPUT_DTYPES, STORED_DTYPES
 from tessera.training.distributed.table_state import load_tables, table_values
 from tessera.training.distributed.types import ShardingType
+from tessera.training.optim.fused import FusedParams
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 __all__ = [
@@ -46,6 +49,7 @@ __all__ = [
     "InferGroupedPooledEmbeddingsLookup",
     "MetaInferGroupedEmbeddingsLookup",
     "MetaInferGroupedPooledEmbeddingsLookup",
+    "common_output_dtype",
     "embeddings_cat_empty_rank_handle",
     "fx_wrap_tensor_view2d",
 ]
@@ -64,6 +68,17 @@ _FUSED = frozenset(
         EmbeddingComputeKernel.FUSED_UVM_CACHING,
     }
 )
+
+
+def common_output_dtype(configs: Iterable[GroupedEmbeddingConfig]) -> torch.dtype:
+    """A dtype for the vectors of all groups; float32 for none."""
+    dtypes = [
+        OUTPUT_DTYPES[FusedParams.from_dict(config.fused_params or {}).output_dtype]
+        if config.compute_kernel in _FUSED
+        else STORED_DTYPES[config.data_type]
+        for config in configs
+    ]
+    return reduce(torch.promote_types, dtypes) if dtypes else torch.float32
 
 
 class CommOpGradientScaling(torch.autograd.Function):
@@ -99,9 +114,11 @@ class GroupedLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
         pg: dist.ProcessGroup | None,
         device: torch.device | None,
         sharding_type: ShardingType | None,
+        output_dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
         self.grouped_configs = grouped_configs
+        self._output_dtype = output_dtype or common_output_dtype(grouped_configs)
         self._pg = pg
         self._device = device or torch.device("cpu")
         self._feature_splits = [config.num_features() for config in grouped_configs]
@@ -114,6 +131,10 @@ class GroupedLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
         self, config: GroupedEmbeddingConfig, sharding_type: ShardingType | None
     ) -> nn.Module:
         """The kernel of one group."""
+
+    def _nothing(self, shape: tuple[int, ...]) -> Tensor:
+        """What a rank without tables gives."""
+        return torch.empty(shape, dtype=self._output_dtype, device=self._device, requires_grad=True)
 
     def _by_group(self, features: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
         if len(self._feature_splits) == 1:
@@ -221,6 +242,8 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
         scale_weight_gradients: whether the gradients of those weights make up for the division
             by the world size that their average over the ranks will do.
         sharding_type: the sharding that this is for.
+        output_dtype: of the vectors, the same on all ranks, with tables or without; None: the
+            groups'.
     """
 
     def __init__(
@@ -232,8 +255,9 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
         *,
         scale_weight_gradients: bool = True,
         sharding_type: ShardingType | None = None,
+        output_dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(grouped_configs, pg, device, sharding_type)
+        super().__init__(grouped_configs, pg, device, sharding_type, output_dtype)
         # In a tuple: its parameters belong to the collection, not to this module.
         self._processors = () if feature_processor is None else (feature_processor,)
         scaled = scale_weight_gradients and get_gradient_division() and pg is not None
@@ -263,10 +287,10 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
         if not self._emb_modules:
             # The gradient must come by here too: the other ranks wait for it.
             shape = (0,) if varies else (sparse_features.stride(), 0)
-            nothing = torch.empty(shape, device=self._device, requires_grad=True)
+            nothing = self._nothing(shape)
             return nothing + self._zero() if self._processors else nothing
         embeddings = [
-            kernel(self._processed(config, own))
+            kernel(self._processed(config, own)).to(self._output_dtype)
             for config, kernel, own in zip(
                 self.grouped_configs,
                 self._emb_modules,
@@ -329,6 +353,8 @@ class GroupedEmbeddingsLookup(GroupedLookup):
         pg: the group that the shards are spread over; None: they are whole tables.
         device: where the tables live.
         sharding_type: the sharding that this is for.
+        output_dtype: of the vectors, the same on all ranks, with tables or without; None: the
+            groups'.
     """
 
     def __init__(
@@ -338,8 +364,9 @@ class GroupedEmbeddingsLookup(GroupedLookup):
         device: torch.device | None = None,
         *,
         sharding_type: ShardingType | None = None,
+        output_dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(grouped_configs, pg, device, sharding_type)
+        super().__init__(grouped_configs, pg, device, sharding_type, output_dtype)
 
     def _kernel(
         self, config: GroupedEmbeddingConfig, sharding_type: ShardingType | None
@@ -357,9 +384,9 @@ class GroupedEmbeddingsLookup(GroupedLookup):
             ``[N * D]``: the vectors one after the other, flat.
         """
         if not self._emb_modules:
-            return torch.empty(0, device=self._device, requires_grad=True)
+            return self._nothing((0,))
         embeddings = [
-            kernel(features).reshape(-1)
+            kernel(features).reshape(-1).to(self._output_dtype)
             for kernel, features in zip(
                 self._emb_modules, self._by_group(sparse_features), strict=True
             )

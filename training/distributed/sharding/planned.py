@@ -14,7 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tessera.training.distributed.comm_ops.column_order import ColumnOrder
-from tessera.training.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
+from tessera.training.distributed.embedding_lookup import (
+    GroupedPooledEmbeddingsLookup,
+    common_output_dtype,
+)
 from tessera.training.distributed.embedding_sharding import (
     BaseEmbeddingDist,
     BaseSparseFeaturesDist,
@@ -182,12 +185,16 @@ class PlannedSharding(EmbeddingSharding[C, KeyedJaggedTensor, T, W]):
         """How ids travel among ``pg``."""
 
     def _groups_with(self, fused_params: dict[str, Any] | None) -> list[GroupedEmbeddingConfig]:
-        """`groups_here`, which take ``fused_params`` in place of their own, if given."""
-        groups = self.groups_here()
+        """`groups_here`; ``fused_params``, if given, take the place of all ranks' groups' own."""
         if fused_params is not None:
-            for group in groups:
-                group.fused_params = fused_params
-        return groups
+            for groups in self._groups_per_rank:
+                for group in groups:
+                    group.fused_params = fused_params
+        return self.groups_here()
+
+    def _output_dtype(self) -> torch.dtype:
+        """Of the vectors of all ranks: what is sent and what is received is of one dtype."""
+        return common_output_dtype(group for groups in self._groups_per_rank for group in groups)
 
     def _codecs(self, operation: CommOp) -> QuantizedCommCodecs | None:
         return (self.qcomm_codecs_registry or {}).get(operation.name)
@@ -404,4 +411,5 @@ class PooledSharding(PlannedSharding[EmbeddingShardingContext, Tensor, Tensor]):
             feature_processor=feature_processor,
             scale_weight_gradients=self.scale_weight_gradients,
             sharding_type=self.sharding_type,
+            output_dtype=self._output_dtype(),
         )

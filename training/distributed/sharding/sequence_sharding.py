@@ -221,6 +221,7 @@ class SequenceSharding(PlannedSharding[SequenceShardingContext, Tensor, Tensor])
             pg=self._pg,
             device=device or self._device,
             sharding_type=self.sharding_type,
+            output_dtype=self._output_dtype(),
         )
 
     def dims_per_rank(self) -> list[list[int]]:
