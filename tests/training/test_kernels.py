@@ -143,6 +143,29 @@ def test_three_steps_equal_the_double(kind, pooled, mean, weighted):
 
 @on_gpu
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_batch_without_bags_is_a_step(kind, weighted):
+    generator = torch.Generator().manual_seed(4)
+    config = group(
+        [(7, 8, 2), (5, 4, 1)], weighted=weighted, optimizer=kind, learning_rate=0.05, eps=1e-3
+    )
+    kernel = BatchedFusedEmbeddingBag(config, device=DEVICE)
+    fill(kernel, generator)
+    double = Double(config, kernel.split_embedding_weights(), pooled=True, kind=kind)
+    sizes = iter([4, 0, 4])
+    check_three_steps(
+        kernel,
+        double,
+        lambda: draw_bags(generator, config, next(sizes), weighted=weighted),
+        generator=generator,
+        bound=1e-4,  # as in `compared`
+        lr=0.05,
+        eps=1e-3,
+    )
+
+
+@on_gpu
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", ["decouple", "l2"])
 def test_weight_decay_of_both_kinds(kind, mode):
     compared(
@@ -216,6 +239,33 @@ def test_rows_in_host_memory(kind, compute, storage):
         seed=7,
         compute=compute,
         storage=tuple(storage.items()),
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="set TESSERA_TEST_DEVICE=cuda on a GPU host")
+def test_a_batch_without_bags_takes_no_turn_of_the_cache():
+    generator = torch.Generator().manual_seed(5)
+    config = group(
+        [(40, 8, 2), (30, 4, 1)],
+        kernel=EmbeddingComputeKernel.FUSED_UVM_CACHING,
+        optimizer="exact_sgd",
+        learning_rate=0.05,
+        cache_load_factor=0.5,
+    )
+    kernel = BatchedFusedEmbeddingBag(config, device=DEVICE)
+    fill(kernel, generator)
+    kernel.purge()
+    double = Double(config, kernel.split_embedding_weights(), pooled=True, kind="exact_sgd")
+    sizes = iter([4, 0, 4])
+
+    def prefetched():
+        jagged = draw_bags(generator, config, next(sizes), weighted=False)
+        kernel.prefetch(kjt_of(jagged))
+        return jagged
+
+    check_three_steps(
+        kernel, double, prefetched, generator=generator, bound=1e-4, lr=0.05, eps=1e-3
     )
 
 

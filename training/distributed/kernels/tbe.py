@@ -135,7 +135,8 @@ class TbeTables:
         Raises:
             RuntimeError: FBGEMM's, for an id that is not a row, and for offsets that do not fit.
         """
-        if offsets.numel() == 1 and not self._cpu:  # FBGEMM's GPU operators need a bag
+        if self._too_few_bags(offsets):
+            self._count_step()
             empty = torch.zeros(0, self._out_cols, device=ids.device)
             empty.requires_grad_(torch.is_grad_enabled())
             # The gradient must pass by what made the weights: other ranks wait for it.
@@ -148,10 +149,18 @@ class TbeTables:
             with torch.inference_mode(mode=False), torch.no_grad():
                 without_grad: Tensor = self._tbe(ids, offsets, weights)
                 return without_grad
-        if torch.is_grad_enabled() and self._rule.counts_steps:
-            self.step += 1
+        self._count_step()
         vectors: Tensor = self._tbe(ids, offsets, weights)
         return vectors
+
+    def _too_few_bags(self, offsets: Tensor) -> bool:
+        """FBGEMM's GPU operators need a bag."""
+        return offsets.numel() == 1 and not self._cpu
+
+    def _count_step(self) -> None:
+        # A step without bags here is a step: the shards of a table count alike on all ranks.
+        if torch.is_grad_enabled() and self._rule.counts_steps:
+            self.step += 1
 
     def _push(self, hyper: HyperParameters) -> None:
         if hyper.weight_decay and self._ignores_decay:
@@ -192,7 +201,8 @@ class TbeTables:
         forward_stream: torch.cuda.streams.Stream | None,
     ) -> None:
         """Bring rows into the cache ahead of their lookup (``fused_uvm_caching``)."""
-        if self._caches:
+        # One prefetch for each lookup that FBGEMM sees: it takes up what was prefetched in turn.
+        if self._caches and not self._too_few_bags(offsets):
             self._tbe.prefetch(ids, offsets, forward_stream)
 
 
