@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tessera.errors import UserError
 from tessera.kernels.tables import FeatureLookup, ScaleType, TablePlace, make_plan
-from tessera.serving.packaging.quantize import StoredTable
+from tessera.serving.packaging.quantize import StoredTables
 from tessera.serving.packaging.tessera_plan import POOLINGS
 from tessera.serving.schema import FeatureSpec
 
@@ -16,6 +15,7 @@ def pool_stored_rows(  # noqa: PLR0917 - TorchScript calls it by position
     buffers: list[Tensor],
     places: Tensor,
     plan: Tensor,
+    book: Tensor,
     rows: Tensor,
     lengths: Tensor,
     weights: Tensor | None,
@@ -29,7 +29,9 @@ def pool_stored_rows(  # noqa: PLR0917 - TorchScript calls it by position
         buffers: the shards' tables.
         places: ``[shards, 6]`` int64 on the CPU: first row, rows, and where the elements and the
             scales lie (offset and stride in bytes each).
-        plan: ``[1, 15]`` of a table whose rows are a scale and a bias (if any) and the elements.
+        plan: ``[1, 15]`` of a table that begins with its book (if any) and whose rows are a scale and
+            a bias (if any) and the elements.
+        book: the bytes of the table's book, uint8; empty where its rows need none.
         rows: ``[N]`` of all features.
         lengths: ``[F * B]``.
         weights: ``[N]`` or None.
@@ -46,28 +48,30 @@ def pool_stored_rows(  # noqa: PLR0917 - TorchScript calls it by position
         begin += counts[before]
     count = counts[feature]
     own = rows[begin : begin + count]
-    header, width = int(plan[0, 0]), int(plan[0, 1])
+    header, width = int(plan[0, 0]) - book.size(0), int(plan[0, 1])
     # Two rows at least: the plan's reciprocal of one row has no int64.
-    together = torch.zeros([max(count, 2), width], dtype=torch.uint8)
+    size = max(count, 2)
+    buffer = torch.zeros([book.size(0) + size * width], dtype=torch.uint8)
+    buffer[: book.size(0)] = book
+    together = buffer[book.size(0) :].view(size, width)
     for shard in range(len(buffers)):
         place: list[int] = places[shard].tolist()
-        first, size = place[0], place[1]
-        at = torch.nonzero((own >= first) & (own < first + size)).squeeze(1)
+        first, held = place[0], place[1]
+        at = torch.nonzero((own >= first) & (own < first + held)).squeeze(1)
         local = own[at] - first
-        data = buffers[shard].as_strided([size, width - header], [place[3], 1], place[2])
+        data = buffers[shard].as_strided([held, width - header], [place[3], 1], place[2])
         stored = [data.index_select(0, local)]
         if header > 0:
-            scales = buffers[shard].as_strided([size, header], [place[5], 1], place[4])
+            scales = buffers[shard].as_strided([held, header], [place[5], 1], place[4])
             stored = [scales.index_select(0, local), data.index_select(0, local)]
         together.index_copy_(0, at, torch.cat(stored, 1))
     plan = plan.clone()
-    size = max(count, 2)
     half = 9223372036854775807  # 2**63 - 1; the reciprocal is (2**64 - 1) // size
     plan[0, 2] = size
     plan[0, 12] = 2 * (half // size) + (2 * (half % size) + 1) // size
     batch = lengths.size(0) // features
     pooled: Tensor = torch.ops.tessera.lookup(
-        together.view(-1),
+        buffer,
         plan,
         torch.arange(count),
         lengths[feature * batch : (feature + 1) * batch].contiguous(),
@@ -77,18 +81,10 @@ def pool_stored_rows(  # noqa: PLR0917 - TorchScript calls it by position
     return pooled
 
 
-def gathering(feature: FeatureSpec, table: StoredTable, shards: int) -> tuple[Tensor, Tensor]:
-    """The arguments ``places`` and ``plan`` of `pool_stored_rows`.
-
-    Raises:
-        UserError: rows that mean nothing without their table's book.
-    """
-    if table.kind.blocks:
-        raise UserError(
-            f"table {table.info.name!r} is {table.kind.name}, whose rows cannot be gathered from "
-            "several shards; give it --table-sharding table_wise or column_wise, or another dtype"
-        )
-    places = torch.zeros(shards, 6, dtype=torch.int64)
+def gathering(feature: FeatureSpec, tables: StoredTables) -> tuple[Tensor, Tensor, Tensor]:
+    """The arguments ``places``, ``plan`` and ``book`` of `pool_stored_rows`."""
+    table = tables.table(feature.table)
+    places = torch.zeros(len(tables.buffers), 6, dtype=torch.int64)
     for piece in table.pieces:
         at = piece.placement
         places[at.shard] = torch.tensor(
@@ -101,19 +97,23 @@ def gathering(feature: FeatureSpec, table: StoredTable, shards: int) -> tuple[Te
                 piece.scale_stride,
             ]
         )
+    # Every piece has a copy of the table's book.
+    piece = table.pieces[0]
+    begin, size = piece.scale_offset, table.kind.book_bytes
+    book = tables.buffers[piece.placement.shard][begin : begin + size].clone() if size else None
     header = table.kind.header_bytes
     kind = table.kind.kernel_type
     assert kind is not None
     stride = table.kind.row_bytes(table.info.dim)
     place = TablePlace(
-        data_offset=header,
+        data_offset=size + header,
         row_stride=stride,
         rows=2,
         dim=table.info.dim,
         weight_type=kind,
         scale_offset=0,
         scale_stride=stride if header else 0,
-        scale_type=ScaleType.FLOAT16 if header else ScaleType.NONE,
+        scale_type=ScaleType.BOOK if size else ScaleType.FLOAT16 if header else ScaleType.NONE,
     )
     lookup = FeatureLookup(table=place, out_column=0, pooling=POOLINGS[feature.pooling])
-    return places, make_plan([lookup])
+    return places, make_plan([lookup]), torch.empty(0, dtype=torch.uint8) if book is None else book

@@ -142,9 +142,10 @@ class ShardedLookup(nn.Module):
         self._cut_shards = [f"{SHARD}{number}_cut" for number in range(len(tables.buffers))]
         for number, name in enumerate(self._cut):
             feature = next(f for f in features if f is not None and f.name == name)
-            places, plan = gathering(feature, stored[name], len(tables.buffers))
+            places, plan, book = gathering(feature, tables)
             self.register_buffer(f"cut_places_{number}", places)
             self.register_buffer(f"cut_plan_{number}", plan)
+            self.register_buffer(f"cut_book_{number}", book)
 
     def forward(self, ids: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
         """See `LookupBackend.lookup`."""
@@ -178,6 +179,7 @@ class ShardedLookup(nn.Module):
                     buffers,
                     getattr(self, f"cut_places_{number}"),
                     getattr(self, f"cut_plan_{number}"),
+                    getattr(self, f"cut_book_{number}"),
                     rows,
                     lengths,
                     weights,

@@ -69,8 +69,7 @@ class OneRows(OneLookup):
 @settings(max_examples=40)
 @given(data=st.data())
 def test_any_mix_of_cuts_and_types_gives_the_bits_of_one_shard(data: st.DataObject) -> None:
-    # Rows of int8b cannot be gathered from several shards (test_stored_blocks).
-    usable = st.sampled_from(sorted(TesseraBackend.weight_types - {"int8b"}))
+    usable = st.sampled_from(sorted(TesseraBackend.weight_types))
     kinds = [WEIGHT_TYPES[name] for name in data.draw(st.lists(usable, min_size=1, max_size=4))]
     shards = data.draw(st.integers(2, 3))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))

@@ -72,23 +72,23 @@ def test_lookups_read_what_is_stored() -> None:
     assert torch.allclose(pooled[2], values[2:].sum(0), rtol=1e-6)
 
 
-def test_cuts_between_columns_give_the_bits_of_one_shard() -> None:
+@pytest.mark.parametrize("way", ["column_wise", "row_wise"])
+@pytest.mark.parametrize("shards", [2, 3])
+def test_cuts_give_the_bits_of_one_shard(way: str, shards: int) -> None:
     given = table()
-    plan = plan_shards([given], {"t": KIND}, shards=2, by_pattern={"t": "column_wise"})
+    plan = plan_shards([given], {"t": KIND}, shards=shards, by_pattern={"t": way})
     one, many = quantize_tables([given], KIND), quantize_tables([given], KIND, plan=plan)
     assert torch.equal(many.values("t"), one.values("t"))
-    ids, lengths = torch.arange(50), torch.full((10,), 5)
     single = TesseraBackend().lookup(one, [feature()], ["f"])
     spread = TesseraBackend().lookup(many, [feature()], ["f"])
-    assert torch.equal(spread(ids, lengths, None), single(ids, lengths, None))
-
-
-def test_rows_in_several_shards_are_refused() -> None:
-    given = table()
-    plan = plan_shards([given], {"t": KIND}, shards=2, by_pattern={"t": "row_wise"})
-    stored = quantize_tables([given], KIND, plan=plan)
-    with pytest.raises(UserError, match="column_wise, or another dtype"):
-        TesseraBackend().lookup(stored, [feature()], ["f"])
+    for ids, lengths in (
+        (torch.arange(50), torch.full((10,), 5)),
+        (torch.tensor([49]), torch.tensor([0, 1, 0])),
+        (torch.empty(0, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)),
+    ):
+        weights = torch.rand(len(ids))
+        for own in (None, weights):
+            assert torch.equal(spread(ids, lengths, own), single(ids, lengths, own))
 
 
 def test_widths_that_are_no_blocks_are_refused() -> None:
