@@ -34,6 +34,7 @@ from tessera.serving.packaging.lookup import lookup_backend
 from tessera.serving.packaging.module_predict import ModulePredict
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.packed_collections import packed_collection
+from tessera.serving.packaging.packed_positions import packed_positions
 from tessera.serving.packaging.script import script
 from tessera.serving.packaging.servable import ServableModel, dense_bytes, store_tables
 from tessera.serving.packaging.trace import is_left_whole, trace
@@ -94,6 +95,7 @@ def make_module_servable(
         )
         for collection in found.collections
     }
+    memo |= packed_positions(module)
     packed = copy.deepcopy(module, memo).eval().requires_grad_(requires_grad=False)
     outputs, saved = _run_sample(packed, arguments, options, inputs.output)
     schema = module_schema(
