@@ -109,6 +109,37 @@ def test_inverse_indices_give_the_batch_size_and_survive_a_move():
     assert kjt.permute([1, 0]).inverse_indices_or_none() is None
 
 
+def with_inverse(keys, places):
+    return KeyedJaggedTensor(
+        keys,
+        torch.tensor([1, 2, 3]),
+        lengths=torch.tensor([1, 1, 1]),
+        stride_per_key=[1, 2],
+        inverse_indices=(keys, torch.tensor(places)),
+    )
+
+
+def test_joined_features_keep_their_inverse_indices():
+    first = with_inverse(["a", "b"], [[0, 0, 0], [0, 1, 1]])
+    joined = KeyedJaggedTensor.concat([first, with_inverse(["c", "d"], [[0, 0, 0], [1, 1, 0]])])
+    keys, places = joined.inverse_indices()
+    assert keys == joined.keys() == ["a", "b", "c", "d"]
+    assert places.tolist() == [[0, 0, 0], [0, 1, 1], [0, 0, 0], [1, 1, 0]]
+    assert joined.stride() == 3
+    [whole, nothing] = first.split([2, 0])
+    assert kjt_is_equal(whole, first)
+    assert nothing.inverse_indices_or_none() is None
+
+
+def test_inverse_indices_that_do_not_fit_together_are_refused():
+    first = with_inverse(["a", "b"], [[0, 0, 0], [0, 1, 1]])
+    [without] = with_inverse(["c", "d"], [[0], [0]]).permute([0, 1]).split([2])
+    with pytest.raises(ValueError, match="some tensors have inverse_indices and some have not"):
+        KeyedJaggedTensor.concat([first, without])
+    with pytest.raises(ValueError, match=r"different batch sizes: \[3, 1\]"):
+        KeyedJaggedTensor.concat([first, with_inverse(["c", "d"], [[0], [0]])])
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

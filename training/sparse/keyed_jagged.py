@@ -153,11 +153,11 @@ class KeyedJaggedTensor(Exchangeable):
 
     @staticmethod
     def concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
-        """The keys of all, one after the other; inverse indices are left out.
+        """The keys of all, one after the other.
 
         Raises:
             ValueError: the list is empty, batch sizes differ where no batch varies per key,
-                weights in some only, or a key in two of them.
+                weights or inverse indices in some only, or a key in two of them.
         """
         return _concat(kjt_list)
 
@@ -173,11 +173,7 @@ class KeyedJaggedTensor(Exchangeable):
         keys: list[str] = []
         none = JaggedTensor.empty(is_weighted, device, values_dtype, weights_dtype, lengths_dtype)
         return KeyedJaggedTensor(
-            keys,
-            none.values(),
-            weights=none.weights_or_none(),
-            lengths=none.lengths(),
-            stride=0,
+            keys, none.values(), weights=none.weights_or_none(), lengths=none.lengths(), stride=0
         )
 
     @staticmethod
@@ -373,7 +369,7 @@ class KeyedJaggedTensor(Exchangeable):
     def split(self, segments: list[int]) -> list[KeyedJaggedTensor]:
         """Cut into tensors of ``segments[i]`` keys each, sharing storage.
 
-        The parts have no inverse indices: those are the whole batch's.
+        The parts have no inverse indices: those are the whole batch's, which one part may be.
 
         Raises:
             ValueError: the segments do not add up to the number of keys.
@@ -394,7 +390,7 @@ class KeyedJaggedTensor(Exchangeable):
                 None,
                 None if strides is None else strides[first:last],
                 [bound - start for bound in bounds[first : last + 1]],
-                None,
+                self._inverse_indices if segment == len(self._keys) else None,
             )
             parts.append(part)
             first = last
@@ -477,9 +473,11 @@ def _concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
     strides: list[list[int]] = []
     varies = False
     weights: list[Tensor | None] = []
+    inverse: list[tuple[list[str], Tensor] | None] = []
     for kjt in kjt_list:
         keys.extend(kjt.keys())
         weights.append(kjt.weights_or_none())
+        inverse.append(kjt.inverse_indices_or_none())
         varies = varies or kjt.variable_stride_per_key()
         if varies:
             strides.extend(kjt.stride_per_key_per_rank())
@@ -491,6 +489,7 @@ def _concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
         lengths=torch.cat([kjt.lengths() for kjt in kjt_list]),
         stride=stride,
         stride_per_key_per_rank=strides if varies else None,
+        inverse_indices=layout.joined_inverse(inverse),
     )
 
 

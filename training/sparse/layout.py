@@ -258,3 +258,25 @@ def all_or_none(weights: list[Tensor | None]) -> Tensor | None:
     if len(present) != len(weights):
         raise ValueError("some tensors have weights and some have not; give all or none")
     return torch.cat(present)
+
+
+def joined_inverse(
+    parts: list[tuple[list[str], Tensor] | None],
+) -> tuple[list[str], Tensor] | None:
+    """The inverse indices of several tensors' keys; None where there are none.
+
+    Raises:
+        ValueError: some are there and some are not, or their numbers of samples differ.
+    """
+    keys: list[str] = []
+    rows: list[Tensor] = []
+    for part in parts:
+        if part is not None:
+            keys.extend(part[0])
+            rows.append(part[1])
+    if len(rows) == 0:
+        return None
+    if len(rows) != len(parts):
+        raise ValueError("some tensors have inverse_indices and some have not; give all or none")
+    common_stride([row.size(-1) for row in rows])
+    return keys, torch.cat(rows)
