@@ -313,6 +313,46 @@ def test_batches_left_over_wait_for_the_next_iterator():
         assert waiting > 0
 
 
+def in_turns(pipeline_type, turns, options):
+    """Several iterators one after the other, some left before they end."""
+    expected_losses, _ = plain_loop(Model)
+    dmp, optimizer = sharded(Model)
+    pipeline = pipeline_type(dmp, optimizer, rank_device(), **options)
+    every = batches(dist.get_rank())
+    losses = []
+    for count, calls in turns:
+        iterator = iter(list(itertools.islice(every, count)))
+        for _ in range(calls):
+            try:
+                loss, _ = pipeline.progress(iterator)
+            except StopIteration:
+                break
+            losses.append(loss.item())
+    torch.testing.assert_close(losses, expected_losses[: len(losses)])
+    return len(losses)
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize(
+    "pipeline_type", [TrainPipelineSparseDist, PrefetchTrainPipelineSparseDist]
+)
+@pytest.mark.parametrize("execute_all", [False, True])
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [(3, 2), (4, 9)],  # one batch is left in the pipeline
+        [(3, 1), (4, 9)],  # two are
+        [(1, 1), (1, 1), (2, 2), (3, 9)],
+        [(0, 1), (6, 9), (0, 9)],
+    ],
+)
+def test_batches_of_the_next_iterator_follow_those_left_over(pipeline_type, execute_all, turns):
+    options = {"execute_all_batches": execute_all}
+    for done in run_on_ranks(2, in_turns, pipeline_type, turns, options):
+        total = sum(count for count, calls in turns if calls)
+        assert done == total if execute_all else total - 3 < done <= total
+
+
 def evaluated():
     dmp, optimizer = sharded(Model)
     before = tables_of(dmp)

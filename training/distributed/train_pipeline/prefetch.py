@@ -85,12 +85,12 @@ class PrefetchTrainPipelineSparseDist(TrainPipelineSparseDist[In, Out]):
             self._start_sparse_data_dist(self._batches[0])
             self._wait_sparse_data_dist()
             self._prefetch()
-            if self._enqueue(dataloader_iter):
-                self._start_sparse_data_dist(self._batches[1])
-                self._wait_sparse_data_dist()
-        while len(self._batches) < 3:
-            if not self._enqueue(dataloader_iter):
-                break
+        # One batch is all that an iterator may have left for the next one.
+        if len(self._batches) == 1 and self._enqueue(dataloader_iter):
+            self._start_sparse_data_dist(self._batches[1])
+            self._wait_sparse_data_dist()
+        if len(self._batches) == 2:
+            self._enqueue(dataloader_iter)
 
     def _forward(self, dataloader_iter: Iterator[In]) -> tuple[Tensor, Out]:
         """The forward pass of the first batch; the next one's rows and the third one's ids come."""
