@@ -196,6 +196,7 @@ class Item final : public PendingRequest {
     expect_parts(1, 1);
     Part part;
     part.request = this;
+    part.last = true;
     part.row_end = request.samples;
     part.ids = request.ids;
     return {part};
@@ -227,7 +228,7 @@ struct QueueTest : testing::Test {
     return requests;
   }
 
-  RequestQueue queue{{.max_entries = 3, .max_samples = 20}};
+  RequestQueue queue{{.max_requests = 3, .max_samples = 20}};
   std::vector<DroppedPart> dropped;
 };
 
@@ -237,7 +238,7 @@ TEST_F(QueueTest, ServesByPriorityThenArrival) {
   Item a(1), b(1, 0, 5), c(1);
   ASSERT_TRUE(push(a) && push(b) && push(c));
   EXPECT_EQ(cut_now(), (Requests{&b, &a, &c}));
-  EXPECT_EQ(queue.entries(), 0);
+  EXPECT_EQ(queue.parts(), 0);
 }
 
 TEST_F(QueueTest, CutsByLimits) {
@@ -264,7 +265,51 @@ TEST_F(QueueTest, IsBounded) {
   cut_now(20, 100);
   Item d(1), e(1), f(1), g(1);
   ASSERT_TRUE(push(d) && push(e) && push(f));
-  EXPECT_FALSE(push(g));  // entries
+  EXPECT_FALSE(push(g));  // requests
+}
+
+TEST_F(QueueTest, CountsARequestOnceUntilItsLastPartIsTaken) {
+  RequestQueue one{{.max_requests = 1, .max_samples = 20}};
+  Item item(6), other(1);
+  std::vector<Part> parts(3);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    parts[i].request = &item;
+    parts[i].index = i;
+    parts[i].last = i == 2;
+    parts[i].row_begin = static_cast<std::int64_t>(2 * i);
+    parts[i].row_end = parts[i].row_begin + 2;
+  }
+  ASSERT_TRUE(one.push(parts, kStart, dropped));
+  for (const std::int64_t left : {1, 1, 0}) {
+    std::vector<Part> refused = other.parts();
+    EXPECT_FALSE(one.push(refused, kStart, dropped));
+    std::vector<Part> taken;
+    one.cut(2, 100, kStart, taken, dropped);
+    EXPECT_EQ(taken.size(), 1u);
+    EXPECT_EQ(one.requests(), left);
+  }
+  std::vector<Part> at_last = other.parts();
+  EXPECT_TRUE(one.push(at_last, kStart, dropped));
+}
+
+TEST_F(QueueTest, ThePartsOfADeadRequestMakeRoomForOne) {
+  RequestQueue one{{.max_requests = 1, .max_samples = 20}};
+  Item dead(2), living(1);
+  std::vector<Part> parts(2);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    parts[i].request = &dead;
+    parts[i].index = i;
+    parts[i].last = i == 1;
+    parts[i].row_begin = static_cast<std::int64_t>(i);
+    parts[i].row_end = parts[i].row_begin + 1;
+  }
+  ASSERT_TRUE(one.push(parts, kStart, dropped));
+  dead.cancelled = true;
+  std::vector<Part> next = living.parts();
+  EXPECT_TRUE(one.push(next, kStart, dropped));
+  EXPECT_EQ(dropped.size(), 2u);
+  EXPECT_EQ(one.requests(), 1);
+  EXPECT_EQ(one.parts(), 1);
 }
 
 TEST_F(QueueTest, DropsTheDeadWhenCutting) {
@@ -318,7 +363,7 @@ TEST_F(QueueTest, KnowsTheOldestAndTheNextDeadline) {
 
 TEST(BatchQueue, GivesWorkersWhatIsQueuedAndEnds) {
   SteadyClock clock;
-  BatchQueue queue({.max_entries = 1'000, .max_samples = 1'000}, {.max_samples = 4}, clock);
+  BatchQueue queue({.max_requests = 1'000, .max_samples = 1'000}, {.max_samples = 4}, clock);
   std::atomic<int> taken = 0;
   std::vector<std::jthread> workers;
   for (int i = 0; i < 3; ++i) {
@@ -358,7 +403,7 @@ TEST(BatchQueue, WakesASpareWorkerForHeavyWorkAlone) {
   for (int i = 0; i < 10; ++i) {
     ASSERT_TRUE(queue.submit(items.emplace_back(1).parts(), dropped).ok());
   }
-  EXPECT_EQ(queue.depth().entries, 10);
+  EXPECT_EQ(queue.depth().requests, 10);
   for (int i = 0; i < 4; ++i) {
     ASSERT_TRUE(queue.submit(items.emplace_back(300, 0, /*priority*/ 1).parts(), dropped).ok());
   }
@@ -389,7 +434,7 @@ TEST(BatchQueue, DrainEndsTheWaitForCompany) {
 
 TEST(BatchQueue, SaysWhatIsFull) {
   SteadyClock clock;
-  BatchQueue queue({.max_entries = 1, .max_samples = 50}, {}, clock);
+  BatchQueue queue({.max_requests = 1, .max_samples = 50}, {}, clock);
   Item a(7), b(3);
   std::vector<DroppedPart> dropped;
   ASSERT_TRUE(queue.submit(a.parts(), dropped).ok());
@@ -416,6 +461,7 @@ TEST(Split, CoversEveryRowOnceWithinTheLimits) {
       EXPECT_EQ(part.row_begin, row);
       row = part.row_end;
       ids += part.ids;
+      EXPECT_EQ(part.last, &part == &parts.back());
       EXPECT_LE(part.samples(), max_samples);
       EXPECT_TRUE(part.ids <= max_ids || part.samples() == 1);
     }

@@ -45,7 +45,7 @@ TEST(Flags, SetWhatTheySay) {
   EXPECT_FALSE(config.log_json);
   EXPECT_EQ(config.log_level, LogLevel::kDebug);
   EXPECT_FALSE(config.verify_golden);
-  EXPECT_EQ(config.queue_limits.max_entries, 5);
+  EXPECT_EQ(config.queue_limits.max_requests, 5);
 }
 
 TEST(Flags, RefuseWithTheRemedy) {

@@ -280,7 +280,7 @@ TEST(Shared, AnIdOutsideIsNamedByItsRowAndCountedAsItIsLookedUp) {
 }
 
 TEST(Shared, ABatchHasOneSetOfSharedFeatures) {
-  RequestQueue queue{{.max_entries = 10, .max_samples = 100}};
+  RequestQueue queue{{.max_requests = 10, .max_samples = 100}};
   test::Random random(3);
   const std::vector<std::vector<std::string>> sets = {
       {}, {"user", "item"}, {}, {"item", "user"}, {"user"}, {}, {"user", "item"}};
@@ -294,7 +294,7 @@ TEST(Shared, ABatchHasOneSetOfSharedFeatures) {
     ASSERT_TRUE(queue.push(parts, TimePoint{}, dropped));
   }
   std::vector<std::size_t> sizes;
-  while (queue.entries() > 0) {
+  while (queue.parts() > 0) {
     std::vector<Part> taken;
     queue.cut(1'000, 1'000'000, TimePoint{}, taken, dropped);
     sizes.push_back(taken.size());

@@ -58,7 +58,7 @@ class ModelLimits:
             several passes and put together again.
         max_batch_ids: ids that one forward pass takes; one sample alone may have more, and samples that
             share more than half of them may have as many as half beside those.
-        max_queue_requests: requests that may wait.
+        max_queue_requests: requests that may wait, each once, in however many parts.
         max_queue_samples: samples that may wait.
         max_delay_us: microseconds that a free worker waits for company; 0: it takes at once
             whatever is queued.

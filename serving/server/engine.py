@@ -129,7 +129,7 @@ class Engine:
             deliver=self._deliver,
             log=log,
         )
-        metrics.queue_requests = lambda: len(self._queue)
+        metrics.queue_requests = lambda: self._queue.requests
         metrics.queue_samples = lambda: self._queue.samples
         metrics.inflight_batches = lambda: self._workers - self._free_workers
         metrics.memory_bytes["cpu", "buffers"] = self._pool.buffer_bytes
@@ -159,7 +159,7 @@ class Engine:
         )
         ticket = Ticket(self._loop.create_future(), len(parts))
         entries = [
-            Entry(part, ticket, number, now, deadline, priority)
+            Entry(part, ticket, number, number == len(parts) - 1, now, deadline, priority)
             for number, part in enumerate(parts)
         ]
         self._count_dropped(self._queue.push(entries, now))

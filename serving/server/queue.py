@@ -39,6 +39,7 @@ class Entry:
         request: what to compute.
         owner: see `Owner`.
         part: which part of the owner's request this is.
+        last: whether it is the request's last part.
         arrived: the clock when it came (seconds).
         deadline: the clock when it is too late (seconds), or `NO_DEADLINE`.
         priority: higher is served first.
@@ -47,6 +48,7 @@ class Entry:
     request: DecodedRequest
     owner: Owner
     part: int
+    last: bool
     arrived: float
     deadline: float = NO_DEADLINE
     priority: int = 0
@@ -70,8 +72,14 @@ class RequestQueue:
     """See the module's docstring.
 
     Args:
-        max_requests: entries that may wait.
+        max_requests: requests that may wait, in however many parts: one that may be sent at all fits an
+            empty queue.
         max_samples: samples that may wait.
+
+    Attributes:
+        requests: those whose last part waits.
+        samples: of the entries that wait.
+        ids: of the entries that wait.
     """
 
     def __init__(self, *, max_requests: int, max_samples: int) -> None:
@@ -79,6 +87,7 @@ class RequestQueue:
         self._max_samples = max_samples
         self._heap: list[tuple[int, int, Entry]] = []
         self._arrivals = 0
+        self.requests = 0
         self.samples = 0
         self.ids = 0
 
@@ -86,7 +95,7 @@ class RequestQueue:
         return len(self._heap)
 
     def push(self, entries: list[Entry], now: float) -> list[Reason]:
-        """Let all of ``entries`` wait, or none.
+        """Let all of ``entries``, the parts of one request in their order, wait, or none.
 
         Returns:
             The drops to count, if dead entries had to make room.
@@ -96,11 +105,11 @@ class RequestQueue:
         """
         samples = sum(entry.request.samples for entry in entries)
         dropped: list[Reason] = []
-        if not self._fits(len(entries), samples):
+        if not self._fits(samples):
             dropped = self._purge(now)
-            if not self._fits(len(entries), samples):
+            if not self._fits(samples):
                 raise QueueFullError(
-                    f"the queue is full: {len(self._heap)} requests with {self.samples} samples "
+                    f"the queue is full: {self.requests} requests with {self.samples} samples "
                     f"wait (limits {self._max_requests} and {self._max_samples}), this request "
                     f"brings {samples}; try again later"
                 )
@@ -109,6 +118,7 @@ class RequestQueue:
             self._arrivals += 1
             self.samples += entry.request.samples
             self.ids += entry.request.ids
+        self.requests += 1
         return dropped
 
     def cut(self, *, max_samples: int, max_ids: int, now: float) -> Cut:
@@ -136,8 +146,7 @@ class RequestQueue:
                 if not fits:
                     break
             heapq.heappop(self._heap)
-            self.samples -= request.samples
-            self.ids -= request.ids
+            self._forget(entry)
             if reason is not None:
                 if entry.owner.drop(reason):
                     cut.dropped.append(reason)
@@ -157,11 +166,13 @@ class RequestQueue:
         """The next deadline of a waiting entry; `NO_DEADLINE` when there is none."""
         return min((entry.deadline for _, _, entry in self._heap), default=NO_DEADLINE)
 
-    def _fits(self, requests: int, samples: int) -> bool:
-        return (
-            len(self._heap) + requests <= self._max_requests
-            and self.samples + samples <= self._max_samples
-        )
+    def _fits(self, samples: int) -> bool:
+        return self.requests < self._max_requests and self.samples + samples <= self._max_samples
+
+    def _forget(self, entry: Entry) -> None:
+        self.requests -= entry.last
+        self.samples -= entry.request.samples
+        self.ids -= entry.request.ids
 
     def _purge(self, now: float) -> list[Reason]:
         living: list[tuple[int, int, Entry]] = []
@@ -171,8 +182,7 @@ class RequestQueue:
             if reason is None:
                 living.append(item)
                 continue
-            self.samples -= item[2].request.samples
-            self.ids -= item[2].request.ids
+            self._forget(item[2])
             if item[2].owner.drop(reason):
                 dropped.append(reason)
         heapq.heapify(living)

@@ -180,6 +180,19 @@ def test_a_full_queue_refuses(kind, package, drawn):
         assert [call.result(TIMEOUT_S) for call in waiting]
 
 
+def test_a_request_in_more_parts_than_requests_may_wait_is_answered(kind, package, drawn):
+    """It waits as the one request that it is."""
+    flags = ["--max-queue-requests", 1, "--max-batch-samples", 100]
+    with waiting_server(kind, package, *flags) as server:
+        answer = server.predict(drawn.samples(250))
+        assert len(answer.predictions["default"].data) == 250
+        waiting = server.start(drawn.samples(50))
+        server.wait_for(queued(server, 1))
+        assert server.outcome(drawn.samples(250).SerializeToString())[0] == "RESOURCE_EXHAUSTED"
+        server.signal()
+        assert waiting.result(TIMEOUT_S)
+
+
 def test_a_deadline_that_passes_in_the_queue_is_not_computed(kind, package, drawn):
     with waiting_server(kind, package) as server:
         with pytest.raises(grpc.RpcError) as caught:

@@ -26,9 +26,9 @@ class Waiter:
         return self.done
 
 
-def entry(*, samples=1, ids=0, arrived=0.0, deadline=NO_DEADLINE, priority=0):
+def entry(*, samples=1, ids=0, last=True, arrived=0.0, deadline=NO_DEADLINE, priority=0):
     request = DecodedRequest(samples, ids, np.empty(0, np.float32), EMPTY, EMPTY)
-    return Entry(request, Waiter(), 0, arrived, deadline, priority)
+    return Entry(request, Waiter(), 0, last, arrived, deadline, priority)
 
 
 def queue(max_requests=100, max_samples=1000):
@@ -85,7 +85,8 @@ def test_cancelled_entries_are_dropped_and_counted():
 def test_a_call_that_grpc_ended_just_before_its_deadline_counts_as_late():
     q = queue()
     ended, cancelled = entry(deadline=5.0), entry(deadline=9.0)
-    q.push([ended, cancelled], 0.0)
+    q.push([ended], 0.0)
+    q.push([cancelled], 0.0)
     ended.owner.done = cancelled.owner.done = True
     assert cut(q, now=4.999).dropped == [Reason.DEADLINE, Reason.CANCELLED]
 
@@ -107,7 +108,8 @@ def test_a_call_ended_by_its_client_was_late_within_what_grpc_rounds(now, began,
 def test_expired_entries_are_dropped_and_their_owner_is_told():
     q = queue()
     late, on_time = entry(deadline=5.0), entry(deadline=5.1)
-    q.push([late, on_time], 0.0)
+    q.push([late], 0.0)
+    q.push([on_time], 0.0)
     batch = cut(q, now=5.0)
     assert batch.entries == [on_time]
     assert late.owner.dropped == [Reason.DEADLINE]
@@ -126,16 +128,40 @@ def test_full_by_requests_and_by_samples():
 
 
 def test_all_parts_of_a_request_wait_or_none():
-    q = queue(max_requests=2)
+    q = queue(max_samples=2)
     with pytest.raises(QueueFullError):
-        q.push([entry(), entry(), entry()], 0.0)
-    assert len(q) == 0
+        q.push([entry(last=False), entry(last=False), entry()], 0.0)
+    assert len(q) == q.requests == q.samples == 0
+
+
+def test_a_request_counts_once_until_its_last_part_is_taken():
+    q = queue(max_requests=1)
+    q.push([entry(samples=2, last=False), entry(samples=2, last=False), entry(samples=2)], 0.0)
+    assert (q.requests, len(q), q.samples) == (1, 3, 6)
+    for requests_left in (1, 1, 0):
+        with pytest.raises(QueueFullError, match="1 requests"):
+            q.push([entry()], 0.0)
+        assert len(cut(q, max_samples=2).entries) == 1
+        assert q.requests == requests_left
+    q.push([entry()], 0.0)
+
+
+def test_the_parts_of_a_dead_request_make_room_for_one():
+    q = queue(max_requests=1)
+    parts = [entry(last=False), entry()]
+    q.push(parts, 0.0)
+    for part in parts:
+        part.owner.done = True
+    living = entry()
+    assert q.push([living], 0.0) == [Reason.CANCELLED] * 2
+    assert (q.requests, cut(q).entries) == (1, [living])
 
 
 def test_the_dead_make_room():
     q = queue(max_requests=2)
     dead, late = entry(), entry(deadline=1.0)
-    q.push([dead, late], 0.0)
+    q.push([dead], 0.0)
+    q.push([late], 0.0)
     dead.owner.done = True
     living = entry()
     assert q.push([living], 1.0) == [Reason.CANCELLED]
@@ -146,6 +172,7 @@ def test_the_dead_make_room():
 def test_oldest_and_earliest_deadline():
     q = queue()
     assert q.oldest() == q.earliest_deadline() == NO_DEADLINE
-    q.push([entry(arrived=3.0, deadline=9.0, priority=1), entry(arrived=2.0)], 3.0)
+    q.push([entry(arrived=3.0, deadline=9.0, priority=1)], 3.0)
+    q.push([entry(arrived=2.0)], 3.0)
     assert q.oldest() == 2.0
     assert q.earliest_deadline() == 9.0

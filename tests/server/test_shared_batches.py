@@ -205,7 +205,7 @@ def test_a_batch_has_one_set_of_shared_features():
     queue = RequestQueue(max_requests=10, max_samples=100)
     for number, shared in enumerate(sets):
         once, _ = make_request(rng, 2, 1, shared, max_bag=2)
-        queue.push([Entry(once, NoOwner(), number, 0.0)], 0.0)
+        queue.push([Entry(once, NoOwner(), number, True, 0.0)], 0.0)
     cuts = []
     while len(queue):
         cut = queue.cut(max_samples=100, max_ids=1_000, now=1.0)

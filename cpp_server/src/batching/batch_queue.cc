@@ -14,8 +14,8 @@ Status BatchQueue::submit(std::vector<Part> parts, std::vector<DroppedPart>& dro
       std::int64_t samples = 0;
       for (const Part& part : parts) samples += part.samples();
       return {Code::kResourceExhausted,
-              text("the queue is full: ", queue_.entries(), " requests with ", queue_.samples(),
-                   " samples wait (limits ", queue_limits_.max_entries, " and ",
+              text("the queue is full: ", queue_.requests(), " requests with ", queue_.samples(),
+                   " samples wait (limits ", queue_limits_.max_requests, " and ",
                    queue_limits_.max_samples, "), this request brings ", samples,
                    "; try again later")};
     }
@@ -27,7 +27,7 @@ Status BatchQueue::submit(std::vector<Part> parts, std::vector<DroppedPart>& dro
 }
 
 QueueState BatchQueue::state(WorkerKind asks) const {
-  QueueState state{.entries = queue_.entries(),
+  QueueState state{.entries = queue_.parts(),
                    .samples = queue_.samples(),
                    .ids = queue_.ids(),
                    .work = work_.cost(),
@@ -42,7 +42,7 @@ QueueState BatchQueue::state(WorkerKind asks) const {
 }
 
 Condition* BatchQueue::sleeper() {
-  if (queue_.entries() == 0) return nullptr;
+  if (queue_.parts() == 0) return nullptr;
   if (idle_workers_.count > 0) return &idle_workers_.changed;
   if (idle_spares_.count > 0 && heavy(state(WorkerKind::kSpare))) return &idle_spares_.changed;
   return nullptr;
@@ -65,7 +65,7 @@ bool BatchQueue::next(WorkerKind kind, CutBatch& batch) {
       if (woken != nullptr) woken->notify_one();
       return true;
     }
-    if (closed_ && (kind == WorkerKind::kSpare || queue_.entries() == 0)) return false;
+    if (closed_ && (kind == WorkerKind::kSpare || queue_.parts() == 0)) return false;
     Idle& waiting = idle(kind);
     ++waiting.count;
     if (decision.kind == Decision::Kind::kWaitUntil) {
@@ -100,7 +100,7 @@ void BatchQueue::close() {
 
 QueueDepth BatchQueue::depth() const {
   const MutexLock lock(mutex_);
-  return {queue_.entries(), queue_.samples()};
+  return {queue_.requests(), queue_.samples()};
 }
 
 }  // namespace tessera

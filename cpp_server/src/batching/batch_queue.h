@@ -30,7 +30,7 @@ struct CutBatch {
 };
 
 struct QueueDepth {
-  std::int64_t entries = 0;
+  std::int64_t requests = 0;
   std::int64_t samples = 0;
 };
 

@@ -206,6 +206,7 @@ std::vector<Part> split_request(PendingRequest& pending, std::size_t outputs,
   if (request.samples <= max_samples && (request.ids <= max_ids || request.samples == 1)) {
     parts.resize(1);
     parts[0].request = &pending;
+    parts[0].last = true;
     parts[0].row_end = request.samples;
     parts[0].ids = request.ids;
     parts[0].shared_end = request.shared.rows;
@@ -248,6 +249,7 @@ std::vector<Part> split_request(PendingRequest& pending, std::size_t outputs,
       ++row;
     }
     part.row_end = row;
+    part.last = row == request.samples;
     part.ids = own_ids + ids_of(rows);
     looked_up += part.ids;
     part.shared_begin = rows.begin;

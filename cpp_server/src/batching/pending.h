@@ -112,6 +112,7 @@ class PendingRequest {
 struct Part {
   PendingRequest* request = nullptr;
   std::size_t index = 0;
+  bool last = false;  // of the request's parts
   std::int64_t row_begin = 0;
   std::int64_t row_end = 0;
   std::int64_t ids = 0;

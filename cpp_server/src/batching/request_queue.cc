@@ -14,32 +14,33 @@ std::optional<RejectReason> death(const Part& part, TimePoint now) {
                                                                   : RejectReason::kCancelled;
 }
 
-bool RequestQueue::fits(std::int64_t entries, std::int64_t samples) const {
-  return entries_ + entries <= limits_.max_entries && samples_ + samples <= limits_.max_samples;
+bool RequestQueue::fits(std::int64_t samples) const {
+  return requests_ < limits_.max_requests && samples_ + samples <= limits_.max_samples;
 }
 
 void RequestQueue::forget(const Part& part) {
-  entries_ -= 1;
+  parts_ -= 1;
+  if (part.last) requests_ -= 1;
   samples_ -= part.samples();
   ids_ -= part.ids;
 }
 
 bool RequestQueue::push(std::vector<Part>& parts, TimePoint now,
                         std::vector<DroppedPart>& dropped) {
-  const auto count = static_cast<std::int64_t>(parts.size());
   std::int64_t samples = 0;
   for (const Part& part : parts) samples += part.samples();
-  if (!fits(count, samples)) {
+  if (!fits(samples)) {
     purge(now, dropped);
-    if (!fits(count, samples)) return false;
+    if (!fits(samples)) return false;
   }
   std::deque<Part>& level = by_priority_[parts.front().request->priority];
   for (Part& part : parts) {
-    entries_ += 1;
+    parts_ += 1;
     samples_ += part.samples();
     ids_ += part.ids;
     level.push_back(std::move(part));
   }
+  requests_ += 1;
   return true;
 }
 

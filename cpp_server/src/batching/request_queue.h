@@ -18,8 +18,10 @@
 
 namespace tessera {
 
+// A request waits from its arrival until its last part is taken, however many parts it has: one that
+// may be sent at all fits an empty queue.
 struct QueueLimits {
-  std::int64_t max_entries = 4'096;
+  std::int64_t max_requests = 4'096;
   std::int64_t max_samples = 65'536;
 };
 
@@ -43,7 +45,9 @@ class RequestQueue {
   void cut(std::int64_t max_samples, std::int64_t max_ids, TimePoint now,
            std::vector<Part>& taken, std::vector<DroppedPart>& dropped);
 
-  std::int64_t entries() const { return entries_; }
+  std::int64_t parts() const { return parts_; }
+  // Whose last part waits.
+  std::int64_t requests() const { return requests_; }
   std::int64_t samples() const { return samples_; }
   std::int64_t ids() const { return ids_; }
 
@@ -53,13 +57,14 @@ class RequestQueue {
   TimePoint earliest_deadline() const;
 
  private:
-  bool fits(std::int64_t entries, std::int64_t samples) const;
+  bool fits(std::int64_t samples) const;
   void purge(TimePoint now, std::vector<DroppedPart>& dropped);
   void forget(const Part& part);
 
   QueueLimits limits_;
   std::map<std::int32_t, std::deque<Part>, std::greater<>> by_priority_;
-  std::int64_t entries_ = 0;
+  std::int64_t parts_ = 0;
+  std::int64_t requests_ = 0;
   std::int64_t samples_ = 0;
   std::int64_t ids_ = 0;
 };

@@ -77,7 +77,7 @@ std::vector<Flag> flags(ServerConfig& config) {
        }},
       number_flag("max-request-samples", "samples of a request", config.request_limits.max_samples, 1),
       number_flag("max-request-ids", "ids of a request", config.request_limits.max_ids, 1),
-      number_flag("max-queue-requests", "requests that may wait", config.queue_limits.max_entries, 1),
+      number_flag("max-queue-requests", "requests that may wait", config.queue_limits.max_requests, 1),
       number_flag("max-queue-samples", "samples that may wait", config.queue_limits.max_samples, 1),
       number_flag("max-message-bytes", "largest message, bytes", config.max_message_bytes, 1'024),
       number_flag("drain-propagation-ms", "between NOT_SERVING and the first refusal, milliseconds",

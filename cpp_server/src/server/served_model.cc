@@ -69,7 +69,7 @@ ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config,
                     .dtype = manifest.dtype,
                     .device = manifest.device,
                     .load_seconds = seconds(package_.load_time)};
-  metrics_.gauges = {.queue_requests = [this] { return queue_.depth().entries; },
+  metrics_.gauges = {.queue_requests = [this] { return queue_.depth().requests; },
                      .queue_samples = [this] { return queue_.depth().samples; },
                      .memory = [this] { return package_.runner->memory(); }};
   for (const std::string& device : package_.runner->devices()) {
