@@ -66,7 +66,7 @@ def find_tables(module: nn.Module) -> FoundTables:
     collection's qualified name is put before it.
 
     Raises:
-        UserError: a collection is still in the trainer's hands, or there is none.
+        UserError: a collection is still in the trainer's hands or has no values, or there is none.
     """
     collections = []
     names: dict[int, str] = {}
@@ -75,6 +75,11 @@ def find_tables(module: nn.Module) -> FoundTables:
         if isinstance(part, Collection):
             tables = []
             for config, weight in _tables(part):
+                if weight.is_meta:
+                    raise UserError(
+                        f"table {config.name!r} is on the meta device and has no values; load the "
+                        "trained weights into a module made on the CPU first"
+                    )
                 if id(weight) not in names:
                     free = config.name not in floats
                     name = config.name if free else f"{path}.{config.name}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -50,11 +50,20 @@ class FeatureRule:
             the request, ``clamp`` takes the nearest row, ``hash`` takes ``murmur3``'s row.
         rows: for a feature that goes to no embedding collection: ids lie in ``[0, rows)``, and
             a server refuses others.  None for the features of collections.
+
+    Raises:
+        UserError: a value that is none of these.
     """
 
     hashing: Hashing = "none"
     out_of_range: OutOfRange = "reject"
     rows: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_choice("hashing", self.hashing, get_args(Hashing))
+        _check_choice("out_of_range", self.out_of_range, get_args(OutOfRange))
+        if self.rows is not None and (not isinstance(self.rows, int) or self.rows < 1):
+            raise UserError(f"rows is {self.rows!r}; give a whole number of 1 or more, or None")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +77,10 @@ class ModelInputs:
         features: by sparse feature, its rule; `FeatureRule()` for the others.
         output: the name of the output of a module that returns a tensor; one that returns
             several names them itself.
+
+    Raises:
+        UserError: a name that is there twice, a rule that is no `FeatureRule`, or a
+            ``dense_missing`` that is neither.
     """
 
     dense_features: Sequence[str] | None = None
@@ -75,6 +88,24 @@ class ModelInputs:
     dense_transform: str = ""
     features: Mapping[str, FeatureRule] = field(default_factory=dict)
     output: str = DEFAULT_OUTPUT
+
+    def __post_init__(self) -> None:
+        _check_choice("dense_missing", self.dense_missing, ("nan", "refuse"))
+        names = list(self.dense_features or ())
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise UserError(f"dense_features has {twice[0]!r} twice; give each column its own name")
+        for name, rule in self.features.items():
+            if not isinstance(rule, FeatureRule):
+                raise UserError(
+                    f"features[{name!r}] is {rule!r}; give a FeatureRule, such as "
+                    "FeatureRule(hashing='murmur3')"
+                )
+
+
+def _check_choice(field_name: str, value: object, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise UserError(f"{field_name} is {value!r}; give one of {', '.join(choices)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +132,19 @@ class Arguments:
         return list(jagged.keys()) if isinstance(jagged, KeyedJaggedTensor) else []
 
 
+def read_inputs(schema: ModelInputs | None) -> ModelInputs:
+    """What the user said of the inputs, or else the defaults.
+
+    Raises:
+        UserError: it is something else.
+    """
+    if schema is None:
+        return ModelInputs()
+    if not isinstance(schema, ModelInputs):
+        raise UserError(f"schema is {_describe(schema)}; give a ModelInputs or None")
+    return schema
+
+
 def read_arguments(sample_batch: Sequence[Tensor | KeyedJaggedTensor]) -> Arguments:
     """Tell which argument is which.
 
@@ -109,6 +153,10 @@ def read_arguments(sample_batch: Sequence[Tensor | KeyedJaggedTensor]) -> Argume
     """
     if isinstance(sample_batch, Tensor | KeyedJaggedTensor):
         sample_batch = (sample_batch,)
+    if not isinstance(sample_batch, Sequence):
+        raise UserError(
+            f"sample_batch is {_describe(sample_batch)}; give a tuple of the module's arguments"
+        )
     kinds: list[ArgumentKind] = []
     sizes = []
     for place, value in enumerate(sample_batch):

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from tessera.errors import UserError
 from tessera.serving.manifest import Manifest, ShardingPlan
-from tessera.serving.packaging.inputs import DEFAULT_OUTPUT, ModelInputs
+from tessera.serving.packaging.inputs import DEFAULT_OUTPUT, ModelInputs, read_inputs
 from tessera.serving.packaging.lookup import default_backend
 from tessera.serving.packaging.module_servable import make_module_servable
 from tessera.serving.packaging.options import Origin, PackageOptions
 from tessera.serving.packaging.package import checked_out, write_servable
 from tessera.serving.packaging.spill import Spill
 from tessera.serving.packaging.type_report import check_place, compare_types, write_report
+from tessera.serving.packaging.users_code import first_line, users_place
 from tessera.serving.runner import TorchScriptRunner
 from tessera.serving.torchscript import optimize
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
@@ -92,7 +93,7 @@ def package_model(
         UserError: something that cannot be packaged; says what, where and how to go on.
     """
     out = checked_out(out)
-    inputs = schema or ModelInputs()
+    inputs = read_inputs(schema)
     options = PackageOptions(
         name=out.stem if name is None else name,
         version=version,
@@ -140,7 +141,7 @@ def write_module(
         UserError: something that cannot be packaged, or a file that cannot be written.
     """
     module, schema, sample_batch = source
-    inputs = schema or ModelInputs()
+    inputs = read_inputs(schema)
     if options.output != DEFAULT_OUTPUT:
         inputs = replace(inputs, output=options.output)
     out = checked_out(out)
@@ -191,13 +192,20 @@ def load_source(name: str) -> Source:
         factory = getattr(importlib.import_module(path), function)
     except (ImportError, AttributeError) as error:
         raise UserError(f"--factory {name}: {error}; give pkg.module:function") from error
+    except Exception as error:
+        raise UserError(_failed(name, error)) from error
     try:
         inspect.signature(factory).bind()
     except TypeError as error:
         raise UserError(f"--factory {name}: {error}; name a function without arguments") from error
     except ValueError:
         pass  # some functions written in C do not say what they take
-    made = factory()
+    try:
+        made = factory()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(_failed(name, error)) from error
     if not (
         isinstance(made, tuple)
         and len(made) == 3
@@ -209,3 +217,7 @@ def load_source(name: str) -> Source:
             "ModelInputs (or None) and the sample batch"
         )
     return made
+
+
+def _failed(name: str, error: Exception) -> str:
+    return f"--factory {name} fails{users_place(error)}: {first_line(error)}; correct it there"

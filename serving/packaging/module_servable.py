@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,7 @@ from tessera.serving.packaging.packed_positions import packed_positions
 from tessera.serving.packaging.script import script
 from tessera.serving.packaging.servable import ServableModel, dense_bytes, store_tables
 from tessera.serving.packaging.trace import is_left_whole, trace
+from tessera.serving.packaging.users_code import first_line, users_place
 from tessera.serving.runner import HostBatch, TorchScriptRunner, zero_batch
 from tessera.serving.schema import InputSchema
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
@@ -81,6 +83,7 @@ def make_module_servable(
     Raises:
         UserError: something that cannot be packaged; says what and how to go on.
     """
+    _check_module(module, options)
     backend = lookup_backend(options.backend)
     load_libraries(backend.operator_libraries)
     arguments = read_arguments(sample_batch)
@@ -120,6 +123,22 @@ def make_module_servable(
     return servable
 
 
+def _check_module(module: nn.Module, options: PackageOptions) -> None:
+    """Refuse what is no module, and leaf modules that it has not."""
+    if not isinstance(module, nn.Module):
+        raise UserError(f"module is a {type(module).__name__}; give a torch.nn.Module")
+    parts = dict(module.named_modules())
+    known = {*parts, *(type(part).__name__ for part in parts.values())}
+    unknown = [name for name in options.leaf_modules if name not in known]
+    if unknown:
+        names = sorted(parts.keys() - {""})
+        near = difflib.get_close_matches(unknown[0], known - {""}, n=3) or names[:5]
+        raise UserError(
+            f"leaf module {unknown[0]!r} is neither a submodule's qualified name nor its class; "
+            f"give one such as {', '.join(near)}"
+        )
+
+
 def _run_sample(
     packed: nn.Module, arguments: Arguments, options: PackageOptions, output: str
 ) -> tuple[dict[str, Tensor], int]:
@@ -154,13 +173,25 @@ def _run_sample(
         raise
     except Exception as error:
         raise UserError(
-            f"the module fails on the sample batch: {type(error).__name__}: {error}"
+            f"the module fails on the sample batch{users_place(error)}: {first_line(error)}; give "
+            f"what its forward takes{_odd_dtype(packed)}"
         ) from error
     saved = 0
     for layer, stand_in in _stand_ins(dimensions, options).items():
         _replace(packed, layer, stand_in)
         saved += DENSE_TYPES[options.dense_dtype].saved_bytes(layer.weight)
     return results[0], saved
+
+
+def _odd_dtype(packed: nn.Module) -> str:
+    """A likely cause: vectors of packaged tables are float32."""
+    for name, parameter in packed.named_parameters():
+        if parameter.is_floating_point() and parameter.dtype != torch.float32:
+            return (
+                f", and layers that take float32 vectors ({name} is {parameter.dtype}; "
+                "module.float() changes all of them)"
+            )
+    return ""
 
 
 def _stand_ins(
@@ -192,9 +223,9 @@ def _check(servable: ServableModule) -> None:
             expected = TorchScriptRunner(servable.eager).forward(batch)
         except Exception as error:
             raise UserError(
-                f"the module fails on {_describe(batch, golden)}: {type(error).__name__}: {error}; "
-                "every such request must have an answer: cut long bags and bound what is used "
-                "as an index in the module"
+                f"the module fails on {_describe(batch, golden)}{users_place(error)}: "
+                f"{first_line(error)}; every such request must have an answer: take the number of "
+                "samples from the arguments, cut long bags and bound what is used as an index"
             ) from error
         found = scripted.forward(batch)
         for name, value in expected.items():

@@ -68,11 +68,15 @@ class PackageOptions:
     def __post_init__(self) -> None:
         for what in ("name", "version", "output"):
             value = getattr(self, what)
-            if not _NAME.fullmatch(value):
+            if not isinstance(value, str) or not _NAME.fullmatch(value):
                 raise UserError(
                     f"the model's {what} is {value!r}; give letters, digits, '.', '_' and '-', "
                     "beginning with a letter or digit"
                 )
+        if isinstance(self.leaf_modules, str):
+            raise UserError(
+                f"leaf_modules is {self.leaf_modules!r}; give a list, [{self.leaf_modules!r}]"
+            )
         self._check_types()
         self._check_places()
         if self.sign_key is not None:
@@ -93,8 +97,8 @@ class PackageOptions:
         self._check_dense()
         for value in (self.sharding, *self.table_sharding.values()):
             _one_of("sharding", value, SHARDINGS)
-        if self.shards < 1:
-            raise UserError(f"shards is {self.shards}; give 1 or more")
+        if not isinstance(self.shards, int) or self.shards < 1:
+            raise UserError(f"shards is {self.shards!r}; give a whole number of 1 or more")
         how = self.sharding != "auto" or bool(self.table_sharding)
         if self.plan is not None and (self.shards > 1 or how):
             raise UserError("give either a plan or shards, sharding and table_sharding")

@@ -8,19 +8,15 @@ bag's length is in the graph, because the stand-ins have none.
 from __future__ import annotations
 
 import functools
-import linecache
-import sys
-import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from tessera.errors import UserError
+from tessera.serving.packaging.users_code import first_line, users_place
 
 # Their Python looks at shapes, but TorchScript compiles them whole.
 _TORCHS_LEAVES = (
@@ -220,40 +216,12 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 def explain(error: Exception) -> str:
     """What a module's author has to know: where, what and how to go on."""
-    frame = _users_frame(error.__traceback__)
-    words = str(error).strip().splitlines()
-    message = words[0] if words else type(error).__name__
-    if frame is None:
-        return f"the module cannot be traced: {message}; {_REMEDY}"
-    line = linecache.getline(frame.filename, frame.lineno or 0).strip()
-    return (
-        f"the module cannot be traced at {frame.filename}:{frame.lineno} in {frame.name}: "
-        f"`{line}`: {_meaning(error, message)}; {_REMEDY}"
-    )
+    return f"the module cannot be traced{users_place(error)}: {_meaning(error)}; {_REMEDY}"
 
 
-def _meaning(error: Exception, message: str) -> str:
-    control_flow = isinstance(error, fx.proxy.TraceError) and "control flow" in message
-    if control_flow:
+def _meaning(error: Exception) -> str:
+    if isinstance(error, fx.proxy.TraceError) and "control flow" in str(error):
         return (
             "this branch depends on the values of a request, and the traced graph has no branches"
         )
-    return f"{type(error).__name__}: {message}"
-
-
-def _users_frame(trace: TracebackType | None) -> traceback.FrameSummary | None:
-    """The innermost line that is neither torch's nor ours."""
-    ours = (str(Path(torch.__file__).parent), *(_folders("tessera")))
-    frames = [
-        frame
-        for frame in traceback.extract_tb(trace)
-        if not frame.filename.startswith(ours) and not frame.filename.startswith("<")
-    ]
-    return frames[-1] if frames else None
-
-
-def _folders(package: str) -> list[str]:
-    """Where the package's files are, behind links too."""
-    root = Path(sys.modules[package].__path__[0])
-    parts = [root, *(root / part for part in ("training", "serving", "kernels"))]
-    return [f"{path}/" for part in parts for path in {str(part), str(part.resolve())}]
+    return first_line(error)

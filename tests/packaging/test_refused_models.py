@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -305,3 +306,77 @@ def test_a_rule_for_ids_that_the_module_hashes_is_refused(tmp_path: Path) -> Non
     rules = {"hour": FeatureRule(rows=24), "user": FeatureRule(hashing="modulo")}
     with pytest.raises(UserError, match=r"'user'. has a rule, but the module's own FeatureHasher"):
         package_model(module, ModelInputs(features=rules), sample, out=tmp_path / "m.pt")
+
+
+def raising() -> user_models.Source:
+    raise RuntimeError("no checkpoint here\nand no more")
+
+
+def test_a_factory_that_fails_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path / "m.pt")]
+    assert main(["package-model", "--factory", f"{__name__}:raising", *out]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1
+    assert f"{__file__}:" in error[0]
+    assert "RuntimeError: no checkpoint here; correct it there" in error[0]
+    (tmp_path / "unfinished_module.py").write_text("def made(:\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["package-model", "--factory", "unfinished_module:made", *out]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "unfinished_module:made fails: SyntaxError:" in line
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: FeatureRule(hashing="md5"), "hashing is 'md5'; give one of none, modulo, murmur3"),
+        (lambda: FeatureRule(out_of_range="drop"), "out_of_range is 'drop'; give one of reject"),
+        (lambda: FeatureRule(rows=0), "rows is 0; give a whole number of 1 or more"),
+        (lambda: ModelInputs(dense_missing="zero"), "dense_missing is 'zero'; give one of nan"),
+        (lambda: ModelInputs(dense_features=["x", "y", "x"]), "dense_features has 'x' twice"),
+    ],
+)
+def test_words_about_inputs_are_checked(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        make()
+
+
+def test_tables_without_values_are_refused() -> None:
+    module = user_models.Tutorial().to("meta")
+    with pytest.raises(UserError, match="table 'product_table' is on the meta device"):
+        make_module_servable(
+            module, ModelInputs(), user_models.tutorial()[2], PackageOptions(name="m")
+        )
+
+
+def test_a_module_of_another_dtype_is_told_the_layer() -> None:
+    module, _, sample = user_models.positioned()
+    with pytest.raises(UserError, match=r"over.weight is torch.float16; module.float\(\)"):
+        make_module_servable(module.half(), ModelInputs(), sample, PackageOptions(name="m"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"module": "path"}, "module is a str; give a torch.nn.Module"),
+        ({"schema": {"features": {}}}, "schema is a dict; give a ModelInputs or None"),
+        ({"sample_batch": None}, "sample_batch is a NoneType; give a tuple"),
+        ({"shards": "2"}, "shards is '2'; give a whole number"),
+        ({"version": 3}, "the model's version is 3; give letters"),
+        ({"leaf_modules": "ebc_"}, r"leaf_modules is 'ebc_'; give a list, \['ebc_'\]"),
+        ({"leaf_modules": ["ebc"]}, "leaf module 'ebc' is neither .* give one such as ebc_"),
+        ({"leaf_modules": ["GRU"]}, "leaf module 'GRU' is neither .* give one such as ebc_"),
+    ],
+)
+def test_arguments_of_another_kind_are_named(wrong: dict, words: str, tmp_path: Path) -> None:
+    module, schema, sample = user_models.tutorial()
+    given = {"module": module, "schema": schema, "sample_batch": sample, **wrong}
+    with pytest.raises(UserError, match=words):
+        package_model(**given, out=tmp_path / "m.pt")
+
+
+def test_a_rule_that_is_a_word_is_refused() -> None:
+    with pytest.raises(UserError, match=r"features\['a'\] is 'murmur3'; give a FeatureRule"):
+        ModelInputs(features={"a": "murmur3"})
