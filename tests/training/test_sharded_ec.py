@@ -512,6 +512,20 @@ def test_deduplication_names_an_id_that_is_no_row(wrong):
         IndexDeduplicator([6, 6]).deduplicate(kjt)
 
 
+def test_deduplication_keeps_ids_that_are_no_rows_to_their_feature(monkeypatch):
+    # As on a GPU, where nobody waits to look.
+    monkeypatch.setattr(IndexDeduplicator, "_check", lambda *_: None)
+    kjt = KeyedJaggedTensor(
+        ["a", "b"], torch.tensor([-1, 4, 2, 9, 4, 0, -3]), lengths=torch.tensor([3, 1, 0, 3])
+    )
+    alone, places = IndexDeduplicator([3, 6], torch.device("cpu")).deduplicate(kjt)
+    assert {key: own.values().tolist() for key, own in alone.to_dict().items()} == {
+        "a": [2, 3],
+        "b": [0, 4, 6],
+    }
+    assert alone.values()[places].tolist() == [3, 3, 2, 3, 4, 0, 6]
+
+
 def _sharder_follows_the_switch():
     case = Case(TABLES, plans(1)["table_wise"], (2,))
     before = [d is not None for d in shard(case)._deduplicators]

@@ -35,7 +35,8 @@ class IndexDeduplicator:
     """
 
     def __init__(self, rows: list[int], device: torch.device | None = None) -> None:
-        bounds = [0, *accumulate(rows)]
+        # One more than the rows: all ids that are no rows are one id.
+        bounds = [0, *accumulate(count + 1 for count in rows)]
         self._firsts = torch.tensor(bounds[:-1], dtype=torch.int64, device=device)
         self._bounds = torch.tensor(bounds, dtype=torch.int64, device=device)
         self._rows = torch.tensor(rows, dtype=torch.int64, device=device)
@@ -48,17 +49,20 @@ class IndexDeduplicator:
 
         Returns:
             ``F`` features of one bag each, ids ascending; and ``[N]`` int64: the place among them
-            of each id.
+            of each id.  Ids that are no rows become one that is none either, for the lookup to
+            treat as it is told.
 
         Raises:
-            IndexError: an id is not a row of its table.
+            IndexError: on a CPU, an id is not a row of its table.
         """
         ids = features.values()
         sizes = torch.tensor(features.length_per_key(), device=ids.device)
         # Features get ranges of their own, so that one pass serves all.
         firsts = torch.repeat_interleave(self._firsts, sizes, output_size=ids.numel())
-        shifted = ids.long() + firsts
-        self._check(features, ids, sizes)
+        rows = torch.repeat_interleave(self._rows, sizes, output_size=ids.numel())
+        outside = (ids < 0) | (ids >= rows)
+        self._check(features, outside, rows)
+        shifted = torch.where(outside, rows, ids) + firsts
         unique, places = torch.unique(shifted, return_inverse=True)
         counts = torch.searchsorted(unique, self._bounds).diff()
         unique -= torch.repeat_interleave(self._firsts, counts, output_size=unique.numel())
@@ -71,13 +75,10 @@ class IndexDeduplicator:
         )
         return alone, places
 
-    def _check(self, features: KeyedJaggedTensor, ids: Tensor, sizes: Tensor) -> None:
+    def _check(self, features: KeyedJaggedTensor, outside: Tensor, rows: Tensor) -> None:
         """On the CPU only: elsewhere looking would wait for the device once more."""
-        if ids.device.type != "cpu" or ids.numel() == 0:
-            return
-        rows = torch.repeat_interleave(self._rows, sizes, output_size=ids.numel())
-        outside = (ids < 0) | (ids >= rows)
-        if outside.any():
+        if outside.device.type == "cpu" and outside.any():
+            ids = features.values()
             place = int(outside.nonzero()[0])
             bounds = features.offset_per_key()
             feature = max(f for f, first in enumerate(bounds[:-1]) if first <= place)
