@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import with_parent
 from patience import PATIENCE_S
 
 from tessera.training.trainer.checkpoint import (
@@ -154,7 +155,7 @@ def test_a_compressed_archive_is_refused(tmp_path):
 def in_child(code, *arguments):
     """Run Python code in a process of its own, whose limits and death are its own."""
     folders = [str(folder) for folder in Path(__file__).parents[:2]]
-    return subprocess.Popen(
+    return with_parent.start(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

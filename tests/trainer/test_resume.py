@@ -11,6 +11,7 @@ import sys
 
 import pytest
 import torch
+import with_parent
 from patience import PATIENCE_S
 
 from tessera.cli import main
@@ -88,7 +89,7 @@ def test_clean_stops_change_no_bit(tiny, straight, tmp_path, questions):
 
 
 def command(out, *arguments):
-    return subprocess.Popen(
+    return with_parent.start(
         [sys.executable, "-m", "tessera", "train", "--out", str(out), *map(str, arguments)],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,

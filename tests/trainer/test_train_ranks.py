@@ -6,10 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
+import with_parent
 from patience import PATIENCE_S
 from tiny_runs import changed
 
@@ -239,13 +241,9 @@ def rank_of(pid):
     return next((int(pair[5:]) for pair in pairs if pair.startswith(b"RANK=")), None)
 
 
-def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint_and_no_bit(
-    small, straight, tmp_path
-):
-    config = tmp_path / "small.yaml"
-    config.write_text(small.to_yaml())
-    out = tmp_path / "run"
-    process = subprocess.Popen(
+def under_torchrun(config, out):
+    """``tessera train`` on two ranks, which a rank that is killed does not end."""
+    return with_parent.start(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
             *("--nproc-per-node", "2", "--max-restarts", "1", "-m", "tessera", "train"),
@@ -256,6 +254,15 @@ def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint_and_no_bit(
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
+
+
+def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint_and_no_bit(
+    small, straight, tmp_path
+):
+    config = tmp_path / "small.yaml"
+    config.write_text(small.to_yaml())
+    out = tmp_path / "run"
+    process = under_torchrun(config, out)
     said = []
     try:
         for line in process.stdout:
@@ -272,3 +279,29 @@ def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint_and_no_bit(
     assert any("resumed after step" in line for line in said) or "step 6" not in "".join(said)
     assert [line for line in said if line.startswith("finished: best step")], "".join(said)
     assert_same_bits(outcome(out), outcome(straight))
+
+
+def test_ranks_whose_torchrun_is_killed_save_and_end(small, straight, tmp_path):
+    config = tmp_path / "endless.yaml"
+    config.write_text(changed(small, epochs=10_000, eval_every_steps=19).to_yaml())
+    out = tmp_path / "run"
+    process = under_torchrun(config, out)
+    said, ranks = [], []
+    late = threading.Timer(PATIENCE_S, lambda: [os.kill(pid, signal.SIGKILL) for pid in ranks])
+    for line in process.stdout:
+        said.append(line)
+        if line.startswith("step 19:"):
+            ranks += pids_below(process.pid)
+            process.kill()
+            late.start()
+            break
+    # The ranks have the other end: it is closed when the last of them has ended.
+    said += process.stdout.readlines()
+    late.cancel()
+    process.wait()
+    assert any("torchrun is gone" in line for line in said), "".join(said)
+    assert any(line.startswith("stopped after step") for line in said), "".join(said)
+    step = int(latest_checkpoint(RunFolder(out).checkpoints).stem[5:])
+    assert step >= 19
+    # Nobody holds the folder, and the checkpoint is whole.
+    on_ranks(2, load_config(RunFolder(out).config), out, resume=True, stop_after=1)

@@ -76,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     # --help must not wait for torch.
     from tessera.training.trainer.ranks import (  # noqa: PLC0415
         is_restart,
+        when_torchrun_dies,
         world_size_of_environment,
     )
     from tessera.training.trainer.run import train  # noqa: PLC0415
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or default_run_folder(
         config.run.name or path.stem, datetime.now(tz=timezone.utc).astimezone()
     )
-    with _stop_on_signals() as stop:
+    with _stop_on_signals() as stop, when_torchrun_dies(lambda: _orphaned(stop)):
         result = train(
             config, out, resume=args.resume, progress=not args.quiet, should_stop=stop.is_set
         )
@@ -115,6 +116,12 @@ def run(args: argparse.Namespace) -> int:
     if folder.report.exists():
         print(f"report: {folder.report}")
     return 0
+
+
+def _orphaned(stop: threading.Event) -> None:
+    stop.set()
+    with contextlib.suppress(OSError):  # where it goes may have died too
+        os.write(2, b"\ntorchrun is gone; stopping after this step\n")
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -20,6 +21,9 @@ from torch.distributed.rendezvous import rendezvous
 from tessera.errors import UserError
 
 T = TypeVar("T")
+
+PARENT_LOOK_S = 0.5
+"""So often a rank looks whether the process that started it is still there."""
 
 
 def world_size_of_environment() -> int:
@@ -37,6 +41,33 @@ def world_size_of_environment() -> int:
 def is_restart() -> bool:
     """Whether torchrun started this process in place of one that had failed."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in {"", "0"}
+
+
+@contextlib.contextmanager
+def when_torchrun_dies(call: Callable[[], object]) -> Iterator[None]:
+    """Call ``call`` from a thread when the torchrun that started this process has died.
+
+    Without torchrun nothing is watched: a process that was put into the background may outlive
+    the shell that started it.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        yield
+        return
+    parent, left = os.getppid(), threading.Event()
+
+    def watch() -> None:
+        while not left.wait(PARENT_LOOK_S):
+            if os.getppid() != parent:
+                call()
+                return
+
+    watcher = threading.Thread(target=watch, name="tessera-torchrun", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        left.set()
+        watcher.join()
 
 
 def device_of(name: str) -> torch.device:
