@@ -26,7 +26,7 @@ BENCHES := training.bench.reader training.bench.startup training.bench.train_spe
   serving.bench.shared_features serving.bench.server_load serving.bench.memory serving.bench.packaging kernels.bench.cpu_lookup \
   kernels.bench.cpu_linear
 # A folder with criteo_sample_14584.tsv and ml-100k/, for the quality of trained models.
-DATA ?= ../shared/data
+DATA ?= data
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev build build-kernels build-server demo test test-random check format protos bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
@@ -44,6 +44,7 @@ $(BIN)/python:
 $(VENV)/.installed-$(ACCEL): pyproject.toml | $(BIN)/python
 	@echo "installing Tessera into $(VENV) (torch $(TORCH_VERSION), $(FBGEMM)); some minutes the first time"
 	@$(PIP) install torch==$(TORCH_VERSION)
+	@test $(ACCEL) = cuda || $(BIN)/python -c 'import importlib.util as u; u.find_spec("nvidia") and print("this torch brings CUDA along, some 5 GB; README.md, \"Install\", says how to get the CPU build")'
 	@$(PIP) install $(FBGEMM) -e '.[$(ACCEL)]'
 	@touch $@
 

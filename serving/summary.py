@@ -126,7 +126,7 @@ def _sizes(manifest: Manifest) -> str:
 
 def _tables(tables: Sequence[TableInfo]) -> list[str]:
     shown = sorted(tables, key=lambda table: table.relative_rmse, reverse=True)
-    heading = f"quantization error of {len(tables)} tables"
+    heading = f"quantization error of {len(tables)} table{'s' * (len(tables) != 1)}"
     if len(tables) > MOST_TABLES:
         shown = shown[:_WORST_TABLES]
         heading += f", the {len(shown)} with the largest"

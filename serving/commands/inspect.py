@@ -1,8 +1,9 @@
 """Show what a package says of itself: schema, tables, sizes, plan and metrics; or its graph.
 
 Without --graph and --svg only the file's manifest is read, and whether the model's code can share
-features among samples: nothing of the model is loaded or run, and no hash is compared ('tessera verify' does that). For the graph the whole file is checked first, and
-then torch opens it without its large tables.
+features among samples: nothing of the model is loaded or run, and no hash is compared ('tessera
+verify' does that).  For the graph the whole file is checked first, and then torch opens it without
+its large tables.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from tessera.errors import UserError
-from tessera.serving.manifest import Signature
+from tessera.serving.manifest import GoldenInfo, Signature
 from tessera.serving.records import PackageError, Records
 
 
@@ -58,11 +58,16 @@ def run(args: argparse.Namespace) -> int:
     print(f"  {_signature(manifest.signature, checked=keys is not None)}")
     print(f"  operators loaded: {', '.join(manifest.operator_libraries)}")
     print(
-        f"  {manifest.golden.samples} golden samples answered, each within "
-        f"{manifest.golden.atol:g} + {manifest.golden.rtol:g} of the recorded score{'' if devices is None else ', on the CPU, as there is no GPU here'}"
+        f"  {manifest.golden.samples} golden samples answered, each {_bound(manifest.golden)} the "
+        f"recorded score{'' if devices is None else ', on the CPU, as there is no GPU here'}"
     )
     print("verified")
     return 0
+
+
+def _bound(golden: GoldenInfo) -> str:
+    relative = f" + {golden.rtol:g} x" if golden.rtol else " of"
+    return f"within {golden.atol:g}{relative}"
 
 
 def _devices(path: Path) -> list[str] | None:

@@ -12,7 +12,7 @@ def test_the_examples_run(server_address, package, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.pt").symlink_to(package)
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     names = {}
     for block in blocks:
         code = block.replace("127.0.0.1:50051", server_address)
@@ -22,6 +22,7 @@ def test_the_examples_run(server_address, package, tmp_path, monkeypatch):
     assert names["scores"].outputs["default"].shape == (3,)
     first = names["answers"][0].outputs["default"]
     assert all(np.array_equal(answer.outputs["default"], first) for answer in names["answers"])
+    assert len(names["response"].predictions["default"].data) == 2
 
 
 def test_the_readmes_examples_run(server_address, package, tmp_path, monkeypatch, capsys):
