@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tessera.serving.golden import read_golden
-from tessera.serving.loading import LoadedPackage, load_package
+from tessera.serving.loading import LoadedPackage, cpu_instead, load_package
 from tessera.serving.manifest import GOLDEN_RECORD, Manifest, TableInfo
 from tessera.serving.records import Records
 from tessera.serving.runner import HostBatch, Runner
@@ -98,10 +98,13 @@ def compare(a: str | Path, b: str | Path, *, samples: int, seed: int = 0) -> Com
         samples: random requests to score beside the golden ones of both.
         seed: of the random requests.
 
+    A package for GPUs answers on the CPU where there is no GPU.
+
     Raises:
         PackageError: one of them cannot be loaded.
     """
-    first, second = load_package(a), load_package(b)
+    first = load_package(a, devices=cpu_instead(a))
+    second = load_package(b, devices=cpu_instead(b))
     one, other = first.manifest, second.manifest
     reason = _inputs_differ(one.schema, other.schema)
     answers: tuple[AnswerDifference, ...] = ()

@@ -29,7 +29,7 @@ from tessera.serving.torchscript import optimize
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-__all__ = ["LoadedPackage", "PackageError", "load_package", "open_checked"]
+__all__ = ["LoadedPackage", "PackageError", "cpu_instead", "load_package", "open_checked"]
 
 # TorchScript's executor plans anew for the first calls it sees of a kind: it profiles one,
 # optimizes at the second, and the third is the steady state.
@@ -63,6 +63,20 @@ class LoadedPackage:
     def sha256(self) -> str:
         """SHA-256 of the whole file, lower-case hex; waits until it is known."""
         return self.file_hash.wait()
+
+
+def cpu_instead(path: str | Path) -> list[str] | None:
+    """``devices`` for looking into a package anywhere: the CPU for one for GPUs where there is none.
+
+    None where the package's own devices are there.
+
+    Raises:
+        PackageError: the file cannot be read, or is no package.
+    """
+    manifest = Records(Path(path)).manifest()
+    if manifest.device == "cpu" or torch.cuda.is_available():
+        return None
+    return ["cpu"] * manifest.plan.num_shards
 
 
 def load_package(

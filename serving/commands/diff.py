@@ -1,7 +1,8 @@
 """Compare two packages: schema, tables, sizes, and the answers to the same requests.
 
 The requests are the golden ones of both packages and random ones. Names, times, versions and
-signatures are shown where they differ, and do not count.
+signatures are shown where they differ, and do not count.  A package for GPUs answers on the CPU where
+there is no GPU.
 
 Exit status: 0 schema and tables are alike and no answer is more than --atol apart; 1 they
 differ; 2 a package cannot be loaded.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tessera.errors import UserError
 from tessera.serving.manifest import GoldenInfo, Signature
-from tessera.serving.records import PackageError, Records
+from tessera.serving.records import PackageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check and say what was checked."""
-    from tessera.serving.loading import load_package  # noqa: PLC0415 - loads torch
+    from tessera.serving.loading import cpu_instead, load_package  # noqa: PLC0415 - loads torch
 
     if not args.model.is_file():
         raise UserError(f"{args.model} is not a file; give the MODEL.pt that package-model wrote")
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
         keys = [read_public_key(path) for path in args.public_key]
     try:
-        devices = _devices(args.model)
+        devices = cpu_instead(args.model)
         package = load_package(args.model, devices=devices, trusted_keys=keys)
         package.records.check_undivided()
         sha256 = package.sha256
@@ -68,16 +68,6 @@ def run(args: argparse.Namespace) -> int:
 def _bound(golden: GoldenInfo) -> str:
     relative = f" + {golden.rtol:g} x" if golden.rtol else " of"
     return f"within {golden.atol:g}{relative}"
-
-
-def _devices(path: Path) -> list[str] | None:
-    """The CPU for every shard of a package for GPUs, where there is none; else as the package says."""
-    import torch  # noqa: PLC0415 - slow to import
-
-    manifest = Records(path).manifest()
-    if manifest.device == "cpu" or torch.cuda.is_available():
-        return None
-    return ["cpu"] * manifest.plan.num_shards
 
 
 def _signature(signature: Signature | None, *, checked: bool) -> str:

@@ -48,6 +48,13 @@ def test_two_versions_of_the_same_weights_count_as_the_same(package: Path, tmp_p
     assert found.same(atol=0)
 
 
+def test_packages_for_gpus_are_compared_anywhere(package: Path, tmp_path: Path) -> None:
+    for_gpus, _ = make_package(tmp_path, name="gpu", device="cuda")
+    found = compare(package, for_gpus, samples=10)
+    assert found.same(atol=1e-4)
+    assert not found.not_compared
+
+
 def test_other_weight_types_are_told_with_how_far_the_answers_are_apart(
     package: Path, exact: Path
 ) -> None:
