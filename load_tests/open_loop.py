@@ -24,6 +24,7 @@ import argparse
 import asyncio
 import contextlib
 import csv
+import math
 import selectors
 import sys
 import time
@@ -50,6 +51,10 @@ from tessera.serving.client.latency import LatencySummary
 OK = "OK"
 # Distinct requests, sent in turn: drawing them costs more than sending.
 POOL_SIZE = 512
+POOL_BYTES = 64 << 20
+# What is kept in memory: four numbers and a task per call, a request of so many samples.
+MOST_CALLS = 10_000_000
+MOST_SAMPLES = 1_000_000
 _LEAD_S = 0.05
 
 Send = Callable[[bytes], Awaitable[bytes]]
@@ -212,10 +217,13 @@ def plot(calls: Calls, path: Path, title: str) -> None:
 
 
 def draw_requests(args: argparse.Namespace) -> list[bytes]:
-    """The pool of encoded requests."""
+    """The pool of encoded requests, of fewer where they are large."""
     drawer = RequestDrawer(read_schema(args.model_file), Draw(ids=args.ids), seed=args.seed)
     draw = drawer.ranking if args.ranking else drawer.samples
-    return [encode_request(draw(args.samples), model=args.model) for _ in range(POOL_SIZE)]
+    pool: list[bytes] = []
+    while len(pool) < POOL_SIZE and sum(map(len, pool)) < POOL_BYTES:
+        pool.append(encode_request(draw(args.samples), model=args.model))
+    return pool
 
 
 async def measure(args: argparse.Namespace, requests: Sequence[bytes], times_s: Array) -> Calls:
@@ -291,8 +299,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     args = parser.parse_args(argv)
     for flag in ("rate", "duration_s", "samples", "timeout_ms", "channels"):
-        if not getattr(args, flag) > 0:
+        if not 0 < getattr(args, flag) < math.inf:
             parser.error(f"--{flag.replace('_', '-')} must be positive, not {getattr(args, flag)}")
+    if args.rate * args.duration_s > MOST_CALLS:
+        parser.error(
+            f"--rate {args.rate:g} for --duration-s {args.duration_s:g} makes more than "
+            f"{MOST_CALLS} calls; give less of one"
+        )
+    if args.samples > MOST_SAMPLES:
+        parser.error(f"--samples must be at most {MOST_SAMPLES}, not {args.samples}")
     if not 0 <= args.warm_up_s < args.duration_s:
         parser.error(f"--warm-up-s {args.warm_up_s} is not between 0 and --duration-s")
     return args
@@ -304,20 +319,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     times_s = arrival_times_s(args.rate, args.duration_s, args.arrivals, args.seed)
     try:
         requests = draw_requests(args)
+        args.out.mkdir(parents=True, exist_ok=True)
         with contextlib.closing(precise_loop()) as loop:
             calls = loop.run_until_complete(measure(args, requests, times_s))
         calls = calls.after(args.warm_up_s)
+        write_csv(calls, args.out / "calls.csv")
+        kind = "one user, " if args.ranking else ""
+        title = f"{args.rate:g} calls/s, {args.arrivals}, {kind}{args.samples} samples a call"
+        plot(calls, args.out / "latency.svg", title)
     except UserError as error:
         print(f"open_loop: error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"open_loop: error: {error.filename or args.out}: {error.strerror}", file=sys.stderr)
         return 2
     except PredictError as error:
         print(f"open_loop: the first call failed: {error}", file=sys.stderr)
         return 2
-    args.out.mkdir(parents=True, exist_ok=True)
-    write_csv(calls, args.out / "calls.csv")
-    kind = "one user, " if args.ranking else ""
-    title = f"{args.rate:g} calls/s, {args.arrivals}, {kind}{args.samples} samples a call"
-    plot(calls, args.out / "latency.svg", title)
     print(summary(calls, args.rate))
     print(f"plot      {args.out / 'latency.svg'}\ncalls     {args.out / 'calls.csv'}")
     return 0 if calls.answered.all() else 1

@@ -22,6 +22,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tessera.errors import UserError
+from tessera.serving.client import read_schema
+from tessera.serving.client.codec import check_address
 
 HERE = Path(__file__).resolve().parent
 DEMO_PACKAGE = HERE.parent / ".demo" / "model.pt"
@@ -148,13 +150,22 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--model-file {args.model_file} does not exist")
     if args.address and args.model_file is None and not DEMO_PACKAGE.is_file():
         parser.error("--address needs --model-file MODEL.pt: the package that is served there")
+    try:
+        if args.address:
+            check_address(args.address)
+        if args.model_file is not None:
+            read_schema(args.model_file)
+        args.out.mkdir(parents=True, exist_ok=True)
+    except UserError as error:
+        parser.error(str(error))
+    except OSError as error:
+        parser.error(f"--out {args.out}: {error.strerror}")
     return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run and report; returns the exit status."""
     args = parse(argv)
-    args.out.mkdir(parents=True, exist_ok=True)
     for name in ("result.json", "report.html"):
         (args.out / name).unlink(missing_ok=True)
     if args.model_file is not None:

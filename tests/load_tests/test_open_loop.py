@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from package_factory import make_package
 
 from tessera.serving.client import PredictError
 
@@ -125,7 +126,10 @@ def test_files(tmp_path, status):
     "flags",
     [
         ["--rate", "0"],
+        ["--rate", "inf"],
+        ["--rate", "1e6", "--duration-s", "11"],
         ["--rate", "5", "--samples", "0"],
+        ["--rate", "5", "--samples", "1000001"],
         ["--rate", "5", "--duration-s", "1", "--warm-up-s", "1"],
     ],
 )
@@ -140,3 +144,18 @@ def test_a_missing_package_is_one_line(capsys):
     status = open_loop.main(["--address", "h:1", "--model-file", "absent.pt", "--rate", "1"])
     assert status == 2
     assert "absent.pt" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys):
+    package, _ = make_package(tmp_path)
+    flags = ["--address", "h:1", "--model-file", str(package), "--rate", "1"]
+    assert open_loop.main([*flags, "--out", str(package)]) == 2
+    assert capsys.readouterr().err == f"open_loop: error: {package}: File exists\n"
+
+
+def test_large_requests_make_a_small_pool(tmp_path, monkeypatch):
+    package, _ = make_package(tmp_path)
+    monkeypatch.setattr(open_loop, "POOL_BYTES", 50_000)
+    flags = ["--address", "h:1", "--model-file", str(package), "--rate", "1", "--samples", "500"]
+    pool = open_loop.draw_requests(open_loop.parse(flags))
+    assert 1 <= len(pool) < 20

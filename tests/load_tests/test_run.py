@@ -65,11 +65,22 @@ def test_failures_are_counted_by_status(package, tmp_path, capfd):
 def test_a_package_that_is_none(tmp_path, capfd):
     bad = tmp_path / "bad.pt"
     bad.write_bytes(b"no package")
-    status = run.main(["--model-file", str(bad), "--out", str(tmp_path / "out")])
-    assert status == 1
+    with pytest.raises(SystemExit) as caught:
+        run.main(["--model-file", str(bad), "--out", str(tmp_path / "out")])
+    assert caught.value.code == 2
+    assert "bad.pt: is damaged" in capfd.readouterr().err
+
+
+def test_a_server_that_does_not_start(package, tmp_path, capfd):
+    # The manifest can be read, which is all that is looked at first.
+    changed = tmp_path / "changed.pt"
+    content = bytearray(package.read_bytes())
+    content[len(content) // 2] ^= 1
+    changed.write_bytes(content)
+    assert run.main(["--model-file", str(changed), "--out", str(tmp_path / "out")]) == 1
     error = capfd.readouterr().err
     assert "the server did not start" in error
-    assert "bad.pt" in error
+    assert "changed.pt" in error
 
 
 @pytest.mark.parametrize(
@@ -78,9 +89,13 @@ def test_a_package_that_is_none(tmp_path, capfd):
         ["--users", "0"],
         ["--model-file", "absent.pt"],
         ["--run-time-s", "soon"],
+        ["--address", "nowhere"],
+        ["--out", __file__],
     ],
 )
-def test_wrong_flags(flags, capsys):
+def test_wrong_flags(flags, package, capsys):
+    if "--model-file" not in flags:
+        flags = [*flags, "--model-file", str(package)]
     with pytest.raises(SystemExit) as caught:
         run.main(flags)
     assert caught.value.code == 2
