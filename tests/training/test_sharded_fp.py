@@ -47,11 +47,11 @@ def unweighted(case, rank, step, device):
     return kjt.with_fields(kjt.values(), None, kjt.lengths(), None)
 
 
-def train(cases, each):
-    return [train_one(case, each) for case in cases]
+def train(cases, each, static_graph):
+    return [train_one(case, each, static_graph) for case in cases]
 
 
-def train_one(case, each):
+def train_one(case, each, static_graph):
     rank, device = dist.get_rank(), rank_device()
     module = processed_collection(case, each=each)
     sharder = FeatureProcessedEmbeddingBagCollectionSharder(
@@ -63,7 +63,7 @@ def train_one(case, each):
         device=device,
         plan=plan,
         sharders=[sharder],
-        data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False),
+        data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=static_graph),
     )
     left = [p for _, p in dmp.named_parameters() if not hasattr(p, "_in_backward_optimizers")]
     optimizer = torch.optim.SGD(left, lr=LR)
@@ -81,13 +81,14 @@ def train_one(case, each):
 @pytest.mark.multi_gpu
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("each", [False, True])
-def test_three_steps_equal_the_plain_collections(world, each):
+@pytest.mark.parametrize("static_graph", [False, True])
+def test_three_steps_equal_the_plain_collections(world, each, static_graph):
     local = 2 if world == 4 else world
     cases = [
         Case(TABLES, plan, BATCHES[world], weighted=True, seed=seed, local_size=local)
         for seed, plan in enumerate(plans(world).values())
     ]
-    per_rank = run_on_ranks(world, train, cases, each, local_world_size=local)
+    per_rank = run_on_ranks(world, train, cases, each, static_graph, local_world_size=local)
     for place, case in enumerate(cases):
         plain = processed_collection(case, each=each)
         optimizer = torch.optim.SGD(plain.parameters(), lr=LR)

@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree
 
-from tessera.training.distributed.types import ShardedModule, ShardingEnv
+from tessera.training.distributed.types import LazyAwaitable, ShardedModule, ShardingEnv
 
 if TYPE_CHECKING:
     from tessera.training.distributed.model_parallel import DistributedModelParallel
@@ -54,6 +55,13 @@ def replicas(
         **_KEEP_BUFFERS,
         **options,
     )
+
+
+def _arrived(output: Any) -> Any:
+    """``output`` with what is on its way in it waited for."""
+    if not any(isinstance(leaf, LazyAwaitable) for leaf in _pytree.tree_leaves(output)):
+        return output
+    return _pytree.tree_map_only(LazyAwaitable, LazyAwaitable.wait, output)
 
 
 class DataParallelWrapper(ABC):
@@ -120,6 +128,9 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call] # noqa: SLF001 - torch's only way to leave parameters out, and untyped
             model, list(sharded)
         )
+        # DDP looks for tensors in the output: on its way an output is none, and the first step of a
+        # static graph would average nothing.
+        model.register_forward_hook(lambda _module, _args, output: _arrived(output))
         wrapped = replicas(
             model.to(device),
             env.process_group,
