@@ -99,6 +99,10 @@ def test_features_that_no_table_serves_are_left_out():
         "_embedding_bag_collection.embedding_bags.c.weight",
         *(f"_feature_processors.position_weights.{key}" for key in "abc"),
     ]
+    each = {key: PositionWeightedModule(2) for key in "abc"}
+    assert list(FeatureProcessedEmbeddingBagCollection(tables(), each).state_dict())[2:] == [
+        f"_feature_processors.{key}.position_weight" for key in "abc"
+    ]
 
 
 def test_mistakes_are_named():

@@ -9,6 +9,7 @@ from torch import distributed as dist
 from torch import nn
 
 from tessera.training.distributed.data_parallel import DefaultDataParallelWrapper
+from tessera.training.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tessera.training.distributed.fp_embeddingbag import (
     FeatureProcessedEmbeddingBagCollectionSharder,
 )
@@ -55,7 +56,7 @@ def train_one(case, each, static_graph):
     rank, device = dist.get_rank(), rank_device()
     module = processed_collection(case, each=each)
     sharder = FeatureProcessedEmbeddingBagCollectionSharder(
-        {"optimizer": "exact_sgd", "learning_rate": LR}
+        EmbeddingBagCollectionSharder({"optimizer": "exact_sgd", "learning_rate": LR})
     )
     plan = ShardingPlan({"": plan_of(case, module, sharder, device)})
     dmp = DistributedModelParallel(
@@ -145,3 +146,15 @@ def test_other_processors_follow_whole_bags_only():
     torn = Case(TABLES, made["row_wise"], BATCHES[2], weighted=True, local_size=2)
     with pytest.raises(AssertionError, match="row_wise, which tears bags apart"):
         run_on_ranks(2, other_processor, torn)
+
+
+def test_settings_come_from_one_place():
+    settings = {"learning_rate": LR}
+    sharder = FeatureProcessedEmbeddingBagCollectionSharder(fused_params=settings)
+    assert sharder.fused_params == settings
+    inner = EmbeddingBagCollectionSharder(settings)
+    assert FeatureProcessedEmbeddingBagCollectionSharder(inner).fused_params == settings
+    with pytest.raises(ValueError, match="give them to that"):
+        FeatureProcessedEmbeddingBagCollectionSharder(inner, fused_params=settings)
+    with pytest.raises(ValueError, match=r"ebc_sharder is a dict; .* fused_params="):
+        FeatureProcessedEmbeddingBagCollectionSharder(settings)

@@ -24,7 +24,10 @@ from tessera.training.distributed.embedding_types import (
 from tessera.training.distributed.embeddingbag_output import EmbeddingBagCollectionContext
 from tessera.training.distributed.embeddingbag_shardings import tables_of
 from tessera.training.distributed.grouped_position_weighted import GroupedPositionWeightedModule
-from tessera.training.distributed.pooled_collection import ShardedEmbeddingBagCollection
+from tessera.training.distributed.pooled_collection import (
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
 from tessera.training.distributed.types import (
     Awaitable,
     EmbeddingModuleShardingPlan,
@@ -41,29 +44,36 @@ from tessera.training.modules.feature_processor_ import (
 from tessera.training.modules.fp_embedding_modules import (
     FeatureProcessedEmbeddingBagCollection,
     FeatureProcessorDictWrapper,
+    process_each,
 )
 from tessera.training.optim.keyed import CombinedOptimizer
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+Processors = FeatureProcessorsCollection | nn.ModuleDict
 
 
 class _WholeBags(BaseGroupedFeatureProcessor):
     """Any processor, for lookups that see whole bags."""
 
-    def __init__(self, processors: FeatureProcessorsCollection) -> None:
+    def __init__(self, processors: Processors) -> None:
         super().__init__()
         self._processors = processors
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        if isinstance(self._processors, nn.ModuleDict):
+            return process_each(features, self._processors)
         processed: KeyedJaggedTensor = self._processors(features)
         return processed
 
 
-def _position_weights(processors: FeatureProcessorsCollection) -> nn.ParameterDict | None:
+def _position_weights(processors: Processors) -> nn.ParameterDict | None:
     """The weights, if that is all that ``processors`` do."""
     if type(processors) is PositionWeightedModuleCollection:
         return processors.position_weights
     if type(processors) is FeatureProcessorDictWrapper:
-        each = dict(processors._feature_processors.items())  # noqa: SLF001 - a class of ours, beside the plain module
+        return _position_weights(processors._feature_processors)  # noqa: SLF001 - a class of ours, beside the plain module
+    if isinstance(processors, nn.ModuleDict):
+        each = dict(processors.items())
         if all(type(own) is PositionWeightedModule for own in each.values()):
             return nn.ParameterDict(
                 {
@@ -75,7 +85,7 @@ def _position_weights(processors: FeatureProcessorsCollection) -> nn.ParameterDi
 
 
 def _grouped(
-    processors: FeatureProcessorsCollection, plan: Mapping[str, ParameterSharding]
+    processors: Processors, plan: Mapping[str, ParameterSharding]
 ) -> BaseGroupedFeatureProcessor:
     weights = _position_weights(processors)
     if weights is not None:
@@ -163,12 +173,32 @@ class FeatureProcessedEmbeddingBagCollectionSharder(
     """Turns `FeatureProcessedEmbeddingBagCollection` into its sharded form.
 
     Args:
-        fused_params: keys of `FusedParams`.
+        ebc_sharder: whose settings and codecs the collection's tables have; None: those given here.
         qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+        fused_params: keys of `FusedParams`.
 
     Raises:
-        ValueError: an unknown key or value.
+        ValueError: an unknown key or value, or settings both here and in ``ebc_sharder``.
     """
+
+    def __init__(
+        self,
+        ebc_sharder: EmbeddingBagCollectionSharder | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+        *,
+        fused_params: Mapping[str, Any] | None = None,
+    ) -> None:
+        if ebc_sharder is not None:
+            if not isinstance(ebc_sharder, EmbeddingBagCollectionSharder):
+                raise ValueError(
+                    f"ebc_sharder is a {type(ebc_sharder).__name__}; give an "
+                    "EmbeddingBagCollectionSharder, or settings as fused_params="
+                )
+            if fused_params is not None:
+                raise ValueError("fused_params beside an ebc_sharder; give them to that")
+            fused_params = ebc_sharder.fused_params
+            qcomm_codecs_registry = ebc_sharder.qcomm_codecs_registry
+        super().__init__(fused_params, qcomm_codecs_registry)
 
     @property
     def module_type(self) -> type[FeatureProcessedEmbeddingBagCollection]:

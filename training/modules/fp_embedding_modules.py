@@ -18,6 +18,26 @@ from tessera.training.sparse import selection
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 
+def process_each(features: KeyedJaggedTensor, processors: nn.ModuleDict) -> KeyedJaggedTensor:
+    """The features, each as its processor gives it back.
+
+    Raises:
+        KeyError: a feature without a processor.
+    """
+    bags = features.to_dict()
+    missing = [key for key in bags if key not in processors]
+    if missing:
+        raise KeyError(f"feature {missing[0]!r} has no processor; there are {sorted(processors)}")
+    processed = {key: processors[key](bag) for key, bag in bags.items()}
+    weights = [bag.weights() for bag in processed.values()]
+    return features.with_fields(
+        torch.cat([bag.values() for bag in processed.values()]),
+        torch.cat(weights),
+        features.lengths_or_none(),
+        features.offsets_or_none(),
+    )
+
+
 class FeatureProcessorDictWrapper(FeatureProcessorsCollection):
     """Processes each feature with a processor of its own.
 
@@ -35,21 +55,7 @@ class FeatureProcessorDictWrapper(FeatureProcessorsCollection):
         Raises:
             KeyError: a feature without a processor.
         """
-        bags = features.to_dict()
-        missing = [key for key in bags if key not in self._feature_processors]
-        if missing:
-            raise KeyError(
-                f"feature {missing[0]!r} has no processor; there are "
-                f"{sorted(self._feature_processors)}"
-            )
-        processed = {key: self._feature_processors[key](bag) for key, bag in bags.items()}
-        weights = [bag.weights() for bag in processed.values()]
-        return features.with_fields(
-            torch.cat([bag.values() for bag in processed.values()]),
-            torch.cat(weights),
-            features.lengths_or_none(),
-            features.offsets_or_none(),
-        )
+        return process_each(features, self._feature_processors)
 
 
 class FeatureProcessedEmbeddingBagCollection(EmbeddingBagCollectionInterface):
@@ -81,6 +87,7 @@ class FeatureProcessedEmbeddingBagCollection(EmbeddingBagCollectionInterface):
             for name in table.feature_names
         ]
         self._feature_names = list(dict.fromkeys(features))
+        self._feature_processors: FeatureProcessorsCollection | nn.ModuleDict
         if isinstance(feature_processors, FeatureProcessorsCollection):
             self._feature_processors = feature_processors
         else:
@@ -90,9 +97,7 @@ class FeatureProcessedEmbeddingBagCollection(EmbeddingBagCollectionInterface):
                     f"feature {missing[0]!r} has no processor in feature_processors; there are "
                     f"{sorted(feature_processors)}"
                 )
-            self._feature_processors = FeatureProcessorDictWrapper(
-                nn.ModuleDict(dict(feature_processors))
-            )
+            self._feature_processors = nn.ModuleDict(dict(feature_processors))
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables."""
@@ -105,5 +110,11 @@ class FeatureProcessedEmbeddingBagCollection(EmbeddingBagCollectionInterface):
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Process, look up and pool; see `EmbeddingBagCollection.forward`."""
         features = selection.select_features(features, self._feature_names)
-        pooled: KeyedTensor = self._embedding_bag_collection(self._feature_processors(features))
+        processors = self._feature_processors
+        processed: KeyedJaggedTensor = (
+            process_each(features, processors)
+            if isinstance(processors, nn.ModuleDict)
+            else processors(features)
+        )
+        pooled: KeyedTensor = self._embedding_bag_collection(processed)
         return pooled
