@@ -48,6 +48,10 @@ def assemble(
     Raises:
         UserError: a name, size or dtype that the model cannot take; nothing was sent.
     """
+    if not isinstance(sparse, Mapping):
+        raise UserError(
+            f"sparse is a {type(sparse).__name__}; give a dictionary of each feature's bags by its name"
+        )
     bags = {name: _to_bags(name, given) for name, given in sparse.items()}
     shared_bags = (
         {} if shared is None else {name: _to_bags(name, g) for name, g in shared.features.items()}

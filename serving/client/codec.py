@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import grpc
@@ -31,9 +32,9 @@ def check_address(address: str) -> str:
     Raises:
         UserError: it is neither.
     """
-    if address.startswith(_SCHEMES):
+    if isinstance(address, str) and address.startswith(_SCHEMES):
         return address
-    match = _HOST_PORT.fullmatch(address)
+    match = _HOST_PORT.fullmatch(address) if isinstance(address, str) else None
     if match is None or not 0 < int(match["port"]) < 65536:
         raise UserError(
             f"address {address!r} is not HOST:PORT with a port from 1 to 65535,"
@@ -48,8 +49,8 @@ def check_timeout(timeout_s: float) -> float:
     Raises:
         UserError: it is not.
     """
-    if not timeout_s > 0:
-        raise UserError(f"timeout_s is {timeout_s}; it must be a positive number of seconds")
+    if not isinstance(timeout_s, Real) or not timeout_s > 0:
+        raise UserError(f"timeout_s is {timeout_s!r}; it must be a positive number of seconds")
     return timeout_s
 
 
@@ -72,9 +73,16 @@ class Codec:
         address: where the bytes go, for error messages.
         schema: the model's inputs, or None to send what is given as it is.
         compact_ids: see `encode_request`.
+
+    Raises:
+        UserError: the schema is none.
     """
 
     def __init__(self, address: str, schema: InputSchema | None, *, compact_ids: bool) -> None:
+        if schema is not None and not isinstance(schema, InputSchema):
+            raise UserError(
+                f"schema is {schema!r}; give what read_schema('model.pt') returns, or None"
+            )
         self._address = address
         self._schema = schema
         self._compact_ids = compact_ids
@@ -93,7 +101,11 @@ class Codec:
         return assemble(dense, sparse, shared=shared, schema=self._schema)
 
     def encode(self, arrays: RequestArrays, *, model: str, version: str, priority: int) -> bytes:
-        """The request's bytes."""
+        """The request's bytes.
+
+        Raises:
+            UserError: see `encode_request`.
+        """
         return encode_request(
             arrays,
             model=model,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tessera.errors import UserError
 from tessera.serving.client.arrays import Array, GroupArrays, RequestArrays
 from tessera.serving.protocol import predictor_pb2 as pb
 
@@ -30,9 +31,22 @@ def encode_request(
 
     Returns:
         The serialized message, every packed array little-endian.
+
+    Raises:
+        UserError: a model, version or priority that the message cannot hold.
     """
+    for what, text in (("model", model), ("version", version)):
+        if not isinstance(text, str):
+            raise UserError(f"{what} is {text!r}; give a string")
+    if not isinstance(priority, int | np.integer) or not _INT32.min <= priority <= _INT32.max:
+        raise UserError(
+            f"priority is {priority!r}; give a whole number from {_INT32.min} to {_INT32.max}"
+        )
     request = pb.PredictionRequest(
-        batch_size=arrays.batch_size, model_name=model, model_version=version, priority=priority
+        batch_size=arrays.batch_size,
+        model_name=model,
+        model_version=version,
+        priority=int(priority),
     )
     if arrays.dense is not None:
         request.float_features.num_features = arrays.dense.shape[1]

@@ -140,6 +140,28 @@ def test_a_wrong_request_is_not_sent(server, connect):
     assert server.requests == []
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"sparse": [[[1], [2]]]}, "sparse is a list; give a dictionary"),
+        ({"priority": "high"}, "priority is 'high'; give a whole number"),
+        ({"priority": 2**31}, "priority is 2147483648; give a whole number from -2147483648 to 21"),
+        ({"model": 3}, "model is 3; give a string"),
+        ({"version": 1}, "version is 1; give a string"),
+    ],
+)
+def test_arguments_of_another_kind_are_not_sent(server, connect, wrong, message):
+    given = {"sparse": {"C1": [[1], [2]]}, **wrong}
+    with connect(server.address) as client, pytest.raises(UserError, match=message):
+        client.predict(DENSE, given.pop("sparse"), **given)
+    assert server.requests == []
+
+
+def test_a_path_is_no_schema(server, connect):
+    with pytest.raises(UserError, match=r"schema is 'model.pt'; give what read_schema"):
+        connect(server.address, schema="model.pt")
+
+
 CODES = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.NOT_FOUND: ModelNotFound,
@@ -285,14 +307,14 @@ def test_usable_addresses(address):
 
 @pytest.mark.parametrize(
     "address",
-    ["", "localhost", "localhost:", "host:0", "host:65536", ":50051", "http://h:1", "a b:1"],
+    ["", "localhost", "localhost:", "host:0", "host:65536", ":50051", "http://h:1", "a b:1", None],
 )
 def test_unusable_addresses(address, connect):
     with pytest.raises(UserError, match="is not HOST:PORT"):
         connect(address)
 
 
-@pytest.mark.parametrize("timeout_s", [0, -1, float("nan")])
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), "5"])
 def test_unusable_timeouts(server, timeout_s):
     with pytest.raises(UserError, match="timeout_s"):
         PredictorClient(server.address, timeout_s=timeout_s)
