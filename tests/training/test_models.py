@@ -1,5 +1,7 @@
 import itertools
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from tessera.training import (
     TableConfig,
     build_ranking_model,
 )
+from tessera.training.models.dlrm import InteractionArch
 from tessera.training.models.ranking import MissingValueEncoder
 from tessera.training.modules.crossnet import LowRankCrossNet
 from tessera.training.modules.dot_interaction import DotInteraction
@@ -59,6 +62,26 @@ def test_dot_interaction_and_its_gradient_equal_a_plain_loop(batch_size, feature
     ours = torch.autograd.grad((dots * weight).sum(), x)[0]
     theirs = torch.autograd.grad((expected * weight).sum() + 0 * x.sum(), x)[0]
     torch.testing.assert_close(ours, theirs)
+
+
+def test_torchrecs_weights_are_put_in_our_order_of_pairs():
+    page = (Path(__file__).parents[2] / "docs" / "torchrec.md").read_text()
+    [block] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names = {}
+    exec(compile(block, "docs/torchrec.md", "exec"), names)
+    features, dim = 4, 3
+    dense, sparse = torch.randn(5, dim), torch.randn(5, features, dim)
+    vectors = torch.cat([dense[:, None], sparse], dim=1)
+    rows, columns = torch.triu_indices(features + 1, features + 1, offset=1)
+    # As TorchRec has it.
+    theirs = torch.cat([dense, (vectors @ vectors.mT)[:, rows, columns]], dim=1)
+    name = "over_arch.model.0._mlp.0._linear.weight"
+    weight = torch.randn(6, theirs.size(1))
+    ours = names["dlrm_from_torchrec"]({name: weight, "other": dense}, features)
+    assert ours["other"] is dense
+    torch.testing.assert_close(
+        InteractionArch(features)(dense, sparse) @ ours[name].T, theirs @ weight.T
+    )
 
 
 def test_dot_interaction_trains_under_autocast():

@@ -3,13 +3,17 @@
 import pytest
 import torch
 from ranks import rank_device, run_on_ranks, uses_cuda, whole_on_each_rank
-from sharded_cases import Case, local_shards, plain_collection, plan_of, shard
+from sharded_cases import Case, kjt_of, local_shards, plain_collection, plan_of, shard
 from test_sharded_ebc import NAMES, TABLES, plans
 from torch import distributed as dist
+from torch.distributed import checkpoint as torch_checkpoint
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from tessera.training.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tessera.training.distributed.types import ShardingEnv
+from tessera.training.distributed.model_parallel import DistributedModelParallel
+from tessera.training.distributed.types import ShardingEnv, ShardingPlan
+from tessera.training.optim import CombinedOptimizer, KeyedOptimizerWrapper
+from tessera.training.optim.optimizers import in_backward_optimizer_filter
 
 pytestmark = [
     pytest.mark.multi_gpu,
@@ -213,3 +217,55 @@ def test_plans_by_hand_that_do_not_fit_are_refused():
         assert len(found) == len(attempts)
         for part, message in found:
             assert part in message
+
+
+def through_torchs_checkpoint(folder):
+    """What a model and its optimizer hold before, and after they were saved, spoilt and loaded."""
+    case = Case(
+        TABLES,
+        {
+            "big": ("table_wise", {"rank": 1}),
+            "mean": ("row_wise", {}),
+            "small": ("data_parallel", {}),
+        },
+        (2, 3),
+    )
+    device = rank_device()
+    module, sharder = plain_collection(case), EmbeddingBagCollectionSharder({"optimizer": "adam"})
+    plan = ShardingPlan({"": plan_of(case, module, sharder, device)})
+    model = DistributedModelParallel(module, device=device, plan=plan, sharders=[sharder])
+    dense = KeyedOptimizerWrapper(
+        dict(in_backward_optimizer_filter(model.named_parameters())), torch.optim.Adam
+    )
+    optimizer = CombinedOptimizer([model.fused_optimizer, dense])
+    optimizer.save_param_groups(False)
+    model(kjt_of(case, dist.get_rank(), 0, device)).values().square().sum().backward()
+    optimizer.step()
+
+    def state():
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+    def tensors():
+        leaves = torch.utils._pytree.tree_leaves(state())
+        shards = [
+            leaf.local_shards() if isinstance(leaf, ShardedTensor) else [leaf] for leaf in leaves
+        ]
+        return [getattr(part, "tensor", part) for parts in shards for part in parts]
+
+    torch_checkpoint.save(state(), checkpoint_id=folder)
+    before = [tensor.detach().cpu().clone() for tensor in tensors()]
+    with torch.no_grad():
+        for tensor in tensors():
+            tensor.zero_()
+    loaded = state()
+    torch_checkpoint.load(loaded, checkpoint_id=folder)
+    model.load_state_dict(loaded["model"])
+    optimizer.load_state_dict(loaded["optimizer"])
+    return before, [tensor.detach().cpu().clone() for tensor in tensors()]
+
+
+def test_torchs_own_checkpoints_bring_everything_back(tmp_path):
+    for before, after in run_on_ranks(2, through_torchs_checkpoint, str(tmp_path / "saved")):
+        assert len(before) == len(after) > 6
+        assert any(bool(tensor.any()) for tensor in before)
+        assert all(map(torch.equal, before, after))
