@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -58,27 +58,44 @@ def golden_batch(schema: InputSchema, *, seed: int = 0) -> HostBatch:
     generator = torch.Generator().manual_seed(seed)
 
     def bags(feature: FeatureSpec) -> list[Tensor]:
-        def random_ids(count: int) -> Tensor:
-            raw = feature.hashing != "none"
-            low, high = (_INT64_MIN, _INT64_MAX) if raw else (0, feature.rows)
-            return torch.randint(low, high, (count,), generator=generator)
-
         lengths = torch.randint(0, 6, (_RANDOM_SAMPLES,), generator=generator)
         return [
             torch.empty(0, dtype=torch.int64),
             torch.tensor([0]),
             torch.tensor([feature.rows - 1]),
             torch.tensor(_outside(feature), dtype=torch.int64),
-            random_ids(LONG_BAG),
-            *(random_ids(int(length)) for length in lengths),
+            _random_ids(feature, LONG_BAG, generator),
+            *(_random_ids(feature, int(length), generator) for length in lengths),
         ]
 
+    batch = _batch(schema, bags, 5 + _RANDOM_SAMPLES, generator)
+    if schema.dense_missing == "nan":
+        batch.float_features[1] = math.nan
+    return batch
+
+
+def long_batch(schema: InputSchema, ids: int) -> HostBatch:
+    """One sample of ``ids`` random ids per bag."""
+    generator = torch.Generator().manual_seed(0)
+    return _batch(schema, lambda feature: [_random_ids(feature, ids, generator)], 1, generator)
+
+
+def _random_ids(feature: FeatureSpec, count: int, generator: torch.Generator) -> Tensor:
+    raw = feature.hashing != "none"
+    low, high = (_INT64_MIN, _INT64_MAX) if raw else (0, feature.rows)
+    return torch.randint(low, high, (count,), generator=generator)
+
+
+def _batch(
+    schema: InputSchema,
+    bags: Callable[[FeatureSpec], list[Tensor]],
+    samples: int,
+    generator: torch.Generator,
+) -> HostBatch:
+    """``bags`` of each feature, normal dense values and random weights."""
     plain_lengths, plain_values = _jagged([bags(f) for f in schema.group("id_list")])
     scored_lengths, scored_values = _jagged([bags(f) for f in schema.group("id_score_list")])
-    samples = 5 + _RANDOM_SAMPLES
     dense = torch.randn(samples, len(schema.dense_features), generator=generator)
-    if schema.dense_missing == "nan":
-        dense[1] = math.nan
     return HostBatch(
         float_features=dense,
         id_list_features_lengths=plain_lengths,

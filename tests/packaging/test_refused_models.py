@@ -380,3 +380,21 @@ def test_arguments_of_another_kind_are_named(wrong: dict, words: str, tmp_path: 
 def test_a_rule_that_is_a_word_is_refused() -> None:
     with pytest.raises(UserError, match=r"features\['a'\] is 'murmur3'; give a FeatureRule"):
         ModelInputs(features={"a": "murmur3"})
+
+
+class FewPlaces(nn.Module):
+    """Has 64 places, and takes a bag's length for one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = EmbeddingBagCollection([user_models.table("a", ["a"])])
+        self.places = nn.Embedding(64, 8)
+
+    def forward(self, ids: KeyedJaggedTensor) -> Tensor:
+        return (self.tables(ids).values() * self.places(ids.lengths().long())).sum(dim=1)
+
+
+def test_a_module_that_bags_of_2000_ids_break_is_refused() -> None:
+    sample = (user_models.bags(["a"]),)
+    with pytest.raises(UserError, match=r"fails on bags of 2000 ids at .*self.places\(.*cut long"):
+        make_module_servable(FewPlaces(), ModelInputs(), sample, PackageOptions(name="m"))
