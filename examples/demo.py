@@ -87,7 +87,9 @@ def wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> dict[str, A
 def main() -> None:
     """Run the steps in order and say what happened."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dir", type=Path, default=Path(".demo"), help="work folder")
+    parser.add_argument(
+        "--dir", type=Path, default=Path(".demo"), help="work folder (default: %(default)s)"
+    )
     folder = parser.parse_args().dir
     began = time.monotonic()
     os.chdir(ROOT)

@@ -103,19 +103,37 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--package", required=True, help="made with --device cuda")
-    parser.add_argument("--ids-per-bag", default="1", help="for all features, or one for each")
-    parser.add_argument("--samples", type=int, default=256, help="samples of a request")
-    parser.add_argument("--max-batch", type=int, default=2048, help="samples of a batch")
-    parser.add_argument("--workers", type=int, default=2, help="the server's, for each GPU")
     parser.add_argument(
-        "--connections", type=int, default=4, help="the client's, with a thread each"
+        "--ids-per-bag",
+        default="1",
+        help="for all features, or one for each (default: %(default)s)",
     )
-    parser.add_argument("--seconds", type=float, default=3.0, help="length of a step, seconds")
+    parser.add_argument(
+        "--samples", type=int, default=256, help="samples of a request (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-batch", type=int, default=2048, help="samples of a batch (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=2, help="the server's, for each GPU (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--connections",
+        type=int,
+        default=4,
+        help="the client's, with a thread each (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=3.0,
+        help="length of a step, seconds (default: %(default)s)",
+    )
     parser.add_argument(
         "--build",
         type=Path,
         default=REPOSITORY / "build/cpp/release",
-        help="where the programs are",
+        help="where the programs are (default: %(default)s)",
     )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     return parser

@@ -71,7 +71,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path, help="the package to write")
-    parser.add_argument("--rows", type=int, default=400_000, help="most rows of a table")
+    parser.add_argument(
+        "--rows", type=int, default=400_000, help="most rows of a table (default: %(default)s)"
+    )
     parser.add_argument("--device", default="cuda", help="kind of device (default cuda)")
     parser.add_argument("--dense-dtype", default="fp32", help="fp32 (default) or bf16")
     args = parser.parse_args()

@@ -120,9 +120,18 @@ def medians(rows: list[dict[str, float]]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=100_000, help="rows per table")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds per server and load")
-    parser.add_argument("--seconds", type=float, default=3.0, help="length of a round, seconds")
+    parser.add_argument(
+        "--rows", type=int, default=100_000, help="rows per table (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="rounds per server and load (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=3.0,
+        help="length of a round, seconds (default: %(default)s)",
+    )
     parser.add_argument(
         "--backend",
         default="tessera",

@@ -235,18 +235,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=30.0, help="length (default 30)")
+    parser.add_argument(
+        "--minutes", type=float, default=30.0, help="length, minutes (default: %(default)s)"
+    )
     parser.add_argument("--rate", type=float, default=1000.0, help="requests/s (default 1000)")
     parser.add_argument("--restart-s", type=float, default=120.0, help="a life (default 120 s)")
-    parser.add_argument("--kind", choices=("cpp", "python"), default="cpp", help="which server")
+    parser.add_argument(
+        "--kind",
+        choices=("cpp", "python"),
+        default="cpp",
+        help="which server (default: %(default)s)",
+    )
     parser.add_argument(
         "--server",
         type=Path,
         default=CPP_SERVER,
         help="the C++ server (default: the release build)",
     )
-    parser.add_argument("--rows", type=int, default=100_000, help="rows per table")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice of requests")
+    parser.add_argument(
+        "--rows", type=int, default=100_000, help="rows per table (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the choice of requests (default: %(default)s)"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:

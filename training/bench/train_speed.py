@@ -246,7 +246,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="passes over the batches (7)")
     parser.add_argument("--batches", type=int, default=4, help="different batches (4)")
     parser.add_argument("--batch-size", type=int, default=4096, help="samples (4096)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=torch.get_num_threads(),
+        help="CPU threads (default: %(default)s)",
+    )
     parser.add_argument("--arch", choices=ARCHS, action="append", help="MLP sizes (all)")
     parser.add_argument("--bf16", action="store_true", help="all under bfloat16 autocast (no)")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
