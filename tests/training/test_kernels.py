@@ -441,6 +441,35 @@ def test_weights_of_ids_get_their_gradient(kind, mean):
     )
 
 
+@on_gpu
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@pytest.mark.parametrize("optimizer", ["exact_sgd", "adam", None])
+def test_weights_of_ids_of_any_float_type(optimizer, dtype, mean):
+    fused = {} if optimizer is None else {"optimizer": optimizer, "learning_rate": 0.1}
+    config = group([(5, 4, 1)], weighted=True, mean=mean, **fused)
+    kernel = (BatchedFusedEmbeddingBag if fused else BatchedDenseEmbeddingBag)(
+        config, device=DEVICE
+    )
+    fill(kernel, torch.Generator().manual_seed(0))
+    table = kernel.split_embedding_weights()[0].clone()
+    weights = torch.tensor([0.5, 2.0, 4.0], dtype=dtype, device=DEVICE, requires_grad=True)
+    features = KeyedJaggedTensor(
+        ["f0_0"],
+        torch.tensor([1, 2, 3], device=DEVICE),
+        weights=weights,
+        lengths=torch.tensor([2, 1], device=DEVICE),
+    )
+    pooled = kernel(features)
+    expected = torch.stack([0.5 * table[1] + 2 * table[2], 4 * table[3]])
+    expected[0] /= 2 if mean else 1
+    torch.testing.assert_close(pooled, expected)
+    pooled.sum().backward()
+    assert weights.grad.dtype is dtype
+    of_weights = table[1:4].sum(dim=1) / torch.tensor([2, 2, 1] if mean else [1, 1, 1]).to(DEVICE)
+    torch.testing.assert_close(weights.grad, of_weights.to(dtype), rtol=2**-10, atol=2**-10)
+
+
 @pytest.mark.parametrize("kind", ["exact_sgd", "adam", "lion"])
 @pytest.mark.parametrize("bad", [-1, 6, 2**40])
 def test_an_id_that_is_no_row_is_named_and_nothing_changes(kind, bad):

@@ -58,7 +58,7 @@ def bags_of(features: KeyedJaggedTensor, *, weighted: bool, weighted_mean: bool)
         ValueError: ``weighted``, and there are no weights.
     """
     ids = features.values().long()
-    weights = features.weights() if weighted else None
+    weights = features.weights().float() if weighted else None
     strides = features.stride_per_key_per_rank() if features.variable_stride_per_key() else None
     offsets = features.offsets().long() if strides is None else _padded(features.lengths(), strides)
     if weighted_mean and weights is not None:
