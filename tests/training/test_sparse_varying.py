@@ -119,6 +119,30 @@ def with_inverse(keys, places):
     )
 
 
+@pytest.mark.parametrize("known", [{}, {"stride": 2}, {"stride_per_key": [2, 2]}])
+def test_shared_bags_are_expanded_where_keys_have_as_many_of_them(known):
+    # Ranks whose keys happen to have as many bags send what the others send.
+    places = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 0]])
+    lengths = {"lengths": torch.tensor([1, 2, 1, 0])}
+    for bags in (lengths, {"offsets": torch.tensor([0, 1, 3, 4, 4])}):
+        kjt = KeyedJaggedTensor(
+            ["a", "b"],
+            torch.tensor([1, 2, 3, 4]),
+            inverse_indices=(["a", "b"], places),
+            **bags,
+            **known,
+        )
+        assert kjt.variable_stride_per_key()
+        assert kjt.stride_per_key_per_rank() == [[2], [2]]
+        assert kjt.stride() == 4
+        table = EmbeddingBagCollection(
+            [EmbeddingBagConfig(9, 3, name="t", feature_names=["a", "b"])]
+        )
+        pooled = table(KeyedJaggedTensor(["a", "b"], kjt.values(), **lengths)).to_dict()
+        expected = torch.cat([pooled["a"][places[0]], pooled["b"][places[1]]], dim=1)
+        assert torch.equal(table(kjt).values(), expected)
+
+
 def test_joined_features_keep_their_inverse_indices():
     first = with_inverse(["a", "b"], [[0, 0, 0], [0, 1, 1]])
     joined = KeyedJaggedTensor.concat([first, with_inverse(["c", "d"], [[0, 0, 0], [1, 1, 0]])])

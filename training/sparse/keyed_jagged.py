@@ -35,7 +35,7 @@ class KeyedJaggedTensor(Exchangeable):
         stride_per_key: ``S_f``; where they differ this alone makes a batch that varies per key.
         length_per_key, lengths_offset_per_key, offset_per_key, index_per_key, jt_dict: what the
             methods of these names give, if the caller has it (it may save a wait for the device).
-        inverse_indices: keys and ``[F, B]`` int64: the bag of its key that each sample uses.
+        inverse_indices: keys and ``[F, B]`` int64: each sample's bags; the batch then varies per key.
         validate: False where the caller answers for the fields; scripted code never checks.
 
     Raises:
@@ -69,7 +69,10 @@ class KeyedJaggedTensor(Exchangeable):
             strides = stride_per_key_per_rank, stride_per_key
             checks.check_keyed_jagged(keys, values, weights, lengths, offsets, stride, strides)
             checks.check_key_bounds(keys, length_per_key, offset_per_key, inverse_indices)
-        if stride_per_key_per_rank is None and stride_per_key is not None:
+        if stride_per_key_per_rank is None and inverse_indices is not None:
+            bags = layout.bags_of_keys(len(keys), lengths, offsets, stride, stride_per_key)
+            stride, stride_per_key_per_rank = None, bags
+        elif stride_per_key_per_rank is None and stride_per_key is not None:
             stride_per_key_per_rank = layout.uneven(stride_per_key)
         self._keys: list[str] = keys
         self._values: Tensor = values
@@ -412,9 +415,8 @@ class KeyedJaggedTensor(Exchangeable):
             ValueError: an index is out of range.
         """
         layout.check_places(indices, len(self._keys))
-        bounds, lengths = self.offset_per_key(), self.lengths()
+        bounds, bags, lengths = self.offset_per_key(), self.lengths_offset_per_key(), self.lengths()
         weights, strides = self._weights, self._stride_per_key_per_rank
-        bags = self.lengths_offset_per_key()
         if strides is not None:
             lengths = layout.segments(lengths, bags, indices)
         else:

@@ -227,6 +227,21 @@ def uneven(stride_per_key: list[int]) -> list[list[int]] | None:
     return None
 
 
+def bags_of_keys(
+    keys: int,
+    lengths: Tensor | None,
+    offsets: Tensor | None,
+    stride: int | None,
+    stride_per_key: list[int] | None,
+) -> list[list[int]]:
+    """Strides per key and rank of one rank, from whichever field is there."""
+    if stride_per_key is None:
+        if stride is None:
+            stride = batch_size(keys, lengths, offsets, None, None)
+        stride_per_key = [stride for _ in range(keys)]
+    return [[own] for own in stride_per_key]
+
+
 def common_stride(strides: list[int]) -> int:
     """The one batch size of several tensors.
 
