@@ -132,13 +132,15 @@ void serve_no_model(const std::string& path) {
   ModelMetrics unresolved("", "");
   Registry registry({package.manifest.name});
   Gate gate([] {});
-  const PredictContext context{registry, unresolved, gate, clock, log};
+  ByteBudget budget(config.max_inflight_bytes);
+  const PredictContext context{registry, unresolved, gate, budget, clock, log};
   GrpcFront front(context);
   registry.publish(0, std::make_unique<ServedModel>(std::move(package), config, metrics, clock,
                                                     log));
   std::cout << front.start({.host = "127.0.0.1",
                             .port = 0,
                             .max_message_bytes = config.max_message_bytes,
+                            .max_arriving_bytes = config.max_inflight_bytes,
                             .threads = default_workers()})
             << std::endl;
   while (true) std::this_thread::sleep_for(std::chrono::hours(1));

@@ -153,7 +153,8 @@ TEST(ServedModelTest, SaysHowManyWorkersCouldBeStarted) {
 }
 
 struct FrontTest : testing::Test {
-  FrontTest() {
+  explicit FrontTest(std::int64_t max_inflight_bytes = std::int64_t{1} << 30)
+      : budget(max_inflight_bytes) {
     prepare_grpc();
     config.batch_limits.max_samples = 16;  // so that some requests are cut and joined
     registry.publish(0, std::make_unique<ServedModel>(echo_package(), config, metrics, clock, log));
@@ -170,6 +171,7 @@ struct FrontTest : testing::Test {
     gate.shut();
     for (ServedModel* model : registry.loaded()) model->drain();
     while (gate.active() > 0) std::this_thread::yield();
+    EXPECT_EQ(budget.held(), 0);
     front.stop(1s);
     for (ServedModel* model : registry.loaded()) model->close();
     front.release();
@@ -186,8 +188,9 @@ struct FrontTest : testing::Test {
   ModelMetrics metrics{"m", "1"};
   ModelMetrics unresolved{"", ""};
   Gate gate{[] {}};
+  ByteBudget budget;
   Registry registry{{"m"}};
-  PredictContext context{registry, unresolved, gate, clock, log};
+  PredictContext context{registry, unresolved, gate, budget, clock, log};
   GrpcFront front{context};
   std::shared_ptr<grpc::Channel> channel;
 };
@@ -209,6 +212,55 @@ TEST_F(FrontTest, AnswersEveryClientWithItsOwnScores) {
       }
     }
   });
+  end();
+}
+
+struct FullFrontTest : FrontTest {
+  FullFrontTest() : FrontTest(1'400'000) {}
+};
+
+TEST_F(FullFrontTest, HoldsAsManyBytesAsItMay) {
+  constexpr int kSamples = 16'000;  // 656 kB, so that two requests are let in at once
+  const predictor::PredictionRequest message = message_of(0, kSamples);
+  std::atomic<int> answered = 0;
+  std::atomic<int> refused = 0;
+  in_threads(8, [&](int) {
+    const auto stub = predictor::Predictor::NewStub(channel);
+    for (int call = 0; call < 20; ++call) {
+      grpc::ClientContext of_call;
+      predictor::PredictionResponse response;
+      const grpc::Status status = stub->Predict(&of_call, message, &response);
+      if (status.ok()) {
+        const auto& scores = response.predictions().at("default").data();
+        ASSERT_EQ(scores.size(), kSamples);
+        EXPECT_EQ(scores[kSamples - 1], static_cast<float>(kSamples - 1));
+        ++answered;
+      } else {
+        EXPECT_EQ(status.error_code(), grpc::RESOURCE_EXHAUSTED) << status.error_message();
+        EXPECT_TRUE(status.error_message().starts_with("the server is full: requests and answers"))
+            << status.error_message();
+        ++refused;
+      }
+    }
+  });
+  EXPECT_GT(answered, 0);
+  EXPECT_EQ(metrics.rejected[static_cast<std::size_t>(RejectReason::kQueueFull)], static_cast<std::uint64_t>(refused));
+  end();
+}
+
+struct NarrowFrontTest : FrontTest {
+  NarrowFrontTest() : FrontTest(20'000) {}
+};
+
+TEST_F(NarrowFrontTest, ARequestThatCanNeverComeInIsInvalid) {
+  const auto stub = predictor::Predictor::NewStub(channel);
+  grpc::ClientContext of_call;
+  predictor::PredictionResponse response;
+  const predictor::PredictionRequest message = message_of(0, 100);
+  const grpc::Status status = stub->Predict(&of_call, message, &response);
+  EXPECT_EQ(status.error_code(), grpc::INVALID_ARGUMENT);
+  EXPECT_EQ(status.error_message(), text("the request takes ", 16'384 + 400 + message.ByteSizeLong(),
+                                         " bytes in the server, the limit is 20000"));
   end();
 }
 

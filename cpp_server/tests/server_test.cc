@@ -62,6 +62,9 @@ TEST(Flags, RefuseWithTheRemedy) {
   EXPECT_EQ(usage_error({"--model", "a", "--max-queue-samples", "5"}),
             "--max-queue-samples is 5; a request of --max-request-samples 16384 could never wait "
             "in it: raise the one or lower the other");
+  EXPECT_EQ(usage_error({"--model", "a", "--max-inflight-bytes", "5000000"}),
+            "--max-inflight-bytes is 5000000; a message of --max-message-bytes 67108864 could never "
+            "come in: raise the one or lower the other");
   EXPECT_EQ(usage_error({"--model", "a", "--drain-limit-s", "nan"}).substr(0, 22),
             "--drain-limit-s is nan");
   EXPECT_EQ(usage_error({"--model", "a", "--frobnicate"}),

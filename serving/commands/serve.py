@@ -46,6 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_number(parser, "max-message-bytes", _EXAMPLE.max_message_bytes, "largest message, bytes")
     _add_number(
         parser,
+        "max-inflight-bytes",
+        _EXAMPLE.max_inflight_bytes,
+        "what requests and answers inside the server may take, of all models together, bytes; messages "
+        "that are still arriving may take about as much again",
+    )
+    _add_number(
+        parser,
         "drain-propagation-ms",
         _EXAMPLE.drain_propagation_ms,
         "between NOT_SERVING and the first refusal, milliseconds",
@@ -118,6 +125,7 @@ def run(args: argparse.Namespace) -> int:
             worker_niceness=args.worker_niceness,
         ),
         max_message_bytes=args.max_message_bytes,
+        max_inflight_bytes=args.max_inflight_bytes,
         drain_propagation_ms=args.drain_propagation_ms,
         drain_limit_s=args.drain_limit_s,
         verify_golden=not args.skip_golden,

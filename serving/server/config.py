@@ -133,6 +133,8 @@ class ServerConfig:
         http_port: port of metrics, probes and the status page; 0: any free one.
         limits: see `ModelLimits`.
         max_message_bytes: largest request or response on the wire.
+        max_inflight_bytes: what requests and answers inside the server may take, of all models
+            together; messages that are still arriving may take about as much again.
         drain_propagation_ms: milliseconds between "not serving" and the first refusal, so
             that load balancers can turn away first.
         drain_limit_s: seconds that accepted requests may take after SIGTERM.
@@ -148,6 +150,7 @@ class ServerConfig:
     http_port: int = DEFAULT_HTTP_PORT
     limits: ModelLimits = field(default_factory=ModelLimits)
     max_message_bytes: int = 64 * 1024 * 1024
+    max_inflight_bytes: int = 1024 * 1024 * 1024
     drain_propagation_ms: int = 1_000
     drain_limit_s: float = 30.0
     verify_golden: bool = True
@@ -180,6 +183,13 @@ class ServerConfig:
                 "--public-key is given without --require-signature; give both or neither"
             )
         _at_least(1024, max_message_bytes=self.max_message_bytes)
+        if self.max_inflight_bytes < self.max_message_bytes:
+            _refuse(
+                "max_inflight_bytes",
+                self.max_inflight_bytes,
+                f"a message of max_message_bytes={self.max_message_bytes} could never come in: "
+                "raise the one or lower the other",
+            )
         _at_least(0, drain_propagation_ms=self.drain_propagation_ms)
         if self.drain_limit_s * 1_000 <= self.drain_propagation_ms:
             _refuse(

@@ -17,6 +17,8 @@ from grpc_reflection.v1alpha import reflection
 
 from tessera.errors import UserError
 from tessera.serving.protocol import predictor_pb2 as pb
+from tessera.serving.server.arrivals import WINDOW_BYTES, Arrivals
+from tessera.serving.server.budget import ByteBudget, Held
 from tessera.serving.server.errors import Code, ServeError
 from tessera.serving.server.health import Health, Serving
 from tessera.serving.server.predictor import Predictor
@@ -35,6 +37,9 @@ _STATUS = {
 _PREDICTOR = pb.DESCRIPTOR.services_by_name["Predictor"].full_name
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
+_CALLS_PER_CONNECTION = 1_000
+"""At a time; clients wait with more."""
+
 _MAX_MESSAGE = 1_000
 """Characters of a status message: it travels in a header, and may quote the client's text."""
 
@@ -45,16 +50,32 @@ class GrpcFront:
     Args:
         predictor: answers Predict.
         health: answers Check and Watch.
+        budget: of the bytes that calls hold.
+        arrivals: see `Arrivals`.
         max_message_bytes: largest request or response.
     """
 
-    def __init__(self, *, predictor: Predictor, health: Health, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        *,
+        predictor: Predictor,
+        health: Health,
+        budget: ByteBudget,
+        arrivals: Arrivals,
+        max_message_bytes: int,
+    ) -> None:
         self._predictor = predictor
+        self._budget = budget
+        self._arrivals = arrivals
         self._health = health
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", max_message_bytes),
+                ("grpc.max_concurrent_streams", _CALLS_PER_CONNECTION),
+                # Of a message that nobody has asked for, only a window is taken; see `Arrivals`.
+                ("grpc.http2.bdp_probe", 0),
+                ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
                 # A second server on the port must fail, not share its calls.
                 ("grpc.so_reuseport", 0),
                 # Clients may ping as often as they like, also between calls: the defaults
@@ -67,7 +88,7 @@ class GrpcFront:
         self._server.add_generic_rpc_handlers(
             (
                 grpc.method_handlers_generic_handler(
-                    _PREDICTOR, {"Predict": grpc.unary_unary_rpc_method_handler(self._predict)}
+                    _PREDICTOR, {"Predict": grpc.stream_unary_rpc_method_handler(self._predict)}
                 ),
                 grpc.method_handlers_generic_handler(
                     _HEALTH,
@@ -116,14 +137,25 @@ class GrpcFront:
         """Refuse new calls and let those that run end; after ``grace_s`` seconds, cut them."""
         await self._server.stop(grace_s)
 
-    async def _predict(self, content: bytes, context: Any) -> bytes:
+    async def _predict(self, _messages: Any, context: Any) -> bytes:
+        # On the wire the call is unary; as a stream of one message it is read when there is room for it.
+        async def receive() -> bytes:
+            content = await self._arrivals.receive(context.read)
+            return content if isinstance(content, bytes) else b""  # the client sent none
+
+        held = Held(self._budget)
+        # Called when the answer has left.
+        context.add_done_callback(lambda _: held.keep(0))
         remaining = context.time_remaining()
         deadline = NO_DEADLINE if remaining is None else time.monotonic() + remaining
         try:
-            return await self._predictor.predict(content, deadline)
+            return await self._predictor.predict(receive, deadline, held)
         except ServeError as error:
-            await context.abort(_STATUS[error.code], error.message[:_MAX_MESSAGE])
-            raise AssertionError("abort does not return") from error
+            refusal = _STATUS[error.code], error.message[:_MAX_MESSAGE]
+        # Out here, for gRPC keeps what it raises, and with it would keep the refusal, its frames and
+        # the request in them.
+        await context.abort(*refusal)
+        raise AssertionError("abort does not return")
 
     async def _check(
         self, request: health_pb2.HealthCheckRequest, context: Any

@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from tessera.serving.protocol import predictor_pb2 as pb
-from tessera.serving.server.errors import Code, InvalidRequestError, Reason, ServeError
+from tessera.serving.server.budget import CALL_BYTES, Held
+from tessera.serving.server.errors import (
+    Code,
+    InvalidRequestError,
+    QueueFullError,
+    Reason,
+    ServeError,
+)
 from tessera.serving.server.metrics import Metrics, ModelMetrics
-from tessera.serving.server.registry import Registry
-from tessera.serving.server.request import ended_by_deadline
+from tessera.serving.server.registry import Registry, ServedModel
+from tessera.serving.server.request import DecodedRequest, ended_by_deadline
 from tessera.serving.server.workers import internal_error
 
 
@@ -82,12 +91,18 @@ class Predictor:
         self._gate = gate
         self._log = log
 
-    async def predict(self, content: bytes, deadline: float) -> bytes:
+    async def predict(
+        self, receive: Callable[[], Awaitable[bytes]], deadline: float, held: Held
+    ) -> bytes:
         """Score one request.
 
+        A call begins when its message has come: one that is cancelled before is not counted, and one
+        that is refused before belongs to no model.
+
         Args:
-            content: a serialised PredictionRequest.
+            receive: gives a serialised PredictionRequest, or raises `QueueFullError`; called once.
             deadline: seconds of ``time.monotonic``, or `NO_DEADLINE`.
+            held: takes what the request holds; to be given back once the answer has left.
 
         Returns:
             A serialised PredictionResponse.
@@ -95,11 +110,20 @@ class Predictor:
         Raises:
             ServeError: the status to answer with.
         """
+        try:
+            content = await receive()
+        except QueueFullError:
+            self._unresolved.requests[Code.RESOURCE_EXHAUSTED] += 1
+            self._unresolved.rejected[Reason.QUEUE_FULL] += 1
+            raise
         began = time.monotonic()
         call = _Call(self._unresolved)
         code = Code.INTERNAL
         try:
-            response = await self._score(content, deadline, began, call)
+            # The message goes as soon as its arrays are there, not when its answer is.
+            opened = self._open(content, began, call, held)
+            del content
+            response = await self._score(opened, deadline, call.metrics, held)
             code = Code.OK
         except ServeError as error:
             code = error.code
@@ -114,6 +138,8 @@ class Predictor:
         except Exception as failure:
             raise internal_error(self._log, failure) from failure
         finally:
+            if call.inside:
+                self._gate.leave()
             seconds = time.monotonic() - began
             call.metrics.requests[code] += 1
             call.metrics.duration.observe(seconds)
@@ -126,7 +152,7 @@ class Predictor:
                 )
         return response
 
-    async def _score(self, content: bytes, deadline: float, began: float, call: _Call) -> bytes:
+    def _open(self, content: bytes, began: float, call: _Call, held: Held) -> _Opened:
         try:
             message = pb.PredictionRequest.FromString(content)
         except DecodeError as error:
@@ -134,26 +160,48 @@ class Predictor:
                 f"the {len(content)} bytes are no PredictionRequest: {error}"
             ) from None
         model = self._registry.find(message.model_name, message.model_version)
-        call.metrics = metrics = model.metrics
+        call.metrics = model.metrics
         self._gate.enter()
-        try:
-            request = model.decoder.decode(message)
-            decode_seconds = time.monotonic() - began
-            metrics.stages["decode"].observe(decode_seconds)
-            engine = model.engine
-            answer = await engine.submit(request, priority=message.priority, deadline=deadline)
-            encoding = time.monotonic()
-            response = model.encoder.encode(answer, decode_seconds)
-            metrics.stages["encode"].observe(time.monotonic() - encoding)
-        finally:
-            self._gate.leave()
+        call.inside = True
+        request = model.decoder.decode(message)
+        count = CALL_BYTES + len(content) + request.samples * model.sample_answer_bytes
+        if message.HasField("shared_features"):
+            # Copies, of which few bytes can ask for many.
+            count += 4 * request.id_list.lengths.size + 8 * request.id_list.values.size
+        held.take(count)
+        decode_seconds = time.monotonic() - began
+        model.metrics.stages["decode"].observe(decode_seconds)
+        return _Opened(model, request, message.priority, decode_seconds)
+
+    async def _score(
+        self, opened: _Opened, deadline: float, metrics: ModelMetrics, held: Held
+    ) -> bytes:
+        model = opened.model
+        answer = await model.engine.submit(
+            opened.request, priority=opened.priority, deadline=deadline
+        )
+        encoding = time.monotonic()
+        response = model.encoder.encode(answer, opened.decode_seconds)
+        metrics.stages["encode"].observe(time.monotonic() - encoding)
+        held.keep(CALL_BYTES + len(response))
         return response
 
 
 class _Call:
-    """Which model's counters a call belongs to; known once its name is read."""
+    """Which model's counters a call belongs to, known once its name is read; whether it is inside."""
 
-    __slots__ = ("metrics",)
+    __slots__ = ("inside", "metrics")
 
     def __init__(self, metrics: ModelMetrics) -> None:
         self.metrics = metrics
+        self.inside = False
+
+
+@dataclass(slots=True, eq=False)
+class _Opened:
+    """A request that has been read and let in."""
+
+    model: ServedModel
+    request: DecodedRequest
+    priority: int
+    decode_seconds: float

@@ -23,6 +23,7 @@ class ServedModel:
         encoder: writes its responses.
         engine: computes its scores.
         metrics: counts its requests.
+        sample_answer_bytes: the scores of one sample.
     """
 
     name: str
@@ -31,6 +32,7 @@ class ServedModel:
     encoder: ResponseEncoder
     engine: Engine
     metrics: ModelMetrics
+    sample_answer_bytes: int
 
 
 class Registry:

@@ -21,6 +21,8 @@ import torch
 
 import tessera
 from tessera.errors import UserError
+from tessera.serving.server.arrivals import Arrivals
+from tessera.serving.server.budget import ByteBudget
 from tessera.serving.server.config import ModelSource, ServerConfig
 from tessera.serving.server.decode import RequestDecoder
 from tessera.serving.server.encode import ResponseEncoder
@@ -102,6 +104,10 @@ class Server:
                 log_requests=config.log_level == "debug",
             ),
             health=self._health,
+            budget=ByteBudget(config.max_inflight_bytes),
+            arrivals=Arrivals(
+                max_bytes=config.max_inflight_bytes, max_message_bytes=config.max_message_bytes
+            ),
             max_message_bytes=config.max_message_bytes,
         )
         self._http = HttpFront(
@@ -193,6 +199,7 @@ class Server:
                 ),
                 engine=engine,
                 metrics=counters,
+                sample_answer_bytes=sum(4 * output.width for output in model.schema.outputs),
             )
         )
         counters.ready = True

@@ -138,6 +138,10 @@ class WorkerPool:
             outcome = execute(entries)
             with contextlib.suppress(RuntimeError):  # the loop was closed without waiting
                 self._loop.call_soon_threadsafe(self._deliver, outcome)
+            del (
+                entries,
+                outcome,
+            )  # they hold whole requests, and the next batch may be long in coming
 
 
 class BatchExecutor:

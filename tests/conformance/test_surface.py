@@ -309,6 +309,7 @@ def test_a_port_that_is_taken(kind, package, flag, other):
         ["--port", "70000"],
         ["--port", "x"],
         ["--max-queue-samples", "5"],
+        ["--max-inflight-bytes", "67108863"],
         ["--port", "7000", "--http-port", "7000"],
         ["--drain-limit-s", "0.5"],
         ["--max-delay-us", "-1"],

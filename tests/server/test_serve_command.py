@@ -72,6 +72,10 @@ def test_two_models_of_one_name(capsys, package):
     [
         (["--workers", "0"], "workers is 0; give a whole number of at least 1"),
         (["--max-queue-samples", "5"], "max_queue_samples is 5; a request of max_request_samples"),
+        (
+            ["--max-inflight-bytes", "5000000"],
+            "max_inflight_bytes is 5000000; a message of max_message_bytes=67108864 could never come",
+        ),
         (["--port", "70000"], "port is 70000; give a number from 0 to 65535"),
         (["--port", "7000", "--http-port", "7000"], "http_port is 7000; the gRPC port is the same"),
         (["--drain-limit-s", "0.5"], "drain_limit_s is 0.5; it must be longer than"),

@@ -27,6 +27,10 @@ struct JoinedStorage {
   std::vector<std::int32_t> lengths;
   std::vector<std::int64_t> values;
 
+  std::size_t used_bytes() const {
+    return lengths.size() * sizeof(std::int32_t) + values.size() * sizeof(std::int64_t);
+  }
+
   // Held, whether used or not.
   std::size_t bytes() const {
     return lengths.capacity() * sizeof(std::int32_t) + values.capacity() * sizeof(std::int64_t);

@@ -80,6 +80,10 @@ std::vector<Flag> flags(ServerConfig& config) {
       number_flag("max-queue-requests", "requests that may wait", config.queue_limits.max_requests, 1),
       number_flag("max-queue-samples", "samples that may wait", config.queue_limits.max_samples, 1),
       number_flag("max-message-bytes", "largest message, bytes", config.max_message_bytes, 1'024),
+      number_flag("max-inflight-bytes",
+             "what requests and answers inside the server may take, of all models together, bytes; "
+             "messages that are still arriving may take about as much again",
+             config.max_inflight_bytes, 1'024, std::int64_t{1} << 50),
       number_flag("drain-propagation-ms", "between NOT_SERVING and the first refusal, milliseconds",
              config.drain_propagation_ms, 0),
       {"drain-limit-s", "S",
@@ -139,6 +143,11 @@ void check(const ServerConfig& config) {
     refuse_flag("max-queue-samples", text(config.queue_limits.max_samples),
            text("a request of --max-request-samples ", config.request_limits.max_samples,
                 " could never wait in it: raise the one or lower the other"));
+  }
+  if (config.max_inflight_bytes < config.max_message_bytes) {
+    refuse_flag("max-inflight-bytes", text(config.max_inflight_bytes),
+           text("a message of --max-message-bytes ", config.max_message_bytes,
+                " could never come in: raise the one or lower the other"));
   }
   if (config.require_signature && config.public_keys.empty()) {
     throw UsageError("--require-signature needs to know whom to trust; give --public-key FILE");

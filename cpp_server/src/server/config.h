@@ -42,6 +42,7 @@ struct ServerConfig {
   int threads_per_worker = 1;
   int worker_niceness = 5;  // nice levels behind the threads of the network
   int max_message_bytes = 64 * 1024 * 1024;
+  std::int64_t max_inflight_bytes = std::int64_t{1} << 30;  // of all models together
   std::int64_t drain_propagation_ms = 1'000;
   double drain_limit_s = 30.0;
   bool verify_golden = true;

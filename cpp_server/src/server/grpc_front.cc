@@ -4,6 +4,7 @@
 #include <grpcpp/alarm.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/resource_quota.h>
 
 #include <algorithm>
 #include <atomic>
@@ -28,8 +29,14 @@ constexpr std::size_t kMaxMessage = 1'000;
 constexpr int kWaitingCalls = 32;
 // Calls kept for reuse on each queue; a burst above it allocates and frees.
 constexpr std::size_t kKeptCalls = 1'024;
-// A call that held a larger message, or made more of it, gives its memory back instead of keeping it.
+// A call that holds a larger message, or has made more of it, gives that memory back instead of keeping it.
 constexpr std::size_t kKeptBytes = 256 * 1024;
+
+// Calls of one connection at a time. Clients wait with more; what misbehaving ones make gRPC hold is some
+// 10 KiB for each.
+constexpr int kCallsPerConnection = 1'000;
+// What gRPC may hold beside the messages that arrive: connections, calls, answers on their way.
+constexpr std::int64_t kNetworkBytes = 64 * 1024 * 1024;
 
 using Service = predictor::Predictor::WithRawMethod_Predict<predictor::Predictor::Service>;
 
@@ -76,6 +83,7 @@ class GrpcCall final : public PredictCall {
   std::byte* begin_reply(std::size_t bytes) override;
   void send_reply() override;
   void refuse(const Status& status) override;
+  bool release_request() override;
 
   Lane& lane_;
   std::optional<grpc::ServerContext> context_;
@@ -124,9 +132,9 @@ class Lane {
     return call;
   }
 
-  void put(GrpcCall* call, bool keep) {
+  void put(GrpcCall* call) {
     std::unique_ptr<GrpcCall> owned(call);
-    if (keep && free_.size() < kKeptCalls) free_.push_back(std::move(owned));
+    if (free_.size() < kKeptCalls) free_.push_back(std::move(owned));
   }
 
   // A call came in, or has been answered.
@@ -179,7 +187,7 @@ void GrpcCall::arm() {
 
 void GrpcCall::on_received(bool ok) {
   if (!ok) {  // the server is shutting down; without a call there is no "done" to come either
-    lane_.put(this, /*keep=*/false);
+    lane_.put(this);
     return;
   }
   lane_.count(+1);
@@ -190,6 +198,7 @@ void GrpcCall::on_received(bool ok) {
   if (!message_.TrySingleSlice(&content_).ok() && !message_.DumpToSingleSlice(&content_).ok()) {
     content_ = grpc::Slice();
   }
+  message_.Clear();  // else the pieces would stay beside their copy
   start({reinterpret_cast<const std::byte*>(content_.begin()), content_.size()});
 }
 
@@ -205,14 +214,12 @@ void GrpcCall::on_sent(bool /*ok*/) {
 
 void GrpcCall::one_event_fewer() {
   if (--events_ > 0) return;
-  const bool keep = content_.size() <= kKeptBytes && request.joined.bytes() <= kKeptBytes;
   content_ = grpc::Slice();
   response_ = grpc::Slice();
-  message_.Clear();
   writer_.reset();
   context_.reset();
   lane_.count(-1);
-  lane_.put(this, keep);
+  lane_.put(this);
 }
 
 std::byte* GrpcCall::begin_reply(std::size_t bytes) {
@@ -233,6 +240,13 @@ void GrpcCall::refuse(const Status& status) {
                              status.message.substr(0, kMaxMessage));
   hand_over();
   writer_->FinishWithError(refusal, &sent_);
+}
+
+bool GrpcCall::release_request() {
+  if (content_.size() <= kKeptBytes && request.joined.bytes() <= kKeptBytes) return false;
+  content_ = grpc::Slice();
+  request = DecodedRequest();
+  return true;
 }
 
 }  // namespace
@@ -295,6 +309,12 @@ int GrpcFront::start(const GrpcOptions& options) {
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1'000);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kCallsPerConnection);
+  // gRPC reads a message whole before it says that there is one. Where those take too much, it ends calls
+  // with RESOURCE_EXHAUSTED.
+  grpc::ResourceQuota quota("arriving");
+  quota.Resize(static_cast<std::size_t>(options.max_arriving_bytes + kNetworkBytes));
+  builder.SetResourceQuota(quota);
   for (int i = 0; i < options.threads; ++i) {
     state_->lanes.push_back(std::make_unique<Lane>(state_->context, state_->service,
                                                    builder.AddCompletionQueue()));

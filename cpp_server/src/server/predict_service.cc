@@ -3,10 +3,17 @@
 #include "common/text.h"
 
 namespace tessera {
+namespace {
+
+// What gRPC and this server hold for a call beside its message and its answer.
+constexpr std::int64_t kCallBytes = 16 * 1024;
+
+}  // namespace
 
 void PredictCall::start(Bytes message) {
   began_ = context_.clock.now();
   model_ = nullptr;
+  held_bytes_ = 0;
   expect_parts(1, 0);
   inside_ = context_.gate.enter();
   if (!inside_) {
@@ -29,10 +36,35 @@ void PredictCall::start(Bytes message) {
     fail({status, RejectReason::kInvalid});
     return;
   }
+  if (!hold(message.size())) return;
   priority = view_.priority;
   decode = context_.clock.now() - began_;
   model_->metrics().observe_stage(Stage::kDecode, seconds(decode));
   model_->submit(*this);
+}
+
+// Takes what the request will hold until its answer has left; otherwise it has been refused.
+bool PredictCall::hold(std::size_t message_bytes) {
+  std::int64_t bytes = kCallBytes + static_cast<std::int64_t>(message_bytes) +
+                       model_->answer_bytes(request.samples);
+  if (view_.shared_features.present) bytes += static_cast<std::int64_t>(request.joined.used_bytes());
+  ByteBudget& budget = context_.budget;
+  if (bytes > budget.limit()) {
+    fail({Status::invalid(text("the request takes ", bytes, " bytes in the server, the limit is ",
+                               budget.limit())),
+          RejectReason::kInvalid});
+    return false;
+  }
+  if (!budget.take(bytes)) {
+    fail({{Code::kResourceExhausted,
+           text("the server is full: requests and answers in it take ", budget.held(),
+                " bytes (limit ", budget.limit(), "), this request brings ", bytes,
+                "; try again later")},
+          RejectReason::kQueueFull});
+    return false;
+  }
+  held_bytes_ = bytes;
+  return true;
 }
 
 void PredictCall::answer(std::span<const OutputView> outputs, const StageTimings& timings) {
@@ -41,13 +73,19 @@ void PredictCall::answer(std::span<const OutputView> outputs, const StageTimings
                             .model_name = model_->name(),
                             .model_version = model_->version(),
                             .timings = timings};
-  write_response(parts, begin_reply(response_bytes(parts)));
+  const std::size_t bytes = response_bytes(parts);
+  write_response(parts, begin_reply(bytes));
   const TimePoint encoded = context_.clock.now();
   model_->metrics().observe_stage(Stage::kEncode, seconds(encoded - encoding));
   if (cancelled.load(std::memory_order_relaxed)) {
     count(ended_by_deadline(encoded, arrival, deadline) ? Code::kDeadlineExceeded : Code::kCancelled);
   } else {
     count(Code::kOk);
+  }
+  const std::int64_t left = kCallBytes + static_cast<std::int64_t>(bytes);
+  if (release_request() && left < held_bytes_) {
+    context_.budget.give(held_bytes_ - left);
+    held_bytes_ = left;
   }
   send_reply();
 }
@@ -56,6 +94,7 @@ void PredictCall::fail(const Refusal& refusal) {
   ModelMetrics& metrics = model_ == nullptr ? context_.unresolved : model_->metrics();
   if (refusal.reason.has_value()) metrics.count_rejected(*refusal.reason);
   count(refusal.status.code);
+  release_request();
   refuse(refusal.status);
 }
 
@@ -77,6 +116,8 @@ void PredictCall::hand_over() { handed_over_.store(true, std::memory_order_relea
 
 void PredictCall::leave() {
   handed_over_.exchange(false, std::memory_order_acquire);
+  if (held_bytes_ > 0) context_.budget.give(held_bytes_);
+  held_bytes_ = 0;
   if (!inside_) return;
   inside_ = false;
   context_.gate.leave();

@@ -14,6 +14,7 @@
 #include "batching/pending.h"
 #include "common/clock.h"
 #include "request/wire.h"
+#include "server/byte_budget.h"
 #include "server/gate.h"
 #include "server/log.h"
 #include "server/model_metrics.h"
@@ -26,6 +27,7 @@ struct PredictContext {
   const Registry& registry;
   ModelMetrics& unresolved;  // counts calls that name no known model
   Gate& gate;
+  ByteBudget& budget;
   const Clock& clock;
   const Log& log;
 };
@@ -44,6 +46,10 @@ class PredictCall : public PendingRequest {
   virtual void send_reply() = 0;
   virtual void refuse(const Status& status) = 0;
 
+  // Nobody looks at the message or at `request` any more. Whether the transport has given their memory
+  // back, as it does with what is large: a client may take its time to read the answer.
+  virtual bool release_request() = 0;
+
   // To be called by the transport as the last thing before the answer is on its way.
   void hand_over();
 
@@ -54,9 +60,11 @@ class PredictCall : public PendingRequest {
   void answer(std::span<const OutputView> outputs, const StageTimings& timings) final;
   void fail(const Refusal& refusal) final;
   void count(Code code);
+  bool hold(std::size_t message_bytes);
 
   const PredictContext& context_;
   bool inside_ = false;
+  std::int64_t held_bytes_ = 0;  // of the budget
   // Set last by whoever answers, taken first when the answer has left. The transport orders
   // the two as well, but where ThreadSanitizer cannot see it.
   std::atomic<bool> handed_over_ = false;

@@ -35,6 +35,9 @@ class ServedModel final : private ExecutionObserver {
   const RequestDecoder& decoder() const { return decoder_; }
   ModelMetrics& metrics() const { return metrics_; }
 
+  // Bytes of the scores of so many samples.
+  std::int64_t answer_bytes(std::int64_t samples) const { return samples * sample_answer_bytes_; }
+
   // Takes responsibility for a decoded request: it will be answered or failed, perhaps before
   // this returns.
   void submit(PendingRequest& request);
@@ -59,6 +62,7 @@ class ServedModel final : private ExecutionObserver {
   const int threads_per_worker_;
   const int niceness_;
   const RequestDecoder decoder_;
+  const std::int64_t sample_answer_bytes_;
   const WorkerPlan plan_;
   BatchQueue queue_;
   std::vector<std::unique_ptr<Session>> sessions_;  // one per worker

@@ -67,11 +67,12 @@ Server::Server(const ServerConfig& config, const Log& log)
       trusted_(read_keys(config)),
       names_(read_names(config)),
       gate_([this] { events_.raise(); }),
+      budget_(config.max_inflight_bytes),
       counters_(make_counters(names_.names, names_.versions)),
       registry_(names_.names),
       metrics_(all_metrics(), unresolved_, kVersion),
       board_(all_metrics(), clock_),
-      context_{registry_, unresolved_, gate_, clock_, log},
+      context_{registry_, unresolved_, gate_, budget_, clock_, log},
       grpc_(context_) {}
 
 Server::~Server() { close(); }
@@ -117,6 +118,7 @@ void Server::open() {
   port_ = grpc_.start({.host = config_.host,
                        .port = config_.port,
                        .max_message_bytes = config_.max_message_bytes,
+                       .max_arriving_bytes = config_.max_inflight_bytes,
                        .threads = default_workers()});
 }
 

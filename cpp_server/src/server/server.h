@@ -13,6 +13,7 @@
 
 #include "common/clock.h"
 #include "package/signature.h"
+#include "server/byte_budget.h"
 #include "server/config.h"
 #include "server/events.h"
 #include "server/gate.h"
@@ -66,6 +67,7 @@ class Server {
   Events events_;
   Names names_;
   Gate gate_;
+  ByteBudget budget_;
   std::vector<std::unique_ptr<ModelMetrics>> counters_;
   ModelMetrics unresolved_{"", ""};
   Registry registry_;

@@ -1,0 +1,176 @@
+"""Memory stays bounded, whoever sends how much and reads how little, and the server lives on."""
+
+import contextlib
+import time
+from collections import Counter
+from pathlib import Path
+
+import grpc
+from conformance_harness import TIMEOUT_S, RunningServer, f32, i32, i64, scores_of
+from raw_http2 import Http2Client
+from test_trouble import queued, waiting_server
+
+from tessera.serving.protocol import predictor_pb2 as pb
+
+MIB = 1 << 20
+INFLIGHT_BYTES = 24 * MIB
+FLAGS = (
+    *("--max-inflight-bytes", INFLIGHT_BYTES, "--max-message-bytes", 8 * MIB),
+    *("--max-request-ids", 10**6, "--drain-propagation-ms", 0),
+)
+BOUND_BYTES = 2 * INFLIGHT_BYTES + 240 * MIB
+"""What requests may add to a server: those inside and those arriving, gRPC's own 64 MiB, the batches of
+workers, and what the allocator keeps.  What the tests send is twice as much and more."""
+
+SAMPLES = 1_000
+
+
+def large_message():
+    """Six million bytes: a thousand samples of 750 ids of the first of seven features."""
+    message = pb.PredictionRequest(batch_size=SAMPLES)
+    message.float_features.num_features = 4
+    message.float_features.values = f32([0.5] * 4 * SAMPLES)
+    message.id_list_features.num_features = 7
+    message.id_list_features.lengths = i32([750] * SAMPLES + [0] * 6 * SAMPLES)
+    message.id_list_features.values_int64 = i64(range(750 * SAMPLES))
+    return message
+
+
+LARGE = large_message()
+
+
+def memory(server, what="VmRSS"):
+    """Bytes of the server's process, now (VmRSS) or at most so far (VmHWM)."""
+    lines = Path(f"/proc/{server.process.pid}/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith(f"{what}:"))
+    return 1024 * int(line.split()[1])
+
+
+@contextlib.contextmanager
+def bounded(kind, package, *flags):
+    """A server that must not grow beyond the bound and answers at the end as in the beginning."""
+    with RunningServer(kind, "--model", package, *FLAGS, *flags) as server:
+        expected = scores_of(server.predict(LARGE)).tobytes()
+        before = memory(server)
+        yield server, expected
+        assert memory(server, "VmHWM") - before < BOUND_BYTES
+        wait_until_answered(server, expected)
+        assert server.process.poll() is None
+
+
+def wait_until_answered(server, expected):
+    server.wait_for(lambda: server.outcome(LARGE.SerializeToString())[0] == "OK")
+    assert scores_of(server.predict(LARGE)).tobytes() == expected
+
+
+def test_a_full_server_says_what_is_full(kind, package):
+    flags = ["--max-batch-samples", 10**6, "--max-batch-ids", 10**8]
+    with waiting_server(kind, package, *FLAGS, *flags) as server:
+        waiting = [server.start(LARGE) for _ in range(4)]
+        server.wait_for(queued(server, 4))
+        code, text = server.outcome(LARGE.SerializeToString())
+        brings = 16_384 + LARGE.ByteSize() + 4 * SAMPLES
+        assert (code, text) == (
+            "RESOURCE_EXHAUSTED",
+            (
+                f"the server is full: requests and answers in it take {4 * brings} bytes (limit "
+                f"{INFLIGHT_BYTES}), this request brings {brings}; try again later"
+            ),
+        )
+        assert server.value("tessera_rejected_total", model="ranker", reason="queue_full") == 1
+        assert server.value("tessera_requests_total", code="RESOURCE_EXHAUSTED") == 1
+        server.signal()
+        assert all(call.result(TIMEOUT_S) for call in waiting)
+        assert server.exit_status() == 0
+
+
+def test_a_request_that_can_never_come_in_is_invalid(kind, package, drawn, draw_with):
+    """However it grows: by its message, or by the copies that shared features become."""
+    limit = 120_000
+    flags = ["--max-inflight-bytes", limit, "--max-message-bytes", limit]
+    with RunningServer(kind, "--model", package, *flags, "--drain-propagation-ms", 0) as server:
+        message = drawn.samples(600)
+        ranking = draw_with(max_bag=20).ranking(300)
+        ranked = ranking.shared_features
+        own, rows = ranking.id_list_features, ranked.num_rows
+        lengths = 300 * own.num_features + rows * ranked.features.num_features
+        ids = sum(
+            len(part.values_int64) // 8 + len(part.values) // 4 for part in (own, ranked.features)
+        )
+        for sent, copied in ((message, 0), (ranking, 4 * lengths + 8 * ids)):
+            takes = 16_384 + sent.ByteSize() + 4 * sent.batch_size + copied
+            assert sent.ByteSize() < limit < takes
+            assert server.outcome(sent.SerializeToString()) == (
+                "INVALID_ARGUMENT",
+                f"the request takes {takes} bytes in the server, the limit is {limit}",
+            )
+        assert server.value("tessera_rejected_total", reason="invalid") == 2
+
+
+def test_a_flood_of_large_requests(kind, package):
+    content = LARGE.SerializeToString()
+    with bounded(kind, package) as (server, expected):
+        calls = [server.raw.future(content, timeout=TIMEOUT_S) for _ in range(80)]
+        ends = Counter(call.code().name for call in calls)
+        # gRPC itself may end the connection, which is UNAVAILABLE to the calls that had not come yet.
+        assert (
+            {"OK", "RESOURCE_EXHAUSTED"}
+            <= ends.keys()
+            <= {"OK", "RESOURCE_EXHAUSTED", "UNAVAILABLE"}
+        )
+        for call in calls:
+            if call.code() is grpc.StatusCode.OK:
+                answer = pb.PredictionResponse.FromString(call.result())
+                assert scores_of(answer).tobytes() == expected
+        # Those that gRPC itself refused are not among them.
+        refused = server.value("tessera_rejected_total", reason="queue_full")
+        assert 0 < refused <= ends["RESOURCE_EXHAUSTED"]
+
+
+def pump(clients, enough=lambda: False):
+    """Let the clients send until ``enough()``, or until nothing has moved for a second."""
+    began = moved = time.monotonic()
+    while not enough() and time.monotonic() - moved < 1.0:
+        assert time.monotonic() - began < TIMEOUT_S
+        if sum(client.turn() for client in clients):
+            moved = time.monotonic()
+        else:
+            time.sleep(0.01)
+
+
+def test_messages_that_never_come_whole(kind, package):
+    half = bytes(4 * MIB)
+    with bounded(kind, package) as (server, _), contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(Http2Client(server.address)) for _ in range(40)]
+        for client in clients:
+            for _ in range(5):
+                client.call(half, announced=8 * MIB)
+        pump(clients)
+        # Small requests of others are answered meanwhile.
+        small = pb.PredictionRequest(batch_size=1)
+        small.float_features.num_features = 4
+        small.float_features.values = f32([0.5] * 4)
+        small.id_list_features.num_features = 7
+        small.id_list_features.lengths = i32([0] * 7)
+        server.wait_for(lambda: server.outcome(small.SerializeToString())[0] == "OK")
+
+
+def test_answers_that_nobody_reads(kind, package, drawn):
+    content = drawn.samples(200).SerializeToString()
+    with bounded(kind, package) as (server, _), contextlib.ExitStack() as stack:
+        clients = [
+            stack.enter_context(Http2Client(server.address, reply_window=0)) for _ in range(4)
+        ]
+        for client in clients:
+            for _ in range(900):
+                client.call(content)
+
+        # Answers fill the server until it refuses.  A refusal is no message, so that it does not wait.
+        def ended():
+            pump(clients)
+            return sum(len(client.ended) for client in clients)
+
+        server.wait_for(lambda: ended() and server.value("tessera_queue_requests") == 0)
+        waiting = server.value("tessera_requests_total", model="ranker", code="OK") - 1
+        assert 0 < 16_384 * waiting < INFLIGHT_BYTES
+        assert server.value("tessera_rejected_total", reason="queue_full") > 0
