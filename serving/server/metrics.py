@@ -128,6 +128,8 @@ class ModelMetrics:
         self.queue_requests: Callable[[], int] = _zero
         self.queue_samples: Callable[[], int] = _zero
         self.inflight_batches: Callable[[], int] = _zero
+        # Of those, by device; empty until the model is loaded.
+        self.inflight_by_device: dict[str, Callable[[], int]] = {}
         # By device and kind.
         self.memory_bytes: dict[tuple[str, str], Callable[[], int]] = {}
 
@@ -235,7 +237,8 @@ class MetricsCollector(Collector):
             labels = (model.model, model.version)
             requests.add_metric(labels, model.queue_requests())
             samples.add_metric(labels, model.queue_samples())
-            inflight.add_metric((*labels, model.device), model.inflight_batches())
+            for device, count in model.inflight_by_device.items():
+                inflight.add_metric((*labels, device), count())
             ready.add_metric(labels, float(model.ready))
             if model.info:
                 load.add_metric(labels, model.load_seconds)

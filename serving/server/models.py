@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,8 @@ class LoadedModel:
         file_hash: of the package's file; may not be known yet.
         torch: the torch version that made it.
         dtype: the weight type of its tables.
-        device: where it runs.
+        device: where it runs, ``cpu`` or ``cuda``.
+        devices: of each copy of it, the device that its batches come to, such as ``cpu`` and ``cuda:0``.
         table_bytes: bytes of its tables by device, such as ``cpu`` and ``cuda:0``.
         load_seconds: how long loading took.
     """
@@ -49,6 +51,7 @@ class LoadedModel:
     torch: str
     dtype: str
     device: str
+    devices: tuple[str, ...]
     table_bytes: Mapping[str, int]
     load_seconds: float
 
@@ -61,7 +64,10 @@ class Copies:
     """
 
     def __init__(self, runners: Sequence[Runner]) -> None:
-        self._turns = itertools.cycle(runners)
+        self._runners = runners
+        self._turns = itertools.cycle(range(len(runners)))
+        self._lock = threading.Lock()
+        self._in_work = [0] * len(runners)
         self._shares_rows = all(runner.shares_rows for runner in runners)
 
     @property
@@ -71,7 +77,20 @@ class Copies:
 
     def forward(self, batch: HostBatch) -> dict[str, Tensor]:
         """See `Runner.forward`."""
-        return next(self._turns).forward(batch)
+        copy = next(self._turns)
+        self._count(copy, +1)
+        try:
+            return self._runners[copy].forward(batch)
+        finally:
+            self._count(copy, -1)
+
+    def in_work(self, copy: int) -> int:
+        """Batches that this copy computes now."""
+        return self._in_work[copy]
+
+    def _count(self, copy: int, change: int) -> None:
+        with self._lock:
+            self._in_work[copy] += change
 
 
 def copies(devices: Sequence[str], shards: int) -> Iterator[list[str]]:
@@ -132,6 +151,7 @@ class PackageLoader:
     def load(self, source: ModelSource) -> LoadedModel:
         """See `ModelLoader`."""
         packages: list[LoadedPackage] = []
+        names: list[str] = []
         for devices in self._copies(Path(source.path)):
             packages.append(
                 load_package(
@@ -142,6 +162,7 @@ class PackageLoader:
                     copy_of=packages[0] if packages else None,
                 )
             )
+            names.append(devices[0] if devices else packages[-1].manifest.device)
         package, runners = packages[0], [package.runner for package in packages]
         manifest = package.manifest
         return LoadedModel(
@@ -151,6 +172,7 @@ class PackageLoader:
             torch=manifest.versions.torch,
             dtype=manifest.dtype,
             device=manifest.device,
+            devices=tuple(names),
             table_bytes=sum((Counter(package.table_bytes) for package in packages), Counter()),
             load_seconds=sum(package.load_seconds for package in packages),
         )

@@ -32,7 +32,13 @@ from tessera.serving.server.health import Health, Serving
 from tessera.serving.server.http_server import HttpFront
 from tessera.serving.server.logs import make_logger
 from tessera.serving.server.metrics import Metrics, ModelInfo, ModelMetrics
-from tessera.serving.server.models import LoadedModel, ModelIdentity, ModelLoader, PackageLoader
+from tessera.serving.server.models import (
+    Copies,
+    LoadedModel,
+    ModelIdentity,
+    ModelLoader,
+    PackageLoader,
+)
 from tessera.serving.server.predictor import Gate, Predictor
 from tessera.serving.server.registry import Registry, ServedModel
 from tessera.serving.server.status import StatusBoard
@@ -185,6 +191,11 @@ class Server:
             log=self._log,
             clock=time.monotonic,
         )
+        if isinstance(model.runner, Copies):
+            for copy, device in enumerate(model.devices):
+                counters.inflight_by_device[device] = functools.partial(model.runner.in_work, copy)
+        else:
+            counters.inflight_by_device[model.devices[0]] = counters.inflight_batches
         self._registry.add(
             ServedModel(
                 name=identity.name,

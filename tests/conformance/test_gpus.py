@@ -73,6 +73,9 @@ def test_answers_are_those_of_the_cpu(kind, place, package_for, on_cpu, draw_wit
             server.value("tessera_device_memory_bytes", device=f"cuda:{device}") for device in gpus
         ]
         assert server.value("tessera_requests_total", code="OK") == len(messages)
+        inflight = server.families()["tessera_inflight_batches"].samples
+        per_copy = gpus[::2] if chosen else gpus
+        assert [sample.labels["device"] for sample in inflight] == [f"cuda:{d}" for d in per_copy]
         server.signal()
         assert server.exit_status() == 0
     for answer, scores in zip(answers, expected, strict=True):

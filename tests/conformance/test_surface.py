@@ -88,6 +88,46 @@ def test_the_metrics_page_has_every_family_and_no_other(server, kind):
     assert build.labels["server"] in ({"python", "cpp"} if kind == "given" else {kind})
 
 
+def labels_of(server):
+    """Every sample's name and labels, but for what tells the servers apart."""
+    return {
+        (sample.name, *sorted(canonical(*label) for label in sample.labels.items()))
+        for family in server.families().values()
+        for sample in family.samples
+    }
+
+
+def canonical(name, value):
+    if name == "server":
+        return name, ""
+    return name, float(value) if name == "le" else value
+
+
+def test_both_servers_have_the_same_samples(both_kinds, package, drawn):
+    """Before anything has come, and after an answer and refusals."""
+    found = {}
+    for kind in both_kinds:
+        flags = ["--model", package, "--drain-propagation-ms", 0]
+        with RunningServer(kind, *flags) as server:
+            server.wait_for(
+                lambda server=server: all(
+                    sample.labels["sha256"]
+                    for sample in server.families()["tessera_model_info"].samples
+                )
+            )
+            before = labels_of(server)
+            server.predict(drawn.samples(3))
+            assert (
+                server.outcome(drawn.samples(1, model="nobody").SerializeToString())[0]
+                == "NOT_FOUND"
+            )
+            for content in (b"", b"\xff" * 7):
+                assert server.outcome(content)[0] == "INVALID_ARGUMENT"
+            found[kind] = before, labels_of(server)
+    python, cpp = found.values()
+    assert python == cpp
+
+
 @pytest.mark.parametrize(
     ("name", "bounds"),
     [

@@ -136,6 +136,7 @@ class FakeLoader:
             torch="2.13.0",
             dtype="int8",
             device="cpu",
+            devices=("cpu",),
             table_bytes={"cpu": 12345},
             load_seconds=0.25,
         )

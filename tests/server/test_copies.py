@@ -1,7 +1,11 @@
 """Which devices a model's copies and shards go to, and how calls take turns in the copies."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from package_factory import make_package
+from patience import PATIENCE_S
 
 from tessera.errors import UserError
 from tessera.serving.server.config import ModelSource
@@ -36,6 +40,38 @@ def test_calls_take_turns():
     model = Copies([Named("a"), Named("b")])
     assert model.shares_rows
     assert [model.forward(n) for n in range(3)] == [("a", 0), ("b", 1), ("a", 2)]
+
+
+def test_each_copy_knows_what_it_computes():
+    class Waits:
+        shares_rows = False
+
+        def __init__(self):
+            self.entered = threading.Event()
+            self.open = threading.Event()
+
+        def forward(self, batch):
+            self.entered.set()
+            self.open.wait(PATIENCE_S)
+            if batch is None:
+                raise RuntimeError("a table is on fire")
+            return batch
+
+    runners = [Waits(), Waits()]
+    model = Copies(runners)
+    assert [model.in_work(copy) for copy in range(2)] == [0, 0]
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(model.forward, "batch")
+        runners[0].entered.wait(PATIENCE_S)
+        assert [model.in_work(copy) for copy in range(2)] == [1, 0]
+        second = pool.submit(model.forward, None)
+        runners[1].entered.wait(PATIENCE_S)
+        assert [model.in_work(copy) for copy in range(2)] == [1, 1]
+        for runner in runners:
+            runner.open.set()
+    assert first.result() == "batch"
+    assert isinstance(second.exception(), RuntimeError)
+    assert [model.in_work(copy) for copy in range(2)] == [0, 0]
 
 
 def test_gpus_do_not_matter_to_a_package_for_the_cpu(tmp_path):
