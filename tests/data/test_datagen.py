@@ -233,6 +233,16 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "rows=-5" in capsys.readouterr().err
 
 
+def test_the_command_has_no_auc_to_tell_of_one_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command("datagen", ["--rows", "1", "--out", str(tmp_path / "rows.tsv")]) == 0
+    said = capsys.readouterr().out
+    assert "1 rows" in said
+    assert "no AUC" in said
+    assert "nan" not in said
+
+
 def test_the_positive_rate_is_reached(tmp_path: Path) -> None:
     truth = generate(tmp_path / "a.tsv", rows=20_000, seed=3, positive_rate=0.05)
     # Within 4.5 standard deviations of the draw, and as much again for the pilot's.

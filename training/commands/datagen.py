@@ -11,6 +11,7 @@ The same --seed gives the same bytes, whatever --workers.  Files that exist are 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from pathlib import Path
 
@@ -63,7 +64,12 @@ def run(args: argparse.Namespace) -> int:
         probabilities=args.probabilities,
     )
     size = args.out.stat().st_size / 1e6
-    print(f"{args.out}: {truth.rows} rows, {size:.1f} MB, {truth.positive_rate:.1%} positive")
+    written = f"{args.out}: {truth.rows} rows, {size:.1f} MB"
+    if math.isnan(truth.auc):
+        print(written)
+        print(f"{truth_path(args.out)}: no AUC, which takes rows of both labels")
+        return 0
+    print(f"{written}, {truth.positive_rate:.1%} positive")
     print(
         f"{truth_path(args.out)}: best possible AUC {truth.auc:.4f}, log loss {truth.log_loss:.4f}"
     )
