@@ -40,6 +40,9 @@ _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _CALLS_PER_CONNECTION = 1_000
 """At a time; clients wait with more."""
 
+_NO_COMPRESSION = 1 << 0
+"""Only the algorithm "identity"."""
+
 _MAX_MESSAGE = 1_000
 """Characters of a status message: it travels in a header, and may quote the client's text."""
 
@@ -76,6 +79,8 @@ class GrpcFront:
                 # Of a message that nobody has asked for, only a window is taken; see `Arrivals`.
                 ("grpc.http2.bdp_probe", 0),
                 ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+                # gRPC may unpack a message before it looks at its size, to a thousand times what came.
+                ("grpc.compression_enabled_algorithms_bitset", _NO_COMPRESSION),
                 # A second server on the port must fail, not share its calls.
                 ("grpc.so_reuseport", 0),
                 # Clients may ping as often as they like, also between calls: the defaults

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import grpc
+import pytest
 from conformance_harness import TIMEOUT_S, RunningServer, f32, i32, i64, scores_of
 from raw_http2 import Http2Client
 from test_trouble import queued, waiting_server
@@ -125,6 +126,18 @@ def test_a_flood_of_large_requests(kind, package):
         # Those that gRPC itself refused are not among them.
         refused = server.value("tessera_rejected_total", reason="queue_full")
         assert 0 < refused <= ends["RESOURCE_EXHAUSTED"]
+
+
+def test_compressed_messages_are_refused_before_they_are_unpacked(kind, package):
+    with RunningServer(kind, "--model", package, *FLAGS) as server:
+        server.predict(LARGE)
+        before = memory(server)
+        with pytest.raises(grpc.RpcError) as caught:
+            server.raw(bytes(400 * MIB), compression=grpc.Compression.Gzip, timeout=TIMEOUT_S)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert "gzip" in caught.value.details()
+        assert memory(server, "VmHWM") - before < 100 * MIB
+        server.predict(LARGE)
 
 
 def pump(clients, enough=lambda: False):

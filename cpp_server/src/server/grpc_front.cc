@@ -315,6 +315,9 @@ int GrpcFront::start(const GrpcOptions& options) {
   grpc::ResourceQuota quota("arriving");
   quota.Resize(static_cast<std::size_t>(options.max_arriving_bytes + kNetworkBytes));
   builder.SetResourceQuota(quota);
+  // gRPC unpacks a message before it looks at its size, to a thousand times what came.
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   for (int i = 0; i < options.threads; ++i) {
     state_->lanes.push_back(std::make_unique<Lane>(state_->context, state_->service,
                                                    builder.AddCompletionQueue()));
