@@ -1,0 +1,117 @@
+"""Speaks to a server with NVIDIA's own client, in a process of its own.
+
+    python triton_client.py HOST:PORT < TENSORS.json
+
+It cannot share a process with Tessera's generated messages: both register the same names.  TENSORS.json
+has [name, datatype, shape, hexadecimal bytes] for each input.  Prints what the client was told, as JSON.
+
+    python triton_client.py --fields
+
+prints the numbers and types of the protocol's fields instead, as the client knows them.
+"""
+
+import json
+import queue
+import sys
+
+import numpy as np
+from google.protobuf import descriptor_pb2
+
+DTYPES = {"FP32": "<f4", "INT32": "<i4", "INT64": "<i8"}
+
+
+def of_enum(enum, prefix):
+    for value in enum.value:
+        yield f"{prefix}.{enum.name}.{value.name}", value.number
+
+
+def of_message(message, prefix):
+    name = f"{prefix}.{message.name}"
+    for field in message.field:
+        yield f"{name}.{field.name}", [field.number, field.type, field.label, field.type_name]
+    for enum in message.enum_type:
+        yield from of_enum(enum, name)
+    for nested in message.nested_type:
+        yield from of_message(nested, name)
+
+
+def of_file(file):
+    described = descriptor_pb2.FileDescriptorProto()
+    file.CopyToProto(described)
+    for message in described.message_type:
+        yield from of_message(message, described.package)
+    for enum in described.enum_type:
+        yield from of_enum(enum, described.package)
+    for service in described.service:
+        for method in service.method:
+            yield f"{service.name}/{method.name}", [method.input_type, method.output_type]
+
+
+def fields_of(files):
+    """Every field's [number, type, label], enum value's number and method's types, by full name."""
+    return {name: about for file in files for name, about in of_file(file)}
+
+
+def speak(address, tensors):
+    import tritonclient.grpc as triton
+
+    client = triton.InferenceServerClient(address)
+    inputs = []
+    for name, datatype, shape, content in tensors:
+        tensor = triton.InferInput(name, shape, datatype)
+        numbers = np.frombuffer(bytes.fromhex(content), DTYPES[datatype])
+        tensor.set_data_from_numpy(numbers.reshape(shape))
+        inputs.append(tensor)
+    told = {
+        "live": client.is_server_live(),
+        "ready": client.is_server_ready(),
+        "model_ready": client.is_model_ready("ranker"),
+        "version_ready": client.is_model_ready("ranker", "3"),
+        "server": client.get_server_metadata(as_json=True),
+        "metadata": client.get_model_metadata("ranker", as_json=True),
+        "config": client.get_model_config("ranker", as_json=True),
+        "index": client.get_model_repository_index(as_json=True),
+    }
+    result = client.infer(
+        "ranker",
+        inputs,
+        model_version="3",
+        outputs=[triton.InferRequestedOutput("default")],
+        request_id="an id",
+        priority=7,
+        timeout=60_000_000,
+        parameters={"anything": 5},
+    )
+    told["response"] = result.get_response(as_json=True)
+    told["response"].pop("raw_output_contents")
+    told["scores"] = result.as_numpy("default").tobytes().hex()
+    told["all_outputs"] = client.infer("ranker", inputs).as_numpy("default").tobytes().hex()
+    answers = queue.SimpleQueue()
+    client.async_infer("ranker", inputs, lambda result, error: answers.put((result, error)))
+    result, error = answers.get()
+    told["async"] = result.as_numpy("default").tobytes().hex() if error is None else str(error)
+    told["statistics"] = client.get_inference_statistics("ranker", as_json=True)
+    told["all_statistics"] = len(client.get_inference_statistics().model_stats)
+    try:
+        client.infer("nobody", inputs)
+    except triton.InferenceServerException as error:
+        told["refusal"] = [error.status(), error.message()]
+    try:
+        client.get_trace_settings()
+    except triton.InferenceServerException as error:
+        told["unknown_call"] = error.status()
+    client.close()
+    return told
+
+
+def main():
+    if sys.argv[1] == "--fields":
+        from tritonclient.grpc import model_config_pb2, service_pb2
+
+        print(json.dumps(fields_of([service_pb2.DESCRIPTOR, model_config_pb2.DESCRIPTOR])))
+    else:
+        print(json.dumps(speak(sys.argv[1], json.load(sys.stdin))))
+
+
+if __name__ == "__main__":
+    main()
