@@ -19,12 +19,13 @@ from tessera.serving.server.config import ModelLimits
 from tessera.serving.server.errors import InvalidRequestError
 from tessera.serving.server.request import F32, I32, DecodedRequest, Ids, JaggedGroup
 from tessera.serving.server.shared import (
+    SHARED_NAMES,
     SharedGroup,
     decode_shared,
     join_shared,
     spread_shared,
 )
-from tessera.serving.server.wire import F32_WIRE, read_array, read_jagged
+from tessera.serving.server.wire import F32_WIRE, GroupNames, read_array, read_jagged
 
 _NO_I32: I32 = np.empty(0, np.int32)
 _NO_F32: F32 = np.empty(0, np.float32)
@@ -32,6 +33,28 @@ _NO_IDS: Ids = np.empty(0, np.int64)
 
 _KEPT_PARTITIONS = 64
 """Sets of shared features whose rules are kept; clients name the same few sets all the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestNames:
+    """What messages to a client call the parts of a request, as its protocol does.
+
+    Attributes:
+        dense: the dense values.
+        id_list: the group without weights.
+        id_score_list: the group with weights.
+    """
+
+    dense: str
+    id_list: GroupNames
+    id_score_list: GroupNames
+
+
+PREDICT_NAMES = RequestNames(
+    "float_features.values",
+    GroupNames.of_field("id_list_features"),
+    GroupNames.of_field("id_score_list_features"),
+)
 
 
 class RequestDecoder:
@@ -42,19 +65,26 @@ class RequestDecoder:
         limits: the largest request, in samples and in ids that are looked up.
         shares_rows: whether the model takes shared features as they are; otherwise every sample
             gets its own copy of them.
+        names: what a request's parts are called.
     """
 
     def __init__(
-        self, schema: InputSchema, limits: ModelLimits, *, shares_rows: bool = False
+        self,
+        schema: InputSchema,
+        limits: ModelLimits,
+        *,
+        shares_rows: bool = False,
+        names: RequestNames = PREDICT_NAMES,
     ) -> None:
+        self._dense_name = names.dense
         self._limits = limits
         self._shares_rows = shares_rows
         self._dense = len(schema.dense_features)
         self._nan_is_missing = schema.dense_missing == "nan"
         self._dense_names = schema.dense_features
-        self._plain = _GroupRules("id_list_features", schema.group("id_list"), weighted=False)
+        self._plain = _GroupRules(names.id_list, schema.group("id_list"), weighted=False)
         self._scored = _GroupRules(
-            "id_score_list_features", schema.group("id_score_list"), weighted=True
+            names.id_score_list, schema.group("id_score_list"), weighted=True
         )
 
     def decode(self, message: pb.PredictionRequest) -> DecodedRequest:
@@ -103,7 +133,7 @@ class RequestDecoder:
                 f"the model has {self._dense}"
             )
         dense: F32 = read_array(
-            "float_features.values",
+            self._dense_name,
             message.values,
             F32_WIRE,
             B * self._dense,
@@ -125,7 +155,7 @@ class RequestDecoder:
                 else "a finite number"
             )
             raise InvalidRequestError(
-                f"float_features.values: feature {self._dense_names[column]!r}, row {row} is "
+                f"{self._dense_name}: feature {self._dense_names[column]!r}, row {row} is "
                 f"{dense[where[0]]}, expected {rule}"
             )
 
@@ -139,8 +169,10 @@ class RequestDecoder:
 class _GroupRules:
     """One group's features and the ranges of their ids."""
 
-    def __init__(self, field: str, features: tuple[FeatureSpec, ...], *, weighted: bool) -> None:
-        self.field = field
+    def __init__(
+        self, names: GroupNames, features: tuple[FeatureSpec, ...], *, weighted: bool
+    ) -> None:
+        self._names = names
         self.features = features
         self._weighted = weighted
         # The last id that passes, as uint64: a negative id is a huge one there.
@@ -158,41 +190,41 @@ class _GroupRules:
             if len(self._parted) == _KEPT_PARTITIONS:
                 self._parted.clear()
             self._parted[positions] = (
-                _GroupRules(self.field, rest, weighted=self._weighted),
-                _GroupRules("shared_features.features", taken, weighted=False),
+                _GroupRules(self._names, rest, weighted=self._weighted),
+                _GroupRules(SHARED_NAMES, taken, weighted=False),
             )
         return self._parted[positions]
 
     def decode(self, message: pb.SparseFeatures, B: int) -> JaggedGroup:
         """Check every size of ``message`` for ``B`` samples."""
-        field = self.field
+        names = self._names
         F = len(self.features)
         if message.num_features != F:
             raise InvalidRequestError(
-                f"{field}.num_features is {message.num_features}, expected {F}"
+                f"{names.num_features} is {message.num_features}, expected {F}"
             )
         if F == 0:
             for name in ("lengths", "values", "weights", "values_int64"):
                 size = len(getattr(message, name))
                 if size:
                     raise InvalidRequestError(
-                        f"{field}.{name} has {size} bytes, expected 0: num_features is 0"
+                        f"{getattr(names, name)} has {size} bytes, expected 0: num_features is 0"
                     )
             return JaggedGroup(_NO_I32, _NO_IDS, _NO_F32 if self._weighted else None)
-        lengths, values = read_jagged(field, message, F * B, "num_features * batch_size")
+        lengths, values = read_jagged(names, message, F * B, "num_features * batch_size")
         weights = None
         if self._weighted:
             weights = read_array(
-                f"{field}.weights", message.weights, F32_WIRE, values.size, "sum(lengths)"
+                names.weights, message.weights, F32_WIRE, values.size, "sum(lengths)"
             )
             if not _all_finite(weights):
                 first = int(np.flatnonzero(~np.isfinite(weights))[0])
                 raise InvalidRequestError(
-                    f"{field}.weights[{first}] is {weights[first]}, expected a finite number"
+                    f"{names.weights}[{first}] is {weights[first]}, expected a finite number"
                 )
         elif message.weights:
             raise InvalidRequestError(
-                f"{field}.weights has {len(message.weights)} bytes, expected 0: "
+                f"{names.weights} has {len(message.weights)} bytes, expected 0: "
                 "these features have no weights"
             )
         return JaggedGroup(lengths, values, weights)
@@ -210,7 +242,7 @@ class _GroupRules:
         bag = int(np.searchsorted(np.cumsum(group.lengths), first, side="right"))
         feature = self.features[bag // B]
         raise InvalidRequestError(
-            f"{self.field}: feature {feature.name!r}, row {bag % B}: id "
+            f"{self._names.ids}: feature {feature.name!r}, row {bag % B}: id "
             f"{int(group.values[first])} is outside [0, {feature.rows})"
         )
 

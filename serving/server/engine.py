@@ -33,9 +33,22 @@ _KEEP = 0.8
 
 
 class Ticket:
-    """Collects the parts of one request; its future is what the caller waits for."""
+    """Collects the parts of one request; its future is what the caller waits for.
 
-    __slots__ = ("_answers", "_dropped", "_missing", "_queue_seconds", "_timings", "future")
+    Attributes:
+        future: the scores.
+        begun: whether a worker has taken a part of the request.
+    """
+
+    __slots__ = (
+        "_answers",
+        "_dropped",
+        "_missing",
+        "_queue_seconds",
+        "_timings",
+        "begun",
+        "future",
+    )
 
     def __init__(self, future: asyncio.Future[Answer], parts: int) -> None:
         self.future = future
@@ -44,6 +57,7 @@ class Ticket:
         self._missing = parts
         self._queue_seconds = 0.0
         self._dropped = False
+        self.begun = False
 
     def is_done(self) -> bool:
         """See `Owner`."""
@@ -56,11 +70,19 @@ class Ticket:
         self._dropped = True
         if not self.future.done():
             assert reason is Reason.DEADLINE, reason
-            self.future.set_exception(
-                DeadlineError("the deadline passed while the request waited for a worker")
-            )
+            self._refuse_late()
             return False
         return self.future.cancelled()
+
+    def time_out(self) -> None:
+        """The deadline has come: whoever still waits for the work to begin is told at once."""
+        if not self.begun and not self.future.done():
+            self._refuse_late()
+
+    def _refuse_late(self) -> None:
+        self.future.set_exception(
+            DeadlineError("the deadline passed while the request waited for a worker")
+        )
 
     def add(
         self, part: int, outputs: Mapping[str, bytes], timings: BatchTimings, queued: float
@@ -135,20 +157,28 @@ class Engine:
         metrics.memory_bytes["cpu", "buffers"] = self._pool.buffer_bytes
 
     def submit(
-        self, request: DecodedRequest, *, priority: int, deadline: float
+        self,
+        request: DecodedRequest,
+        *,
+        priority: int,
+        deadline: float,
+        timeout: float = NO_DEADLINE,
     ) -> asyncio.Future[Answer]:
         """Queue ``request``; cancelling the future takes it out again.
 
         Args:
             request: checked by `RequestDecoder`.
             priority: higher is served first.
-            deadline: seconds of the clock, or `NO_DEADLINE`.
+            deadline: seconds of the clock, or `NO_DEADLINE`; whoever waits cancels the future then.
+            timeout: the same where whoever waits leaves it to the engine to say so.
 
         Raises:
             DeadlineError: it is too late already.
             QueueFullError: no room.
         """
         now = self._clock()
+        left_to_us = timeout < deadline
+        deadline = min(deadline, timeout)
         if now >= deadline:
             raise DeadlineError("the deadline passed before the request was queued")
         parts = cut_request(
@@ -164,6 +194,9 @@ class Engine:
         ]
         self._count_dropped(self._queue.push(entries, now))
         self._schedule_pump()
+        if left_to_us:
+            timer = self._loop.call_later(timeout - now, ticket.time_out)
+            ticket.future.add_done_callback(lambda _: timer.cancel())
         return ticket.future
 
     def start_draining(self) -> None:
@@ -220,6 +253,8 @@ class Engine:
         if cut.entries:
             self._metrics.batches[reason] += 1
             self._free_workers -= 1
+            for entry in cut.entries:
+                _ticket(entry).begun = True
             self._pool.start_batch(cut.entries)
 
     def _count_dropped(self, dropped: list[Reason]) -> None:
@@ -242,14 +277,18 @@ class Engine:
         for entry, result, timings in rows:
             queued = outcome.started - entry.arrived
             waited(queued)
-            ticket = entry.owner
-            assert isinstance(ticket, Ticket)
+            ticket = _ticket(entry)
             if ticket.future.done():
                 continue
             if isinstance(result, ServeError):
                 ticket.future.set_exception(result)
             else:
                 ticket.add(entry.part, result, timings, queued)
+
+
+def _ticket(entry: Entry) -> Ticket:
+    assert isinstance(entry.owner, Ticket)
+    return entry.owner
 
 
 def _total(timings: list[BatchTimings]) -> BatchTimings:

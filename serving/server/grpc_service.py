@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -16,9 +16,12 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from tessera.errors import UserError
+from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.server.arrivals import WINDOW_BYTES, Arrivals
 from tessera.serving.server.budget import ByteBudget, Held
+from tessera.serving.server.catalogue import Catalogue
+from tessera.serving.server.dialects import Dialect, InferDialect, PredictDialect
 from tessera.serving.server.errors import Code, ServeError
 from tessera.serving.server.health import Health, Serving
 from tessera.serving.server.predictor import Predictor
@@ -35,6 +38,7 @@ _STATUS = {
 }
 
 _PREDICTOR = pb.DESCRIPTOR.services_by_name["Predictor"].full_name
+_INFERENCE = ipb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 _CALLS_PER_CONNECTION = 1_000
@@ -51,7 +55,8 @@ class GrpcFront:
     """The listening server.
 
     Args:
-        predictor: answers Predict.
+        predictor: answers Predict and ModelInfer.
+        catalogue: answers what else the KServe protocol has.
         health: answers Check and Watch.
         budget: of the bytes that calls hold.
         arrivals: see `Arrivals`.
@@ -62,12 +67,14 @@ class GrpcFront:
         self,
         *,
         predictor: Predictor,
+        catalogue: Catalogue,
         health: Health,
         budget: ByteBudget,
         arrivals: Arrivals,
         max_message_bytes: int,
     ) -> None:
         self._predictor = predictor
+        self._catalogue = catalogue
         self._budget = budget
         self._arrivals = arrivals
         self._health = health
@@ -93,7 +100,14 @@ class GrpcFront:
         self._server.add_generic_rpc_handlers(
             (
                 grpc.method_handlers_generic_handler(
-                    _PREDICTOR, {"Predict": grpc.stream_unary_rpc_method_handler(self._predict)}
+                    _PREDICTOR, {"Predict": self._scoring(PredictDialect())}
+                ),
+                grpc.method_handlers_generic_handler(
+                    _INFERENCE,
+                    {
+                        "ModelInfer": self._scoring(InferDialect()),
+                        **{method: self._telling(method) for method in catalogue.methods()},
+                    },
                 ),
                 grpc.method_handlers_generic_handler(
                     _HEALTH,
@@ -113,7 +127,7 @@ class GrpcFront:
             )
         )
         reflection.enable_server_reflection(
-            (_PREDICTOR, _HEALTH, reflection.SERVICE_NAME), self._server
+            (_PREDICTOR, _INFERENCE, _HEALTH, reflection.SERVICE_NAME), self._server
         )
 
     async def start(self, host: str, port: int) -> int:
@@ -142,25 +156,44 @@ class GrpcFront:
         """Refuse new calls and let those that run end; after ``grace_s`` seconds, cut them."""
         await self._server.stop(grace_s)
 
-    async def _predict(self, _messages: Any, context: Any) -> bytes:
-        # On the wire the call is unary; as a stream of one message it is read when there is room for it.
-        async def receive() -> bytes:
-            content = await self._arrivals.receive(context.read)
-            return content if isinstance(content, bytes) else b""  # the client sent none
+    def _scoring(self, dialect: Dialect) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """The call of ``dialect`` that asks for scores."""
 
-        held = Held(self._budget)
-        # Called when the answer has left.
-        context.add_done_callback(lambda _: held.keep(0))
-        remaining = context.time_remaining()
-        deadline = NO_DEADLINE if remaining is None else time.monotonic() + remaining
-        try:
-            return await self._predictor.predict(receive, deadline, held)
-        except ServeError as error:
-            refusal = _STATUS[error.code], error.message[:_MAX_MESSAGE]
-        # Out here, for gRPC keeps what it raises, and with it would keep the refusal, its frames and
-        # the request in them.
-        await context.abort(*refusal)
-        raise AssertionError("abort does not return")
+        async def answer(_messages: Any, context: Any) -> bytes:
+            held = Held(self._budget)
+            # Called when the answer has left.
+            context.add_done_callback(lambda _: held.keep(0))
+            remaining = context.time_remaining()
+            deadline = NO_DEADLINE if remaining is None else time.monotonic() + remaining
+            try:
+                return await self._predictor.predict(
+                    dialect, lambda: self._receive(context), deadline, held
+                )
+            except ServeError as error:
+                refusal = error.code, error.message
+            # Out here, for gRPC keeps what it raises, and with it would keep the refusal, its frames
+            # and the request in them.
+            return await _abort(context, *refusal)
+
+        return grpc.stream_unary_rpc_method_handler(answer)
+
+    def _telling(self, method: str) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """A call that the catalogue answers."""
+
+        async def answer(_messages: Any, context: Any) -> bytes:
+            try:
+                return self._catalogue.answer(method, await self._receive(context))
+            except ServeError as error:
+                refusal = error.code, error.message
+            return await _abort(context, *refusal)
+
+        return grpc.stream_unary_rpc_method_handler(answer)
+
+    async def _receive(self, context: Any) -> bytes:
+        # On the wire the calls are unary; as a stream of one message it is read when there is room for
+        # it.
+        content = await self._arrivals.receive(context.read)
+        return content if isinstance(content, bytes) else b""  # the client sent none
 
     async def _check(
         self, request: health_pb2.HealthCheckRequest, context: Any
@@ -179,6 +212,11 @@ class GrpcFront:
         del context  # gRPC's signature
         async for state in self._health.watch(request.service):
             yield _health_response(state)
+
+
+async def _abort(context: Any, code: Code, message: str) -> NoReturn:
+    await context.abort(_STATUS[code], message[:_MAX_MESSAGE])
+    raise AssertionError("abort does not return")
 
 
 def _health_response(state: Serving) -> health_pb2.HealthCheckResponse:

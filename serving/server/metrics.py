@@ -7,6 +7,7 @@ somebody asks.  Names, labels and buckets are the same in both of Tessera's serv
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -106,6 +107,11 @@ class ModelMetrics:
     Args:
         model: the name that requests use.
         version: the version that is loaded.
+
+    Attributes:
+        answered_seconds: of the calls that got scores, what ``duration`` counts of all.
+        answered_samples: samples of those calls.
+        last_answer_ms: when the last of them ended, milliseconds since 1970.
     """
 
     def __init__(self, model: str, version: str) -> None:
@@ -115,6 +121,9 @@ class ModelMetrics:
         self.rejected = dict.fromkeys(Reason, 0)
         self.batches = dict.fromkeys(CutReason, 0)
         self.duration = Histogram(LATENCY_BUCKETS)
+        self.answered_seconds = 0.0
+        self.answered_samples = 0
+        self.last_answer_ms = 0
         self.stages = {stage: Histogram(LATENCY_BUCKETS) for stage in STAGES}
         self.batch_requests = Histogram(REQUEST_BUCKETS)
         self.batch_samples = Histogram(SAMPLE_BUCKETS)
@@ -132,6 +141,15 @@ class ModelMetrics:
         self.inflight_by_device: dict[str, Callable[[], int]] = {}
         # By device and kind.
         self.memory_bytes: dict[tuple[str, str], Callable[[], int]] = {}
+
+    def observe_call(self, code: Code, seconds: float, samples: int) -> None:
+        """Count one call that has ended."""
+        self.requests[code] += 1
+        self.duration.observe(seconds)
+        if code is Code.OK:
+            self.answered_seconds += seconds
+            self.answered_samples += samples
+            self.last_answer_ms = time.time_ns() // 1_000_000
 
     def observe_pass(self, timings: BatchTimings) -> None:
         """Count one forward pass."""

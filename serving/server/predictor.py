@@ -1,4 +1,4 @@
-"""The Predict call, from the request's bytes to the response's, without gRPC.
+"""A call for scores, from the request's bytes to the response's, without gRPC.
 
 Every call ends in exactly one count of ``tessera_requests_total`` and, when it was refused,
 one of ``tessera_rejected_total``.
@@ -12,20 +12,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
-from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.server.budget import CALL_BYTES, Held
-from tessera.serving.server.errors import (
-    Code,
-    InvalidRequestError,
-    QueueFullError,
-    Reason,
-    ServeError,
-)
+from tessera.serving.server.dialects import Dialect, Work
+from tessera.serving.server.errors import Code, QueueFullError, Reason, ServeError
 from tessera.serving.server.metrics import Metrics, ModelMetrics
 from tessera.serving.server.registry import Registry, ServedModel
-from tessera.serving.server.request import DecodedRequest, ended_by_deadline
+from tessera.serving.server.request import ended_by_deadline
 from tessera.serving.server.workers import internal_error
 
 
@@ -92,7 +84,11 @@ class Predictor:
         self._log = log
 
     async def predict(
-        self, receive: Callable[[], Awaitable[bytes]], deadline: float, held: Held
+        self,
+        dialect: Dialect,
+        receive: Callable[[], Awaitable[bytes]],
+        deadline: float,
+        held: Held,
     ) -> bytes:
         """Score one request.
 
@@ -100,12 +96,13 @@ class Predictor:
         that is refused before belongs to no model.
 
         Args:
-            receive: gives a serialised PredictionRequest, or raises `QueueFullError`; called once.
+            dialect: the call's protocol.
+            receive: gives its serialised request, or raises `QueueFullError`; called once.
             deadline: seconds of ``time.monotonic``, or `NO_DEADLINE`.
             held: takes what the request holds; to be given back once the answer has left.
 
         Returns:
-            A serialised PredictionResponse.
+            Its serialised response.
 
         Raises:
             ServeError: the status to answer with.
@@ -121,9 +118,9 @@ class Predictor:
         code = Code.INTERNAL
         try:
             # The message goes as soon as its arrays are there, not when its answer is.
-            opened = self._open(content, began, call, held)
+            opened = self._open(dialect, content, began, call, held)
             del content
-            response = await self._score(opened, deadline, call.metrics, held)
+            response = await self._score(opened, deadline, began, call.metrics, held)
             code = Code.OK
         except ServeError as error:
             code = error.code
@@ -141,8 +138,7 @@ class Predictor:
             if call.inside:
                 self._gate.leave()
             seconds = time.monotonic() - began
-            call.metrics.requests[code] += 1
-            call.metrics.duration.observe(seconds)
+            call.metrics.observe_call(code, seconds, call.samples)
             if self._log_requests:
                 self._log.debug(
                     "request",
@@ -152,49 +148,54 @@ class Predictor:
                 )
         return response
 
-    def _open(self, content: bytes, began: float, call: _Call, held: Held) -> _Opened:
-        try:
-            message = pb.PredictionRequest.FromString(content)
-        except DecodeError as error:
-            raise InvalidRequestError(
-                f"the {len(content)} bytes are no PredictionRequest: {error}"
-            ) from None
-        model = self._registry.find(message.model_name, message.model_version)
+    def _open(
+        self, dialect: Dialect, content: bytes, began: float, call: _Call, held: Held
+    ) -> _Opened:
+        model, read = dialect.open(content, self._registry)
         call.metrics = model.metrics
         self._gate.enter()
         call.inside = True
-        request = model.decoder.decode(message)
-        count = CALL_BYTES + len(content) + request.samples * model.sample_answer_bytes
-        if message.HasField("shared_features"):
-            # Copies, of which few bytes can ask for many.
-            count += 4 * request.id_list.lengths.size + 8 * request.id_list.values.size
-        held.take(count)
+        work = read()
+        call.samples = work.request.samples
+        held.take(
+            CALL_BYTES
+            + len(content)
+            + work.copied_bytes
+            + work.request.samples * model.sample_answer_bytes
+        )
         decode_seconds = time.monotonic() - began
         model.metrics.stages["decode"].observe(decode_seconds)
-        return _Opened(model, request, message.priority, decode_seconds)
+        return _Opened(model, work, decode_seconds)
 
     async def _score(
-        self, opened: _Opened, deadline: float, metrics: ModelMetrics, held: Held
+        self, opened: _Opened, deadline: float, began: float, metrics: ModelMetrics, held: Held
     ) -> bytes:
-        model = opened.model
-        answer = await model.engine.submit(
-            opened.request, priority=opened.priority, deadline=deadline
+        work = opened.work
+        answer = await opened.model.engine.submit(
+            work.request,
+            priority=work.priority,
+            deadline=deadline,
+            timeout=began + work.timeout_s,
         )
         encoding = time.monotonic()
-        response = model.encoder.encode(answer, opened.decode_seconds)
+        response = work.encode(answer, opened.decode_seconds)
         metrics.stages["encode"].observe(time.monotonic() - encoding)
         held.keep(CALL_BYTES + len(response))
         return response
 
 
 class _Call:
-    """Which model's counters a call belongs to, known once its name is read; whether it is inside."""
+    """Which model's counters a call belongs to, known once its name is read; whether it is inside.
 
-    __slots__ = ("inside", "metrics")
+    Its samples, too, once they are counted.
+    """
+
+    __slots__ = ("inside", "metrics", "samples")
 
     def __init__(self, metrics: ModelMetrics) -> None:
         self.metrics = metrics
         self.inside = False
+        self.samples = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -202,6 +203,5 @@ class _Opened:
     """A request that has been read and let in."""
 
     model: ServedModel
-    request: DecodedRequest
-    priority: int
+    work: Work
     decode_seconds: float

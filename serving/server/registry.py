@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tessera.serving.schema import InputSchema
 from tessera.serving.server.decode import RequestDecoder
 from tessera.serving.server.encode import ResponseEncoder
 from tessera.serving.server.engine import Engine
 from tessera.serving.server.errors import Code, ServeError
+from tessera.serving.server.infer_decode import InferDecoder
+from tessera.serving.server.infer_encode import InferEncoder
 from tessera.serving.server.metrics import ModelMetrics
 
 
@@ -19,8 +22,13 @@ class ServedModel:
     Attributes:
         name: what requests call it.
         version: the version that is loaded.
+        file_name: its package's, without the folder.
+        gpus: CUDA's numbers of the GPUs that it runs on.
+        schema: what it takes and gives.
         decoder: checks its requests.
         encoder: writes its responses.
+        infer_decoder: checks its requests in the KServe protocol.
+        infer_encoder: writes its responses in the KServe protocol.
         engine: computes its scores.
         metrics: counts its requests.
         sample_answer_bytes: the scores of one sample.
@@ -28,8 +36,13 @@ class ServedModel:
 
     name: str
     version: str
+    file_name: str
+    gpus: tuple[int, ...]
+    schema: InputSchema
     decoder: RequestDecoder
     encoder: ResponseEncoder
+    infer_decoder: InferDecoder
+    infer_encoder: InferEncoder
     engine: Engine
     metrics: ModelMetrics
     sample_answer_bytes: int
@@ -53,6 +66,10 @@ class Registry:
     def add(self, model: ServedModel) -> None:
         """``model`` answers from now on."""
         self._models[model.name] = model
+
+    def entries(self) -> list[tuple[str, ServedModel | None]]:
+        """Every name, with its model if that is loaded."""
+        return list(self._models.items())
 
     def loaded(self) -> Iterator[ServedModel]:
         """The models that answer."""

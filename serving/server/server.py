@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ import tessera
 from tessera.errors import UserError
 from tessera.serving.server.arrivals import Arrivals
 from tessera.serving.server.budget import ByteBudget
+from tessera.serving.server.catalogue import Catalogue
 from tessera.serving.server.config import ModelSource, ServerConfig
 from tessera.serving.server.decode import RequestDecoder
 from tessera.serving.server.encode import ResponseEncoder
@@ -30,6 +32,8 @@ from tessera.serving.server.engine import Engine
 from tessera.serving.server.grpc_service import GrpcFront
 from tessera.serving.server.health import Health, Serving
 from tessera.serving.server.http_server import HttpFront
+from tessera.serving.server.infer_decode import InferDecoder
+from tessera.serving.server.infer_encode import InferEncoder
 from tessera.serving.server.logs import make_logger
 from tessera.serving.server.metrics import Metrics, ModelInfo, ModelMetrics
 from tessera.serving.server.models import (
@@ -109,6 +113,13 @@ class Server:
                 log=self._log,
                 log_requests=config.log_level == "debug",
             ),
+            catalogue=Catalogue(
+                registry=self._registry,
+                limits=config.limits,
+                version=tessera.__version__,
+                state=self.state,
+                log=self._log,
+            ),
             health=self._health,
             budget=ByteBudget(config.max_inflight_bytes),
             arrivals=Arrivals(
@@ -151,7 +162,7 @@ class Server:
         for source, identity in self._models:
             self._log.info("load", model=identity.name, version=identity.version, path=source.path)
             model = await _in_thread(lambda source=source: self._loader.load(source))  # type: ignore[misc] # mypy cannot infer a lambda with a default
-            self._serve(identity, model)
+            self._serve(source, identity, model)
             self._log.info(
                 "loaded",
                 model=identity.name,
@@ -168,7 +179,7 @@ class Server:
             lambda failure: log.warning("file_hash_failed", error=str(failure)),
         )
 
-    def _serve(self, identity: ModelIdentity, model: LoadedModel) -> None:
+    def _serve(self, source: ModelSource, identity: ModelIdentity, model: LoadedModel) -> None:
         counters = self._counters[identity.name]
         counters.device = model.device
         counters.info = ModelInfo(
@@ -196,17 +207,21 @@ class Server:
                 counters.inflight_by_device[device] = functools.partial(model.runner.in_work, copy)
         else:
             counters.inflight_by_device[model.devices[0]] = counters.inflight_batches
+        schema, limits, shares_rows = model.schema, self._config.limits, model.runner.shares_rows
         self._registry.add(
             ServedModel(
                 name=identity.name,
                 version=identity.version,
-                decoder=RequestDecoder(
-                    model.schema, self._config.limits, shares_rows=model.runner.shares_rows
-                ),
+                file_name=Path(source.path).name,
+                gpus=_gpus(model),
+                schema=schema,
+                decoder=RequestDecoder(schema, limits, shares_rows=shares_rows),
                 encoder=ResponseEncoder(
-                    model.schema.outputs,
-                    model_name=identity.name,
-                    model_version=identity.version,
+                    schema.outputs, model_name=identity.name, model_version=identity.version
+                ),
+                infer_decoder=InferDecoder(schema, limits, shares_rows=shares_rows),
+                infer_encoder=InferEncoder(
+                    schema.outputs, model_name=identity.name, model_version=identity.version
                 ),
                 engine=engine,
                 metrics=counters,
@@ -334,6 +349,13 @@ class Server:
         trace: TracebackType | None,
     ) -> None:
         await self.drain()
+
+
+def _gpus(model: LoadedModel) -> tuple[int, ...]:
+    """CUDA's numbers of the GPUs that hold tables of ``model``."""
+    return tuple(
+        sorted(int(device[5:]) for device in model.table_bytes if device.startswith("cuda:"))
+    )
 
 
 def _identify(

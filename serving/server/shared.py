@@ -18,7 +18,9 @@ from tessera.serving.schema import FeatureSpec
 from tessera.serving.server.errors import InvalidRequestError
 from tessera.serving.server.jagged import segment_index, segment_starts
 from tessera.serving.server.request import I32, Ids, JaggedGroup, SharedRows
-from tessera.serving.server.wire import I32_WIRE, read_array, read_jagged
+from tessera.serving.server.wire import I32_WIRE, GroupNames, read_array, read_jagged
+
+SHARED_NAMES = GroupNames.of_field("shared_features.features")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +90,7 @@ def decode_shared(
             f"shared_features.features.weights has {len(message.features.weights)} bytes, "
             "expected 0: these features have no weights"
         )
-    lengths, values = read_jagged(
-        "shared_features.features", message.features, S * R, "len(names) * num_rows"
-    )
+    lengths, values = read_jagged(SHARED_NAMES, message.features, S * R, "len(names) * num_rows")
     row_index: I32 = read_array(
         "shared_features.row_index", message.row_index, I32_WIRE, B, "batch_size"
     )

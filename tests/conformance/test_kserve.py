@@ -359,7 +359,7 @@ INVALID = [
     (edit_named_sequence, ("parameter 'sequence_id' is not supported: models keep no state between "
      "requests")),
     (edit_timeout_kind, "parameter 'timeout' is neither an int64_param nor a uint64_param"),
-    (edit_negative_timeout, "parameter 'timeout' is -5, expected >= 0"),
+    (edit_negative_timeout, "parameter 'timeout' is -5, expected 0 to 9223372036854775807"),
     (edit_priority_kind, "parameter 'priority' is neither an int64_param nor a uint64_param"),
     (edit_unset_priority, "parameter 'priority' is neither an int64_param nor a uint64_param"),
     (edit_priority, "parameter 'priority' is 2147483647, expected 0 to 2147483646"),
