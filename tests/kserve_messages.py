@@ -1,7 +1,7 @@
-"""Requests of the KServe v2 protocol from the PredictionRequests that the suite draws."""
+"""Requests of the KServe v2 protocol from PredictionRequests, and calls that send them."""
 
 import numpy as np
-from conformance_harness import TIMEOUT_S
+from patience import PATIENCE_S
 
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.protocol import inference_pb2_grpc
@@ -52,7 +52,7 @@ def stub_of(server):
 
 
 def infer(server, request, **options):
-    options.setdefault("timeout", TIMEOUT_S)
+    options.setdefault("timeout", PATIENCE_S)
     return stub_of(server).ModelInfer(request, **options)
 
 
