@@ -156,10 +156,10 @@ class InferDecoder:
         for at, tensor in enumerate(message.inputs):
             if tensor.name not in _BY_NAME:
                 raise InvalidRequestError(
-                    f"input {tensor.name!r} is unknown; this model has {_listed(self._inputs)}"
+                    f"input '{tensor.name}' is unknown; this model has {_listed(self._inputs)}"
                 )
             if tensor.name in given:
-                raise InvalidRequestError(f"input {tensor.name!r} is given twice")
+                raise InvalidRequestError(f"input '{tensor.name}' is given twice")
             _refuse_parameters("input", tensor.name, tensor.parameters)
             given[tensor.name] = _read_tensor(
                 _BY_NAME[tensor.name], tensor, raw[at] if raw else None
@@ -211,10 +211,10 @@ class InferDecoder:
         for output in asked:
             if output.name not in self._outputs:
                 raise InvalidRequestError(
-                    f"output {output.name!r} is unknown; this model has {_listed(self._outputs)}"
+                    f"output '{output.name}' is unknown; this model has {_listed(self._outputs)}"
                 )
             if output.name in names:
-                raise InvalidRequestError(f"output {output.name!r} is asked for twice")
+                raise InvalidRequestError(f"output '{output.name}' is asked for twice")
             _refuse_parameters("output", output.name, output.parameters)
             names.append(output.name)
         return names
@@ -235,7 +235,7 @@ def _read_tensor(
     name, datatype = tensor.name, tensor.datatype
     if datatype not in expected.datatypes:
         raise InvalidRequestError(
-            f"{name} has datatype {datatype!r}, expected {' or '.join(expected.datatypes)}"
+            f"{name} has datatype '{datatype}', expected {' or '.join(expected.datatypes)}"
         )
     shape = list(tensor.shape)
     if len(shape) != expected.rank:
@@ -358,7 +358,7 @@ def _refuse_parameters(kind: str, name: str, parameters: _Parameters) -> None:
         default=None,
     )
     if refused is not None:
-        raise InvalidRequestError(f"parameter {refused!r} of {kind} {name!r} is not supported")
+        raise InvalidRequestError(f"parameter '{refused}' of {kind} '{name}' is not supported")
 
 
 def _listed(names: Sequence[str]) -> str:
