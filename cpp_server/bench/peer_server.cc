@@ -125,7 +125,8 @@ void serve_sync(const std::string& path) {
 void serve_no_model(const std::string& path) {
   LoadedPackage package = load(path);
   package.runner = std::make_unique<NoModel>(std::move(package.runner));
-  const ServerConfig config;
+  ServerConfig config;
+  config.models = {{.path = path, .name = ""}};
   const SteadyClock clock;
   const Log log(LogLevel::kWarning, true);
   ModelMetrics metrics(package.manifest.name, package.manifest.version);
@@ -134,7 +135,7 @@ void serve_no_model(const std::string& path) {
   Gate gate([] {});
   ByteBudget budget(config.max_inflight_bytes);
   const PredictContext context{registry, unresolved, gate, budget, clock, log};
-  GrpcFront front(context);
+  GrpcFront front(context, {registry, config, clock, "peer", [] { return false; }});
   registry.publish(0, std::make_unique<ServedModel>(std::move(package), config, metrics, clock,
                                                     log));
   std::cout << front.start({.host = "127.0.0.1",

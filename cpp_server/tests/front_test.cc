@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <future>
@@ -15,6 +16,7 @@
 
 #include "common/grpc_setup.h"
 #include "health.grpc.pb.h"
+#include "inference.grpc.pb.h"
 #include "package/package_error.h"
 #include "predictor.grpc.pb.h"
 #include "server/grpc_front.h"
@@ -61,6 +63,7 @@ LoadedPackage echo_package() {
   package.manifest.schema = test::schema();
   package.manifest.device = "cpu";
   package.runner = std::make_unique<EchoRunner>();
+  package.file_hash = std::make_unique<FileHash>([](const std::stop_token&) { return "ab"; });
   return package;
 }
 
@@ -83,6 +86,43 @@ predictor::PredictionRequest message_of(float first, int samples) {
   const std::vector<std::int32_t> zeros(static_cast<std::size_t>(samples), 0);
   message.mutable_id_score_list_features()->set_num_features(1);
   message.mutable_id_score_list_features()->set_lengths(packed(zeros));
+  return message;
+}
+
+// message_of's samples, by the other protocol.
+inference::ModelInferRequest infer_message_of(float first, int samples, bool typed) {
+  inference::ModelInferRequest message;
+  message.set_id(std::to_string(first));
+  const auto add = [&](const char* name, const char* datatype, std::vector<std::int64_t> shape) {
+    auto& input = *message.add_inputs();
+    input.set_name(name);
+    input.set_datatype(datatype);
+    input.mutable_shape()->Assign(shape.begin(), shape.end());
+    return input.mutable_contents();
+  };
+  const auto fill = [&](auto* field, const auto& numbers) {
+    if (typed) {
+      field->Assign(numbers.begin(), numbers.end());
+    } else {
+      message.add_raw_input_contents(std::string(reinterpret_cast<const char*>(numbers.data()),
+                                                 numbers.size() * sizeof(numbers[0])));
+    }
+  };
+  std::vector<float> dense;
+  for (int row = 0; row < samples; ++row) {
+    dense.insert(dense.end(), {first + static_cast<float>(row), 0});
+  }
+  const std::vector<std::int32_t> ones(static_cast<std::size_t>(3 * samples), 1);
+  const std::vector<std::int64_t> ids(static_cast<std::size_t>(3 * samples), 1);
+  const std::vector<std::int32_t> zeros(static_cast<std::size_t>(samples), 0);
+  fill(add("float_features", "FP32", {samples, 2})->mutable_fp32_contents(), dense);
+  fill(add("id_list_features_lengths", "INT32", {3 * samples})->mutable_int_contents(), ones);
+  fill(add("id_list_features_values", "INT64", {3 * samples})->mutable_int64_contents(), ids);
+  fill(add("id_score_list_features_lengths", "INT32", {samples})->mutable_int_contents(), zeros);
+  fill(add("id_score_list_features_values", "INT64", {0})->mutable_int64_contents(),
+       std::vector<std::int64_t>());
+  fill(add("id_score_list_features_weights", "FP32", {0})->mutable_fp32_contents(),
+       std::vector<float>());
   return message;
 }
 
@@ -156,6 +196,7 @@ struct FrontTest : testing::Test {
   explicit FrontTest(std::int64_t max_inflight_bytes = std::int64_t{1} << 30)
       : budget(max_inflight_bytes) {
     prepare_grpc();
+    config.models = {{.path = "some/m.pt", .name = "m"}};
     config.batch_limits.max_samples = 16;  // so that some requests are cut and joined
     registry.publish(0, std::make_unique<ServedModel>(echo_package(), config, metrics, clock, log));
     const int port = front.start({.host = "127.0.0.1",
@@ -191,7 +232,7 @@ struct FrontTest : testing::Test {
   ByteBudget budget;
   Registry registry{{"m"}};
   PredictContext context{registry, unresolved, gate, budget, clock, log};
-  GrpcFront front{context};
+  GrpcFront front{context, {registry, config, clock, "1.2.3", [] { return false; }}};
   std::shared_ptr<grpc::Channel> channel;
 };
 
@@ -264,19 +305,89 @@ TEST_F(NarrowFrontTest, ARequestThatCanNeverComeInIsInvalid) {
   end();
 }
 
+// Both protocols at once, and calls about the server beside them.
+TEST_F(FrontTest, AnswersModelInferWithItsOwnScores) {
+  in_threads(4, [&](int client) {
+    const auto stub = inference::GRPCInferenceService::NewStub(channel);
+    const auto predictor = predictor::Predictor::NewStub(channel);
+    for (int call = 0; call < 100; ++call) {
+      const int samples = 1 + (client + call) % 40;
+      const auto first = static_cast<float>(1'000 * client + call);
+      inference::ModelInferRequest message = infer_message_of(first, samples, call % 3 == 0);
+      if (call % 2) message.add_outputs()->set_name("default");
+      grpc::ClientContext of_call;
+      inference::ModelInferResponse response;
+      const grpc::Status status = stub->ModelInfer(&of_call, message, &response);
+      ASSERT_TRUE(status.ok()) << status.error_message();
+      EXPECT_EQ(response.id(), message.id());
+      EXPECT_EQ(response.model_name(), "m");
+      ASSERT_EQ(response.outputs_size(), 1);
+      EXPECT_EQ(response.outputs(0).shape(0), samples);
+      std::vector<float> scores(static_cast<std::size_t>(samples));
+      ASSERT_EQ(response.raw_output_contents(0).size(), scores.size() * 4);
+      std::memcpy(scores.data(), response.raw_output_contents(0).data(), scores.size() * 4);
+      for (int row = 0; row < samples; ++row) {
+        EXPECT_EQ(scores[static_cast<std::size_t>(row)], first + static_cast<float>(row));
+      }
+      grpc::ClientContext of_other;
+      predictor::PredictionResponse other;
+      ASSERT_TRUE(predictor->Predict(&of_other, message_of(first, 1), &other).ok());
+      EXPECT_EQ(other.predictions().at("default").data(0), first);
+      grpc::ClientContext of_statistics;
+      inference::ModelStatisticsResponse statistics;
+      ASSERT_TRUE(stub->ModelStatistics(&of_statistics, {}, &statistics).ok());
+      EXPECT_GT(statistics.model_stats(0).inference_count(), 0u);
+    }
+  });
+  grpc::ClientContext of_call;
+  inference::ModelStatisticsResponse statistics;
+  const auto stub = inference::GRPCInferenceService::NewStub(channel);
+  ASSERT_TRUE(stub->ModelStatistics(&of_call, {}, &statistics).ok());
+  EXPECT_EQ(statistics.model_stats(0).inference_stats().success().count(), 800u);
+  end();
+}
+
+TEST_F(FrontTest, TellsOfTheServerAndItsModels) {
+  const auto stub = inference::GRPCInferenceService::NewStub(channel);
+  const auto context_of = [] { return std::make_unique<grpc::ClientContext>(); };
+  inference::ServerMetadataResponse server;
+  ASSERT_TRUE(stub->ServerMetadata(context_of().get(), {}, &server).ok());
+  EXPECT_EQ(server.version(), "1.2.3");
+  inference::ModelConfigResponse config_told;
+  ASSERT_TRUE(stub->ModelConfig(context_of().get(), {}, &config_told).ok());
+  EXPECT_EQ(config_told.config().default_model_filename(), "m.pt");
+  inference::RepositoryIndexResponse index;
+  ASSERT_TRUE(stub->RepositoryIndex(context_of().get(), {}, &index).ok());
+  EXPECT_EQ(index.models(0).state(), "READY");
+  inference::ModelReadyRequest unknown;
+  unknown.set_name(std::string(100'000, 'x'));
+  inference::ModelReadyResponse ready;
+  const grpc::Status status = stub->ModelReady(context_of().get(), unknown, &ready);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(status.error_message().size(), 1'000u);
+  end();
+}
+
 TEST_F(FrontTest, LivesThroughCancelledAndLateAndMalformedCalls) {
   in_threads(4, [&](int client) {
     const auto stub = predictor::Predictor::NewStub(channel);
+    const auto other = inference::GRPCInferenceService::NewStub(channel);
     for (int call = 0; call < 100; ++call) {
       grpc::ClientContext of_call;
       predictor::PredictionResponse response;
       predictor::PredictionRequest message = message_of(0, 20);
+      inference::ModelInferResponse inferred;
+      inference::ModelInferRequest infer = infer_message_of(0, 20, call % 5 == 0);
       std::jthread canceller;
-      const int kind = (client + call) % 4;
+      const int kind = (client + call / 2) % 4;
       if (kind == 1) of_call.set_deadline(std::chrono::system_clock::now() + 300us);
       if (kind == 2) canceller = std::jthread([&] { of_call.TryCancel(); });
-      if (kind == 3) message.set_batch_size(21);
-      const grpc::Status status = stub->Predict(&of_call, message, &response);
+      if (kind == 3) {
+        message.set_batch_size(21);
+        infer.mutable_inputs(1)->set_shape(0, 63);
+      }
+      const grpc::Status status = call % 2 ? other->ModelInfer(&of_call, infer, &inferred)
+                                           : stub->Predict(&of_call, message, &response);
       const grpc::StatusCode code = status.error_code();
       const grpc::StatusCode may[] = {grpc::OK, grpc::DEADLINE_EXCEEDED, grpc::CANCELLED,
                                       grpc::INVALID_ARGUMENT};

@@ -1,5 +1,5 @@
-// libFuzzer target: a request's way from bytes to a merged batch. Whatever the bytes are, the
-// way must end in a refusal or in a batch whose sizes agree.
+// libFuzzer target: a request's way from bytes to a merged batch, in both protocols. Whatever the
+// bytes are, the way must end in a refusal or in a batch whose sizes agree.
 //
 //   cpp_server/build.sh fuzz && build/cpp/fuzz/tests/fuzz_request -max_total_time=600
 #include <algorithm>
@@ -11,6 +11,8 @@
 #include "batching/merger.h"
 #include "batching/pending.h"
 #include "request/decoder.h"
+#include "request/infer_decoder.h"
+#include "request/infer_wire.h"
 #include "request/wire.h"
 #include "support.h"
 
@@ -39,6 +41,7 @@ InputSchema fuzz_schema() {
       test::feature("row", Group::kIdList, Hashing::kNone, OutOfRange::kReject));
   made.features.push_back(
       test::feature("clamped", Group::kIdList, Hashing::kNone, OutOfRange::kClamp));
+  made.outputs.push_back({"logits", 3});
   return made;
 }
 
@@ -59,12 +62,12 @@ void check_sharing(const HostBatch& batch) {
   for (const std::int32_t row : batch.row_index) require(row >= 0 && row < bags / shared);
 }
 
-void compute(FuzzedRequest& pending, Merger& merger, FuzzSession& session) {
+void compute(FuzzedRequest& pending, Merger& into, FuzzSession& memory) {
   for (const std::int64_t max_samples : {std::int64_t{1'000}, std::int64_t{3}}) {
     const std::vector<Part> parts = split_request(pending, 1, max_samples, 50);
     std::int64_t ids = 0;
     for (const Part& part : parts) {
-      const HostBatch batch = merger.merge({&part, 1}, session);
+      const HostBatch batch = into.merge({&part, 1}, memory);
       require(batch.samples == part.samples());
       check(batch.id_list);
       check_sharing(batch);
@@ -78,20 +81,49 @@ void compute(FuzzedRequest& pending, Merger& merger, FuzzSession& session) {
   }
 }
 
-}  // namespace
+const InputSchema schema = fuzz_schema();
+constexpr RequestLimits kLimits{.max_samples = 1'000, .max_ids = 20'000};
+Merger merger(schema);
+FuzzSession session(schema);
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const InputSchema schema = fuzz_schema();
-  static const RequestDecoder spreading(schema, {.max_samples = 1'000, .max_ids = 20'000});
-  static const RequestDecoder sharing(schema, {.max_samples = 1'000, .max_ids = 20'000},
-                                      /*shares_rows=*/true);
-  static Merger merger(schema);
-  static FuzzSession session(schema);
+void predict(Bytes bytes) {
+  static const RequestDecoder spreading(schema, kLimits);
+  static const RequestDecoder sharing(schema, kLimits, /*shares_rows=*/true);
   PredictionRequestView view;
-  if (!parse_request({reinterpret_cast<const std::byte*>(data), size}, view)) return 0;
+  if (!parse_request(bytes, view)) return;
   for (const RequestDecoder* decoder : {&spreading, &sharing}) {
     FuzzedRequest pending;
     if (decoder->decode(view, pending.request).ok()) compute(pending, merger, session);
   }
+}
+
+void model_infer(Bytes bytes) {
+  static const InferDecoder decoder(schema, kLimits);
+  static const RequestDecoder checks(schema, kLimits);
+  InferRequestView view;
+  if (!parse_infer(bytes, view)) return;
+  InferOptions options;
+  if (read_options(view, options).ok()) {
+    require(options.priority >= 0 && options.timeout >= Duration::zero());
+  }
+  std::vector<std::size_t> chosen;
+  if (decoder.choose_outputs(view, chosen).ok()) {
+    require(!chosen.empty() && chosen.size() <= schema.outputs.size());
+  }
+  InferStorage storage;
+  PredictionRequestView tensors;
+  if (!decoder.decode(view, storage, tensors).ok()) return;
+  // Numbers of a group and a type each, of which there are no more than a request may have.
+  require(storage.bytes() <= 8 * (2 * 1'000 + 6 * 1'000 + 3 * 20'000));
+  FuzzedRequest pending;
+  if (checks.decode(tensors, pending.request, kInferNames).ok()) compute(pending, merger, session);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const Bytes bytes(reinterpret_cast<const std::byte*>(data), size);
+  predict(bytes);
+  model_infer(bytes);
   return 0;
 }

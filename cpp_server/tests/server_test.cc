@@ -148,8 +148,8 @@ TEST(HistogramTest, EstimatesQuantiles) {
 TEST(MetricsTest, PageHasEveryFamily) {
   ModelMetrics model("ranker", "3");
   ModelMetrics unresolved("", "");
-  model.count_request(Code::kOk, 0.0025);
-  unresolved.count_request(Code::kNotFound, 0.0001);
+  model.count_request(Code::kOk, std::chrono::microseconds(2'500));
+  unresolved.count_request(Code::kNotFound, std::chrono::microseconds(100));
   const std::string page = Metrics({&model}, unresolved, "9.9").render();
   for (const char* line : {
            "tessera_requests_total{model=\"ranker\",version=\"3\",code=\"OK\"} 1\n",
@@ -187,7 +187,7 @@ TEST(StatusPage, ShowsTheLastMinute) {
   test::FakeClock clock;
   ModelMetrics model("<ranker>", "3");
   StatusBoard board({&model}, clock);
-  for (int i = 0; i < 100; ++i) model.count_request(Code::kOk, 0.0035);
+  for (int i = 0; i < 100; ++i) model.count_request(Code::kOk, std::chrono::microseconds(3'500));
   clock.advance(std::chrono::seconds(10));
   board.tick();
   EXPECT_NE(board.page("ready", "1").find("<td>10.0</td>"), std::string::npos);

@@ -8,18 +8,17 @@
 
 namespace tessera {
 
-Status check_size(std::string_view parent, std::string_view field, Bytes content,
-                  std::int64_t count, std::size_t item_bytes, std::string_view type,
-                  std::string_view meaning) {
+Status check_size(std::string_view field, Bytes content, std::int64_t count,
+                  std::size_t item_bytes, std::string_view type, std::string_view meaning) {
   const auto expected = static_cast<std::uint64_t>(count) * item_bytes;
   if (content.size() == expected) return {};
-  return Status::invalid(text(parent, ".", field, " has ", content.size(),
+  return Status::invalid(text(field, " has ", content.size(),
                               " bytes, expected ", expected, " (", meaning, " = ", count, " ", type, " numbers)"));
 }
 
-Status read_jagged(std::string_view field, const SparseFeaturesView& message, std::int64_t F,
+Status read_jagged(const GroupNames& names, const SparseFeaturesView& message, std::int64_t F,
                    std::int64_t rows, std::string_view meaning, JaggedView& group) {
-  if (Status status = check_size(field, "lengths", message.lengths, F * rows, 4, "int32", meaning);
+  if (Status status = check_size(names.lengths, message.lengths, F * rows, 4, "int32", meaning);
       !status.ok()) {
     return status;
   }
@@ -38,7 +37,7 @@ Status read_jagged(std::string_view field, const SparseFeaturesView& message, st
     if (least < 0) {
       std::size_t b = 0;
       while (load<std::int32_t>(row, b) >= 0) ++b;
-      return Status::invalid(text(field, ".lengths[", static_cast<std::size_t>(f * rows) + b,
+      return Status::invalid(text(names.lengths, "[", static_cast<std::size_t>(f * rows) + b,
                                   "] is ", load<std::int32_t>(row, b), ", expected >= 0"));
     }
     group.ids[static_cast<std::size_t>(f)] = sum;
@@ -47,21 +46,22 @@ Status read_jagged(std::string_view field, const SparseFeaturesView& message, st
   group.wide = !message.values_int64.empty();
   if (group.wide) {
     if (!message.values.empty()) {
-      return Status::invalid(text(field, " has ", message.values.size(), " bytes of values and ",
+      return Status::invalid(text(names.group, " has ", message.values.size(), " bytes of values and ",
                                   message.values_int64.size(),
                                   " bytes of values_int64, expected only one of the two"));
     }
     group.values = message.values_int64;
-    return check_size(field, "values_int64", group.values, total, 8, "int64",
+    return check_size(names.values_int64, group.values, total, 8, "int64",
                       "sum(lengths)");
   }
   group.values = message.values;
-  if (total > 0 && group.values.size() == 8 * static_cast<std::uint64_t>(total)) {
-    return Status::invalid(text(field, ".values has ", group.values.size(), " bytes, expected ",
+  const bool two_fields = names.values != names.values_int64;
+  if (two_fields && total > 0 && group.values.size() == 8 * static_cast<std::uint64_t>(total)) {
+    return Status::invalid(text(names.values, " has ", group.values.size(), " bytes, expected ",
                                 4 * total, " (sum(lengths) = ", total,
                                 " int32 numbers); int64 ids go into values_int64"));
   }
-  return check_size(field, "values", group.values, total, 4, "int32", "sum(lengths)");
+  return check_size(names.values, group.values, total, 4, "int32", "sum(lengths)");
 }
 
 std::int64_t total_ids(const JaggedView& group) {

@@ -9,20 +9,20 @@
 #include <string_view>
 
 #include "common/status.h"
+#include "request/field_names.h"
 #include "request/request.h"
 #include "request/wire.h"
 
 namespace tessera {
 
 // `content` holds exactly `count` numbers of `item_bytes` bytes. The texts are for the message
-// alone, which says "PARENT.FIELD has ...".
-Status check_size(std::string_view parent, std::string_view field, Bytes content,
-                  std::int64_t count, std::size_t item_bytes, std::string_view type,
-                  std::string_view meaning);
+// alone, which says "FIELD has ...".
+Status check_size(std::string_view field, Bytes content, std::int64_t count,
+                  std::size_t item_bytes, std::string_view type, std::string_view meaning);
 
 // Lengths [F, rows] that are not negative and the ids that they promise, of either width.
 // Fills `group` but for its weights.
-Status read_jagged(std::string_view field, const SparseFeaturesView& message, std::int64_t F,
+Status read_jagged(const GroupNames& names, const SparseFeaturesView& message, std::int64_t F,
                    std::int64_t rows, std::string_view meaning, JaggedView& group);
 
 // Sum over the features of `group`.

@@ -16,14 +16,14 @@ Status refuse_filled(std::string_view field, std::size_t bytes, std::int32_t num
                               "), expected an empty message: no model here uses it"));
 }
 
-Status refuse_bytes_without_features(std::string_view field, const SparseFeaturesView& message) {
-  const std::pair<const char*, Bytes> parts[] = {{"lengths", message.lengths},
-                                                 {"values", message.values},
-                                                 {"weights", message.weights},
-                                                 {"values_int64", message.values_int64}};
+Status refuse_bytes_without_features(const GroupNames& names, const SparseFeaturesView& message) {
+  const std::pair<std::string_view, Bytes> parts[] = {{names.lengths, message.lengths},
+                                                      {names.values, message.values},
+                                                      {names.weights, message.weights},
+                                                      {names.values_int64, message.values_int64}};
   for (const auto& [name, bytes] : parts) {
     if (!bytes.empty()) {
-      return Status::invalid(text(field, ".", name, " has ", bytes.size(),
+      return Status::invalid(text(name, " has ", bytes.size(),
                                   " bytes, expected 0: num_features is 0"));
     }
   }
@@ -37,15 +37,15 @@ RequestDecoder::RequestDecoder(const InputSchema& schema, RequestLimits limits, 
       shares_rows_(shares_rows),
       dense_names_(schema.dense_features),
       nan_is_missing_(schema.dense_may_be_missing),
-      plain_{"id_list_features", false, schema.group(Group::kIdList)},
-      scored_{"id_score_list_features", true, schema.group(Group::kIdScoreList)} {
+      plain_{false, schema.group(Group::kIdList)},
+      scored_{true, schema.group(Group::kIdScoreList)} {
   for (std::size_t i = 0; i < plain_.features.size(); ++i) {
     plain_position_[plain_.features[i].name] = i;
   }
 }
 
 Status RequestDecoder::decode(const PredictionRequestView& message,
-                              DecodedRequest& request) const {
+                              DecodedRequest& request, const FieldNames& names) const {
   const std::int64_t B = message.batch_size;
   if (B <= 0) return Status::invalid(text("batch_size is ", B, ", expected at least 1"));
   if (B > limits_.max_samples) {
@@ -59,17 +59,17 @@ Status RequestDecoder::decode(const PredictionRequestView& message,
   if (status.ok()) {
     status = refuse_filled("unary_features", unary.message_bytes, unary.num_features);
   }
-  if (status.ok()) status = decode_dense(message.float_features, B, request);
+  if (status.ok()) status = decode_dense(message.float_features, B, names.dense, request);
   Given given;
   const bool shared = message.shared_features.present;
   if (status.ok()) {
     status = shared ? decode_given(message, B, given)
-                    : decode_group(plain_, message.id_list_features,
+                    : decode_group(plain_, names.plain, message.id_list_features,
                                    static_cast<std::int64_t>(plain_.features.size()), B,
                                    request.id_list);
   }
   if (status.ok()) {
-    status = decode_group(scored_, message.id_score_list_features,
+    status = decode_group(scored_, names.scored, message.id_score_list_features,
                           static_cast<std::int64_t>(scored_.features.size()), B,
                           request.id_score_list);
   }
@@ -85,21 +85,21 @@ Status RequestDecoder::decode(const PredictionRequestView& message,
         text("the request has ", request.ids, " ids, the limit is ", limits_.max_ids));
   }
   status = shared ? join(given, B, request)
-                  : check_ids(plain_, B, request.id_list, request.out_of_range_ids);
+                  : check_ids(plain_, names.plain.group, B, request.id_list, request.out_of_range_ids);
   if (status.ok()) {
-    status = check_ids(scored_, B, request.id_score_list, request.out_of_range_ids);
+    status = check_ids(scored_, names.scored.group, B, request.id_score_list, request.out_of_range_ids);
   }
   return status;
 }
 
 Status RequestDecoder::decode_dense(const FloatFeaturesView& message, std::int64_t B,
-                                    DecodedRequest& request) const {
+                                    std::string_view name, DecodedRequest& request) const {
   const auto F = static_cast<std::int64_t>(dense_names_.size());
   if (message.num_features != F) {
     return Status::invalid(
         text("float_features.num_features is ", message.num_features, ", the model has ", F));
   }
-  if (Status status = check_size("float_features", "values", message.values, B * F, 4, "float32",
+  if (Status status = check_size(name, message.values, B * F, 4, "float32",
                                  "batch_size * num_features");
       !status.ok()) {
     return status;
@@ -108,7 +108,7 @@ Status RequestDecoder::decode_dense(const FloatFeaturesView& message, std::int64
   if (bad >= 0) {
     const auto column = static_cast<std::size_t>(bad % F);
     return Status::invalid(text(
-        "float_features.values: feature '", dense_names_[column], "', row ", bad / F, " is ",
+        name, ": feature '", dense_names_[column], "', row ", bad / F, " is ",
         load<float>(message.values.data(), static_cast<std::size_t>(bad)), ", expected ",
         nan_is_missing_ ? "only NaN (missing) or a finite number" : "a finite number"));
   }
@@ -116,28 +116,29 @@ Status RequestDecoder::decode_dense(const FloatFeaturesView& message, std::int64
   return {};
 }
 
-Status RequestDecoder::decode_group(const GroupRules& rules, const SparseFeaturesView& message,
-                                    std::int64_t F, std::int64_t B, JaggedView& group) const {
+Status RequestDecoder::decode_group(const GroupRules& rules, const GroupNames& names,
+                                    const SparseFeaturesView& message, std::int64_t F,
+                                    std::int64_t B, JaggedView& group) const {
   if (message.num_features != F) {
-    return Status::invalid(text(rules.field, ".num_features is ", message.num_features,
+    return Status::invalid(text(names.num_features, " is ", message.num_features,
                                 ", expected ", F));
   }
   if (F == 0) {
     group = JaggedView{};
-    return refuse_bytes_without_features(rules.field, message);
+    return refuse_bytes_without_features(names, message);
   }
   if (Status status =
-          read_jagged(rules.field, message, F, B, "num_features * batch_size", group);
+          read_jagged(names, message, F, B, "num_features * batch_size", group);
       !status.ok()) {
     return status;
   }
   group.weights = {};
   if (!rules.weighted) {
     if (message.weights.empty()) return {};
-    return Status::invalid(text(rules.field, ".weights has ", message.weights.size(),
+    return Status::invalid(text(names.weights, " has ", message.weights.size(),
                                 " bytes, expected 0: these features have no weights"));
   }
-  if (Status status = check_size(rules.field, "weights", message.weights,
+  if (Status status = check_size(names.weights, message.weights,
                                  total_ids(group), 4, "float32", "sum(lengths)");
       !status.ok()) {
     return status;
@@ -145,7 +146,7 @@ Status RequestDecoder::decode_group(const GroupRules& rules, const SparseFeature
   const std::ptrdiff_t bad = first_not_finite(message.weights, /*nan_passes=*/false);
   if (bad >= 0) {
     return Status::invalid(
-        text(rules.field, ".weights[", bad, "] is ",
+        text(names.weights, "[", bad, "] is ",
              load<float>(message.weights.data(), static_cast<std::size_t>(bad)),
              ", expected a finite number"));
   }
@@ -161,7 +162,7 @@ Status RequestDecoder::decode_given(const PredictionRequestView& message, std::i
   }
   const auto own_features =
       static_cast<std::int64_t>(plain_.features.size() - given.shared.positions.size());
-  if (Status status = decode_group(plain_, message.id_list_features, own_features, B, given.own);
+  if (Status status = decode_group(plain_, kPredictNames.plain, message.id_list_features, own_features, B, given.own);
       !status.ok()) {
     return status;
   }
@@ -219,7 +220,7 @@ Status RequestDecoder::join(const Given& given, std::int64_t B, DecodedRequest& 
   for (std::size_t f = 0, own = 0; f < F; ++f) {
     if (flags[f] != 0) continue;
     range.ids = static_cast<std::size_t>(given.own.ids[own++]);
-    if (Status status = check_feature(plain_.field, plain_.features[f], given.own, range,
+    if (Status status = check_feature(kPredictNames.plain.group, plain_.features[f], given.own, range,
                                       request.out_of_range_ids);
         !status.ok()) {
       return status;
@@ -230,7 +231,7 @@ Status RequestDecoder::join(const Given& given, std::int64_t B, DecodedRequest& 
   range = {};
   for (std::size_t s = 0; s < given.shared.positions.size(); ++s) {
     range.ids = static_cast<std::size_t>(given.shared.features.ids[s]);
-    if (Status status = check_feature("shared_features.features",
+    if (Status status = check_feature(kSharedNames.group,
                                       plain_.features[given.shared.positions[s]],
                                       given.shared.features, range, request.out_of_range_ids);
         !status.ok()) {
@@ -247,15 +248,16 @@ Status RequestDecoder::join(const Given& given, std::int64_t B, DecodedRequest& 
   spread_shared(given.own, given.shared, F, B, request.joined, request.id_list);
   // Counted as they will be looked up.
   request.out_of_range_ids = 0;
-  return check_ids(plain_, B, request.id_list, request.out_of_range_ids);
+  return check_ids(plain_, kPredictNames.plain.group, B, request.id_list, request.out_of_range_ids);
 }
 
-Status RequestDecoder::check_ids(const GroupRules& rules, std::int64_t B, const JaggedView& group,
+Status RequestDecoder::check_ids(const GroupRules& rules, std::string_view group_name,
+                                 std::int64_t B, const JaggedView& group,
                                  std::int64_t& out_of_range) const {
   FeatureRange range;
   for (std::size_t f = 0; f < rules.features.size(); ++f) {
     range.ids = static_cast<std::size_t>(group.ids[f]);
-    if (Status status = check_feature(rules.field, rules.features[f], group, range, out_of_range);
+    if (Status status = check_feature(group_name, rules.features[f], group, range, out_of_range);
         !status.ok()) {
       return status;
     }

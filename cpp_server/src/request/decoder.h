@@ -12,6 +12,7 @@
 
 #include "common/status.h"
 #include "package/schema.h"
+#include "request/field_names.h"
 #include "request/request.h"
 #include "request/shared.h"
 #include "request/wire.h"
@@ -32,21 +33,22 @@ class RequestDecoder {
   RequestDecoder(const InputSchema& schema, RequestLimits limits, bool shares_rows = false);
 
   // Checks `message` and fills `request`, whose memory is reused. On a refusal `request` is
-  // left in no particular state.
-  Status decode(const PredictionRequestView& message, DecodedRequest& request) const;
+  // left in no particular state. `names` is how the client knows what it sent.
+  Status decode(const PredictionRequestView& message, DecodedRequest& request,
+                const FieldNames& names = kPredictNames) const;
 
  private:
   // One group's features, by position.
   struct GroupRules {
-    std::string field;
     bool weighted = false;
     std::vector<FeatureSpec> features;
   };
 
-  Status decode_dense(const FloatFeaturesView& message, std::int64_t B,
+  Status decode_dense(const FloatFeaturesView& message, std::int64_t B, std::string_view name,
                       DecodedRequest& request) const;
-  Status decode_group(const GroupRules& rules, const SparseFeaturesView& message,
-                      std::int64_t F, std::int64_t B, JaggedView& group) const;
+  Status decode_group(const GroupRules& rules, const GroupNames& names,
+                      const SparseFeaturesView& message, std::int64_t F, std::int64_t B,
+                      JaggedView& group) const;
   // The id_list features of a message with shared ones as they came; join or spread follows.
   struct Given {
     JaggedView own;
@@ -56,8 +58,8 @@ class RequestDecoder {
   Status decode_given(const PredictionRequestView& message, std::int64_t B, Given& given) const;
   // Checks what was given, id by id, and fills request.id_list.
   Status join(const Given& given, std::int64_t B, DecodedRequest& request) const;
-  Status check_ids(const GroupRules& rules, std::int64_t B, const JaggedView& group,
-                   std::int64_t& out_of_range) const;
+  Status check_ids(const GroupRules& rules, std::string_view group_name, std::int64_t B,
+                   const JaggedView& group, std::int64_t& out_of_range) const;
 
   RequestLimits limits_;
   bool shares_rows_;

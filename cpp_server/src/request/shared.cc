@@ -69,13 +69,13 @@ Status decode_shared(const SharedFeaturesView& message,
                                 message.features.weights.size(),
                                 " bytes, expected 0: these features have no weights"));
   }
-  if (Status status = read_jagged("shared_features.features", message.features, S, R,
+  if (Status status = read_jagged(kSharedNames, message.features, S, R,
                                   "len(names) * num_rows", shared.features);
       !status.ok()) {
     return status;
   }
   shared.row_index = message.row_index;
-  if (Status status = check_size("shared_features", "row_index", shared.row_index, B, 4, "int32",
+  if (Status status = check_size("shared_features.row_index", shared.row_index, B, 4, "int32",
                                  "batch_size");
       !status.ok()) {
     return status;

@@ -1,43 +1,10 @@
 #include "request/wire.h"
 
-#include <cstring>
-
-#include "request/utf8.h"
 #include "request/wire_reader.h"
+#include "request/wire_writer.h"
 
 namespace tessera {
 namespace {
-
-bool read_int32(WireReader& reader, std::int32_t& value) {
-  std::uint64_t wide = 0;
-  if (!reader.varint(wide)) return false;
-  value = static_cast<std::int32_t>(static_cast<std::uint32_t>(wide));
-  return true;
-}
-
-bool read_string(WireReader& reader, std::string_view& value) {
-  Bytes bytes;
-  if (!reader.bytes(bytes)) return false;
-  value = {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-  return is_utf8(value);
-}
-
-// Calls handle(reader, tag, handled) for every field and skips those that it leaves.
-template <typename Handle>
-bool read_fields(WireReader reader, const Handle& handle) {
-  while (!reader.done()) {
-    Tag tag;
-    if (!reader.tag(tag)) return false;
-    bool handled = true;
-    if (!handle(reader, tag, handled)) return false;
-    if (!handled && !reader.skip(tag)) return false;
-  }
-  return true;
-}
-
-bool is(Tag tag, std::uint32_t field, WireType type) {
-  return tag.field == field && tag.type == type;
-}
 
 bool read_float_features(WireReader& outer, FloatFeaturesView& view) {
   Bytes message;
@@ -86,52 +53,6 @@ bool read_shared_features(WireReader& outer, SharedFeaturesView& view) {
 }
 
 // ---- writing ----
-
-std::size_t varint_bytes(std::uint64_t value) {
-  std::size_t count = 1;
-  for (; value >= 0x80; value >>= 7) ++count;
-  return count;
-}
-
-class WireWriter {
- public:
-  explicit WireWriter(std::byte* out) : at_(out) {}
-
-  void varint(std::uint64_t value) {
-    for (; value >= 0x80; value >>= 7) *at_++ = static_cast<std::byte>(value | 0x80);
-    *at_++ = static_cast<std::byte>(value);
-  }
-
-  void tag(std::uint32_t field, WireType type) {
-    varint(std::uint64_t{field} << 3 | static_cast<std::uint64_t>(type));
-  }
-
-  void raw(const void* data, std::size_t bytes) {
-    if (bytes > 0) std::memcpy(at_, data, bytes);
-    at_ += bytes;
-  }
-
- private:
-  std::byte* at_;
-};
-
-std::size_t tag_bytes(std::uint32_t field) { return varint_bytes(std::uint64_t{field} << 3); }
-
-std::size_t delimited_bytes(std::uint32_t field, std::size_t content) {
-  return tag_bytes(field) + varint_bytes(content) + content;
-}
-
-// proto3 leaves out fields that have their default.
-std::size_t optional_bytes(std::uint32_t field, std::size_t content) {
-  return content == 0 ? 0 : delimited_bytes(field, content);
-}
-
-void write_string(WireWriter& writer, std::uint32_t field, std::string_view value) {
-  if (value.empty()) return;
-  writer.tag(field, WireType::kBytes);
-  writer.varint(value.size());
-  writer.raw(value.data(), value.size());
-}
 
 // FloatVec { repeated float data = 1 [packed] }
 std::size_t vector_bytes(const OutputView& output) {

@@ -1,4 +1,4 @@
-// The cursor under wire.cc's reader: tags, varints and length-delimited fields.
+// The cursor under the readers of messages: tags, varints and length-delimited fields.
 //
 // Contract: borrows the bytes; a false return means that the message is malformed, and the
 // cursor must not be used further.
@@ -7,7 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string_view>
 
+#include "request/utf8.h"
 #include "request/wire.h"
 
 namespace tessera {
@@ -51,6 +53,14 @@ class WireReader {
       if (byte < 0x80) return true;
     }
     return false;
+  }
+
+  // The next `count` bytes.
+  bool fixed(std::size_t count, Bytes& value) {
+    if (static_cast<std::size_t>(end_ - at_) < count) return false;
+    value = {at_, count};
+    at_ += count;
+    return true;
   }
 
   bool bytes(Bytes& value) {
@@ -106,5 +116,36 @@ class WireReader {
   const std::byte* end_;
   int depth_;  // of messages and groups around the cursor
 };
+
+inline bool read_int32(WireReader& reader, std::int32_t& value) {
+  std::uint64_t wide = 0;
+  if (!reader.varint(wide)) return false;
+  value = static_cast<std::int32_t>(static_cast<std::uint32_t>(wide));
+  return true;
+}
+
+inline bool read_string(WireReader& reader, std::string_view& value) {
+  Bytes bytes;
+  if (!reader.bytes(bytes)) return false;
+  value = {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  return is_utf8(value);
+}
+
+// Calls handle(reader, tag, handled) for every field and skips those that it leaves.
+template <typename Handle>
+bool read_fields(WireReader reader, const Handle& handle) {
+  while (!reader.done()) {
+    Tag tag;
+    if (!reader.tag(tag)) return false;
+    bool handled = true;
+    if (!handle(reader, tag, handled)) return false;
+    if (!handled && !reader.skip(tag)) return false;
+  }
+  return true;
+}
+
+inline bool is(Tag tag, std::uint32_t field, WireType type) {
+  return tag.field == field && tag.type == type;
+}
 
 }  // namespace tessera

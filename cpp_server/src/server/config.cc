@@ -194,8 +194,9 @@ std::string usage() {
   ServerConfig config;
   std::string out =
       "usage: tessera-server --model [NAME=]MODEL.pt [flags]\n\n"
-      "Answer Predict calls over gRPC for one or more packages, until SIGTERM.\n\n"
-      "The gRPC port speaks predictor.Predictor, grpc.health.v1.Health and server reflection;\n"
+      "Answer requests for scores over gRPC for one or more packages, until SIGTERM.\n\n"
+      "The gRPC port speaks predictor.Predictor, inference.GRPCInferenceService (KServe's v2\n"
+      "protocol with Triton's extensions), grpc.health.v1.Health and server reflection;\n"
       "the HTTP port has /metrics (Prometheus), /healthz, /readyz and a status page at /. Log\n"
       "lines go to stderr; the line with \"event\": \"ready\" names both ports.\n\n"
       "SIGTERM or SIGINT: health turns NOT_SERVING at once, after --drain-propagation-ms new\n"

@@ -7,6 +7,7 @@
 #include <grpcpp/resource_quota.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <optional>
 #include <thread>
@@ -18,16 +19,17 @@
 #include "predictor.grpc.pb.h"
 #include "server/config.h"
 #include "server/connections.h"
+#include "server/grpc_status.h"
 #include "server/health_service.h"
+#include "server/kserve_service.h"
 
 namespace tessera {
 namespace {
 
-// Characters of a status message: it travels in a header, and may quote the client's text.
-constexpr std::size_t kMaxMessage = 1'000;
-// Calls that wait on each queue for a client: a burst of so many needs no turn of the queue.
+// Calls of each method that wait on each queue for a client: a burst of so many needs no turn of the
+// queue.
 constexpr int kWaitingCalls = 32;
-// Calls kept for reuse on each queue; a burst above it allocates and frees.
+// Calls of each method kept for reuse on each queue; a burst above it allocates and frees.
 constexpr std::size_t kKeptCalls = 1'024;
 // A call that holds a larger message, or has made more of it, gives that memory back instead of keeping it.
 constexpr std::size_t kKeptBytes = 256 * 1024;
@@ -38,7 +40,22 @@ constexpr int kCallsPerConnection = 1'000;
 // What gRPC may hold beside the messages that arrive: connections, calls, answers on their way.
 constexpr std::int64_t kNetworkBytes = 64 * 1024 * 1024;
 
-using Service = predictor::Predictor::WithRawMethod_Predict<predictor::Predictor::Service>;
+using PredictService = predictor::Predictor::WithRawMethod_Predict<predictor::Predictor::Service>;
+
+struct Services {
+  explicit Services(ServerFacts facts) : kserve(std::move(facts)) {}
+
+  PredictService predict;
+  KserveService kserve;
+};
+
+// What a call on a completion queue may be.
+enum class Method { kPredict, kModelInfer };
+constexpr Method kMethods[] = {Method::kPredict, Method::kModelInfer};
+
+std::unique_ptr<Protocol> make_protocol(Method method) {
+  return method == Method::kPredict ? make_predict_protocol() : make_infer_protocol();
+}
 
 TimePoint deadline_of(const grpc::ServerContext& context) {
   const gpr_timespec deadline = context.raw_deadline();
@@ -65,7 +82,10 @@ class Lane;
 // answer to gRPC.
 class GrpcCall final : public PredictCall {
  public:
-  GrpcCall(const PredictContext& context, Lane& lane) : PredictCall(context), lane_(lane) {}
+  GrpcCall(const PredictContext& context, Method method, Lane& lane)
+      : PredictCall(context, make_protocol(method)), method_(method), lane_(lane) {}
+
+  Method method() const { return method_; }
 
   // Waits for a client.
   void arm();
@@ -85,6 +105,7 @@ class GrpcCall final : public PredictCall {
   void refuse(const Status& status) override;
   bool release_request() override;
 
+  const Method method_;
   Lane& lane_;
   std::optional<grpc::ServerContext> context_;
   std::optional<grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>> writer_;
@@ -100,12 +121,14 @@ class GrpcCall final : public PredictCall {
 // A completion queue, its thread and its calls.
 class Lane {
  public:
-  Lane(const PredictContext& context, Service& service,
+  Lane(const PredictContext& context, Services& services,
        std::unique_ptr<grpc::ServerCompletionQueue> queue)
-      : context_(context), service_(service), queue_(std::move(queue)) {}
+      : context_(context), services_(services), queue_(std::move(queue)) {}
 
   void start() {
-    for (int i = 0; i < kWaitingCalls; ++i) take()->arm();
+    for (const Method method : kMethods) {
+      for (int i = 0; i < kWaitingCalls; ++i) take(method)->arm();
+    }
     thread_ = std::jthread([this] { run(); });
   }
 
@@ -122,19 +145,21 @@ class Lane {
     }
   }
 
-  Service& service() { return service_; }
+  Services& services() { return services_; }
   grpc::ServerCompletionQueue* queue() { return queue_.get(); }
 
-  GrpcCall* take() {
-    if (free_.empty()) return new GrpcCall(context_, *this);
-    GrpcCall* const call = free_.back().release();
-    free_.pop_back();
+  GrpcCall* take(Method method) {
+    auto& free = free_[static_cast<std::size_t>(method)];
+    if (free.empty()) return new GrpcCall(context_, method, *this);
+    GrpcCall* const call = free.back().release();
+    free.pop_back();
     return call;
   }
 
   void put(GrpcCall* call) {
     std::unique_ptr<GrpcCall> owned(call);
-    if (free_.size() < kKeptCalls) free_.push_back(std::move(owned));
+    auto& free = free_[static_cast<std::size_t>(call->method())];
+    if (free.size() < kKeptCalls) free.push_back(std::move(owned));
   }
 
   // A call came in, or has been answered.
@@ -166,10 +191,11 @@ class Lane {
   }
 
   const PredictContext& context_;
-  Service& service_;
+  Services& services_;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
-  std::vector<std::unique_ptr<GrpcCall>> free_;  // the lane's thread's
-  int in_work_ = 0;                              // the lane's thread's
+  // The lane's thread's, both.
+  std::array<std::vector<std::unique_ptr<GrpcCall>>, std::size(kMethods)> free_;
+  int in_work_ = 0;
   grpc::Alarm alarm_;
   Event looked_{[](void* target, bool ok) { static_cast<Lane*>(target)->on_look(ok); }, this};
   std::jthread thread_;
@@ -181,8 +207,14 @@ void GrpcCall::arm() {
   message_.Clear();
   cancelled.store(false, std::memory_order_relaxed);
   context_->AsyncNotifyWhenDone(&done_);
-  lane_.service().RequestPredict(&*context_, &message_, &*writer_, lane_.queue(), lane_.queue(),
-                                 &received_);
+  grpc::ServerCompletionQueue* const queue = lane_.queue();
+  if (method_ == Method::kPredict) {
+    lane_.services().predict.RequestPredict(&*context_, &message_, &*writer_, queue, queue,
+                                            &received_);
+  } else {
+    lane_.services().kserve.RequestModelInfer(&*context_, &message_, &*writer_, queue, queue,
+                                              &received_);
+  }
 }
 
 void GrpcCall::on_received(bool ok) {
@@ -191,7 +223,7 @@ void GrpcCall::on_received(bool ok) {
     return;
   }
   lane_.count(+1);
-  lane_.take()->arm();
+  lane_.take(method_)->arm();
   events_ = 2;  // done and sent
   deadline = deadline_of(*context_);
   // One piece, without a copy where it came as one.
@@ -236,35 +268,34 @@ void GrpcCall::send_reply() {
 }
 
 void GrpcCall::refuse(const Status& status) {
-  const grpc::Status refusal(static_cast<grpc::StatusCode>(status.code),
-                             status.message.substr(0, kMaxMessage));
+  const grpc::Status refusal = to_grpc(status);
   hand_over();
   writer_->FinishWithError(refusal, &sent_);
 }
 
 bool GrpcCall::release_request() {
-  if (content_.size() <= kKeptBytes && request.joined.bytes() <= kKeptBytes) return false;
+  if (content_.size() <= kKeptBytes && held_bytes() <= kKeptBytes) return false;
   content_ = grpc::Slice();
-  request = DecodedRequest();
+  free_memory();
   return true;
 }
 
 }  // namespace
 
 struct GrpcFront::State {
-  explicit State(const PredictContext& given)
-      : context(given), health(given.registry.names()) {}
+  State(const PredictContext& given, ServerFacts facts)
+      : context(given), services(std::move(facts)), health(given.registry.names()) {}
 
   const PredictContext& context;
-  Service service;
+  Services services;
   HealthService health;
   std::vector<std::unique_ptr<Lane>> lanes;
   std::unique_ptr<grpc::Server> server;
   int port = 0;
 };
 
-GrpcFront::GrpcFront(const PredictContext& context)
-    : state_(std::make_unique<State>(context)) {}
+GrpcFront::GrpcFront(const PredictContext& context, ServerFacts facts)
+    : state_(std::make_unique<State>(context, std::move(facts))) {}
 
 GrpcFront::~GrpcFront() {
   stop(Duration::zero());
@@ -298,7 +329,8 @@ int GrpcFront::start(const GrpcOptions& options) {
                                  : text(options.host, ":", options.port);
   int port = 0;
   builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
-  builder.RegisterService(&state_->service);
+  builder.RegisterService(&state_->services.predict);
+  builder.RegisterService(&state_->services.kserve);
   builder.RegisterService(&state_->health);
   builder.SetMaxReceiveMessageSize(options.max_message_bytes);
   builder.SetMaxSendMessageSize(options.max_message_bytes);
@@ -319,7 +351,7 @@ int GrpcFront::start(const GrpcOptions& options) {
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   for (int i = 0; i < options.threads; ++i) {
-    state_->lanes.push_back(std::make_unique<Lane>(state_->context, state_->service,
+    state_->lanes.push_back(std::make_unique<Lane>(state_->context, state_->services,
                                                    builder.AddCompletionQueue()));
   }
   state_->server = builder.BuildAndStart();

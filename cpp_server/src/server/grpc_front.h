@@ -14,6 +14,7 @@
 #include "common/clock.h"
 #include "server/log.h"
 #include "server/predict_service.h"
+#include "server/server_facts.h"
 
 namespace tessera {
 
@@ -27,8 +28,8 @@ struct GrpcOptions {
 
 class GrpcFront {
  public:
-  // `context` must outlive the front.
-  explicit GrpcFront(const PredictContext& context);
+  // `context`, and what `facts` refers to, must outlive the front.
+  GrpcFront(const PredictContext& context, ServerFacts facts);
   ~GrpcFront();
   GrpcFront(const GrpcFront&) = delete;
   GrpcFront& operator=(const GrpcFront&) = delete;

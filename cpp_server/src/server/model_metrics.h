@@ -40,11 +40,19 @@ class ModelMetrics {
   const std::string model;
   const std::string version;
 
-  void count_request(Code code, double duration_seconds) {
+  void count_request(Code code, Duration took) {
     for (std::size_t i = 0; i < kCountedCodes.size(); ++i) {
       if (kCountedCodes[i] == code) requests[i].fetch_add(1, std::memory_order_relaxed);
     }
-    duration.observe(duration_seconds);
+    duration.observe(seconds(took));
+    (code == Code::kOk ? answered_ns : failed_ns)
+        .fetch_add(static_cast<std::uint64_t>(took.count()), std::memory_order_relaxed);
+  }
+
+  // The samples of a request that is answered OK.
+  void count_answered(std::int64_t samples, TimePoint when) {
+    answered_samples.fetch_add(static_cast<std::uint64_t>(samples), std::memory_order_relaxed);
+    last_answer_ns.store(when.time_since_epoch().count(), std::memory_order_relaxed);
   }
 
   void count_rejected(RejectReason reason) {
@@ -96,6 +104,12 @@ class ModelMetrics {
   std::array<std::atomic<std::uint64_t>, kRejectReasons> rejected{};
   std::array<std::atomic<std::uint64_t>, kCutReasons> batches{};
   Histogram duration{kLatencyBuckets};
+  // The durations of requests that were answered OK, and of all others.
+  std::atomic<std::uint64_t> answered_ns = 0;
+  std::atomic<std::uint64_t> failed_ns = 0;
+  // Of those answered OK: their samples, and when (by the server's clock) the last was; 0: none yet.
+  std::atomic<std::uint64_t> answered_samples = 0;
+  std::atomic<std::int64_t> last_answer_ns = 0;
   std::array<Histogram, kStageNames.size()> stages{
       Histogram(kLatencyBuckets), Histogram(kLatencyBuckets), Histogram(kLatencyBuckets),
       Histogram(kLatencyBuckets), Histogram(kLatencyBuckets), Histogram(kLatencyBuckets),

@@ -20,24 +20,24 @@ void PredictCall::start(Bytes message) {
     fail({{Code::kUnavailable, "the server is draining"}, RejectReason::kDraining});
     return;
   }
-  if (!parse_request(message, view_)) {
-    fail({Status::invalid(text("the ", message.size(), " bytes are no PredictionRequest")),
+  if (!protocol_->parse(message)) {
+    fail({Status::invalid(
+              text("the ", message.size(), " bytes are no ", protocol_->message_name())),
           RejectReason::kInvalid});
     return;
   }
   Status status;
-  model_ = context_.registry.find(view_.model_name, view_.model_version, status);
+  model_ = context_.registry.find(protocol_->model_name(), protocol_->model_version(), status);
   if (model_ == nullptr) {
     fail({status, std::nullopt});
     return;
   }
-  status = model_->decoder().decode(view_, request);
+  status = protocol_->decode(*model_, began_, *this);
   if (!status.ok()) {
     fail({status, RejectReason::kInvalid});
     return;
   }
   if (!hold(message.size())) return;
-  priority = view_.priority;
   decode = context_.clock.now() - began_;
   model_->metrics().observe_stage(Stage::kDecode, seconds(decode));
   model_->submit(*this);
@@ -45,9 +45,9 @@ void PredictCall::start(Bytes message) {
 
 // Takes what the request will hold until its answer has left; otherwise it has been refused.
 bool PredictCall::hold(std::size_t message_bytes) {
-  std::int64_t bytes = kCallBytes + static_cast<std::int64_t>(message_bytes) +
-                       model_->answer_bytes(request.samples);
-  if (view_.shared_features.present) bytes += static_cast<std::int64_t>(request.joined.used_bytes());
+  const std::int64_t bytes =
+      kCallBytes + static_cast<std::int64_t>(message_bytes + protocol_->copied_bytes(request)) +
+      model_->answer_bytes(request.samples);
   ByteBudget& budget = context_.budget;
   if (bytes > budget.limit()) {
     fail({Status::invalid(text("the request takes ", bytes, " bytes in the server, the limit is ",
@@ -73,14 +73,15 @@ void PredictCall::answer(std::span<const OutputView> outputs, const StageTimings
                             .model_name = model_->name(),
                             .model_version = model_->version(),
                             .timings = timings};
-  const std::size_t bytes = response_bytes(parts);
-  write_response(parts, begin_reply(bytes));
+  const std::size_t bytes = protocol_->response_bytes(parts);
+  protocol_->write(parts, begin_reply(bytes));
   const TimePoint encoded = context_.clock.now();
   model_->metrics().observe_stage(Stage::kEncode, seconds(encoded - encoding));
   if (cancelled.load(std::memory_order_relaxed)) {
     count(ended_by_deadline(encoded, arrival, deadline) ? Code::kDeadlineExceeded : Code::kCancelled);
   } else {
     count(Code::kOk);
+    model_->metrics().count_answered(request.samples, encoded);
   }
   const std::int64_t left = kCallBytes + static_cast<std::int64_t>(bytes);
   if (release_request() && left < held_bytes_) {
@@ -101,7 +102,7 @@ void PredictCall::fail(const Refusal& refusal) {
 void PredictCall::count(Code code) {
   ModelMetrics& metrics = model_ == nullptr ? context_.unresolved : model_->metrics();
   const Duration took = context_.clock.now() - began_;
-  metrics.count_request(code, seconds(took));
+  metrics.count_request(code, took);
   if (context_.log.debugs()) {
     context_.log.debug(
         "request",

@@ -1,6 +1,7 @@
-// The Predict call between its bytes and its model, without gRPC: parse, find the model,
-// check, submit; and on the way back count and encode. Every call ends in exactly one count of
-// tessera_requests_total and, when it was refused, one of tessera_rejected_total.
+// A call for scores between its bytes and its model, without gRPC: parse, find the model,
+// check, submit; and on the way back count and encode. protocol.h has what differs between Predict
+// and ModelInfer. Every call ends in exactly one count of tessera_requests_total and, when it was
+// refused, one of tessera_rejected_total.
 //
 // Contract: start is called once per use of a PredictCall, from any thread, and does not
 // block; send_reply (after begin_reply) or refuse is called exactly once after it, from any
@@ -9,7 +10,9 @@
 
 #include <atomic>
 #include <cstddef>
+#include <memory>
 #include <span>
+#include <utility>
 
 #include "batching/pending.h"
 #include "common/clock.h"
@@ -18,6 +21,7 @@
 #include "server/gate.h"
 #include "server/log.h"
 #include "server/model_metrics.h"
+#include "server/protocol.h"
 #include "server/registry.h"
 
 namespace tessera {
@@ -34,7 +38,8 @@ struct PredictContext {
 
 class PredictCall : public PendingRequest {
  public:
-  explicit PredictCall(const PredictContext& context) : context_(context) {}
+  PredictCall(const PredictContext& context, std::unique_ptr<Protocol> protocol)
+      : context_(context), protocol_(std::move(protocol)) {}
 
  protected:
   // Answers `message`, which must live until send_reply or refuse. `deadline` of the base
@@ -50,6 +55,13 @@ class PredictCall : public PendingRequest {
   // back, as it does with what is large: a client may take its time to read the answer.
   virtual bool release_request() = 0;
 
+  // Memory that the call has for what it makes of messages, and an end of it; for release_request.
+  std::size_t held_bytes() const { return request.joined.bytes() + protocol_->held_bytes(); }
+  void free_memory() {
+    request = DecodedRequest();
+    protocol_->free_memory();
+  }
+
   // To be called by the transport as the last thing before the answer is on its way.
   void hand_over();
 
@@ -63,6 +75,7 @@ class PredictCall : public PendingRequest {
   bool hold(std::size_t message_bytes);
 
   const PredictContext& context_;
+  const std::unique_ptr<Protocol> protocol_;
   bool inside_ = false;
   std::int64_t held_bytes_ = 0;  // of the budget
   // Set last by whoever answers, taken first when the answer has left. The transport orders
@@ -70,7 +83,6 @@ class PredictCall : public PendingRequest {
   std::atomic<bool> handed_over_ = false;
   TimePoint began_{};
   ServedModel* model_ = nullptr;
-  PredictionRequestView view_;
 };
 
 }  // namespace tessera

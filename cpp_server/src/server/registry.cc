@@ -20,15 +20,14 @@ ServedModel* Registry::find(std::string_view name, std::string_view version,
                             Status& status) const {
   std::size_t index = 0;
   if (!name.empty()) {
-    const auto found = std::find(names_.begin(), names_.end(), name);
-    if (found == names_.end()) {
+    index = this->index(name);
+    if (index == names_.size()) {
       std::string known;
       for (const std::string& have : names_) known += (known.empty() ? "'" : ", '") + have + "'";
       status = {Code::kNotFound,
                 text("model_name '", name, "' is unknown; this server has ", known)};
       return nullptr;
     }
-    index = static_cast<std::size_t>(found - names_.begin());
   }
   ServedModel* const model = slots_[index].model.load(std::memory_order_acquire);
   if (model == nullptr) {
@@ -42,6 +41,10 @@ ServedModel* Registry::find(std::string_view name, std::string_view version,
     return nullptr;
   }
   return model;
+}
+
+std::size_t Registry::index(std::string_view name) const {
+  return static_cast<std::size_t>(std::find(names_.begin(), names_.end(), name) - names_.begin());
 }
 
 std::vector<ServedModel*> Registry::loaded() const {

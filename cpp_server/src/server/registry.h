@@ -30,6 +30,9 @@ class Registry {
   // whichever is loaded. Null: `status` says why (NOT_FOUND, or UNAVAILABLE while it loads).
   ServedModel* find(std::string_view name, std::string_view version, Status& status) const;
 
+  // The place of `name` among the names; their number where it is none of them.
+  std::size_t index(std::string_view name) const;
+
   // The models that answer.
   std::vector<ServedModel*> loaded() const;
 

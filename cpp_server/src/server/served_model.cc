@@ -69,6 +69,7 @@ ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config,
       threads_per_worker_(config.threads_per_worker),
       niceness_(config.worker_niceness),
       decoder_(package_.manifest.schema, config.request_limits, package_.runner->shares_rows()),
+      infer_decoder_(package_.manifest.schema, config.request_limits),
       sample_answer_bytes_(bytes_per_sample(package_.manifest.schema)),
       plan_(plan_workers(config, package_.manifest.device == "cpu", available_cpus())),
       queue_(config.queue_limits, shared(config.batch_limits, plan_), clock) {

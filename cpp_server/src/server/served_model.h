@@ -15,6 +15,7 @@
 #include "batching/executor.h"
 #include "model/loader.h"
 #include "request/decoder.h"
+#include "request/infer_decoder.h"
 #include "server/config.h"
 #include "server/log.h"
 #include "server/model_metrics.h"
@@ -33,6 +34,9 @@ class ServedModel final : private ExecutionObserver {
   const std::string& name() const { return metrics_.model; }
   const std::string& version() const { return metrics_.version; }
   const RequestDecoder& decoder() const { return decoder_; }
+  const InferDecoder& infer_decoder() const { return infer_decoder_; }
+  const Manifest& manifest() const { return package_.manifest; }
+  const WorkerPlan& plan() const { return plan_; }
   ModelMetrics& metrics() const { return metrics_; }
 
   // Bytes of the scores of so many samples.
@@ -62,6 +66,7 @@ class ServedModel final : private ExecutionObserver {
   const int threads_per_worker_;
   const int niceness_;
   const RequestDecoder decoder_;
+  const InferDecoder infer_decoder_;
   const std::int64_t sample_answer_bytes_;
   const WorkerPlan plan_;
   BatchQueue queue_;

@@ -73,7 +73,7 @@ Server::Server(const ServerConfig& config, const Log& log)
       metrics_(all_metrics(), unresolved_, kVersion),
       board_(all_metrics(), clock_),
       context_{registry_, unresolved_, gate_, budget_, clock_, log},
-      grpc_(context_) {}
+      grpc_(context_, {registry_, config, clock_, kVersion, [this] { return draining_.load(); }}) {}
 
 Server::~Server() { close(); }
 
