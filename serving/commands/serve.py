@@ -1,9 +1,10 @@
-"""Answer Predict calls over gRPC for one or more packages, until SIGTERM.
+"""Score samples over gRPC for one or more packages, until SIGTERM.
 
     tessera serve --model MODEL.pt --port 50051 --http-port 8002
 
-The gRPC port speaks predictor.Predictor, grpc.health.v1.Health and server reflection; the HTTP
-port has /metrics (Prometheus), /healthz, /readyz and a status page at /.  Log lines go to
+The gRPC port speaks predictor.Predictor, KServe v2 with Triton's extensions
+(inference.GRPCInferenceService, docs/kserve.md), grpc.health.v1.Health and server reflection; the
+HTTP port has /metrics (Prometheus), /healthz, /readyz and a status page at /.  Log lines go to
 stderr, one JSON object per line; the line with "event": "ready" names both ports.
 
 SIGTERM or SIGINT: health turns NOT_SERVING at once, after --drain-propagation-ms new calls get

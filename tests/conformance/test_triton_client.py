@@ -1,6 +1,7 @@
 """NVIDIA's own client against both servers, and its messages against ours."""
 
 import json
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.skipif(
     find_spec("tritonclient") is None, reason="tritonclient is not installed (make install-dev)"
 )
 
+PAGE = Path(__file__).parents[2] / "docs" / "kserve.md"
 PROGRAM = Path(__file__).with_name("triton_client.py")
 
 
@@ -73,3 +75,32 @@ def test_every_call_of_the_client(server, drawn):
         "model_name 'nobody' is unknown; this server has 'ranker', 'second'",
     ]
     assert told["unknown_call"] == "StatusCode.UNIMPLEMENTED"
+
+
+def test_the_examples_of_the_page(server, package, drawn, tmp_path):
+    """docs/kserve.md: a request, and requests for perf_analyzer."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    request, file = (block for block in blocks if "import" in block)
+
+    def run(code):
+        code = code.replace("127.0.0.1:50051", server.address).replace("model.pt", str(package))
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=TIMEOUT_S,
+        ).stdout
+
+    assert re.fullmatch(r"\[\S+ +\S+\]\n", run(request))
+    run(file)
+    made = json.loads((tmp_path / "requests.json").read_text())["data"]
+    assert len(made) == 50
+    wanted = {name: shape for name, _, shape, _ in tensors_of(drawn.samples(2))}
+    for one in made:
+        assert one.keys() == wanted.keys()
+        for name in ("float_features", "id_list_features_lengths"):
+            assert one[name]["shape"] == wanted[name]
+        for part in one.values():
+            assert len(part["content"]) == np.prod(part["shape"])
