@@ -79,16 +79,6 @@ class GRPCInferenceServiceStub(object):
                 request_serializer=inference__pb2.RepositoryIndexRequest.SerializeToString,
                 response_deserializer=inference__pb2.RepositoryIndexResponse.FromString,
                 _registered_method=True)
-        self.RepositoryModelLoad = channel.unary_unary(
-                '/inference.GRPCInferenceService/RepositoryModelLoad',
-                request_serializer=inference__pb2.RepositoryModelLoadRequest.SerializeToString,
-                response_deserializer=inference__pb2.RepositoryModelLoadResponse.FromString,
-                _registered_method=True)
-        self.RepositoryModelUnload = channel.unary_unary(
-                '/inference.GRPCInferenceService/RepositoryModelUnload',
-                request_serializer=inference__pb2.RepositoryModelUnloadRequest.SerializeToString,
-                response_deserializer=inference__pb2.RepositoryModelUnloadResponse.FromString,
-                _registered_method=True)
 
 
 class GRPCInferenceServiceServicer(object):
@@ -150,19 +140,6 @@ class GRPCInferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def RepositoryModelLoad(self, request, context):
-        """Both need a server that was started with --model-control explicit.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def RepositoryModelUnload(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_GRPCInferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -210,16 +187,6 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
                     servicer.RepositoryIndex,
                     request_deserializer=inference__pb2.RepositoryIndexRequest.FromString,
                     response_serializer=inference__pb2.RepositoryIndexResponse.SerializeToString,
-            ),
-            'RepositoryModelLoad': grpc.unary_unary_rpc_method_handler(
-                    servicer.RepositoryModelLoad,
-                    request_deserializer=inference__pb2.RepositoryModelLoadRequest.FromString,
-                    response_serializer=inference__pb2.RepositoryModelLoadResponse.SerializeToString,
-            ),
-            'RepositoryModelUnload': grpc.unary_unary_rpc_method_handler(
-                    servicer.RepositoryModelUnload,
-                    request_deserializer=inference__pb2.RepositoryModelUnloadRequest.FromString,
-                    response_serializer=inference__pb2.RepositoryModelUnloadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -465,60 +432,6 @@ class GRPCInferenceService(object):
             '/inference.GRPCInferenceService/RepositoryIndex',
             inference__pb2.RepositoryIndexRequest.SerializeToString,
             inference__pb2.RepositoryIndexResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RepositoryModelLoad(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/inference.GRPCInferenceService/RepositoryModelLoad',
-            inference__pb2.RepositoryModelLoadRequest.SerializeToString,
-            inference__pb2.RepositoryModelLoadResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RepositoryModelUnload(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/inference.GRPCInferenceService/RepositoryModelUnload',
-            inference__pb2.RepositoryModelUnloadRequest.SerializeToString,
-            inference__pb2.RepositoryModelUnloadResponse.FromString,
             options,
             channel_credentials,
             insecure,

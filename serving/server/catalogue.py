@@ -22,7 +22,7 @@ from tessera.serving.server.workers import internal_error
 
 _PLATFORM = "pytorch_torchscript"
 _BACKEND = "tessera"
-_EXTENSIONS = ("model_configuration", "model_repository", "schedule_policy", "statistics")
+_EXTENSIONS = ("model_configuration", "schedule_policy", "statistics")
 
 
 class Catalogue:

@@ -23,9 +23,7 @@ using Metadata = Service::WithRawCallbackMethod_ServerLive<Service::WithRawCallb
         Service::WithRawCallbackMethod_ModelMetadata<Base>>>>>;
 template <typename Base>
 using Extensions = Service::WithRawCallbackMethod_ModelConfig<
-    Service::WithRawCallbackMethod_ModelStatistics<Service::WithRawCallbackMethod_RepositoryIndex<
-        Service::WithRawCallbackMethod_RepositoryModelLoad<
-            Service::WithRawCallbackMethod_RepositoryModelUnload<Base>>>>>;
+    Service::WithRawCallbackMethod_ModelStatistics<Service::WithRawCallbackMethod_RepositoryIndex<Base>>>;
 using Methods = Service::WithRawMethod_ModelInfer<Metadata<Extensions<Service::Service>>>;
 
 }  // namespace kserve
