@@ -73,6 +73,8 @@ _COLUMNS_PER_THREAD = {
     WeightType.INT4: 16,
     WeightType.BLOCK_INT8: 16,
 }
+_BLOCK_THREADS = 128
+_BLOCK_PARTS = 2048
 
 
 def launch_hint(plan: Tensor) -> int:
@@ -83,21 +85,25 @@ def launch_hint(plan: Tensor) -> int:
     scale per table or none; 2 the same with float16 scales per row or few rows; 3 the same with
     books of scales.  Bits 16 to 23: that weight type.  Bit 24: all features are summed and have
     one width, which fills the threads of bits 0 to 7, a power of two.  Bit 25: not every id is a
-    row, clamped.
+    row, clamped.  Bit 26: a row of every feature is read by as many threads.  Bits 32 to 59: what
+    a bag of every feature takes of a block of 128 threads that holds whole groups, in 2048ths.
     """
     columns = plan.tolist()
-    widest = max(-(-row[3] // _COLUMNS_PER_THREAD[WeightType(row[4])]) for row in columns)
-    lanes = min(int(widest), 32)
+    shares = [-(-row[3] // _COLUMNS_PER_THREAD[WeightType(row[4])]) for row in columns]
+    lanes = min(max(shares), 32)
+    groups = [_BLOCK_THREADS // min(count, _BLOCK_THREADS) for count in shares]
+    parts = sum(-(-_BLOCK_PARTS // count) for count in groups)
+    hint = int(lanes | (len(set(shares)) == 1) << 26 | min(parts, 2**28 - 1) << 32)
     weight_types = {row[4] for row in columns}
     kinds = set.intersection(*(_kinds(row) for row in columns))
     if len(weight_types) > 1 or not kinds:
-        return lanes
+        return hint
     weight_type = weight_types.pop()
     width = lanes * _COLUMNS_PER_THREAD[WeightType(weight_type)]
     one_width = all(row[3] == width and row[9] == Pooling.SUM for row in columns)
     exact = one_width and lanes & (lanes - 1) == 0
     rows = all(row[10] == IdRule.NONE and row[11] == OutOfRange.CLAMP for row in columns)
-    return int(lanes | min(kinds) << 8 | weight_type << 16 | exact << 24 | (not rows) << 25)
+    return int(hint | min(kinds) << 8 | weight_type << 16 | exact << 24 | (not rows) << 25)
 
 
 def _kinds(row: list[int]) -> set[int]:

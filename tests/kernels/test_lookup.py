@@ -164,6 +164,7 @@ ALIKE = [
     (WeightType.INT4, 0),
     (WeightType.INT4, 32),
     (WeightType.BLOCK_INT8, 0),
+    (WeightType.FLOAT8, 0),
     (WeightType.FLOAT16, 0),
     (WeightType.FLOAT32, 0),
 ]
@@ -173,7 +174,7 @@ ALIKE = [
 @given(
     kind=st.sampled_from(ALIKE),
     told=st.sampled_from(ALIKE),
-    dims=st.lists(st.sampled_from([8, 64, 100, 128, 600]), min_size=1, max_size=3),
+    dims=st.lists(st.sampled_from([4, 8, 36, 64, 96, 100, 128, 600]), min_size=1, max_size=3),
     batch=st.integers(1, 40),
     most=st.sampled_from([1, 4, 30]),
     wide=st.booleans(),
