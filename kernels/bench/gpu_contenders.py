@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tessera.kernels import ops
 from tessera.kernels.tables import (
+    DEFAULT_ROW_ALIGNMENT_BYTES,
     FeatureLookup,
     TableRows,
     WeightType,
@@ -72,11 +73,13 @@ class Layout:
         scale_shift: rows that share a scale, as a power of two.
         beside: a row's scale behind its bytes instead of in an array of its own.
         blocks: in the rows, a code per 16 columns: the same bytes read as BLOCK_INT8.
+        row_alignment: bytes that rows start on multiples of.
     """
 
     scale_shift: int = 0
     beside: bool = False
     blocks: bool = False
+    row_alignment: int = DEFAULT_ROW_ALIGNMENT_BYTES
 
     @property
     def row_scale(self) -> bool:
@@ -130,7 +133,9 @@ def our_tables(
                 scale_shift=scale_shift if header else 0,
             )
         )
-    packed = pack_tables(converted, scale_beside=layout.beside)
+    packed = pack_tables(
+        converted, scale_beside=layout.beside, row_alignment=layout.row_alignment
+    )
     features, column = [], 0
     for place, dim, ids in zip(packed.places, shape.dims, shape.ids, strict=True):
         features.append(FeatureLookup(table=place, out_column=column, expected_ids=ids))

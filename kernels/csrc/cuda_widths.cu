@@ -10,6 +10,8 @@ namespace {
 
 constexpr int64_t kMostBlocks = 0x7fffffff;
 
+constexpr int64_t kNarrowLanes = 2;
+
 using WidthsKernel = void (*)(CudaLookup, int, bool);
 
 template <int64_t T, Scales S>
@@ -70,6 +72,10 @@ bool launch_widths(const CudaLookup& job, int multiprocessors, cudaStream_t stre
   const int64_t resident = static_cast<int64_t>(multiprocessors) * kExpressBlocks;
   const int64_t parts = block_parts(job);
   const int64_t blocks = job.batch * parts / kBlockParts;
+  // With a scale for each row of one or two shares, so many copies of 4 bytes are on their way that
+  // they crowd the ids out of the first cache: the kernel for any mixture, which has fewer rows in
+  // flight and leaves that cache more room, is 4 to 20% faster.
+  if (job.alike == Alike::kRowScale && job.lanes <= kNarrowLanes && blocks > resident) return false;
   int bags_per_group = job.ids <= 12 * bags ? kExpressBags : 1;
   while (bags_per_group > 1 && blocks < 2 * resident * bags_per_group) bags_per_group /= 2;
   const bool numbered = !job.one_share_count && job.features <= kMostSearched;
