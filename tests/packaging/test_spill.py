@@ -16,7 +16,7 @@ from tessera.serving.packaging import spill
 from tessera.serving.packaging.package import Origin, PackageOptions, make_servable, write_model
 from tessera.serving.packaging.spill import MappedPages, Spill, SpilledRoom
 from tessera.serving.packaging.stream import Draft
-from tessera.training.distributed.checkpoint_reader import Piece, SavedTensors
+from tessera.training.distributed.checkpoint.reader import Piece, SavedTensors
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from ranks import RankError, rank_device, run_on_ranks
 
-from tessera.training.distributed import comm
+from tessera.training.distributed.comm import nodes as comm
 from tessera.training.distributed.collective_utils import (
     invoke_on_rank_and_broadcast_result,
     is_leader,

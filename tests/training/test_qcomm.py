@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ranks import rank_device, run_on_ranks
 
 from tessera.training.distributed import comm_ops
-from tessera.training.distributed.comm_ops.transport import decode_pieces, encode_pieces
+from tessera.training.distributed.comm.transport import decode_pieces, encode_pieces
 from tessera.training.distributed.fbgemm_qcomm_codec import (
     CommType,
     QCommsConfig,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jagged_strategies import quick
 
 from tessera.training import KeyedJaggedTensor
-from tessera.training.distributed.fbgemm import import_training_tables
+from tessera.training.fbgemm import import_training_tables
 from tessera.training.sparse.exchange import permute_segments
 
 KEYS = ["a", "b"]
