@@ -49,8 +49,7 @@ class FactorizationMachine(nn.Module):
         """``[B, F + 1, D]`` to ``[B, 1]``: half of (square of the sum - sum of the squares)."""
         square_of_sum = vectors.sum(dim=1).square()
         sum_of_squares = vectors.square().sum(dim=1)
-        result: Tensor = 0.5 * (square_of_sum - sum_of_squares).sum(dim=1, keepdim=True)
-        return result
+        return (square_of_sum - sum_of_squares).sum(dim=1, keepdim=True).mul(0.5)
 
 
 class DeepFM(nn.Module):
