@@ -86,8 +86,9 @@ class DeepFM(nn.Module):
         """``[B, N]`` and the features' rows to logits ``[B, 1]``."""
         own: Tensor = self.dense_arch(dense)
         vectors = torch.cat([own.unsqueeze(1), self.sparse_arch(sparse)], dim=1)
-        logits: Tensor = self.over_arch(vectors.flatten(1))
-        return logits + self.fm(vectors) + self.first_order(dense, sparse)
+        deep = self.over_arch(vectors.flatten(1))
+        logits: Tensor = deep + self.fm(vectors) + self.first_order(dense, sparse)
+        return logits
 
 
 @architecture
