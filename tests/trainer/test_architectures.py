@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-from tiny_runs import write_criteo
 
 from tessera.cli import main
 from tessera.errors import UserError
@@ -17,6 +16,7 @@ from tessera.training.models.architectures.deepfm import FactorizationMachine
 from tessera.training.models.architectures.dlrm import DLRMConfig
 from tessera.training.trained import load_trained
 from tessera.training.trainer import train
+from tests.trainer.tiny_runs import write_criteo
 
 OLD_DLRM = {  # the section as versions before the registry wrote it into a run folder
     "arch": "dlrm",
