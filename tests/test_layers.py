@@ -130,6 +130,9 @@ def test_the_single_files_of_serving_import_in_no_circle():
 # may import itself and what stands before it.
 TRAINING_ORDER = (
     "distributed.torchrec_paths",
+    "variants",
+    "config_source",
+    "typed_config",
     "streamable",
     "fbgemm",
     "sparse",
@@ -151,7 +154,6 @@ TRAINING_ORDER = (
     "inference",
     "models",
     "data",
-    "typed_config",
     "config",
     "trainer",
     "trained",
