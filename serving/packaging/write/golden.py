@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from tessera.serving.manifest import GoldenInfo
-from tessera.serving.runner import HostBatch
-from tessera.serving.schema import FeatureSpec, InputSchema
+from tessera.serving.package.manifest import GoldenInfo
+from tessera.serving.package.runner import HostBatch
+from tessera.serving.package.schema import FeatureSpec, InputSchema
 
 LONG_BAG = 50
 """Ids in each bag of the sample of long bags."""

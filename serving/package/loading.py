@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from tessera.kernels.libraries import LibraryError, load_libraries
-from tessera.serving.devices import bytes_by_device, default_devices
-from tessera.serving.golden import GoldenMismatchError, replay_golden
-from tessera.serving.hashes import FileHash
-from tessera.serving.manifest import GOLDEN_RECORD, Manifest
-from tessera.serving.opening import Opening
-from tessera.serving.records import PackageError, Records
-from tessera.serving.runner import Runner, TorchScriptRunner, as_shared, zero_batch
-from tessera.serving.torchscript import optimize
+from tessera.serving.package.devices import bytes_by_device, default_devices
+from tessera.serving.package.golden import GoldenMismatchError, replay_golden
+from tessera.serving.package.hashes import FileHash
+from tessera.serving.package.manifest import GOLDEN_RECORD, Manifest
+from tessera.serving.package.opening import Opening
+from tessera.serving.package.records import PackageError, Records
+from tessera.serving.package.runner import Runner, TorchScriptRunner, as_shared, zero_batch
+from tessera.serving.package.torchscript import optimize
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -90,7 +90,7 @@ def load_package(
 ) -> LoadedPackage:
     """Check, open and warm up the package at ``path``.
 
-    Side effect: see `tessera.serving.torchscript.optimize`.
+    Side effect: see `tessera.serving.package.torchscript.optimize`.
 
     Args:
         path: a MODEL.pt that ``package-model`` wrote.
@@ -191,7 +191,7 @@ def _trusted_manifest(
     manifest = records.manifest()
     if trusted_keys is not None:
         # Only who asks for signatures needs the library.
-        from tessera.serving.signing import SignatureError, check_signature  # noqa: PLC0415
+        from tessera.serving.package.signing import SignatureError, check_signature  # noqa: PLC0415
 
         try:
             check_signature(records.manifest_bytes(), trusted_keys)

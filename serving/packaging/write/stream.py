@@ -1,7 +1,7 @@
 """Save a scripted module whose tables are larger than memory should have to hold.
 
 torch's writer wants every tensor mapped and reads it twice.  Here it saves the module with small
-stand-ins in the place of the spilled buffers (`tessera.serving.packaging.spill`); the stand-ins' sizes
+stand-ins in the place of the spilled buffers (`tessera.serving.packaging.tables.spill`); the stand-ins' sizes
 in the archive's ``data.pkl`` are then replaced by the real ones, and the real bytes go from
 their file into the package piece by piece.  The records are, byte for byte, those that torch
 would have written, but for some that would make a package depend on where it was made.
@@ -18,10 +18,10 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from tessera.serving.layout import TOP_FOLDER
-from tessera.serving.packaging.spill import MappedPages
-from tessera.serving.storages import DATA_RECORD, resized
-from tessera.serving.torchscript import expected_deprecation
+from tessera.serving.package.layout import TOP_FOLDER
+from tessera.serving.package.storages import DATA_RECORD, resized
+from tessera.serving.package.torchscript import expected_deprecation
+from tessera.serving.packaging.tables.spill import MappedPages
 
 # No reader needs them.  The first is a hash of what the writer saw, the stand-ins; the others hold
 # the paths of the sources on this machine.

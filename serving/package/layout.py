@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
-from tessera.serving.hashes import ContentHash
+from tessera.serving.package.hashes import ContentHash
 
 TOP_FOLDER = "model"
 """The folder that all records lie in; torch takes any, a package has this one."""

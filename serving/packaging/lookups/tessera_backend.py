@@ -1,4 +1,4 @@
-"""Tessera's own operators behind `tessera.serving.packaging.lookup.LookupBackend`.
+"""Tessera's own operators behind `tessera.serving.packaging.lookups.backends.LookupBackend`.
 
 One call hashes the ids, keeps them inside their tables, looks up and pools all features, and
 writes each vector to its place in the output; a second one computes DLRM's dot products; a third
@@ -14,15 +14,15 @@ from torch import Tensor, fx, nn
 
 from tessera.kernels.ops import launch_hint
 from tessera.kernels.tables import WeightType, make_plan
+from tessera.serving.package.schema import FeatureSpec
 from tessera.serving.packaging.dense_types import DENSE_TYPES
+from tessera.serving.packaging.lookups.sharded_lookup import ShardedLookup
+from tessera.serving.packaging.lookups.sharded_rows import ShardedRows
+from tessera.serving.packaging.lookups.tessera_plan import columns_of, feature_lookup, skipped
 from tessera.serving.packaging.pack import pack_panels
-from tessera.serving.packaging.quantize import StoredPiece, StoredTable, StoredTables
 from tessera.serving.packaging.same_bits import remove_padding
-from tessera.serving.packaging.sharded_lookup import ShardedLookup
-from tessera.serving.packaging.sharded_rows import ShardedRows
-from tessera.serving.packaging.tessera_plan import columns_of, feature_lookup, skipped
-from tessera.serving.packaging.weight_types import WEIGHT_TYPES
-from tessera.serving.schema import FeatureSpec
+from tessera.serving.packaging.tables.quantize import StoredPiece, StoredTable, StoredTables
+from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES
 
 
 class TesseraBackend:

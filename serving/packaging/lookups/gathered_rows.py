@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from tessera.kernels.tables import FeatureLookup, ScaleType, TablePlace, make_plan
-from tessera.serving.packaging.quantize import StoredTables
-from tessera.serving.packaging.tessera_plan import POOLINGS
-from tessera.serving.schema import FeatureSpec
+from tessera.serving.package.schema import FeatureSpec
+from tessera.serving.packaging.lookups.tessera_plan import POOLINGS
+from tessera.serving.packaging.stable_names import named_in_packages
+from tessera.serving.packaging.tables.quantize import StoredTables
 
 
+@named_in_packages("gathered_rows")
 def pool_stored_rows(  # noqa: PLR0917 - TorchScript calls it by position
     buffers: list[Tensor],
     places: Tensor,

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tessera.serving.devices import place, shard_of
-from tessera.serving.layout import ArchiveWriter, Entry
-from tessera.serving.records import PackageError, Records
-from tessera.serving.storages import DATA_RECORD, byte_storages, resized
-from tessera.serving.torchscript import expected_deprecation
+from tessera.serving.package.devices import place, shard_of
+from tessera.serving.package.layout import ArchiveWriter, Entry
+from tessera.serving.package.records import PackageError, Records
+from tessera.serving.package.storages import DATA_RECORD, byte_storages, resized
+from tessera.serving.package.torchscript import expected_deprecation
 
 LARGE_BYTES = 1 << 20
 """Smaller tables take torch's way."""

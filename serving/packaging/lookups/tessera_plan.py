@@ -16,8 +16,8 @@ from tessera.kernels.tables import (
     TablePlace,
     WeightType,
 )
-from tessera.serving.packaging.quantize import StoredPiece
-from tessera.serving.schema import FeatureSpec
+from tessera.serving.package.schema import FeatureSpec
+from tessera.serving.packaging.tables.quantize import StoredPiece
 
 POOLINGS = {"sum": Pooling.SUM, "mean": Pooling.MEAN, "none": Pooling.SUM}
 ID_RULES = {"none": IdRule.NONE, "modulo": IdRule.MODULO, "murmur3": IdRule.MURMUR3}

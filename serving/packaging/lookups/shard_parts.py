@@ -1,7 +1,7 @@
 """What the lookups of tables in shards are made of.
 
 All tensors of shard ``k`` lie in a submodule whose name begins with ``tessera_shard_`` and ``k``, by which a loader
-knows them (`tessera.serving.devices`).
+knows them (`tessera.serving.package.devices`).
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from torch import Tensor, nn
 
 from tessera.kernels.ops import launch_hint
 from tessera.kernels.tables import FeatureLookup, IdRule, OutOfRange, make_plan
-from tessera.serving.packaging.quantize import StoredPiece, StoredTable
-from tessera.serving.packaging.tessera_plan import POOLINGS, table_place
-from tessera.serving.schema import FeatureSpec
+from tessera.serving.package.schema import FeatureSpec
+from tessera.serving.packaging.lookups.tessera_plan import POOLINGS, table_place
+from tessera.serving.packaging.stable_names import named_in_packages
+from tessera.serving.packaging.tables.quantize import StoredPiece, StoredTable
 
 
+@named_in_packages("shard_parts")
 def beside(tensor: Tensor, other: Tensor) -> Tensor:
     """``tensor`` on the device of ``other``."""
     return tensor.to(other.device, non_blocking=True)
 
 
+@named_in_packages("shard_parts")
 def shifted(rows: Tensor, lengths: Tensor, begins: Tensor) -> Tensor:
     """Rows counted from a shard's first one.
 

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx, nn
 
-from tessera.serving.devices import SHARD
-from tessera.serving.packaging.quantize import StoredTables
-from tessera.serving.packaging.shard_parts import (
+from tessera.serving.package.devices import SHARD
+from tessera.serving.package.schema import FeatureSpec
+from tessera.serving.packaging.lookups.shard_parts import (
     Shard,
     beside,
     is_cut_by_rows,
     partial_lookup,
     shard_in,
 )
-from tessera.serving.packaging.tessera_plan import feature_lookup
-from tessera.serving.schema import FeatureSpec
+from tessera.serving.packaging.lookups.tessera_plan import feature_lookup
+from tessera.serving.packaging.tables.quantize import StoredTables
 from tessera.training.modules.hashing import FeatureHasher, HashSpec
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -25,7 +25,7 @@ fx.wrap("beside")
 
 
 class ShardedRows(nn.Module):
-    """See `tessera.serving.packaging.lookup.LookupBackend.lookup_rows`; one feature.
+    """See `tessera.serving.packaging.lookups.backends.LookupBackend.lookup_rows`; one feature.
 
     A vector cut by rows is found in one shard and is zero in the others, so that their sum is the
     vector itself.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from tessera.serving.schema import Group, InputSchema
+    from tessera.serving.package.schema import Group, InputSchema
 
 
 SHARED_METHOD = "forward_shared"

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from tessera.serving.runner import SHARED_METHOD
+from tessera.serving.package.runner import SHARED_METHOD
 
 
 @contextmanager
 def expected_deprecation() -> Iterator[None]:
     """Leave out torch's warning that TorchScript is deprecated.
 
-    It tells the user nothing that he could change; `tessera.serving.runner.Runner` is the place
+    It tells the user nothing that he could change; `tessera.serving.package.runner.Runner` is the place
     where another kind of artifact joins.
     """
     with warnings.catch_warnings():

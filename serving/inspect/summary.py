@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tessera.serving.manifest import Evaluation, Manifest, Quality, TableInfo
+from tessera.serving.package.manifest import Evaluation, Manifest, Quality, TableInfo
 
 MOST_TABLES = 30
 """With more tables than this, only those that lost most are listed."""

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from tessera.kernels.tables import FeatureLookup, IdRule, OutOfRange
-from tessera.serving.devices import SHARD
-from tessera.serving.packaging.gathered_rows import gathering, pool_stored_rows
-from tessera.serving.packaging.quantize import StoredPiece, StoredTable, StoredTables
-from tessera.serving.packaging.shard_parts import (
+from tessera.serving.package.devices import SHARD
+from tessera.serving.package.schema import FeatureSpec
+from tessera.serving.packaging.lookups.gathered_rows import gathering, pool_stored_rows
+from tessera.serving.packaging.lookups.shard_parts import (
     Shard,
     ShardRows,
     beside,
@@ -35,8 +35,8 @@ from tessera.serving.packaging.shard_parts import (
     shard_in,
     shifted,
 )
-from tessera.serving.packaging.tessera_plan import feature_lookup, skipped
-from tessera.serving.schema import FeatureSpec
+from tessera.serving.packaging.lookups.tessera_plan import feature_lookup, skipped
+from tessera.serving.packaging.tables.quantize import StoredPiece, StoredTable, StoredTables
 from tessera.training.modules.hashing import FeatureHasher, HashSpec
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -46,7 +46,7 @@ fx.wrap("pool_stored_rows")
 
 
 class ShardedLookup(nn.Module):
-    """See `tessera.serving.packaging.lookup.LookupBackend.lookup`.
+    """See `tessera.serving.packaging.lookups.backends.LookupBackend.lookup`.
 
     Args:
         tables: the stored rows, in several shards.

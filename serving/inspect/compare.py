@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tessera.serving.golden import read_golden
-from tessera.serving.loading import LoadedPackage, cpu_instead, load_package
-from tessera.serving.manifest import GOLDEN_RECORD, Manifest, TableInfo
-from tessera.serving.records import Records
-from tessera.serving.runner import HostBatch, Runner
-from tessera.serving.schema import FeatureSpec, InputSchema
+from tessera.serving.package.golden import read_golden
+from tessera.serving.package.loading import LoadedPackage, cpu_instead, load_package
+from tessera.serving.package.manifest import GOLDEN_RECORD, Manifest, TableInfo
+from tessera.serving.package.records import Records
+from tessera.serving.package.runner import HostBatch, Runner
+from tessera.serving.package.schema import FeatureSpec, InputSchema
 
 LONGEST_BAG = 8
 """Ids in the longest bag of a random request."""

@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from tessera.errors import UserError
-from tessera.serving.layout import ArchiveWriter
-from tessera.serving.manifest import MANIFEST_RECORD, Manifest, Signature, signed_message
-from tessera.serving.records import PackageError, Records, file_identity
-from tessera.serving.replace import replacing
+from tessera.serving.package.layout import ArchiveWriter
+from tessera.serving.package.manifest import MANIFEST_RECORD, Manifest, Signature, signed_message
+from tessera.serving.package.records import PackageError, Records, file_identity
+from tessera.serving.package.replace import replacing
 
 _CHUNK_BYTES = 1 << 20
 _MAX_KEY_BYTES = 1 << 16

@@ -14,10 +14,10 @@ from torch import fx, nn
 
 from tessera.errors import UserError
 from tessera.kernels.libraries import LibraryError, load_libraries
-from tessera.serving.packaging.fbgemm_backend import FbgemmBackend
-from tessera.serving.packaging.quantize import StoredTables
-from tessera.serving.packaging.tessera_backend import TesseraBackend
-from tessera.serving.schema import FeatureSpec
+from tessera.serving.package.schema import FeatureSpec
+from tessera.serving.packaging.lookups.fbgemm_backend import FbgemmBackend
+from tessera.serving.packaging.lookups.tessera_backend import TesseraBackend
+from tessera.serving.packaging.tables.quantize import StoredTables
 
 
 class LookupBackend(Protocol):
@@ -26,7 +26,7 @@ class LookupBackend(Protocol):
     Attributes:
         name: as in ``--backend`` and in the manifest.
         operator_libraries: what must be loaded before the modules can run.
-        weight_types: names of the `tessera.serving.packaging.weight_types` that it can look up.
+        weight_types: names of the `tessera.serving.packaging.tables.weight_types` that it can look up.
         dense_types: names of the `tessera.serving.packaging.dense_types` that it can multiply by.
     """
 

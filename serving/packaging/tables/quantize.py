@@ -14,9 +14,9 @@ from torch import Tensor
 
 from tessera.errors import UserError
 from tessera.kernels.libraries import LibraryError, load_libraries
-from tessera.serving.manifest import Placement, ShardingPlan, TableInfo
-from tessera.serving.packaging.spill import MappedPages
-from tessera.serving.packaging.weight_types import SCALE_BIAS_BYTES, WeightType
+from tessera.serving.package.manifest import Placement, ShardingPlan, TableInfo
+from tessera.serving.packaging.tables.spill import MappedPages
+from tessera.serving.packaging.tables.weight_types import SCALE_BIAS_BYTES, WeightType
 
 TABLE_ALIGNMENT_BYTES = 64
 """Every table begins at a multiple of this in its buffer: a cache line."""

@@ -1,4 +1,4 @@
-"""FBGEMM's lookup operator behind `tessera.serving.packaging.lookup.LookupBackend`."""
+"""FBGEMM's lookup operator behind `tessera.serving.packaging.lookups.backends.LookupBackend`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from tessera.errors import UserError
+from tessera.serving.package.schema import FeatureSpec
 from tessera.serving.packaging.pack import pack_linears
-from tessera.serving.packaging.quantize import StoredTables
-from tessera.serving.packaging.weight_types import WEIGHT_TYPES
-from tessera.serving.schema import FeatureSpec
+from tessera.serving.packaging.tables.quantize import StoredTables
+from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES
 from tessera.training.modules.hashing import FeatureHasher, HashSpec
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 

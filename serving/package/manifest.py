@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from tessera.serving.schema import InputSchema
+from tessera.serving.package.schema import InputSchema
 
 FORMAT_VERSION = 3
 """The version of this layout.  A loader refuses every other."""
@@ -162,7 +162,7 @@ class RecordInfo:
         sha256: of its content, lower-case hex.
         bytes: of its content.
         crc32: of its content.
-        chunks: SHA-256 of each of `tessera.serving.hashes.chunk_sizes`.
+        chunks: SHA-256 of each of `tessera.serving.package.hashes.chunk_sizes`.
     """
 
     sha256: str
@@ -178,7 +178,7 @@ class Signature:
     Attributes:
         algorithm: ``ed25519``, the only one.
         public_key: the signer's public key, 64 lower-case hex digits.
-        value: the signature, 128 lower-case hex digits; `tessera.serving.signing` says of what.
+        value: the signature, 128 lower-case hex digits; `tessera.serving.package.signing` says of what.
     """
 
     algorithm: str

@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from tessera.serving.manifest import GoldenInfo
-from tessera.serving.runner import HostBatch, Runner, as_shared
+from tessera.serving.package.manifest import GoldenInfo
+from tessera.serving.package.runner import HostBatch, Runner, as_shared
 
 _INPUTS = (
     "float_features",

@@ -19,9 +19,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tessera.errors import UserError
-from tessera.serving.manifest import Placement, ShardingPlan
-from tessera.serving.packaging.quantize import FloatTable, one_device
-from tessera.serving.packaging.weight_types import WeightType
+from tessera.serving.package.manifest import Placement, ShardingPlan
+from tessera.serving.packaging.tables.quantize import FloatTable, one_device
+from tessera.serving.packaging.tables.weight_types import WeightType
 
 SHARDINGS = ("auto", "table_wise", "row_wise", "column_wise")
 

@@ -1,7 +1,7 @@
 """The package file as a plain archive: which records it has and what they hash to.
 
 Nothing here runs or unpickles anything of the archive, so it is safe on a file from anywhere.
-Every byte counts: `tessera.serving.layout` compares those around the contents with the only ones
+Every byte counts: `tessera.serving.package.layout` compares those around the contents with the only ones
 that may be there, the manifest names the hash of every content but its own, and its own has a CRC-32
 and, where it is signed, a signature.
 """
@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tessera.errors import UserError
-from tessera.serving.hashes import chunk_sizes, in_threads
-from tessera.serving.layout import (
+from tessera.serving.package.hashes import chunk_sizes, in_threads
+from tessera.serving.package.layout import (
     Entry,
     LayoutError,
     directory_and_end,
     local_header,
     read_layout,
 )
-from tessera.serving.manifest import MANIFEST_RECORD, Manifest, RecordInfo
+from tessera.serving.package.manifest import MANIFEST_RECORD, Manifest, RecordInfo
 
 _PIECE_BYTES = 1 << 20  # stays in a core's cache between being read and being hashed
 _WORTH_THREADS_BYTES = 2 << 20

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from tessera.errors import UserError
-from tessera.serving.packaging.quantize import FloatTable, measure
-from tessera.serving.packaging.weight_types import WEIGHT_TYPES, WeightType, weight_type
+from tessera.serving.packaging.tables.quantize import FloatTable, measure
+from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES, WeightType, weight_type
 
 WIDER = ("int2", "int4", "int8", "fp16", "fp32")
 """The types that a table too inaccurate for one of them may take instead, the narrowest first."""

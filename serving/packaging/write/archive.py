@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from tessera.errors import UserError
-from tessera.serving.layout import TOP_FOLDER, ArchiveWriter
-from tessera.serving.manifest import GOLDEN_RECORD, MANIFEST_RECORD, Manifest, RecordInfo
-from tessera.serving.packaging.stream import Draft
-from tessera.serving.replace import replacing
+from tessera.serving.package.layout import TOP_FOLDER, ArchiveWriter
+from tessera.serving.package.manifest import GOLDEN_RECORD, MANIFEST_RECORD, Manifest, RecordInfo
+from tessera.serving.package.replace import replacing
+from tessera.serving.packaging.write.stream import Draft
 
 _EXTRA = "extra/"  # where torch.jit.save puts extra files, below the archive's top folder
 
@@ -37,7 +37,7 @@ def write_package(
         golden: the content of ``golden.bin``.
         manifest: makes the manifest once every other record's hash is known.
         spilled: buffers of ``module`` to copy from where they are; see
-            `tessera.serving.packaging.stream`.
+            `tessera.serving.packaging.write.stream`.
 
     Raises:
         UserError: the folder cannot be written to, or the disk is full.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from xml.sax.saxutils import escape
 
-from tessera.serving.graph import Graph, Kind, Node, edges
+from tessera.serving.inspect.graph import Graph, Kind, Node, edges
 
 _COLORS: dict[Kind, tuple[str, str]] = {
     "input": ("#e8eef7", "#5b7db1"),
