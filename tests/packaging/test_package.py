@@ -203,7 +203,10 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(
 def test_a_model_in_the_trainers_hands_is_refused(tmp_path: Path) -> None:
     model = make_model()
     model.arch.sparse_arch.embedding_bag_collection = torch.nn.Identity()
-    with pytest.raises(UserError, match="tables are a Identity; package a model that load_trained"):
+    with pytest.raises(
+        UserError,
+        match="0 plain collections of tables, expected 1; package a model that load_trained",
+    ):
         write_model(model, tmp_path / "m.pt", OPTIONS)
 
 
