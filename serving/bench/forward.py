@@ -38,7 +38,8 @@ from tessera.serving.packaging.script import script
 from tessera.serving.packaging.trace import trace
 from tessera.serving.runner import HostBatch, Runner, TorchScriptRunner
 from tessera.serving.torchscript import optimize
-from tessera.training.models.config import Hashing, ModelConfig
+from tessera.training.models.architectures.dlrm import DLRMConfig
+from tessera.training.models.config import Hashing
 from tessera.training.models.ranking import RankingModel, build_ranking_model
 
 DENSE = 13
@@ -51,7 +52,7 @@ ROUNDS = 15
 def dlrm(rows: int, hashing: Hashing) -> RankingModel:
     """The benchmark's model, with random weights."""
     torch.manual_seed(0)
-    config = ModelConfig(
+    config = DLRMConfig(
         embedding_dim=64,
         dense_layers=(512, 256),
         over_layers=(512, 256),
