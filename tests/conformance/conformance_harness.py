@@ -18,10 +18,10 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from patience import PATIENCE_S
 from prometheus_client.parser import text_string_to_metric_families
 
 from tessera.serving.protocol import predictor_pb2 as pb
+from tests.patience import PATIENCE_S
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TIMEOUT_S = PATIENCE_S

@@ -5,13 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from conformance_harness import RunningServer, f32, i32, i64, same_bits, scores_of
-from package_factory import make_package
 
 from tessera.kernels.libraries import LibraryError, load_libraries
 from tessera.serving.loading import load_package
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.runner import HostBatch
+from tests.conformance.conformance_harness import RunningServer, f32, i32, i64, same_bits, scores_of
+from tests.package_factory import make_package
 
 SIZES = [1, 2, 3, 5, 8, 17, 64, 100, 255, 512]
 

@@ -8,7 +8,6 @@ import subprocess
 
 import grpc
 import pytest
-from conformance_harness import REPOSITORY, TIMEOUT_S, RunningServer, commands
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -21,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tessera.cli import main
+from tests.conformance.conformance_harness import REPOSITORY, TIMEOUT_S, RunningServer, commands
 
 STATUS = health_pb2.HealthCheckResponse.ServingStatus
 

@@ -5,7 +5,8 @@ import time
 
 import grpc
 import pytest
-from conformance_harness import TIMEOUT_S, RunningServer, f32, i32, i64
+
+from tests.conformance.conformance_harness import TIMEOUT_S, RunningServer, f32, i32, i64
 
 A_MINUTE_US = 60_000_000
 """A worker that waits this long for company leaves requests in the queue for the test."""

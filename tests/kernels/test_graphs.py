@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from cases import random_table
 from torch import nn
 
 from tessera.kernels.tables import FeatureLookup, WeightType, make_plan, pack_tables
+from tests.kernels.cases import random_table
 
 
 class Model(nn.Module):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import calls, random_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from tessera.kernels.tables import (
     make_plan,
     pack_tables,
 )
+from tests.kernels.cases import calls, random_table
 
 
 def on(device, *tensors):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import calls, random_table
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from tessera.kernels.tables import (
     make_plan,
     pack_tables,
 )
+from tests.kernels.cases import calls, random_table
 
 SETTINGS = settings(
     max_examples=60,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import calls, random_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.kernels import ops
 from tessera.kernels.tables import FeatureLookup, WeightType, make_plan, pack_tables
+from tests.kernels.cases import calls, random_table
 
 
 def on(device, *tensors):

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from archives import read_records, write_records
-from backends import EACH_BACKEND
 
 from tessera.cli import main
 from tessera.kernels.libraries import LIBRARIES
@@ -26,6 +24,8 @@ from tessera.serving.packaging.lookup import BACKENDS
 from tessera.serving.packaging.weight_types import WEIGHT_TYPES
 from tessera.serving.records import Records
 from tessera.training.trained import load_trained, validation_batches
+from tests.packaging.archives import read_records, write_records
+from tests.packaging.backends import EACH_BACKEND
 
 CONFIG = """
 data: {format: criteo, path: clicks.tsv, workers: 0}

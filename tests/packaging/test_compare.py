@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from package_factory import FEATURES, make_package
 
 from tessera.cli import main
 from tessera.serving.compare import compare, differences, random_batch
@@ -18,6 +17,7 @@ from tessera.serving.loading import load_package
 from tessera.serving.manifest import GOLDEN_RECORD
 from tessera.serving.records import Records
 from tessera.serving.runner import TorchScriptRunner, zero_batch
+from tests.package_factory import FEATURES, make_package
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import user_models
-from backends import NEEDS_TESSERA
-from package_factory import make_model
 
 from tessera.cli import main
 from tessera.errors import UserError
@@ -32,6 +29,9 @@ from tessera.serving.packaging.type_report import (
     compare_types,
 )
 from tessera.serving.runner import TorchScriptRunner
+from tests.package_factory import make_model
+from tests.packaging import user_models
+from tests.packaging.backends import NEEDS_TESSERA
 
 pytestmark = NEEDS_TESSERA
 
@@ -194,7 +194,7 @@ def test_what_cannot_be_is_refused(chosen, message):
 
 def test_the_command_line_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "m.pt"
-    arguments = ["package-model", "--factory", "user_models:dcn", "--out", str(out)]
+    arguments = ["package-model", "--factory", "tests.packaging.user_models:dcn", "--out", str(out)]
     assert main([*arguments, "--dense-dtype", "bf16"]) == 0
     assert "dense layers bf16" in capsys.readouterr().out
     assert load_package(out).manifest.dense_dtype == "bf16"

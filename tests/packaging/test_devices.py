@@ -6,11 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import user_models
-from batches import random_batch
-from package_factory import FEATURES, make_model
 from torch import Tensor
-from user_models import FACTORIES
 
 from tessera.kernels.libraries import LibraryError, library_path
 from tessera.serving import package_model
@@ -26,6 +22,10 @@ from tessera.serving.records import PackageError
 from tessera.serving.runner import HostBatch
 from tessera.training.models.config import TableConfig
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+from tests.package_factory import FEATURES, make_model
+from tests.packaging import user_models
+from tests.packaging.batches import random_batch
+from tests.packaging.user_models import FACTORIES
 
 
 def _built() -> bool:

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from archives import read_records, with_manifest, write_records
-from package_factory import make_package
 
 from tessera.cli import main
 from tessera.serving import hashes
@@ -19,6 +17,8 @@ from tessera.serving.hashes import ContentHash, FileHash, chunk_sizes, in_thread
 from tessera.serving.loading import load_package, open_checked
 from tessera.serving.manifest import MANIFEST_RECORD, Manifest
 from tessera.serving.records import PackageError
+from tests.package_factory import make_package
+from tests.packaging.archives import read_records, with_manifest, write_records
 
 CHUNK = 1000
 

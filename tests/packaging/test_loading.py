@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from archives import with_manifest, with_record
-from batches import random_batch
 
 from tessera.kernels import libraries
 from tessera.kernels.libraries import LibraryError, load_libraries
@@ -23,6 +21,8 @@ from tessera.serving.manifest import GOLDEN_RECORD, GoldenInfo
 from tessera.serving.records import PackageError, Records
 from tessera.serving.runner import HostBatch
 from tessera.serving.torchscript import expected_deprecation
+from tests.packaging.archives import with_manifest, with_record
+from tests.packaging.batches import random_batch
 
 Change = Callable[[dict[str, Any]], None]
 

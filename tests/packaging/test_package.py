@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from archives import read_records
-from batches import random_batch, sparse_features
-from package_factory import FEATURES, make_model, make_package
 
 from tessera.errors import UserError
 from tessera.serving.loading import load_package
@@ -30,6 +27,10 @@ from tessera.training.data.batch import Batch
 from tessera.training.models.config import TableConfig
 from tessera.training.models.ranking import RankingModel
 from tessera.training.trainer.metrics import evaluate_probabilities
+from tests import REPOSITORY
+from tests.package_factory import FEATURES, make_model, make_package
+from tests.packaging.archives import read_records
+from tests.packaging.batches import random_batch, sparse_features
 
 OPTIONS = PackageOptions(name="m")
 
@@ -215,20 +216,19 @@ def test_a_wrong_source_date_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 _WRITE = """
 import sys
 from pathlib import Path
-from package_factory import make_package
+from tests.package_factory import make_package
 make_package(Path(sys.argv[1]))
-import user_models
+from tests.packaging import user_models
 from tessera.serving import package_model
 package_model(*user_models.multi_task(), out=Path(sys.argv[1]) / "users.pt")
 """
 
 
 def test_two_runs_write_the_same_bytes(tmp_path: Path) -> None:
-    tests = str(Path(__file__).parent.parent)
     env = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([tests, str(Path(__file__).parent)]),
+        "PYTHONPATH": str(REPOSITORY),
         "SOURCE_DATE_EPOCH": "86400",
     }
     contents = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from backends import EACH_BACKEND
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from tessera.serving.packaging.script import script
 from tessera.serving.packaging.trace import trace
 from tessera.serving.packaging.weight_types import WEIGHT_TYPES
 from tessera.serving.schema import FeatureSpec, Pooling
+from tests.packaging.backends import EACH_BACKEND
 
 ROWS = 11
 

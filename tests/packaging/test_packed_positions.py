@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from user_models import bags, table
 
 from tessera.serving import package_model
 from tessera.serving.loading import load_package
@@ -22,6 +21,7 @@ from tessera.training.modules.feature_processor_ import (
 )
 from tessera.training.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+from tests.packaging.user_models import bags, table
 
 PLACES = {"title": 3, "text": 7}
 

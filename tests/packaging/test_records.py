@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from archives import read_records, with_manifest, write_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +30,7 @@ from tessera.serving.loading import load_package, open_checked
 from tessera.serving.manifest import GOLDEN_RECORD, MANIFEST_RECORD
 from tessera.serving.records import PackageError
 from tessera.serving.torchscript import expected_deprecation
+from tests.packaging.archives import read_records, with_manifest, write_records
 
 DAMAGES = 10_000
 

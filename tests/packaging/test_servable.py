@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from backends import EACH_BACKEND
-from batches import random_batch, sparse_features
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from package_factory import FEATURES, make_model, make_package
 
 from tessera.serving.loading import load_package
 from tessera.serving.packaging.pack import SMALLEST_PACKED
@@ -27,6 +24,9 @@ from tessera.serving.runner import HostBatch, TorchScriptRunner
 from tessera.serving.schema import InputSchema
 from tessera.training.models.config import TableConfig
 from tessera.training.models.ranking import RankingModel
+from tests.package_factory import FEATURES, make_model, make_package
+from tests.packaging.backends import EACH_BACKEND
+from tests.packaging.batches import random_batch, sparse_features
 
 WEIGHTED = {
     "click": TableConfig(rows=40, pooling="mean"),

@@ -7,13 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import user_models
-from batches import random_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from package_factory import FEATURES, make_model
 from torch import Tensor, nn
-from user_models import FACTORIES
 
 from tessera.errors import UserError
 from tessera.kernels.libraries import LibraryError, library_path, load_libraries
@@ -33,6 +29,10 @@ from tessera.serving.packaging.weight_types import WEIGHT_TYPES
 from tessera.serving.runner import HostBatch
 from tessera.serving.schema import FeatureSpec
 from tessera.training.models.config import TableConfig
+from tests.package_factory import FEATURES, make_model
+from tests.packaging import user_models
+from tests.packaging.batches import random_batch
+from tests.packaging.user_models import FACTORIES
 
 
 def _built() -> bool:

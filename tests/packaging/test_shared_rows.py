@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import user_models
-from batches import random_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from package_factory import FEATURES, make_model, make_package
 from torch import Tensor
 
 from tessera.kernels.libraries import LibraryError, library_path
@@ -28,6 +25,9 @@ from tessera.serving.runner import HostBatch, TorchScriptRunner, as_shared
 from tessera.serving.schema import InputSchema
 from tessera.serving.torchscript import optimize
 from tessera.training.models.config import TableConfig
+from tests.package_factory import FEATURES, make_model, make_package
+from tests.packaging import user_models
+from tests.packaging.batches import random_batch
 
 
 def _built() -> bool:

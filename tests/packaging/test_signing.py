@@ -10,11 +10,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from archives import read_records, with_manifest, write_records
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from package_factory import make_model
 
 from tessera.cli import main
 from tessera.errors import UserError
@@ -34,6 +32,8 @@ from tessera.serving.signing import (
     sign_manifest,
     sign_package,
 )
+from tests.package_factory import make_model
+from tests.packaging.archives import read_records, with_manifest, write_records
 
 
 @pytest.fixture(scope="module")

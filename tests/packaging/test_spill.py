@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from package_factory import make_model
 
 from tessera.errors import UserError
 from tessera.serving.loading import load_package
@@ -17,6 +16,7 @@ from tessera.serving.packaging.package import Origin, PackageOptions, make_serva
 from tessera.serving.packaging.spill import MappedPages, Spill, SpilledRoom
 from tessera.serving.packaging.stream import Draft
 from tessera.training.distributed.checkpoint_reader import Piece, SavedTensors
+from tests.package_factory import make_model
 
 
 @pytest.fixture

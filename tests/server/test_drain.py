@@ -9,9 +9,6 @@ import time
 
 import grpc
 import pytest
-from package_factory import make_package
-from patience import PATIENCE_S
-from server_harness import FakeLoader, config, request, serving, value
 
 from tessera.serving.client import RequestDrawer, read_schema
 from tessera.serving.client.encode import encode_request
@@ -20,6 +17,9 @@ from tessera.serving.server.config import ModelLimits
 from tessera.serving.server.logs import make_logger
 from tessera.serving.server.server import Server
 from tessera.serving.server.signals import SignalMeaning, SignalReader
+from tests.package_factory import make_package
+from tests.patience import PATIENCE_S
+from tests.server.server_harness import FakeLoader, config, request, serving, value
 
 
 def test_accepted_requests_are_answered_and_new_ones_refused():

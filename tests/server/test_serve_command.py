@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from package_factory import make_package
 
 from tessera.cli import run_command
 from tessera.errors import UserError
 from tessera.serving.commands.serve import parse_model
 from tessera.serving.server.background import ServerProcess
 from tessera.serving.server.config import ModelLimits, ModelSource, ServerConfig
+from tests.package_factory import make_package
 
 
 @pytest.fixture(scope="module")

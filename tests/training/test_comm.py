@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import RankError, rank_device, run_on_ranks
 
 from tessera.training.distributed import comm
 from tessera.training.distributed.collective_utils import (
@@ -11,6 +10,7 @@ from tessera.training.distributed.collective_utils import (
     is_leader,
     run_on_leader,
 )
+from tests.training.ranks import RankError, rank_device, run_on_ranks
 
 
 @pytest.mark.parametrize(

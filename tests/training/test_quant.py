@@ -6,8 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jagged_strategies import bags_of, quick
-from references import pooled_reference
 from torch import nn
 from torch.ao import quantization
 
@@ -31,6 +29,8 @@ from tessera.training.quant.rows import (
     quantize_rows,
     store_rows,
 )
+from tests.training.jagged_strategies import bags_of, quick
+from tests.training.references import pooled_reference
 
 ROWS = {"x": 7, "y": 7, "z": 5}
 DTYPES = {

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from ranks import rank_device, run_on_ranks
 from torch import distributed as dist
 
 from tessera.training import (
@@ -22,6 +21,7 @@ from tessera.training.distributed.embeddingbag import (
     create_sharding_infos_by_sharding,
 )
 from tessera.training.distributed.types import ParameterSharding, ShardingEnv
+from tests.training.ranks import rank_device, run_on_ranks
 
 
 def put_together():

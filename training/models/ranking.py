@@ -85,7 +85,7 @@ class RankingModel(nn.Module):
         features: the sparse features, in the order of the keys that `forward` expects.
         encoder: `MissingValueEncoder`.
         hasher: `FeatureHasher`.
-        arch: `DLRM` or `DLRM_DCN`; its tables are ``arch.sparse_arch.embedding_bag_collection``.
+        arch: the architecture: dense values ``[B, N]`` and rows' numbers to logits ``[B, 1]``.
     """
 
     def __init__(
@@ -95,7 +95,8 @@ class RankingModel(nn.Module):
         features: Sequence[SparseFeature],
         encoder: MissingValueEncoder,
         hasher: FeatureHasher,
-        arch: DLRM | DLRM_DCN,
+        arch: nn.Module,
+        logit_layers: Sequence[str],
     ) -> None:
         super().__init__()
         self.dense_names = tuple(dense_names)
@@ -103,6 +104,25 @@ class RankingModel(nn.Module):
         self.encoder = encoder
         self.hasher = hasher
         self.arch = arch
+        self._logit_layers = tuple(f"arch.{name}" for name in logit_layers)
+
+    def logit_layers(self) -> tuple[str, ...]:
+        """Dotted names of the modules whose outputs are logits (or terms of them).
+
+        Each is an ``nn.Linear`` of this module, found with ``get_submodule``.
+        """
+        return self._logit_layers
+
+    def collections(self) -> dict[str, EmbeddingBagCollection]:
+        """The collections of tables by their dotted names, in the order of their declaration.
+
+        Those that are sharded, as they are while the model is trained, are left out.
+        """
+        return {
+            name: part
+            for name, part in self.named_modules()
+            if isinstance(part, EmbeddingBagCollection)
+        }
 
     def input_schema_features(self) -> list[dict[str, str | int]]:
         """The sparse features as plain data, for a package's schema.
@@ -243,5 +263,10 @@ def build_ranking_model(
             dropout=config.dropout,
         )
     return RankingModel(
-        dense_names=dense_names, features=features, encoder=encoder, hasher=hasher, arch=arch
+        dense_names=dense_names,
+        features=features,
+        encoder=encoder,
+        hasher=hasher,
+        arch=arch,
+        logit_layers=["over_arch.model.1"],
     )
