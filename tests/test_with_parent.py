@@ -1,4 +1,4 @@
-"""A child that a test starts ends when the test's process does, and is the program itself."""
+"""A program started by `with_parent` is the process that was started, and ends with its parent."""
 
 import os
 import subprocess
@@ -6,55 +6,46 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests import REPOSITORY, with_parent
 from tests.patience import PATIENCE_S
 
-_PARENT = """
-import os, sys, time
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux's kernel does so")
+
+# Starts a program that would run for as long as the tests wait, says its number, and waits.
+PARENT = """
+import subprocess, sys
 from tests import with_parent
-child = with_parent.start([sys.executable, "-c", "import time; time.sleep(1000)"])
+child = with_parent.start([sys.executable, "-c", "import time; time.sleep(9999)"])
 print(child.pid, flush=True)
-time.sleep(1000)
+sys.stdin.read()
 """
 
 
-def is_running(pid):
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
+def test_the_process_is_the_program():
+    code = "import os, sys; print(os.getpid(), sys.argv[1:]); sys.exit(3)"
+    process = with_parent.start(
+        [sys.executable, "-c", code, "one", "two words"], stdout=subprocess.PIPE, text=True
+    )
+    out, _ = process.communicate(timeout=PATIENCE_S)
+    assert out == f"{process.pid} ['one', 'two words']\n"
+    assert process.returncode == 3
 
 
-def test_a_child_is_killed_with_its_parent():
-    parent = subprocess.Popen(
-        [sys.executable, "-c", _PARENT],
+def test_it_is_killed_with_its_parent():
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )
-    child = int(parent.stdout.readline())
-    # Killed sooner, the launcher itself would see that its parent is another.
-    until = time.monotonic() + PATIENCE_S
-    while b"sleep" not in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[2]:
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    assert is_running(child)
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    while is_running(child):
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
-def test_a_child_whose_parent_ended_before_does_not_begin(tmp_path):
-    launcher = [sys.executable, "-I", with_parent.__file__, "1"]  # some other process
-    subprocess.run([*launcher, "touch", tmp_path / "begun"], check=True)
-    assert not (tmp_path / "begun").exists()
-
-
-def test_a_child_is_the_program_itself():
-    child = with_parent.start(
-        [sys.executable, "-c", "import os; print(os.getpid())"], stdout=subprocess.PIPE, text=True
-    )
-    assert int(child.communicate(timeout=PATIENCE_S)[0]) == child.pid
+    ) as parent:
+        stat = Path(f"/proc/{int(parent.stdout.readline())}/stat")
+        assert stat.exists()
+        parent.kill()
+    deadline = time.monotonic() + PATIENCE_S
+    # A process that nobody has waited for yet is in state Z.
+    while stat.exists() and ") Z" not in stat.read_text() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not stat.exists() or ") Z" in stat.read_text()

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tessera.kernels.libraries import LibraryError, load_libraries
-from tessera.serving.loading import load_package
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.runner import HostBatch
 from tessera.serving.protocol import predictor_pb2 as pb
-from tessera.serving.runner import HostBatch
 from tests.conformance.conformance_harness import RunningServer, f32, i32, i64, same_bits, scores_of
 from tests.package_factory import make_package
 

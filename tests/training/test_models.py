@@ -292,7 +292,10 @@ def test_features_are_settled_for_the_package():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"arch": "dlmr"}, "arch is 'dlmr'; give one of dlrm, dlrm_dcn"),
+        (
+            {"arch": "dlmr"},
+            "arch is 'dlmr'; give one of custom, deepfm, dlrm, dlrm_dcn; did you mean dlrm",
+        ),
         ({"embedding_dim": 0}, "embedding_dim is 0"),
         ({"over_layers": ()}, "over_layers is empty"),
         ({"dense_layers": (8, 0)}, "dense_layers is 0"),
