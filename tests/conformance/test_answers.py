@@ -66,6 +66,22 @@ def test_ids_of_both_widths(server, in_process, drawn):
     assert same_bits(wide, run_in_process(in_process, message))
 
 
+@pytest.mark.parametrize("backend", ["tessera", "fbgemm"])
+def test_packages_of_every_backend(kind, drawn, tmp_path, backend):
+    if backend == "tessera":
+        try:
+            load_libraries(["tessera_ops"])
+        except LibraryError:
+            pytest.skip("its library is not built (make build)")
+    path, _ = make_package(tmp_path, name="ranker", backend=backend)
+    loaded = load_package(path)
+    with RunningServer(kind, "--model", path, "--drain-propagation-ms", 0) as running:
+        for size in (1, 8, 100):
+            message = drawn.samples(size)
+            answer = running.predict(message)
+            assert same_bits(scores_of(answer), run_in_process(loaded, message)), size
+
+
 def test_dense_layers_in_bfloat16(kind, drawn, tmp_path):
     try:
         load_libraries(["tessera_ops"])
