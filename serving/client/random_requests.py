@@ -95,7 +95,7 @@ class RequestDrawer:
         self._shared = tuple(names[: len(names) // 2] if shared is None else shared)
         for name in self._shared:
             if name not in names:
-                raise UserError(f"shared feature {name!r} is no id_list feature of the model")
+                raise UserError(f"shared feature {name!r} is not an id_list feature of the model")
 
     def samples(self, batch_size: int) -> RequestArrays:
         """``batch_size`` samples that have nothing in common."""
