@@ -75,7 +75,7 @@ class RequestDrawer:
             half of the ``id_list`` features where nothing is said.
 
     Raises:
-        UserError: a name in ``shared`` is no ``id_list`` feature of the model.
+        UserError: a name in ``shared`` is not an ``id_list`` feature of the model.
     """
 
     def __init__(
