@@ -175,7 +175,6 @@ TRAINING_ORDER = (
 
 STILL_CIRCLES = (
     "tessera.training.models.",
-    "tessera.training.sparse.",
     "tessera.training.trainer.",
 )
 
