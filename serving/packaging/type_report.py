@@ -14,12 +14,12 @@ from torch import Tensor
 
 import tessera
 from tessera.errors import UserError
+from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving.manifest import Evaluation, TableInfo
 from tessera.serving.packaging.golden import golden_batch
 from tessera.serving.packaging.lookup import lookup_backend
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.servable import ServableModel
-from tessera.serving.packaging.weight_types import WEIGHT_TYPES
 from tessera.serving.replace import replacing
 from tessera.serving.runner import Runner, TorchScriptRunner
 from tessera.serving.schema import InputSchema
@@ -95,7 +95,7 @@ def compare_types(options: PackageOptions, make: Make, measure: Measure) -> Type
         UserError: ``options`` do not fit the model.
     """
     here = replace(options, shards=1, sharding="auto", table_sharding={}, plan=None)
-    usable = [name for name in WEIGHT_TYPES if name in lookup_backend(options.backend).weight_types]
+    usable = [name for name in ROW_TYPES if name in lookup_backend(options.backend).weight_types]
 
     def make_as(name: str, dense: str) -> ServableModel:
         if name in {CHOSEN, SAME_TABLES}:

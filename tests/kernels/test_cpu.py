@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.kernels import reference
-from tessera.kernels.tables import FeatureLookup, WeightType, make_plan, pack_tables
+from tessera.kernels.row_types import INT8
+from tessera.kernels.tables import FeatureLookup, make_plan, pack_tables
 
 CHILD = """
 import sys, torch
@@ -23,7 +24,7 @@ from tessera.kernels import ops
 from tessera.kernels.tables import *
 ops.load()
 generator = torch.Generator().manual_seed(5)
-packed = pack_tables([random_table(generator, 20, 77, kind) for kind in WeightType])
+packed = pack_tables([random_table(generator, 20, 77, kind) for kind in kernel_types()])
 plan = make_plan(
     [FeatureLookup(table=p, out_column=77 * k) for k, p in enumerate(packed.places)]
 )
@@ -57,7 +58,7 @@ def test_every_instruction_set_gives_the_same_bits():
 
 def test_threads_give_the_same_bits():
     generator = torch.Generator().manual_seed(6)
-    packed = pack_tables([random_table(generator, 100, 64, WeightType.INT8) for _ in range(3)])
+    packed = pack_tables([random_table(generator, 100, 64, INT8) for _ in range(3)])
     plan = make_plan(
         [FeatureLookup(table=p, out_column=64 * k) for k, p in enumerate(packed.places)]
     )
@@ -125,7 +126,7 @@ def test_fused_lookup_and_interaction_equal_the_two_steps(call, upper):
 
 
 def good_call():
-    packed = pack_tables([random_table(torch.Generator().manual_seed(0), 4, 8, WeightType.INT8)])
+    packed = pack_tables([random_table(torch.Generator().manual_seed(0), 4, 8, INT8)])
     plan = make_plan([FeatureLookup(table=packed.places[0], out_column=0)])
     return {
         "weights": packed.weights,

@@ -13,6 +13,7 @@ from package_factory import FEATURES, make_model
 
 from tessera.cli import main
 from tessera.errors import UserError
+from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving import package_model
 from tessera.serving.loading import load_package
 from tessera.serving.packaging.choose_types import TypeChoice, choose_types
@@ -27,7 +28,6 @@ from tessera.serving.packaging.type_report import (
     as_text,
     compare_types,
 )
-from tessera.serving.packaging.weight_types import WEIGHT_TYPES
 
 
 def table(name: str, *, dim: int = 8, spread: float = 1.0) -> FloatTable:
@@ -61,7 +61,7 @@ def test_a_table_that_loses_too_much_takes_the_narrowest_type_that_does_not() ->
     # One column far larger than the others leaves these few codes.
     tables = [table("even"), table("uneven", spread=1e3)]
     losses = {
-        kind: [measure(one, WEIGHT_TYPES[kind]).relative_rmse for one in tables]
+        kind: [measure(one, ROW_TYPES[kind]).relative_rmse for one in tables]
         for kind in ("int4", "int8", "fp16", "fp32")
     }
     bound = (losses["int8"][1] + losses["fp16"][1]) / 2
