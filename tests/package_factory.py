@@ -37,13 +37,13 @@ def make_model(
 ) -> RankingModel:
     """An untrained float32 model whose scores spread over (0, 1)."""
     torch.manual_seed(seed)
+    crosses = {"dcn_num_layers": 2, "dcn_low_rank_dim": 8} if arch == "dlrm_dcn" else {}
     config = ModelConfig(
         arch=arch,
         embedding_dim=dim,
         dense_layers=dense_layers,
         over_layers=over_layers,
-        dcn_num_layers=2,
-        dcn_low_rank_dim=8,
+        **crosses,
         tables=dict(features),
         dropout=dropout,
         embedding_init=1.0,

@@ -14,17 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tessera.errors import UserError
+from tessera.training.config_source import ConfigSource, apply_overrides, read_yaml
 from tessera.training.data.config import DataConfig
 from tessera.training.models.config import ModelConfig
-from tessera.training.typed_config import (
-    ConfigSource,
-    apply_overrides,
-    build,
-    differing_keys,
-    read_yaml,
-    to_plain,
-    to_yaml,
-)
+from tessera.training.typed_config import build, differing_keys, to_plain, to_yaml
 
 SHIPPED_CONFIGS = Path(__file__).parent / "configs"
 
@@ -253,7 +246,23 @@ class ExperimentConfig:
         Raises:
             ConfigError: a key or value is not (or no longer) valid.
         """
-        return build(cls, ConfigSource(values=values, origins={(): name}))
+        return build(cls, _upgraded(ConfigSource(values=values, origins={(): name})))
+
+
+def _upgraded(source: ConfigSource) -> ConfigSource:
+    """The source as this version writes it.
+
+    Every resolved config of before 0.7, also one of a DLRM, held the two keys of the cross
+    network.  A config that a person wrote holds them only if they are meant.
+    """
+    model = source.values.get("model")
+    cross = {"dcn_num_layers", "dcn_low_rank_dim"}
+    if isinstance(model, dict) and model.get("arch") == "dlrm":
+        own = {item.name for item in dataclasses.fields(ModelConfig.variants.find("dlrm"))}
+        if set(model) == own | cross:
+            model = {key: value for key, value in model.items() if key not in cross}
+            return dataclasses.replace(source, values={**source.values, "model": model})
+    return source
 
 
 def load_config(
@@ -271,7 +280,7 @@ def load_config(
         ConfigError: a key or value is wrong; the message names it, its place and the remedy.
         OSError: the file cannot be read.
     """
-    source = apply_overrides(read_yaml(path), overrides)
+    source = apply_overrides(_upgraded(read_yaml(path)), overrides)
     return build(ExperimentConfig, source).resolved(base or Path.cwd())
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from tessera.errors import UserError
-from tessera.serving.packaging.lookup import LookupBackend
-from tessera.serving.packaging.quantize import FloatTable, StoredTables
-from tessera.serving.schema import FeatureSpec
+from tessera.serving.package.schema import FeatureSpec
+from tessera.serving.packaging.lookups.backends import LookupBackend
+from tessera.serving.packaging.tables.quantize import FloatTable, StoredTables
 from tessera.training.models.dlrm import DLRM
 from tessera.training.models.ranking import RankingModel
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
@@ -66,18 +66,23 @@ def float_tables(model: RankingModel) -> list[FloatTable]:
         UserError: the tables are not those of a plain collection (the model is still in the
             trainer's hands).
     """
-    trained = model.arch.sparse_arch.embedding_bag_collection
-    if not isinstance(trained, EmbeddingBagCollection):
-        raise UserError(
-            f"the model's tables are a {type(trained).__name__}; package a model that "
-            "load_trained returned"
-        )
+    trained = _collection(model)
     tables = []
     for config in trained.embedding_bag_configs():
         weights = trained.embedding_bags[config.name].weight
         assert isinstance(weights, torch.Tensor)
         tables.append(FloatTable(name=config.name, weights=weights))
     return tables
+
+
+def _collection(model: RankingModel) -> EmbeddingBagCollection:
+    found = list(model.collections().values())
+    if len(found) != 1:
+        raise UserError(
+            f"the model has {len(found)} plain collections of tables, expected 1; package a model "
+            "that load_trained returned"
+        )
+    return found[0]
 
 
 def with_stored_tables(
@@ -97,7 +102,7 @@ def with_stored_tables(
         backend: whose operators.
         interaction: stands for DLRM's, if given; see `LookupBackend.interaction`.
     """
-    trained = model.arch.sparse_arch.embedding_bag_collection
+    trained = _collection(model)
     stored = QuantEmbeddingBagCollection(trained, tables, features, backend)
     # What is in the memo counts as copied already.
     memo: dict[int, object] = {id(trained): stored, id(model.hasher): KeepIds()}

@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from client_schemas import feature, schema
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.errors import UserError
 from tessera.serving.client.assemble import assemble
 from tessera.serving.client.jsonl import read_batches
+from tests.client.client_schemas import feature, schema
 
 LINE = '{"dense": {"I0": 0.5, "I1": 2}, "sparse": {"C1": [1, 2], "W1": [3]}, "weights": {"W1": [0.25]}}'
 

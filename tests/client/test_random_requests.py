@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from client_schemas import feature, schema
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from tessera.serving.client.arrays import Bags, Shared
 from tessera.serving.client.assemble import assemble
 from tessera.serving.client.latency import LatencySummary
 from tessera.serving.client.random_requests import power_law_quantile
+from tests.client.client_schemas import feature, schema
 
 MODEL = schema(
     features=(

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import criteo_plain as plain
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +11,7 @@ from tessera.training.data import criteo
 from tessera.training.data import criteo_format as fmt
 from tessera.training.data.batch import Batch
 from tessera.training.data.criteo import CriteoDataset, write_criteo
+from tests.data import criteo_plain as plain
 
 ROWS = 150
 GROUP_ROWS = 32

@@ -6,7 +6,6 @@ import json
 import math
 from pathlib import Path
 
-import criteo_plain as plain
 import numpy as np
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
@@ -19,6 +18,7 @@ from tessera.training.data.criteo_parse import parse_block
 from tessera.training.data.criteo_write import format_rows
 from tessera.training.data.datagen import generate, probabilities_path, truth_path
 from tessera.training.data.generating_model import CARDINALITIES, PAIRS, GeneratingModel
+from tests.data import criteo_plain as plain
 
 
 def test_text_of_rows() -> None:

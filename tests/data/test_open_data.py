@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import criteo_plain as plain
 import numpy as np
 import pytest
 
@@ -16,6 +15,7 @@ from tessera.errors import UserError
 from tessera.training.data import BatchLoader, DataConfig, DataSplits, MalformedRowError, open_data
 from tessera.training.data import criteo_read as criteo_read_module
 from tessera.training.data.dataset import DatasetView
+from tests.data import criteo_plain as plain
 
 
 def config(path: Path | tuple[str, ...], **fields: object) -> DataConfig:

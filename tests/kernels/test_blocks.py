@@ -105,5 +105,5 @@ def test_unusable_blocks_are_refused(change):
         "scale": torch.ones(16),
     }
     TableRows(**good)
-    with pytest.raises(UserError, match="int8b rows need"):
+    with pytest.raises(UserError, match="int8b rows"):
         TableRows(**(good | change))

@@ -8,18 +8,18 @@ import sys
 
 import pytest
 import torch
-from cases import calls, random_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.kernels import reference
 from tessera.kernels.row_types import INT8
 from tessera.kernels.tables import FeatureLookup, make_plan, pack_tables
+from tests import REPOSITORY
+from tests.kernels.cases import calls, random_table
 
 CHILD = """
-import sys, torch
-sys.path.insert(0, sys.argv[1])
-from cases import random_table
+import torch
+from tests.kernels.cases import random_table
 from tessera.kernels import ops
 from tessera.kernels.tables import *
 ops.load()
@@ -43,8 +43,13 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
 def test_every_instruction_set_gives_the_same_bits():
     def run(name):
         return subprocess.run(
-            [sys.executable, "-c", CHILD, os.path.dirname(__file__)],  # noqa: PTH120 (a path for sys.path)
-            env={**os.environ, "TESSERA_CPU_KERNELS": name, "OMP_NUM_THREADS": "1"},
+            [sys.executable, "-c", CHILD],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(REPOSITORY),
+                "TESSERA_CPU_KERNELS": name,
+                "OMP_NUM_THREADS": "1",
+            },
             check=True,
             capture_output=True,
             text=True,

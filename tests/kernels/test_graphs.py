@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from cases import random_table
 from torch import nn
 
 from tessera.kernels.row_types import INT8
 from tessera.kernels.tables import FeatureLookup, make_plan, pack_tables
+from tests.kernels.cases import random_table
 
 
 class Model(nn.Module):

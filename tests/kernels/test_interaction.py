@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import calls, random_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from tessera.kernels import ops, reference
 from tessera.kernels.plan import IdRule, OutOfRange, Pooling
 from tessera.kernels.row_types import BLOCK_INT8, FLOAT16, INT8
 from tessera.kernels.tables import FeatureLookup, make_plan, pack_tables
+from tests.kernels.cases import calls, random_table
 
 
 def on(device, *tensors):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import calls, random_table
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from tessera.kernels import ops, reference
 from tessera.kernels.plan import IdRule, OutOfRange, Pooling
 from tessera.kernels.row_types import BLOCK_INT8, FLOAT16, FLOAT32, INT4, INT8, kernel_types
 from tessera.kernels.tables import FeatureLookup, make_plan, pack_tables
+from tests.kernels.cases import calls, random_table
 
 SETTINGS = settings(
     max_examples=60,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import calls, random_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.kernels import ops
 from tessera.kernels.row_types import INT8
 from tessera.kernels.tables import FeatureLookup, make_plan, pack_tables
+from tests.kernels.cases import calls, random_table
 
 
 def on(device, *tensors):

@@ -153,7 +153,7 @@ def test_hashed_rows_are_exact(rows, rule):
         (lambda: make_plan([]), "there is none"),
         (
             lambda: TableRows(data=torch.ones(2, 3, dtype=torch.uint8), weight_type=INT8, dim=3),
-            "INT8 rows need one",
+            "int8 rows need one",
         ),
         (
             lambda: TableRows(data=torch.ones(2, 3, dtype=torch.uint8), weight_type=INT8, dim=4),

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from backends import EACH_BACKEND
-from package_factory import make_package
 
 from tessera.kernels.libraries import LIBRARIES, LibraryError, load_libraries
+from tests.package_factory import make_package
+from tests.packaging.backends import EACH_BACKEND
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import user_models
-from backends import NEEDS_TESSERA
-from package_factory import make_model
 from torch import Tensor, fx, nn
 
 from tessera.cli import main
-from tessera.serving.loading import load_package
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.runner import TorchScriptRunner
 from tessera.serving.packaging.dense_gpu import (
     LINEAR_RELU,
     THIN,
@@ -22,13 +20,15 @@ from tessera.serving.packaging.dense_gpu import (
     narrow_layers,
     narrow_linears,
 )
-from tessera.serving.packaging.golden import BF16_TOLERANCE, golden_batch
 from tessera.serving.packaging.module_servable import make_module_servable
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import write_model
 from tessera.serving.packaging.servable import make_servable
 from tessera.serving.packaging.type_report import compare_types
-from tessera.serving.runner import TorchScriptRunner
+from tessera.serving.packaging.write.golden import BF16_TOLERANCE, golden_batch
+from tests.package_factory import make_model
+from tests.packaging import user_models
+from tests.packaging.backends import NEEDS_TESSERA
 
 NARROW = torch.bfloat16
 
@@ -206,7 +206,13 @@ class TestPackages:
 
     def test_the_command_line_takes_it(self, tmp_path: Path, capsys):
         out = tmp_path / "m.pt"
-        arguments = ["package-model", "--factory", "user_models:dcn", "--out", str(out)]
+        arguments = [
+            "package-model",
+            "--factory",
+            "tests.packaging.user_models:dcn",
+            "--out",
+            str(out),
+        ]
         assert main([*arguments, "--dense-dtype", "bf16", "--device", "cuda"]) == 0
         assert "dense layers bf16" in capsys.readouterr().out
         assert main(["verify", str(out)]) == 0

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from archives import read_records
-from batches import random_batch, sparse_features
-from package_factory import FEATURES, make_model, make_package
 
 from tessera.errors import UserError
-from tessera.serving.loading import load_package
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.records import Records
+from tessera.serving.package.runner import TorchScriptRunner
 from tessera.serving.packaging.evaluate import evaluate, host_batch
 from tessera.serving.packaging.package import (
     Origin,
@@ -24,12 +23,14 @@ from tessera.serving.packaging.package import (
     make_servable,
     write_model,
 )
-from tessera.serving.records import Records
-from tessera.serving.runner import TorchScriptRunner
 from tessera.training.data.batch import Batch
 from tessera.training.models.config import TableConfig
 from tessera.training.models.ranking import RankingModel
 from tessera.training.trainer.metrics import evaluate_probabilities
+from tests import REPOSITORY
+from tests.package_factory import FEATURES, make_model, make_package
+from tests.packaging.archives import read_records
+from tests.packaging.batches import random_batch, sparse_features
 
 OPTIONS = PackageOptions(name="m")
 
@@ -179,7 +180,7 @@ def test_a_place_that_cannot_be_written_is_named_before_the_work(tmp_path: Path)
 @pytest.mark.parametrize(
     ("broken", "error"),
     [
-        ("tessera.serving.replace._sync", OSError(28, "No space left on device")),
+        ("tessera.serving.package.replace._sync", OSError(28, "No space left on device")),
         ("torch.jit.save", RuntimeError("writer")),
     ],
 )
@@ -202,7 +203,10 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(
 def test_a_model_in_the_trainers_hands_is_refused(tmp_path: Path) -> None:
     model = make_model()
     model.arch.sparse_arch.embedding_bag_collection = torch.nn.Identity()
-    with pytest.raises(UserError, match="tables are a Identity; package a model that load_trained"):
+    with pytest.raises(
+        UserError,
+        match="0 plain collections of tables, expected 1; package a model that load_trained",
+    ):
         write_model(model, tmp_path / "m.pt", OPTIONS)
 
 
@@ -215,20 +219,19 @@ def test_a_wrong_source_date_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 _WRITE = """
 import sys
 from pathlib import Path
-from package_factory import make_package
+from tests.package_factory import make_package
 make_package(Path(sys.argv[1]))
-import user_models
+from tests.packaging import user_models
 from tessera.serving import package_model
 package_model(*user_models.multi_task(), out=Path(sys.argv[1]) / "users.pt")
 """
 
 
 def test_two_runs_write_the_same_bytes(tmp_path: Path) -> None:
-    tests = str(Path(__file__).parent.parent)
     env = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([tests, str(Path(__file__).parent)]),
+        "PYTHONPATH": str(REPOSITORY),
         "SOURCE_DATE_EPOCH": "86400",
     }
     contents = []

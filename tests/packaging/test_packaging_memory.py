@@ -12,9 +12,9 @@ PROGRAM = """
 import threading, time
 from pathlib import Path
 import torch
-from tessera.serving.packaging import spill
-from tessera.serving.packaging.quantize import FloatTable, quantize_tables
-from tessera.serving.packaging.spill import Spill
+from tessera.serving.packaging.tables import spill
+from tessera.serving.packaging.tables.quantize import FloatTable, quantize_tables
+from tessera.serving.packaging.tables.spill import Spill
 from tessera.kernels.row_types import row_type
 import sys
 

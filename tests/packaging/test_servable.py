@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from backends import EACH_BACKEND
-from batches import random_batch, sparse_features
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from package_factory import FEATURES, make_model, make_package
 
-from tessera.serving.loading import load_package
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.runner import HostBatch, TorchScriptRunner
+from tessera.serving.package.schema import InputSchema
 from tessera.serving.packaging.pack import SMALLEST_PACKED
 from tessera.serving.packaging.package import (
     PackageOptions,
@@ -23,10 +22,11 @@ from tessera.serving.packaging.package import (
     write_model,
 )
 from tessera.serving.packaging.same_bits import pad_dense, pad_lengths, remove_padding
-from tessera.serving.runner import HostBatch, TorchScriptRunner
-from tessera.serving.schema import InputSchema
 from tessera.training.models.config import TableConfig
 from tessera.training.models.ranking import RankingModel
+from tests.package_factory import FEATURES, make_model, make_package
+from tests.packaging.backends import EACH_BACKEND
+from tests.packaging.batches import random_batch, sparse_features
 
 WEIGHTED = {
     "click": TableConfig(rows=40, pooling="mean"),

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
-import user_models
-from batches import random_batch
 
 from tessera.cli import main
 from tessera.errors import UserError
 from tessera.kernels.libraries import LibraryError, library_path
 from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving import package_model
-from tessera.serving.loading import load_package
-from tessera.serving.manifest import Placement, ShardingPlan
-from tessera.serving.packaging.quantize import FloatTable
-from tessera.serving.packaging.shard import check_plan, plan_shards, read_plan
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.manifest import Placement, ShardingPlan
+from tessera.serving.packaging.tables.quantize import FloatTable
+from tessera.serving.packaging.tables.shard import check_plan, plan_shards, read_plan
+from tests.packaging import user_models
+from tests.packaging.batches import random_batch
 
 
 def _built() -> bool:
@@ -126,7 +126,7 @@ def test_a_plan_of_the_users_own_is_followed(
         placement["column_begin"], placement["column_end"] = (0, 16) if left else (16, 64)
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     out = tmp_path / "own.pt"
-    arguments = ["--factory", "user_models:tutorial", "--out", str(out)]
+    arguments = ["--factory", "tests.packaging.user_models:tutorial", "--out", str(out)]
     arguments += ["--plan", str(tmp_path / "plan.json")]
     assert main(["package-model", *arguments]) == 0
     own = load_package(out)

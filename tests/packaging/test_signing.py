@@ -10,22 +10,17 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from archives import read_records, with_manifest, write_records
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from package_factory import make_model
 
 from tessera.cli import main
 from tessera.errors import UserError
 from tessera.serving.commands.serve import parse_model
-from tessera.serving.loading import load_package, open_checked
-from tessera.serving.manifest import MANIFEST_RECORD, Manifest
-from tessera.serving.packaging.package import PackageOptions, write_model
-from tessera.serving.records import PackageError, Records
-from tessera.serving.server.config import ServerConfig
-from tessera.serving.server.models import PackageLoader
-from tessera.serving.signing import (
+from tessera.serving.package.loading import load_package, open_checked
+from tessera.serving.package.manifest import MANIFEST_RECORD, Manifest
+from tessera.serving.package.records import PackageError, Records
+from tessera.serving.package.signing import (
     SignatureError,
     check_signature,
     generate_keys,
@@ -34,6 +29,11 @@ from tessera.serving.signing import (
     sign_manifest,
     sign_package,
 )
+from tessera.serving.packaging.package import PackageOptions, write_model
+from tessera.serving.server.config import ServerConfig
+from tessera.serving.server.models import PackageLoader
+from tests.package_factory import make_model
+from tests.packaging.archives import read_records, with_manifest, write_records
 
 
 @pytest.fixture(scope="module")

@@ -7,20 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-import user_models
-from backends import EACH_BACKEND
-from package_factory import FEATURES, make_model
 
 from tessera.cli import main
 from tessera.errors import UserError
 from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving import package_model
-from tessera.serving.loading import load_package
-from tessera.serving.packaging.choose_types import TypeChoice, choose_types
-from tessera.serving.packaging.lookup import lookup_backend
+from tessera.serving.package.loading import load_package
+from tessera.serving.packaging.lookups.backends import lookup_backend
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import make_servable, write_model
-from tessera.serving.packaging.quantize import FloatTable, measure
+from tessera.serving.packaging.tables.choose_types import TypeChoice, choose_types
+from tessera.serving.packaging.tables.quantize import FloatTable, measure
 from tessera.serving.packaging.type_report import (
     CHOSEN,
     SAME_TABLES,
@@ -28,6 +25,9 @@ from tessera.serving.packaging.type_report import (
     as_text,
     compare_types,
 )
+from tests.package_factory import FEATURES, make_model
+from tests.packaging import user_models
+from tests.packaging.backends import EACH_BACKEND
 
 
 def table(name: str, *, dim: int = 8, spread: float = 1.0) -> FloatTable:
@@ -138,7 +138,14 @@ def test_the_command_line_takes_all_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, report = tmp_path / "m.pt", tmp_path / "types.txt"
-    arguments = ["--factory", "user_models:dcn", "--out", str(out), "--report", str(report)]
+    arguments = [
+        "--factory",
+        "tests.packaging.user_models:dcn",
+        "--out",
+        str(out),
+        "--report",
+        str(report),
+    ]
     arguments += ["--table-dtype", "a=fp16", "--dtype", "int4", "--max-table-error", "0.05"]
     assert main(["package-model", *arguments]) == 0
     assert "tables mixed" in capsys.readouterr().out

@@ -7,28 +7,28 @@ from pathlib import Path
 
 import pytest
 import torch
-import user_models
-from backends import EACH_BACKEND
-from batches import random_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from user_models import FACTORIES
 
 from tessera.cli import main
 from tessera.kernels.libraries import load_libraries
 from tessera.serving import FeatureRule, ModelInputs, package_model
-from tessera.serving.loading import LoadedPackage, load_package
+from tessera.serving.package.loading import LoadedPackage, load_package
+from tessera.serving.package.runner import HostBatch
+from tessera.serving.package.schema import FeatureSpec, InputSchema
 from tessera.serving.packaging.find import find_tables
 from tessera.serving.packaging.inputs import named_outputs
-from tessera.serving.packaging.lookup import lookup_backend
+from tessera.serving.packaging.lookups.backends import lookup_backend
 from tessera.serving.packaging.module_servable import ServableModule, make_module_servable
 from tessera.serving.packaging.options import PackageOptions
-from tessera.serving.runner import HostBatch
-from tessera.serving.schema import FeatureSpec, InputSchema
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.modules.hashing import hash_ids
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+from tests.packaging import user_models
+from tests.packaging.backends import EACH_BACKEND
+from tests.packaging.batches import random_batch
+from tests.packaging.user_models import FACTORIES
 
 
 class Made:
@@ -181,11 +181,16 @@ def test_the_command_line_packages_what_a_factory_returns(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "m.pt"
-    assert main(["package-model", "--factory", f"user_models:{name}", "--out", str(out)]) == 0
+    assert (
+        main(
+            ["package-model", "--factory", f"tests.packaging.user_models:{name}", "--out", str(out)]
+        )
+        == 0
+    )
     assert f"wrote {out}" in capsys.readouterr().out
     manifest = load_package(out).manifest
     kind = type(FACTORIES[name]()[0]).__name__
-    assert manifest.source == {"module": f"user_models.{kind}"}
+    assert manifest.source == {"module": f"tests.packaging.user_models.{kind}"}
     assert manifest.evaluation is None
 
 

@@ -11,8 +11,6 @@ import sys
 
 import pytest
 import torch
-import with_parent
-from patience import PATIENCE_S
 
 from tessera.cli import main
 from tessera.training.trainer.checkpoint import load_checkpoint
@@ -21,6 +19,8 @@ from tessera.training.trainer.files import list_checkpoints
 from tessera.training.trainer.logs import read_metrics
 from tessera.training.trainer.run import train
 from tessera.training.trainer.run_folder import RunFolder
+from tests import with_parent
+from tests.patience import PATIENCE_S
 
 
 def outcome(out):

@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from tiny_runs import changed, write_criteo
 from torch import nn
 
 from tessera.cli import main
@@ -22,6 +21,7 @@ from tessera.training.trainer.loop import DivergedError
 from tessera.training.trainer.metrics import BinaryMetrics
 from tessera.training.trainer.ranks import Ranks
 from tessera.training.trainer.run_folder import RunFolder
+from tests.trainer.tiny_runs import changed, write_criteo
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jagged_strategies import bags_of, quick
-from references import pooled_reference, row_gradients, update_reference
 from torch import nn
 
 from tessera.training import (
@@ -30,6 +28,8 @@ from tessera.training import (
 )
 from tessera.training.distributed.model_parallel import get_module
 from tessera.training.distributed.types import ParameterSharding
+from tests.training.jagged_strategies import bags_of, quick
+from tests.training.references import pooled_reference, row_gradients, update_reference
 
 ROWS = {"x": 7, "y": 7, "z": 5, "u": 6}
 TABLE_OF = {"x": "shared", "y": "shared", "z": "own", "u": "third"}

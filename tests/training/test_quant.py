@@ -6,8 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jagged_strategies import bags_of, quick
-from references import pooled_reference
 from torch import nn
 from torch.ao import quantization
 
@@ -20,7 +18,7 @@ from tessera.training import (
     KeyedJaggedTensor,
     PoolingType,
 )
-from tessera.training.distributed.fbgemm import import_inference_tables
+from tessera.training.fbgemm import import_inference_tables
 from tessera.training.fx import Tracer, symbolic_trace
 from tessera.training.modules.embedding_configs import QuantConfig
 from tessera.training.quant.embedding_modules import EmbeddingBagCollection as QuantBags
@@ -31,6 +29,8 @@ from tessera.training.quant.rows import (
     quantize_rows,
     store_rows,
 )
+from tests.training.jagged_strategies import bags_of, quick
+from tests.training.references import pooled_reference
 
 ROWS = {"x": 7, "y": 7, "z": 5}
 DTYPES = {

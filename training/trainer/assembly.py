@@ -13,9 +13,9 @@ from torch.nn import functional
 from tessera.errors import UserError
 from tessera.training.config import ExperimentConfig
 from tessera.training.data.batch import Batch
-from tessera.training.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tessera.training.distributed.model_parallel import DistributedModelParallel
-from tessera.training.models.ranking import build_ranking_model
+from tessera.training.distributed.collections.pooled import EmbeddingBagCollectionSharder
+from tessera.training.distributed.model.model_parallel import DistributedModelParallel
+from tessera.training.models.ranking import RankingModel, build_ranking_model
 from tessera.training.optim.fused import EmbOptimType
 from tessera.training.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from tessera.training.optim.optimizers import in_backward_optimizer_filter
@@ -97,16 +97,18 @@ class Assembly:
     def begin_at(self, positive_rate: float) -> None:
         """Let fresh weights answer ``positive_rate`` on average, instead of a half.
 
-        The logit's bias begins at its log-odds.  Otherwise the first steps teach that number
+        The bias of every logit layer begins at its log-odds.  Otherwise the first steps teach that number
         to whatever is quickest, the rows of the tables that they meet among it, and an id
         that was never met stays without it.
         """
         rate = min(max(positive_rate, 1e-6), 1 - 1e-6)
-        layers = [module for module in self.model.modules() if isinstance(module, torch.nn.Linear)]
-        last = layers[-1]
-        assert last.out_features == 1, "the model ends with the layer that makes the logit"
+        model = self.model.module
+        assert isinstance(model, RankingModel), type(model)
         with torch.no_grad():
-            last.bias.fill_(math.log(rate / (1 - rate)))
+            for name in model.logit_layers():
+                bias = model.get_submodule(name).bias
+                assert isinstance(bias, torch.Tensor), name
+                bias.fill_(math.log(rate / (1 - rate)))
 
     def learning_rates(self) -> tuple[float, float]:
         """Those of the last step: (dense part, tables)."""
@@ -145,9 +147,7 @@ class Assembly:
             self.model.fused_optimizer.load_state_dict(checkpoint.fused_optimizer)
         else:
             # It takes a while to import that a run of one rank need not wait.
-            from tessera.training.distributed.checkpoint import (  # noqa: PLC0415
-                load_whole_states,
-            )
+            from tessera.training.distributed.checkpoint.save_and_load import load_whole_states  # noqa: PLC0415
 
             load_whole_states(self.model.fused_optimizer, checkpoint.fused_optimizer)
         self.dense_optimizer.load_state_dict(checkpoint.dense_optimizer)
