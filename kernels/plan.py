@@ -36,6 +36,11 @@ class PlanRow(NamedTuple):
 PLAN_COLUMNS = len(PlanRow._fields)
 
 
+def plan_column(name: str) -> int:
+    """The number of the column that `PlanRow` calls ``name``."""
+    return PlanRow._fields.index(name)
+
+
 def plan_rows(plan: Tensor) -> list[PlanRow]:
     """The rows of a plan ``[F, PLAN_COLUMNS]``."""
     return [PlanRow(*row) for row in plan.tolist()]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.kernels import ops, reference
-from tessera.kernels.plan import IdRule, OutOfRange, Pooling
+from tessera.kernels.plan import IdRule, OutOfRange, Pooling, plan_column
 from tessera.kernels.row_types import BLOCK_INT8, FLOAT16, INT8
 from tessera.kernels.tables import FeatureLookup, make_plan, pack_tables
 from tests.kernels.cases import calls, random_table
@@ -118,7 +118,7 @@ def test_fused_over_any_features(device, call, upper):
     )
     expected = torch.ops.tessera.dot_interaction(dense, pooled, upper)
     # The features' own columns may lie anywhere: they are not read.
-    plan[:, 8] = 0
+    plan[:, plan_column("out_column")] = 0
     fused = torch.ops.tessera.lookup_dot_interaction(
         weights, plan, *jagged, dense, id_weights, fused_counts, upper=upper
     )

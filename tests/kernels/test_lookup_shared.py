@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.kernels import ops
+from tessera.kernels.plan import plan_column
 from tessera.kernels.row_types import INT8
 from tessera.kernels.tables import FeatureLookup, make_plan, pack_tables
 from tests.kernels.cases import calls, random_table
@@ -80,7 +81,7 @@ def test_features_that_are_shared_and_others_in_one_call(call, samples, wide, da
     flags = torch.tensor(shared, dtype=torch.bool)
     found = lookup(mixed, torch.ops.tessera.lookup_partly_shared, flags, index)
     expected = lookup(repeated, torch.ops.tessera.lookup)
-    first = int(call.plan[:, 8].min())  # columns before it belong to nobody
+    first = int(call.plan[:, plan_column("out_column")].min())  # columns before it belong to nobody
     assert found.shape == (samples, call.width)
     assert torch.equal(found[:, first:], expected[:, first:])
 

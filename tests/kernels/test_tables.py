@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tessera.errors import UserError
 from tessera.kernels import reference
-from tessera.kernels.plan import IdRule, OutOfRange
+from tessera.kernels.plan import IdRule, OutOfRange, plan_column
 from tessera.kernels.quantize import quantize_table
 from tessera.kernels.row_types import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT4, INT8
 from tessera.kernels.tables import (
@@ -116,11 +116,11 @@ def test_ids_become_the_rows_that_python_integers_say(raw, rows, rule, out_of_ra
             )
         ]
     )
-    plan[0, 1] = 0  # every row is the one row, so any number of rows fits
-    plan[0, 2] = rows
+    plan[0, plan_column("row_stride")] = 0  # every row is the one row, so any number of rows fits
+    plan[0, plan_column("rows")] = rows
     reciprocal = (2**64 - 1) // rows
-    plan[0, 12] = reciprocal - 2**64 if reciprocal >= 2**63 else reciprocal
-    plan[0, 13] = 32
+    plan[0, plan_column("reciprocal")] = reciprocal - 2**64 if reciprocal >= 2**63 else reciprocal
+    plan[0, plan_column("scale_shift")] = 32
     counts = torch.zeros(1, dtype=torch.int64)
     out = torch.ops.tessera.lookup(
         packed.weights, plan, torch.tensor([raw]), torch.tensor([1]), 1, outside=counts
