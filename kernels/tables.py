@@ -111,7 +111,7 @@ class TableRows:
 
     @property
     def rows(self) -> int:
-        """R."""
+        """The number of rows."""
         return int(self.data.shape[0])
 
 
@@ -139,7 +139,7 @@ class FeatureLookup:
         out_column: first output column (elements).
         pooling: sum or mean.
         id_rule: how a raw id becomes a row.
-        out_of_range: what happens to an id that is no row, under `IdRule.NONE`.
+        out_of_range: what happens to an id that is not a row, under `IdRule.NONE`.
         expected_ids: about how many ids a bag holds.  A GPU starts the features with the longest
             bags first, so that none of them is left running alone at the end; values never
             depend on it.

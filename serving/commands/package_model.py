@@ -174,7 +174,7 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
 def _pair(text: str) -> tuple[str, str]:
     pattern, equals, value = text.rpartition("=")
     if not equals or not pattern or not value:
-        raise argparse.ArgumentTypeError(f"{text!r} is no PATTERN=VALUE, such as 'user_*=int4'")
+        raise argparse.ArgumentTypeError(f"{text!r} is not PATTERN=VALUE, such as 'user_*=int4'")
     return pattern, value
 
 

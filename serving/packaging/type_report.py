@@ -243,10 +243,10 @@ def check_place(path: Path) -> None:
     """For before the long way to a report.
 
     Raises:
-        UserError: the folder of ``path`` is not there, or ``path`` is no file.
+        UserError: the folder of ``path`` does not exist, or ``path`` is not a file.
     """
     if path.exists() and not path.is_file():
-        raise UserError(f"--report {path} is there and is no file; name another")
+        raise UserError(f"--report {path} exists and is not a file; name another")
     if not path.parent.is_dir():
         raise UserError(f"--report {path}: the folder {path.parent} does not exist; make it first")
 

@@ -183,7 +183,7 @@ def test_the_summary_names_the_operators(
         (["--evaluate-rows", "0"], "'0': give a whole number of at least 1"),
         (["--evaluate-rows", "5", "--no-evaluate"], "not allowed with"),
         (["--shards", "0"], "'0': give a whole number of at least 1"),
-        (["--table-dtype", "int4"], "'int4' is no PATTERN=VALUE, such as 'user_*=int4'"),
+        (["--table-dtype", "int4"], "'int4' is not PATTERN=VALUE, such as 'user_*=int4'"),
     ],
 )
 def test_a_wrong_flag_ends_with_2(
@@ -212,7 +212,7 @@ def test_what_cannot_be_packaged_ends_with_2_and_one_line(
     fails_with(capsys, "model's name is 'a b'", tmp_path, "--out", out, "--name", "a b")
     nowhere = tmp_path / "a" / "types.html"
     fails_with(capsys, "make it first", tmp_path, "--out", out, "--report", nowhere)
-    fails_with(capsys, "is there and is no file", tmp_path, "--out", out, "--report", tmp_path)
+    fails_with(capsys, "exists and is not a file", tmp_path, "--out", out, "--report", tmp_path)
     assert not out.exists()
 
 

@@ -193,10 +193,10 @@ def test_a_plan_that_does_not_fit_is_refused(pieces: list[Placement], message: s
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is no plan"),
-        ("[]", "is no plan"),
-        ('{"num_shards": 2}', "is no plan .'placements'"),
-        ('{"num_shards": 2, "placements": [{"table": "t"}]}', "is no plan"),
+        ("", "is not a plan"),
+        ("[]", "is not a plan"),
+        ('{"num_shards": 2}', "is not a plan .'placements'"),
+        ('{"num_shards": 2, "placements": [{"table": "t"}]}', "is not a plan"),
         ('{"num_shards": "2", "placements": []}', None),
         (None, "No such file"),
     ],

@@ -107,7 +107,7 @@ def test_the_report_has_every_type_of_the_backend(backend: str) -> None:
     others = {SAME_TABLES} if len(lookup_backend(backend).dense_types) > 1 else set()
     types = lookup_backend(backend).weight_types
     assert choices.keys() | impossible == {CHOSEN, *others, *types}
-    assert impossible <= {"int8b"}  # the model's dimensions are no multiples of 16
+    assert impossible <= {"int8b"}  # the model's dimensions are not multiples of 16
     assert [c.bytes for c in report.choices] == sorted(c.bytes for c in report.choices)
     assert choices["fp32"].largest_change == 0
     assert choices["int4"].largest_change > choices["int8"].largest_change > 0

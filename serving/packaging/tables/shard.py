@@ -93,7 +93,7 @@ def read_plan(path: Path) -> ShardingPlan:
     """A plan from a JSON file: ``{"num_shards": N, "placements": [...]}``, as in a manifest.
 
     Raises:
-        UserError: the file cannot be read, or is no plan.
+        UserError: the file cannot be read, or is not a plan.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -103,7 +103,7 @@ def read_plan(path: Path) -> ShardingPlan:
         raise UserError(f"--plan {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"--plan {path} is no plan ({error}); 'tessera inspect --json' of a package with "
+            f"--plan {path} is not a plan ({error}); 'tessera inspect --json' of a package with "
             "shards shows one"
         ) from error
     numbers = [
