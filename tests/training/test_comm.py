@@ -9,7 +9,7 @@ from tessera.training.distributed.collective_utils import (
     is_leader,
     run_on_leader,
 )
-from tessera.training.distributed.comm.nodes import nodes as comm
+from tessera.training.distributed.comm import nodes as comm
 from tests.training.ranks import RankError, rank_device, run_on_ranks
 
 
