@@ -124,6 +124,7 @@ def load_plan(path: str | Path) -> ShardingPlan:
 
 
 def _from_json(where: dict[str, Any]) -> ParameterSharding:
+    strategy = strategy_of(where["sharding_type"])
     spec = None
     if where["shards"] is not None:
         spec = EnumerableShardingSpec(
@@ -137,7 +138,7 @@ def _from_json(where: dict[str, Any]) -> ParameterSharding:
             ]
         )
     return ParameterSharding(
-        sharding_type=strategy_of(where["sharding_type"]).name,
+        sharding_type=strategy.name,
         compute_kernel=str(where["compute_kernel"]),
         ranks=[int(rank) for rank in where["ranks"]],
         sharding_spec=spec,
