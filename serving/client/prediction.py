@@ -53,8 +53,8 @@ def decode_response(data: bytes, batch_size: int) -> Prediction:
     """Read a serialized ``PredictionResponse`` to a request of ``batch_size`` samples.
 
     Raises:
-        ValueError: the bytes are no such message, or an output's size is no positive multiple
-            of ``batch_size``.
+        ValueError: the bytes are not such a message, or an output's size is not a positive
+            multiple of ``batch_size``.
     """
     try:
         response = pb.PredictionResponse.FromString(data)

@@ -94,7 +94,7 @@ def _check_offsets(offsets: Tensor, total: int) -> None:
 
 
 def check_id_dtype(ids: Tensor) -> None:
-    """Refuse values that are no ids.
+    """Refuse values that are not ids.
 
     Raises:
         ValueError: the values are not int32 or int64.

@@ -127,7 +127,7 @@ class JaggedTensor(OutsideScript):
 
         Args:
             values: ``[N]`` of all bags.
-            weights: likewise, or None.
+            weights: ``[N]`` float32 of all bags, or None.
             lengths: of all bags, or None.
             offsets: of all bags, or None.
             ids: the first entry of the part and the first after it.
@@ -240,7 +240,7 @@ def cut_evenly(
 
     Args:
         values: ``[N]`` of all features.
-        weights: likewise, or None.
+        weights: ``[N]`` float32 of all features, or None.
         lengths: ``[F * B]``, ``B`` at least 1.
         offsets: ``[F * B + 1]``, or None where the parts shall not have them.
         counts: ``[F]``, values of each feature.

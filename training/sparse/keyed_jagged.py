@@ -254,7 +254,7 @@ class KeyedJaggedTensor(Exchangeable):
         return self._stride_per_key_per_rank is not None
 
     def stride_per_key(self) -> list[int]:
-        """``[S_f]``."""
+        """The number of bags of each key, ``[S_f]``."""
         strides = self._stride_per_key
         if strides is None:
             strides = layout.strides_of(
