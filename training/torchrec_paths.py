@@ -164,7 +164,7 @@ PATHS: dict[str, dict[str, str]] = {
     "distributed.embedding_sharding": {
         "distributed.sharding.embedding_sharding": (
             "BaseEmbeddingDist BaseSparseFeaturesDist EmbeddingSharding EmbeddingShardingContext "
-            "EmbeddingShardingInfo OutputColumns group_tables tables_on_ranks"
+            "EmbeddingShardingInfo OutputColumns group_tables"
         ),
         "distributed.travel.bucketize": "bucketize_kjt_before_all2all",
         "distributed.travel.features_awaitable": (
@@ -238,11 +238,18 @@ PATHS: dict[str, dict[str, str]] = {
     },
     "distributed.sharding_plan": {
         "distributed.planner.generators": (
-            "ParameterShardingGenerator apply_to_all balanced_table_wise_plan column_wise "
-            "construct_module_sharding_plan data_parallel get_default_sharders "
-            "get_module_to_default_sharders get_sharding_constructor_from_type grid_shard "
-            "placement row_wise table_column_wise table_row_wise table_wise"
+            "apply_to_all balanced_table_wise_plan construct_module_sharding_plan "
+            "get_default_sharders get_module_to_default_sharders "
+            "get_sharding_constructor_from_type"
         ),
+        "distributed.sharding.by_hand": "ParameterShardingGenerator placement",
+        "distributed.sharding.strategies.column_wise": "column_wise",
+        "distributed.sharding.strategies.data_parallel": "data_parallel",
+        "distributed.sharding.strategies.grid_shard": "grid_shard",
+        "distributed.sharding.strategies.row_wise": "row_wise",
+        "distributed.sharding.strategies.table_column_wise": "table_column_wise",
+        "distributed.sharding.strategies.table_row_wise": "table_row_wise",
+        "distributed.sharding.strategies.table_wise": "table_wise",
     },
     "distributed.train_pipeline": {
         "distributed.train_pipeline.contexts": (

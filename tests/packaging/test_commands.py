@@ -16,13 +16,13 @@ import torch
 
 from tessera.cli import main
 from tessera.kernels.libraries import LIBRARIES
+from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving.commands import package_model as package_model_command
 from tessera.serving.package.loading import load_package
 from tessera.serving.package.manifest import Manifest
 from tessera.serving.package.records import Records
 from tessera.serving.packaging.evaluate import host_batch
 from tessera.serving.packaging.lookups.backends import BACKENDS
-from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES
 from tessera.training.trained import load_trained, validation_batches
 from tests.packaging.archives import read_records, write_records
 from tests.packaging.backends import EACH_BACKEND
@@ -141,7 +141,7 @@ def test_the_flags_offer_what_the_packager_has() -> None:
     parser = argparse.ArgumentParser()
     package_model_command.add_arguments(parser)
     choices = {action.dest: action.choices for action in parser._actions}
-    assert sorted(choices["dtype"]) == sorted(WEIGHT_TYPES)
+    assert sorted(choices["dtype"]) == sorted(ROW_TYPES)
     assert choices["backend"] == list(BACKENDS)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from tessera.cli import main
 from tessera.errors import UserError
+from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving import package_model
 from tessera.serving.package.loading import load_package
 from tessera.serving.packaging.lookups.backends import lookup_backend
@@ -17,7 +18,6 @@ from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import make_servable, write_model
 from tessera.serving.packaging.tables.choose_types import TypeChoice, choose_types
 from tessera.serving.packaging.tables.quantize import FloatTable, measure
-from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES
 from tessera.serving.packaging.type_report import (
     CHOSEN,
     SAME_TABLES,
@@ -61,7 +61,7 @@ def test_a_table_that_loses_too_much_takes_the_narrowest_type_that_does_not() ->
     # One column far larger than the others leaves these few codes.
     tables = [table("even"), table("uneven", spread=1e3)]
     losses = {
-        kind: [measure(one, WEIGHT_TYPES[kind]).relative_rmse for one in tables]
+        kind: [measure(one, ROW_TYPES[kind]).relative_rmse for one in tables]
         for kind in ("int4", "int8", "fp16", "fp32")
     }
     bound = (losses["int8"][1] + losses["fp16"][1]) / 2

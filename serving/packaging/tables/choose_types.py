@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from tessera.errors import UserError
+from tessera.kernels.row_types import ROW_TYPES, RowType, row_type
 from tessera.serving.packaging.tables.quantize import FloatTable, measure
-from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES, WeightType, weight_type
 
 WIDER = ("int2", "int4", "int8", "fp16", "fp32")
 """The types that a table too inaccurate for one of them may take instead, the narrowest first."""
@@ -33,11 +33,11 @@ class TypeChoice:
     default: str = "int8"
     by_pattern: Mapping[str, str] = field(default_factory=dict)
     max_error: float | None = None
-    usable: Sequence[str] = tuple(WEIGHT_TYPES)
+    usable: Sequence[str] = tuple(ROW_TYPES)
 
     def __post_init__(self) -> None:
         for kind in self.kinds():
-            weight_type(kind)
+            row_type(kind)
         if self.max_error is not None and not self.max_error > 0:
             raise UserError(
                 f"max_table_error is {self.max_error}; give a share of the table's root mean "
@@ -49,7 +49,7 @@ class TypeChoice:
         return (self.default, *self.by_pattern.values())
 
 
-def choose_types(tables: Sequence[FloatTable], choice: TypeChoice) -> dict[str, WeightType]:
+def choose_types(tables: Sequence[FloatTable], choice: TypeChoice) -> dict[str, RowType]:
     """The type of each table by its name.
 
     Raises:
@@ -64,22 +64,22 @@ def choose_types(tables: Sequence[FloatTable], choice: TypeChoice) -> dict[str, 
     return {table.name: _choose(table, choice) for table in tables}
 
 
-def _choose(table: FloatTable, choice: TypeChoice) -> WeightType:
+def _choose(table: FloatTable, choice: TypeChoice) -> RowType:
     named = next(
         (kind for pattern, kind in choice.by_pattern.items() if fnmatchcase(table.name, pattern)),
         choice.default,
     )
-    kind = weight_type(named)
+    kind = row_type(named)
     if choice.max_error is None:
         return kind
     wider = [
-        weight_type(name)
+        row_type(name)
         for name in WIDER
-        if name in choice.usable and weight_type(name).bits > kind.bits
+        if name in choice.usable and row_type(name).bits > kind.bits
     ]
     for candidate in (kind, *wider):
-        if table.weights.shape[1] % candidate.columns_per_byte and candidate is not kind:
+        if table.weights.shape[1] % candidate.group_columns and candidate is not kind:
             continue
         if measure(table, candidate).relative_rmse <= choice.max_error:
             return candidate
-    return weight_type("fp32")
+    return row_type("fp32")

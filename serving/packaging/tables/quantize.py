@@ -14,9 +14,9 @@ from torch import Tensor
 
 from tessera.errors import UserError
 from tessera.kernels.libraries import LibraryError, load_libraries
+from tessera.kernels.row_types import RowType
 from tessera.serving.package.manifest import Placement, ShardingPlan, TableInfo
 from tessera.serving.packaging.tables.spill import MappedPages
-from tessera.serving.packaging.tables.weight_types import SCALE_BIAS_BYTES, WeightType
 
 TABLE_ALIGNMENT_BYTES = 64
 """Every table begins at a multiple of this in its buffer: a cache line."""
@@ -77,7 +77,7 @@ class StoredTable:
     """
 
     info: TableInfo
-    kind: WeightType
+    kind: RowType
     pieces: tuple[StoredPiece, ...]
 
 
@@ -99,7 +99,7 @@ class StoredTables:
         """The table called ``name``."""
         return next(table for table in self.tables if table.info.name == name)
 
-    def rows(self, piece: StoredPiece, kind: WeightType) -> Tensor:
+    def rows(self, piece: StoredPiece, kind: RowType) -> Tensor:
         """The stored rows of a piece ``[rows, row_bytes]`` uint8, scale and bias first."""
         header, data = _views(self.buffers[piece.placement.shard], piece, kind)
         return torch.cat([header, data], dim=1)
@@ -117,7 +117,7 @@ class StoredTables:
 
 def quantize_tables(
     tables: Sequence[FloatTable],
-    kinds: WeightType | Mapping[str, WeightType],
+    kinds: RowType | Mapping[str, RowType],
     *,
     plan: ShardingPlan | None = None,
     for_gpu: bool = False,
@@ -142,8 +142,7 @@ def quantize_tables(
             width that it cannot (int4 and an odd dimension).
     """
     by_name = {
-        table.name: kinds if isinstance(kinds, WeightType) else kinds[table.name]
-        for table in tables
+        table.name: kinds if isinstance(kinds, RowType) else kinds[table.name] for table in tables
     }
     for table in tables:
         check_width(table, by_name[table.name])
@@ -178,13 +177,13 @@ def one_device(tables: Sequence[FloatTable], *, device: str = "cpu") -> tuple[Pl
     )
 
 
-def check_width(table: FloatTable, kind: WeightType) -> None:
+def check_width(table: FloatTable, kind: RowType) -> None:
     """Refuse a table whose rows do not fill whole bytes.
 
     Raises:
         UserError: naming table, dimension and what to do.
     """
-    dim, multiple = table.weights.shape[1], kind.columns_per_byte
+    dim, multiple = table.weights.shape[1], kind.group_columns
     if dim % multiple:
         needs = "an even one" if multiple == 2 else f"a multiple of {multiple}"
         raise UserError(
@@ -193,7 +192,7 @@ def check_width(table: FloatTable, kind: WeightType) -> None:
         )
 
 
-def measure(table: FloatTable, kind: WeightType) -> TableInfo:
+def measure(table: FloatTable, kind: RowType) -> TableInfo:
     """What ``kind`` would cost a table, without keeping it.
 
     Raises:
@@ -203,7 +202,7 @@ def measure(table: FloatTable, kind: WeightType) -> TableInfo:
     return _store(table, _fitted(table, kind), (), (), lambda rows: rows)
 
 
-def _fitted(table: FloatTable, kind: WeightType) -> WeightType:
+def _fitted(table: FloatTable, kind: RowType) -> RowType:
     """The type with what the table's rows share; reads the table only where they share something."""
     step = max(1, _CHUNK_ELEMENTS // table.weights.shape[1])
     pages = MappedPages(table.weights)
@@ -222,7 +221,7 @@ def _zeros(size: int) -> Tensor:
 
 
 def _lay_out(
-    placements: Sequence[Placement], kinds: Mapping[str, WeightType], *, for_gpu: bool
+    placements: Sequence[Placement], kinds: Mapping[str, RowType], *, for_gpu: bool
 ) -> tuple[list[StoredPiece], list[int]]:
     """The pieces' places, and the bytes of each shard's buffer."""
     table_alignment = GPU_ALIGNMENT_BYTES if for_gpu else TABLE_ALIGNMENT_BYTES
@@ -260,7 +259,7 @@ def _round_up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-def _views(buffer: Tensor, piece: StoredPiece, kind: WeightType) -> tuple[Tensor, Tensor]:
+def _views(buffer: Tensor, piece: StoredPiece, kind: RowType) -> tuple[Tensor, Tensor]:
     """Scales with biases ``[rows, 4 or 0]`` and elements ``[rows, data bytes]``."""
     header = buffer.as_strided(
         (piece.rows, kind.header_bytes), (piece.scale_stride, 1), piece.scale_offset
@@ -273,12 +272,12 @@ def _views(buffer: Tensor, piece: StoredPiece, kind: WeightType) -> tuple[Tensor
 
 def _store(
     table: FloatTable,
-    kind: WeightType,
+    kind: RowType,
     pieces: Sequence[StoredPiece],
     buffers: Sequence[Tensor],
     on_rows: Callable[[int], object],
 ) -> TableInfo:
-    if kind.codes:
+    if kind.scaled and kind.fbgemm_code is not None:
         # Faster where it is installed; the rows are the same without it.
         with suppress(LibraryError):
             load_libraries(["fbgemm_gpu_py"])
@@ -346,9 +345,7 @@ def _sum_of_squares(values: Tensor) -> float:
     return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
 
 
-def _write(
-    buffer: Tensor, piece: StoredPiece, kind: WeightType, begin: int, encoded: Tensor
-) -> None:
+def _write(buffer: Tensor, piece: StoredPiece, kind: RowType, begin: int, encoded: Tensor) -> None:
     """Put what the piece has of rows ``[begin, begin + len(encoded))`` into its place."""
     at = piece.placement
     first, last = max(begin, at.row_begin), min(begin + len(encoded), at.row_end)
@@ -358,11 +355,11 @@ def _write(
     header, data = _views(buffer, piece, kind)
     to = slice(first - at.row_begin, last - at.row_begin)
     if kind.scaled:
-        header[to] = own[:, :SCALE_BIAS_BYTES]
+        header[to] = own[:, : kind.header_bytes]
     data[to] = own[:, kind.header_bytes :]
 
 
-def _check_range(name: str, first_row: int, chunk: Tensor, kind: WeightType) -> None:
+def _check_range(name: str, first_row: int, chunk: Tensor, kind: RowType) -> None:
     low, high = chunk.aminmax()  # NaN where one element is
     limit = min(kind.largest, LARGEST_FLOAT32)  # infinity is beyond it
     if low.item() >= -limit and high.item() <= limit:

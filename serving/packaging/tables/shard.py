@@ -19,9 +19,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tessera.errors import UserError
+from tessera.kernels.row_types import RowType
 from tessera.serving.package.manifest import Placement, ShardingPlan
 from tessera.serving.packaging.tables.quantize import FloatTable, one_device
-from tessera.serving.packaging.tables.weight_types import WeightType
 
 SHARDINGS = ("auto", "table_wise", "row_wise", "column_wise")
 
@@ -33,7 +33,7 @@ def plan_one_device(tables: Sequence[FloatTable], *, device: str = "cpu") -> Sha
 
 def plan_shards(
     tables: Sequence[FloatTable],
-    kinds: Mapping[str, WeightType],
+    kinds: Mapping[str, RowType],
     *,
     shards: int,
     device: str = "cpu",
@@ -119,7 +119,7 @@ def read_plan(path: Path) -> ShardingPlan:
 def check_plan(
     plan: ShardingPlan,
     tables: Sequence[FloatTable],
-    kinds: Mapping[str, WeightType],
+    kinds: Mapping[str, RowType],
     *,
     device: str = "cpu",
 ) -> ShardingPlan:
@@ -154,7 +154,7 @@ def check_plan(
 
 
 def _check_pieces(
-    name: str, pieces: Sequence[Placement], rows: int, dim: int, kind: WeightType
+    name: str, pieces: Sequence[Placement], rows: int, dim: int, kind: RowType
 ) -> None:
     """Refuse pieces that do not make a whole table."""
     by_rows = _follow(0, rows, [(p.row_begin, p.row_end) for p in pieces])
@@ -168,10 +168,10 @@ def _check_pieces(
         )
     if len({piece.shard for piece in pieces}) < len(pieces):
         raise UserError(f"the plan has table {name!r} twice in one shard; join the pieces")
-    if any(piece.column_begin % kind.columns_per_byte for piece in pieces):
+    if any(piece.column_begin % kind.group_columns for piece in pieces):
         raise UserError(
             f"the plan cuts table {name!r} within a byte; {kind.name} is cut at multiples of "
-            f"{kind.columns_per_byte} columns"
+            f"{kind.group_columns} columns"
         )
 
 
@@ -202,11 +202,11 @@ def _way(
 
 
 def _cut(
-    table: FloatTable, kind: WeightType, shards: int, *, rows: bool
+    table: FloatTable, kind: RowType, shards: int, *, rows: bool
 ) -> list[tuple[int, tuple[int, int], tuple[int, int]]]:
     """Shard, rows and columns of each piece."""
     count, dim = table.weights.shape
-    unit = 1 if rows else kind.columns_per_byte
+    unit = 1 if rows else kind.group_columns
     size = count if rows else dim // unit
     if size < shards:
         raise UserError(
