@@ -11,7 +11,7 @@ from tessera.training.distributed.sharding.embedding_sharding import (
     EmbeddingSharding as EmbeddingSharding,
     EmbeddingShardingContext as EmbeddingShardingContext,
     EmbeddingShardingInfo as EmbeddingShardingInfo, OutputColumns as OutputColumns,
-    group_tables as group_tables, tables_on_ranks as tables_on_ranks,
+    group_tables as group_tables,
 )
 from tessera.training.distributed.travel.bucketize import (
     bucketize_kjt_before_all2all as bucketize_kjt_before_all2all,

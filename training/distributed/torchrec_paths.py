@@ -97,7 +97,7 @@ PATHS: dict[str, dict[str, str]] = {
     "embedding_sharding": {
         "sharding.embedding_sharding": (
             "BaseEmbeddingDist BaseSparseFeaturesDist EmbeddingSharding EmbeddingShardingContext "
-            "EmbeddingShardingInfo OutputColumns group_tables tables_on_ranks"
+            "EmbeddingShardingInfo OutputColumns group_tables"
         ),
         "travel.bucketize": "bucketize_kjt_before_all2all",
         "travel.features_awaitable": (
@@ -161,11 +161,18 @@ PATHS: dict[str, dict[str, str]] = {
     },
     "sharding_plan": {
         "planner.generators": (
-            "ParameterShardingGenerator apply_to_all balanced_table_wise_plan column_wise "
-            "construct_module_sharding_plan data_parallel get_default_sharders "
-            "get_module_to_default_sharders get_sharding_constructor_from_type grid_shard "
-            "placement row_wise table_column_wise table_row_wise table_wise"
+            "apply_to_all balanced_table_wise_plan construct_module_sharding_plan "
+            "get_default_sharders get_module_to_default_sharders "
+            "get_sharding_constructor_from_type"
         ),
+        "sharding.by_hand": "ParameterShardingGenerator placement",
+        "sharding.strategies.column_wise": "column_wise",
+        "sharding.strategies.data_parallel": "data_parallel",
+        "sharding.strategies.grid_shard": "grid_shard",
+        "sharding.strategies.row_wise": "row_wise",
+        "sharding.strategies.table_column_wise": "table_column_wise",
+        "sharding.strategies.table_row_wise": "table_row_wise",
+        "sharding.strategies.table_wise": "table_wise",
     },
     "train_pipeline": {
         "train_pipeline.contexts": "PrefetchTrainPipelineContext TrainPipelineContext",

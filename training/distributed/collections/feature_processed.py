@@ -29,8 +29,8 @@ from tessera.training.distributed.plan.plan_types import (
     EmbeddingModuleShardingPlan,
     ParameterSharding,
 )
-from tessera.training.distributed.sharding.embedding_sharding import ROW_SPLIT_TYPES
 from tessera.training.distributed.sharding.pooled_shardings import tables_of
+from tessera.training.distributed.sharding.registry import strategy_of
 from tessera.training.distributed.tables.interfaces import BaseGroupedFeatureProcessor
 from tessera.training.distributed.travel.kjt_list import KJTList
 from tessera.training.modules.feature_processor_ import (
@@ -88,10 +88,10 @@ def _grouped(
     if weights is not None:
         lengths = {name: own.numel() for name, own in weights.items()}
         return GroupedPositionWeightedModule(lengths, position_weights=weights)
-    torn = [table for table, where in plan.items() if where.sharding_type in ROW_SPLIT_TYPES]
-    if torn:
+    split = [table for table, where in plan.items() if strategy_of(where.sharding_type).splits_bags]
+    if split:
         raise ValueError(
-            f"table {torn[0]!r} is {plan[torn[0]].sharding_type}, which tears bags apart; only "
+            f"table {split[0]!r} is {plan[split[0]].sharding_type}, which splits bags; only "
             "position weights can follow, so place tables with other processors table-wise, "
             "column-wise or data-parallel"
         )

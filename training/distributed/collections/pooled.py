@@ -31,7 +31,6 @@ from tessera.training.distributed.plan.plan_types import (
     ParameterSharding,
 )
 from tessera.training.distributed.sharding.embedding_sharding import (
-    ROW_SPLIT_TYPES,
     EmbeddingShardingContext,
 )
 from tessera.training.distributed.sharding.planned import PooledSharding
@@ -122,9 +121,7 @@ class ShardedEmbeddingBagCollection(
         self._is_weighted = module.is_weighted()
         self._embedding_names = module.embedding_names()
         self._output = self._output_order()
-        self._divisors = [
-            self._mean_divisor(kind, sharding) for kind, sharding in self._shardings.items()
-        ]
+        self._divisors = [self._mean_divisor(sharding) for sharding in self._shardings.values()]
 
     def _output_order(self) -> PooledOutput:
         return PooledOutput(
@@ -134,15 +131,15 @@ class ShardedEmbeddingBagCollection(
             [sharding.flat_parts() for sharding in self._shardings.values()],
         )
 
-    def _mean_divisor(self, kind: str, sharding: PooledSharding) -> MeanDivisor | None:
+    def _mean_divisor(self, sharding: PooledSharding) -> MeanDivisor | None:
         means = (
             {table.name for table in self._configs if table.pooling is PoolingType.MEAN}
-            if kind in ROW_SPLIT_TYPES
+            if sharding.strategy.splits_bags
             else set()
         )
         is_mean = [
             table.name in means
-            for groups in sharding.groups_per_sender()
+            for groups in sharding.layout.groups_per_team()
             for group in groups
             for table in group.embedding_tables
             for _ in table.feature_names

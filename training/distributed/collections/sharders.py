@@ -13,6 +13,7 @@ from tessera.training.distributed.plan.sharded_module import (
     M,
     ModuleSharder,
 )
+from tessera.training.distributed.sharding.registry import strategies, strategy_of
 from tessera.training.distributed.tables.table_shards import (
     EmbeddingComputeKernel,
 )
@@ -74,29 +75,12 @@ class BaseEmbeddingSharder(_SharderOfTables[M], Generic[M]):
         super().__init__(fused_params, qcomm_codecs_registry)
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """All of them, on every kind of device."""
-        del compute_device_type
-        return [
-            ShardingType.DATA_PARALLEL.value,
-            ShardingType.TABLE_WISE.value,
-            ShardingType.COLUMN_WISE.value,
-            ShardingType.TABLE_COLUMN_WISE.value,
-            ShardingType.ROW_WISE.value,
-            ShardingType.TABLE_ROW_WISE.value,
-            ShardingType.GRID_SHARD.value,
-        ]
+        """The strategies that have a kernel on a kind of device."""
+        return [own.name for own in strategies() if own.kernels(compute_device_type)]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """The kernels that a sharding type has on a kind of device."""
-        kernels = [EmbeddingComputeKernel.DENSE.value]
-        if sharding_type != ShardingType.DATA_PARALLEL.value:
-            kernels.append(EmbeddingComputeKernel.FUSED.value)
-            if compute_device_type == "cuda":
-                kernels += [
-                    EmbeddingComputeKernel.FUSED_UVM.value,
-                    EmbeddingComputeKernel.FUSED_UVM_CACHING.value,
-                ]
-        return kernels
+        """The kernels that a strategy has on a kind of device."""
+        return strategy_of(sharding_type).kernels(compute_device_type)
 
 
 class BaseQuantEmbeddingSharder(_SharderOfTables[M], Generic[M]):

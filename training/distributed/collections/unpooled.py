@@ -27,12 +27,9 @@ from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import (
     EmbeddingModuleShardingPlan,
     ParameterSharding,
-    ShardingType,
 )
-from tessera.training.distributed.sharding.sequence_sharding import (
-    SequenceSharding,
-    SequenceShardingContext,
-)
+from tessera.training.distributed.sharding.planned import SequenceSharding
+from tessera.training.distributed.sharding.sequence_sharding import SequenceShardingContext
 from tessera.training.distributed.sharding.unpooled_shardings import (
     create_embedding_sharding,
     create_sharding_infos_by_sharding,
@@ -118,15 +115,15 @@ class ShardedEmbeddingCollection(
         dedup = use_index_dedup or get_ec_index_dedup()
         self._deduplicators = [
             self._deduplicator(sharding)
-            if dedup and not sharding.is_local() and kind != ShardingType.DATA_PARALLEL.value
+            if dedup and not sharding.is_local() and not sharding.strategy.replicated
             else None
-            for kind, sharding in self._shardings.items()
+            for sharding in self._shardings.values()
         ]
 
     def _deduplicator(self, sharding: SequenceSharding) -> IndexDeduplicator:
         rows = [
             size
-            for groups in sharding.groups_per_sender()
+            for groups in sharding.layout.groups_per_team()
             for group in groups
             for size in group.feature_hash_sizes()
         ]

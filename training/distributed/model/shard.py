@@ -25,12 +25,12 @@ from tessera.training.distributed.plan.plan_types import (
 )
 from tessera.training.distributed.plan.sharded_module import ModuleSharder, ShardedModule
 from tessera.training.distributed.planner.generators import (
-    ParameterShardingGenerator,
     balanced_table_wise_plan,
     construct_module_sharding_plan,
     get_default_sharders,
     get_module_to_default_sharders,
 )
+from tessera.training.distributed.sharding.by_hand import ParameterShardingGenerator
 
 Plan = (
     EmbeddingModuleShardingPlan
