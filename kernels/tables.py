@@ -67,7 +67,7 @@ class Pooling(IntEnum):
 
 
 class IdRule(IntEnum):
-    """How a raw id becomes a row (the rules of `tessera.serving.schema.FeatureSpec`)."""
+    """How a raw id becomes a row (the rules of `tessera.serving.package.schema.FeatureSpec`)."""
 
     NONE = 0
     MODULO = 1

@@ -12,7 +12,7 @@ import pytest
 
 from tessera import cli
 from tessera.errors import UserError
-from tessera.serving.replace import replacing
+from tessera.serving.package.replace import replacing
 
 NAME = "inspect"
 

@@ -10,9 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tessera.training.distributed.embeddingbag import EmbeddingBagCollectionSharder
-    from tessera.training.distributed.model_parallel import DistributedModelParallel
-    from tessera.training.distributed.types import ShardingEnv, ShardingPlan
+    from tessera.training.distributed.collections.pooled import EmbeddingBagCollectionSharder
+    from tessera.training.distributed.comm.environment import ShardingEnv
+    from tessera.training.distributed.model.model_parallel import DistributedModelParallel
+    from tessera.training.distributed.plan.plan_types import ShardingPlan
     from tessera.training.models.config import ModelConfig, TableConfig
     from tessera.training.models.dlrm import DLRM, DLRM_DCN, DLRMTrain
     from tessera.training.models.ranking import RankingModel, build_ranking_model
@@ -79,10 +80,10 @@ _MODULE_OF = {
     "DLRMTrain": "models.dlrm",
     "DLRM_DCN": "models.dlrm",
     "DataType": "modules.embedding_configs",
-    "DistributedModelParallel": "distributed.model_parallel",
+    "DistributedModelParallel": "distributed.model.model_parallel",
     "EmbOptimType": "optim.fused",
     "EmbeddingBagCollection": "modules.embedding_modules",
-    "EmbeddingBagCollectionSharder": "distributed.embeddingbag",
+    "EmbeddingBagCollectionSharder": "distributed.collections.pooled",
     "EmbeddingBagCollectionInterface": "modules.tables",
     "EmbeddingBagConfig": "modules.embedding_configs",
     "EmbeddingCollection": "modules.embedding_modules",
@@ -96,8 +97,8 @@ _MODULE_OF = {
     "ModelConfig": "models.config",
     "PoolingType": "modules.embedding_configs",
     "RankingModel": "models.ranking",
-    "ShardingEnv": "distributed.types",
-    "ShardingPlan": "distributed.types",
+    "ShardingEnv": "distributed.comm.environment",
+    "ShardingPlan": "distributed.plan.plan_types",
     "TableConfig": "models.config",
     "build_ranking_model": "models.ranking",
     "in_backward_optimizer_filter": "optim.optimizers",

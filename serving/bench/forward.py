@@ -3,7 +3,7 @@
 Forms of the same model, with the same batches, in turns within one run:
 
 * ``tessera``, ``fbgemm``: the files of both backends as a server runs them
-  (`tessera.serving.loading.load_package`);
+  (`tessera.serving.package.loading.load_package`);
 * ``tessera bf16``: the same with ``--dense-dtype bf16``;
 * ``torch bf16``: ``optimized`` with both MLPs in torch's bfloat16;
 * ``optimized``: the traced graph with FBGEMM's lookup through ``torch.jit.script`` and
@@ -31,13 +31,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tessera.serving.loading import load_package
-from tessera.serving.packaging.lookup import BACKENDS
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.runner import HostBatch, Runner, TorchScriptRunner
+from tessera.serving.package.torchscript import optimize
+from tessera.serving.packaging.lookups.backends import BACKENDS
 from tessera.serving.packaging.package import PackageOptions, make_servable, write_model
 from tessera.serving.packaging.script import script
 from tessera.serving.packaging.trace import trace
-from tessera.serving.runner import HostBatch, Runner, TorchScriptRunner
-from tessera.serving.torchscript import optimize
 from tessera.training.models.architectures.dlrm import DLRMConfig
 from tessera.training.models.config import Hashing
 from tessera.training.models.ranking import RankingModel, build_ranking_model

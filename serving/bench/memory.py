@@ -39,8 +39,8 @@ from tessera.serving.client import (
     RequestDrawer,
     encode_request,
 )
+from tessera.serving.package.records import Records
 from tessera.serving.packaging.package import PackageOptions, write_model
-from tessera.serving.records import Records
 from tessera.serving.server.background import ServerProcess
 
 DIM = 64

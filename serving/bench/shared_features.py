@@ -35,10 +35,10 @@ import numpy as np
 import torch
 
 from tessera.serving.bench.forward import CLOCKS, DENSE, TABLES, Clock, dlrm
-from tessera.serving.loading import load_package
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.runner import HostBatch, Runner
 from tessera.serving.packaging.package import PackageOptions, write_model
 from tessera.serving.protocol import predictor_pb2 as pb
-from tessera.serving.runner import HostBatch, Runner
 
 USER = 20
 ROUNDS = 9

@@ -15,7 +15,7 @@ from tessera.serving.client.assemble import assemble
 from tessera.serving.client.encode import encode_request
 from tessera.serving.client.errors import ServerBug
 from tessera.serving.client.prediction import Prediction, decode_response
-from tessera.serving.schema import InputSchema
+from tessera.serving.package.schema import InputSchema
 
 METHOD = "/predictor.Predictor/Predict"
 DEFAULT_TIMEOUT_S = 5.0

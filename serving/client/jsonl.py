@@ -23,7 +23,7 @@ import numpy as np
 from tessera.errors import UserError
 from tessera.serving.client.arrays import Array, Bags
 from tessera.serving.client.assemble import nearest
-from tessera.serving.schema import InputSchema
+from tessera.serving.package.schema import InputSchema
 
 _ID_MIN, _ID_MAX = -(2**63), 2**63 - 1
 _FLOAT32_MAX = float(np.finfo(np.float32).max)

@@ -14,7 +14,7 @@ import numpy as np
 
 from tessera.errors import UserError
 from tessera.serving.client.arrays import Array, GroupArrays, RequestArrays, SharedArrays
-from tessera.serving.schema import FeatureSpec, InputSchema
+from tessera.serving.package.schema import FeatureSpec, InputSchema
 
 # An odd number, so that multiplication modulo 2**64 maps different ranks to different ids.
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)

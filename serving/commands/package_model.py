@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from tessera.errors import UserError
 from tessera.serving.commands.numbers import positive
-from tessera.serving.summary import human_bytes, summarize
+from tessera.serving.inspect.summary import human_bytes, summarize
 
 if TYPE_CHECKING:
-    from tessera.serving.manifest import Manifest
+    from tessera.serving.package.manifest import Manifest
     from tessera.serving.packaging.options import PackageOptions
 
 
@@ -198,7 +198,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace) -> PackageOptions:
     from tessera.serving.packaging.options import PackageOptions  # noqa: PLC0415 - loads torch
-    from tessera.serving.packaging.shard import read_plan  # noqa: PLC0415 - likewise
+    from tessera.serving.packaging.tables.shard import read_plan  # noqa: PLC0415 - likewise
 
     chosen = {} if args.backend is None else {"backend": args.backend}
     return PackageOptions(

@@ -46,7 +46,7 @@ from tessera.serving.client.arrays import Array
 from tessera.serving.client.jsonl import read_batches
 from tessera.serving.client.latency import LatencySummary
 from tessera.serving.commands.numbers import not_negative, positive
-from tessera.serving.schema import InputSchema
+from tessera.serving.package.schema import InputSchema
 
 EXIT_NOT_ANSWERED = 1
 

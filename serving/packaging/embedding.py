@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from tessera.errors import UserError
-from tessera.serving.packaging.lookup import LookupBackend
-from tessera.serving.packaging.quantize import FloatTable, StoredTables
-from tessera.serving.schema import FeatureSpec
+from tessera.serving.package.schema import FeatureSpec
+from tessera.serving.packaging.lookups.backends import LookupBackend
+from tessera.serving.packaging.tables.quantize import FloatTable, StoredTables
 from tessera.training.models.dlrm import DLRM
 from tessera.training.models.ranking import RankingModel
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.serving.manifest import Evaluation, Quality
-from tessera.serving.runner import HostBatch, Runner
-from tessera.serving.schema import InputSchema
+from tessera.serving.package.manifest import Evaluation, Quality
+from tessera.serving.package.runner import HostBatch, Runner
+from tessera.serving.package.schema import InputSchema
 from tessera.training.data.batch import Batch
 from tessera.training.models.ranking import RankingModel
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor

@@ -8,8 +8,8 @@ from typing import TypeAlias
 from torch import Tensor, nn
 
 from tessera.errors import UserError
-from tessera.serving.packaging.quantize import FloatTable
-from tessera.serving.schema import Pooling
+from tessera.serving.package.schema import Pooling
+from tessera.serving.packaging.tables.quantize import FloatTable
 from tessera.training.modules.embedding_configs import BaseEmbeddingConfig, PoolingType
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from tessera.training.modules.hashing import FeatureHasher, HashSpec

@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 
 from tessera.errors import UserError
-from tessera.serving.packaging.find import FoundTables
-from tessera.serving.packaging.packed_collections import IdTreatment
-from tessera.serving.schema import (
+from tessera.serving.package.schema import (
     FeatureSpec,
     Group,
     Hashing,
@@ -27,6 +25,8 @@ from tessera.serving.schema import (
     OutputSpec,
     Pooling,
 )
+from tessera.serving.packaging.find import FoundTables
+from tessera.serving.packaging.packed_collections import IdTreatment
 from tessera.training.modules.hashing import HashSpec
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
@@ -39,7 +39,7 @@ OUTPUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@/-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureRule:
-    """How a feature's raw ids become rows; the rules of `tessera.serving.schema.FeatureSpec`.
+    """How a feature's raw ids become rows; the rules of `tessera.serving.package.schema.FeatureSpec`.
 
     A feature whose ids the module hashes itself, by a `FeatureHasher`, needs no rule.
 

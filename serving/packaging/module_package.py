@@ -12,17 +12,17 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from tessera.errors import UserError
-from tessera.serving.manifest import Manifest, ShardingPlan
+from tessera.serving.package.manifest import Manifest, ShardingPlan
+from tessera.serving.package.runner import TorchScriptRunner
+from tessera.serving.package.torchscript import optimize
 from tessera.serving.packaging.inputs import DEFAULT_OUTPUT, ModelInputs, read_inputs
-from tessera.serving.packaging.lookup import default_backend
+from tessera.serving.packaging.lookups.backends import default_backend
 from tessera.serving.packaging.module_servable import make_module_servable
 from tessera.serving.packaging.options import Origin, PackageOptions
 from tessera.serving.packaging.package import checked_out, write_servable
-from tessera.serving.packaging.spill import Spill
+from tessera.serving.packaging.tables.spill import Spill
 from tessera.serving.packaging.type_report import check_place, compare_types, write_report
 from tessera.serving.packaging.users_code import first_line, users_place
-from tessera.serving.runner import TorchScriptRunner
-from tessera.serving.torchscript import optimize
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 SampleBatch = Sequence[Tensor | KeyedJaggedTensor]

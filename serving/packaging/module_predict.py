@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from tessera.serving.package.schema import InputSchema
 from tessera.serving.packaging.inputs import ArgumentKind, named_outputs
-from tessera.serving.schema import InputSchema
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 
@@ -45,7 +45,7 @@ class ModulePredict(nn.Module):
         id_score_list_features_values: Tensor,
         id_score_list_features_weights: Tensor,
     ) -> dict[str, Tensor]:
-        """Run a batch; the arguments are those of `tessera.serving.runner.HostBatch`.
+        """Run a batch; the arguments are those of `tessera.serving.package.runner.HostBatch`.
 
         Returns:
             Each output, ``[B]`` or ``[B, k]`` float32.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tessera.errors import UserError
 from tessera.kernels.libraries import load_libraries
+from tessera.serving.package.runner import TorchScriptRunner, zero_batch
 from tessera.serving.packaging.dense import (
     fuse_relus,
     input_dimensions,
@@ -20,7 +21,6 @@ from tessera.serving.packaging.dense import (
 from tessera.serving.packaging.dense_gpu import keep_narrow, narrow_layers
 from tessera.serving.packaging.dense_types import DENSE_TYPES
 from tessera.serving.packaging.find import find_hash_specs, find_tables
-from tessera.serving.packaging.golden import LONG_BAG, golden_batch, long_batch
 from tessera.serving.packaging.inputs import (
     DEFAULT_OUTPUT,
     Arguments,
@@ -31,7 +31,7 @@ from tessera.serving.packaging.inputs import (
     read_arguments,
     treatments,
 )
-from tessera.serving.packaging.lookup import lookup_backend
+from tessera.serving.packaging.lookups.backends import lookup_backend
 from tessera.serving.packaging.module_predict import ModulePredict
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.packed_collections import packed_collection
@@ -40,7 +40,7 @@ from tessera.serving.packaging.script import script
 from tessera.serving.packaging.servable import ServableModel, dense_bytes, store_tables
 from tessera.serving.packaging.trace import is_left_whole, trace
 from tessera.serving.packaging.users_code import first_line, users_place
-from tessera.serving.runner import TorchScriptRunner, zero_batch
+from tessera.serving.packaging.write.golden import LONG_BAG, golden_batch, long_batch
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 # Two ways through the same operators; a difference beyond this is another calculation.
@@ -79,7 +79,7 @@ def make_module_servable(
         sample_batch: its arguments for some samples; see `tessera.serving.packaging.inputs`.
         options: see `PackageOptions`.
         progress: show a progress bar where stderr is a terminal.
-        allocate: see `tessera.serving.packaging.quantize.quantize_tables`.
+        allocate: see `tessera.serving.packaging.tables.quantize.quantize_tables`.
 
     Raises:
         UserError: something that cannot be packaged; says what and how to go on.

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tessera.errors import UserError
-from tessera.serving.manifest import ShardingPlan
-from tessera.serving.packaging.choose_types import TypeChoice
+from tessera.serving.package.manifest import ShardingPlan
+from tessera.serving.package.signing import read_private_key
 from tessera.serving.packaging.dense_types import DENSE_TYPES
-from tessera.serving.packaging.lookup import default_backend, lookup_backend
-from tessera.serving.packaging.shard import SHARDINGS
-from tessera.serving.packaging.weight_types import WEIGHT_TYPES
-from tessera.serving.signing import read_private_key
+from tessera.serving.packaging.lookups.backends import default_backend, lookup_backend
+from tessera.serving.packaging.tables.choose_types import TypeChoice
+from tessera.serving.packaging.tables.shard import SHARDINGS
+from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES
 
 DEVICES = ("cpu", "cuda")
 
@@ -37,7 +37,7 @@ class PackageOptions:
         backend: whose lookup operator; `default_backend` where none is named.
         device: the kind of device that the model will run on.
         shards: over how many devices of one process the tables are spread.
-        sharding: how; see `tessera.serving.packaging.shard`.
+        sharding: how; see `tessera.serving.packaging.tables.shard`.
         table_sharding: by a pattern of table names, how those are spread.
         plan: which rows and columns of which table lie in which shard, instead of the last three.
         output: the output's name, where the module returns a tensor.

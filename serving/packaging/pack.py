@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tessera.serving.packaging.dense_types import DENSE_TYPES
+from tessera.serving.packaging.stable_names import named_in_packages
 
 SMALLEST_PACKED = 1 << 16
 """Weights of fewer elements are left to oneMKL: calling oneDNN costs 12 us, a small product 3."""
@@ -25,6 +26,7 @@ RELUS = (torch.relu, nn.functional.relu, "relu", "relu_")
 """What a ReLU can be in a traced graph; one that works in place must be its input's only user."""
 
 
+@named_in_packages("pack")
 class PackedLinear(nn.Module):
     """``x W^T + b``, then ReLU if asked for.
 

@@ -14,8 +14,8 @@ from torch import Tensor
 import tessera
 from tessera.errors import UserError
 from tessera.kernels.libraries import fbgemm_version, load_libraries
-from tessera.serving.golden import write_golden
-from tessera.serving.manifest import (
+from tessera.serving.package.golden import write_golden
+from tessera.serving.package.manifest import (
     FORMAT_VERSION,
     Evaluation,
     GoldenInfo,
@@ -23,10 +23,12 @@ from tessera.serving.manifest import (
     RecordInfo,
     Versions,
 )
-from tessera.serving.packaging.archive import write_package
+from tessera.serving.package.runner import Runner, TorchScriptRunner
+from tessera.serving.package.schema import InputSchema
+from tessera.serving.package.signing import read_private_key, sign_manifest
+from tessera.serving.package.torchscript import optimize
 from tessera.serving.packaging.evaluate import evaluate
-from tessera.serving.packaging.golden import golden_batch, golden_info
-from tessera.serving.packaging.lookup import lookup_backend
+from tessera.serving.packaging.lookups.backends import lookup_backend
 from tessera.serving.packaging.options import Origin, PackageOptions
 from tessera.serving.packaging.servable import (
     ServableModel,
@@ -34,12 +36,10 @@ from tessera.serving.packaging.servable import (
     make_servable,
     progress_bar,
 )
-from tessera.serving.packaging.spill import Spill, SpilledRoom
+from tessera.serving.packaging.tables.spill import Spill, SpilledRoom
 from tessera.serving.packaging.type_report import Measure, check_place, compare_types, write_report
-from tessera.serving.runner import Runner, TorchScriptRunner
-from tessera.serving.schema import InputSchema
-from tessera.serving.signing import read_private_key, sign_manifest
-from tessera.serving.torchscript import optimize
+from tessera.serving.packaging.write.archive import write_package
+from tessera.serving.packaging.write.golden import golden_batch, golden_info
 from tessera.training.data.batch import Batch
 from tessera.training.models.ranking import RankingModel
 from tessera.training.trained import TrainedModel, load_trained, validation_batches

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from tessera.serving.package.schema import FeatureSpec, Hashing, OutOfRange
 from tessera.serving.packaging.find import FoundCollection, FoundTable
-from tessera.serving.packaging.lookup import LookupBackend
-from tessera.serving.packaging.quantize import StoredTables
-from tessera.serving.schema import FeatureSpec, Hashing, OutOfRange
+from tessera.serving.packaging.lookups.backends import LookupBackend
+from tessera.serving.packaging.tables.quantize import StoredTables
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx, nn
 
+from tessera.serving.package.schema import InputSchema
 from tessera.serving.packaging.same_bits import pad_dense, pad_lengths, sigmoid_of_rows
-from tessera.serving.schema import InputSchema
 from tessera.training.models.ranking import RankingModel
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -41,7 +41,7 @@ class PredictModule(nn.Module):
         id_score_list_features_values: Tensor,
         id_score_list_features_weights: Tensor,
     ) -> dict[str, Tensor]:
-        """Score a batch; the arguments are those of `tessera.serving.runner.HostBatch`.
+        """Score a batch; the arguments are those of `tessera.serving.package.runner.HostBatch`.
 
         Returns:
             Probabilities ``[B]`` float32 under the schema's output name.

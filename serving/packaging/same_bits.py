@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, fx
 
 from tessera.serving.packaging.dense_types import dense_operators
+from tessera.serving.packaging.stable_names import named_in_packages
 
 ROW_BLOCK = 4
 """Rows that oneMKL's kernels take at a time."""
@@ -30,6 +31,7 @@ VECTOR_BLOCK = 32
 instruction sets have blocks that divide it."""
 
 
+@named_in_packages("same_bits")
 def pad_dense(dense: Tensor) -> Tensor:
     """Add rows of zeros up to a multiple of `ROW_BLOCK`.
 
@@ -45,6 +47,7 @@ def pad_dense(dense: Tensor) -> Tensor:
     return torch.constant_pad_nd(dense, [0, 0, 0, missing])
 
 
+@named_in_packages("same_bits")
 def pad_lengths(lengths: Tensor, dense: Tensor) -> Tensor:
     """Add samples with empty bags up to a multiple of `ROW_BLOCK`.
 
@@ -88,6 +91,7 @@ def remove_padding(module: fx.GraphModule) -> None:
     module.recompile()
 
 
+@named_in_packages("same_bits")
 def sigmoid_of_rows(logits: Tensor, dense: Tensor) -> Tensor:
     """``sigmoid`` of the first ``B`` logits, all by vector instructions.
 

@@ -8,9 +8,9 @@ import torch
 from torch import fx
 
 from tessera.errors import UserError
+from tessera.serving.package.torchscript import expected_deprecation
 from tessera.serving.packaging.shared_rows import add_shared_method
 from tessera.serving.packaging.trace import FACTORIES
-from tessera.serving.torchscript import expected_deprecation
 
 HOME = "tessera_home"
 """An empty tensor that is on the first device."""

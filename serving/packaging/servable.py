@@ -11,18 +11,18 @@ from torch import Tensor, fx, nn
 from tqdm import tqdm
 
 from tessera.kernels.libraries import load_libraries
-from tessera.serving.manifest import ShardingPlan
-from tessera.serving.packaging.choose_types import choose_types
+from tessera.serving.package.manifest import ShardingPlan
+from tessera.serving.package.schema import FeatureSpec, InputSchema, OutputSpec
 from tessera.serving.packaging.dense_gpu import fuse_crosses, keep_narrow, narrow_linears
 from tessera.serving.packaging.embedding import float_tables, with_stored_tables
-from tessera.serving.packaging.lookup import lookup_backend
+from tessera.serving.packaging.lookups.backends import lookup_backend
 from tessera.serving.packaging.options import Origin, PackageOptions
 from tessera.serving.packaging.predict import PredictModule
-from tessera.serving.packaging.quantize import FloatTable, StoredTables, quantize_tables
 from tessera.serving.packaging.script import script
-from tessera.serving.packaging.shard import check_plan, plan_shards
+from tessera.serving.packaging.tables.choose_types import choose_types
+from tessera.serving.packaging.tables.quantize import FloatTable, StoredTables, quantize_tables
+from tessera.serving.packaging.tables.shard import check_plan, plan_shards
 from tessera.serving.packaging.trace import trace
-from tessera.serving.schema import FeatureSpec, InputSchema, OutputSpec
 from tessera.training.models.ranking import RankingModel
 
 

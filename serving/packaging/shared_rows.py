@@ -16,8 +16,8 @@ import torch
 from torch import fx
 from torch.fx.graph_module import _method_from_src
 
-from tessera.serving.packaging.shard_parts import beside
-from tessera.serving.runner import SHARED_METHOD
+from tessera.serving.package.runner import SHARED_METHOD
+from tessera.serving.packaging.lookups.shard_parts import beside
 
 # A lookup's arguments by place: weights, plan, ids, lengths, width, factors of the ids.
 _IDS, _LENGTHS, _WIDTH, _FACTORS = 2, 3, 4, 5

@@ -14,17 +14,17 @@ from torch import Tensor
 
 import tessera
 from tessera.errors import UserError
-from tessera.serving.manifest import Evaluation, TableInfo
-from tessera.serving.packaging.golden import golden_batch
-from tessera.serving.packaging.lookup import lookup_backend
+from tessera.serving.inspect.summary import human_bytes, table_of
+from tessera.serving.package.manifest import Evaluation, TableInfo
+from tessera.serving.package.replace import replacing
+from tessera.serving.package.runner import Runner, TorchScriptRunner
+from tessera.serving.package.schema import InputSchema
+from tessera.serving.package.torchscript import optimize
+from tessera.serving.packaging.lookups.backends import lookup_backend
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.servable import ServableModel
-from tessera.serving.packaging.weight_types import WEIGHT_TYPES
-from tessera.serving.replace import replacing
-from tessera.serving.runner import Runner, TorchScriptRunner
-from tessera.serving.schema import InputSchema
-from tessera.serving.summary import human_bytes, table_of
-from tessera.serving.torchscript import optimize
+from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES
+from tessera.serving.packaging.write.golden import golden_batch
 
 CHOSEN = "as packaged"
 SAME_TABLES = "the same tables"

@@ -299,7 +299,7 @@ def test_closing_twice_is_fine(server):
 
 
 @pytest.mark.parametrize(
-    "address", ["localhost:1", "127.0.0.1:65535", "[::1]:50051", "unix:/tmp/s", "dns:///h:1"]
+    "address", ["localhost:1", "127.0.0.1:65535", "[::1]:50051", "unix:/run/s", "dns:///h:1"]
 )
 def test_usable_addresses(address):
     assert check_address(address) == address

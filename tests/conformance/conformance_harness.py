@@ -126,12 +126,14 @@ class RunningServer(Server):
         self.kind = kind
         self.log = []
         self.noise = []
+        # A server finds what it needs by itself.
+        environment = {name: os.environ[name] for name in os.environ if name != "LD_LIBRARY_PATH"}
         ports = ["--host", "127.0.0.1", "--port", str(port), "--http-port", "0"]
         self.process = subprocess.Popen(
             [*commands()[kind], *map(str, flags), *ports],
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**environment, "OMP_NUM_THREADS": "1"},
         )
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)

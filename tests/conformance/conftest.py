@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tessera.serving.client import Draw, RequestDrawer, encode_request
-from tessera.serving.loading import load_package
+from tessera.serving.package.loading import load_package
 from tessera.serving.protocol import predictor_pb2 as pb
 from tests.conformance.conformance_harness import (
     LIMITS,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from tessera.serving.loading import load_package
+from tessera.serving.package.loading import load_package
 from tessera.serving.protocol import inference_pb2 as ipb
 from tests.conformance.conformance_harness import (
     TIMEOUT_S,

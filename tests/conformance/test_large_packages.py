@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tessera.serving.client import Draw, RequestDrawer, encode_request
-from tessera.serving.loading import load_package, open_checked
+from tessera.serving.package.loading import load_package, open_checked
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.training.models.config import TableConfig
 from tests.conformance.conformance_harness import RunningServer, cpp_program, same_bits

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import shutil
 import socket
 import subprocess
 
@@ -437,6 +438,18 @@ def test_a_public_key_that_is_none(kind, package, keys, tmp_path):
         status, lines = run(kind, *free("--model", package, *requiring(path)))
         assert status == 2
         assert str(path) in lines[-1]
+
+
+def test_a_path_may_hold_an_equals_sign(kind, package, tmp_path):
+    """A name holds no slash, so what stands before this path's ``=`` is not one."""
+    folder = tmp_path / "date=2026-11-22"
+    folder.mkdir()
+    path = shutil.copy(package, folder / "model.pt")
+    flags = ["--model", path, "--model", f"second={path}", "--drain-propagation-ms", 0]
+    with RunningServer(kind, *flags) as server:
+        loaded = [entry for entry in server.log if entry["event"] == "load"]
+    assert [entry["model"] for entry in loaded] == ["ranker", "second"]
+    assert [entry["path"] for entry in loaded] == [str(path)] * 2
 
 
 def help_flags(kind):

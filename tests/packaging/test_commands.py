@@ -17,12 +17,12 @@ import torch
 from tessera.cli import main
 from tessera.kernels.libraries import LIBRARIES
 from tessera.serving.commands import package_model as package_model_command
-from tessera.serving.loading import load_package
-from tessera.serving.manifest import Manifest
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.manifest import Manifest
+from tessera.serving.package.records import Records
 from tessera.serving.packaging.evaluate import host_batch
-from tessera.serving.packaging.lookup import BACKENDS
-from tessera.serving.packaging.weight_types import WEIGHT_TYPES
-from tessera.serving.records import Records
+from tessera.serving.packaging.lookups.backends import BACKENDS
+from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES
 from tessera.training.trained import load_trained, validation_batches
 from tests.packaging.archives import read_records, write_records
 from tests.packaging.backends import EACH_BACKEND

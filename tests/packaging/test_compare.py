@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from tessera.cli import main
-from tessera.serving.compare import compare, differences, random_batch
-from tessera.serving.golden import read_golden
-from tessera.serving.loading import load_package
-from tessera.serving.manifest import GOLDEN_RECORD
-from tessera.serving.records import Records
-from tessera.serving.runner import TorchScriptRunner, zero_batch
+from tessera.serving.inspect.compare import compare, differences, random_batch
+from tessera.serving.package.golden import read_golden
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.manifest import GOLDEN_RECORD
+from tessera.serving.package.records import Records
+from tessera.serving.package.runner import TorchScriptRunner, zero_batch
 from tests.package_factory import FEATURES, make_package
 
 

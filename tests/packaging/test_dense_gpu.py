@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from tessera.cli import main
-from tessera.serving.loading import load_package
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.runner import TorchScriptRunner
 from tessera.serving.packaging.dense_gpu import (
     LINEAR_RELU,
     THIN,
@@ -19,13 +20,12 @@ from tessera.serving.packaging.dense_gpu import (
     narrow_layers,
     narrow_linears,
 )
-from tessera.serving.packaging.golden import BF16_TOLERANCE, golden_batch
 from tessera.serving.packaging.module_servable import make_module_servable
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import write_model
 from tessera.serving.packaging.servable import make_servable
 from tessera.serving.packaging.type_report import compare_types
-from tessera.serving.runner import TorchScriptRunner
+from tessera.serving.packaging.write.golden import BF16_TOLERANCE, golden_batch
 from tests.package_factory import make_model
 from tests.packaging import user_models
 from tests.packaging.backends import NEEDS_TESSERA

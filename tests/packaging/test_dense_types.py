@@ -14,9 +14,9 @@ import torch
 from tessera.cli import main
 from tessera.errors import UserError
 from tessera.kernels import reference
-from tessera.serving.compare import compare
-from tessera.serving.loading import load_package
-from tessera.serving.packaging.golden import BF16_TOLERANCE, TOLERANCE, golden_batch
+from tessera.serving.inspect.compare import compare
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.runner import TorchScriptRunner
 from tessera.serving.packaging.module_package import package_model
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import write_model
@@ -28,7 +28,7 @@ from tessera.serving.packaging.type_report import (
     as_text,
     compare_types,
 )
-from tessera.serving.runner import TorchScriptRunner
+from tessera.serving.packaging.write.golden import BF16_TOLERANCE, TOLERANCE, golden_batch
 from tests.package_factory import make_model
 from tests.packaging import user_models
 from tests.packaging.backends import NEEDS_TESSERA
@@ -39,8 +39,8 @@ pytestmark = NEEDS_TESSERA
 LOADING = """
 import sys, torch
 torch.set_num_threads(1)
-from tessera.serving.loading import load_package
-from tessera.serving.packaging.golden import golden_batch
+from tessera.serving.package.loading import load_package
+from tessera.serving.packaging.write.golden import golden_batch
 loaded = load_package(sys.argv[1])
 print(loaded.runner.forward(golden_batch(loaded.manifest.schema, seed=3))["default"].tolist())
 """

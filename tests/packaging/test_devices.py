@@ -10,16 +10,16 @@ from torch import Tensor
 
 from tessera.kernels.libraries import LibraryError, library_path
 from tessera.serving import package_model
-from tessera.serving.devices import default_devices, shard_of
-from tessera.serving.loading import LoadedPackage, load_package
-from tessera.serving.packaging.golden import TOLERANCE
+from tessera.serving.package.devices import default_devices, shard_of
+from tessera.serving.package.loading import LoadedPackage, load_package
+from tessera.serving.package.records import PackageError
+from tessera.serving.package.runner import HostBatch
 from tessera.serving.packaging.inputs import ModelInputs
 from tessera.serving.packaging.module_servable import make_module_servable
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import write_model
 from tessera.serving.packaging.trace import FACTORIES as TORCH_FACTORIES
-from tessera.serving.records import PackageError
-from tessera.serving.runner import HostBatch
+from tessera.serving.packaging.write.golden import TOLERANCE
 from tessera.training.models.config import TableConfig
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tests.package_factory import FEATURES, make_model

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tessera.cli import main
-from tessera.serving import opening
-from tessera.serving.graph import Graph, Node, edges, graph_text, read_graph
-from tessera.serving.graph_svg import graph_svg
-from tessera.serving.torchscript import expected_deprecation
+from tessera.serving.inspect.graph import Graph, Node, edges, graph_text, read_graph
+from tessera.serving.inspect.graph_svg import graph_svg
+from tessera.serving.package import opening
+from tessera.serving.package.torchscript import expected_deprecation
 from tests.package_factory import make_package
 from tests.packaging.backends import EACH_BACKEND
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from tessera.serving import opening
-from tessera.serving.loading import load_package, open_checked
-from tessera.serving.opening import Opening
+from tessera.serving.package import opening
+from tessera.serving.package.loading import load_package, open_checked
+from tessera.serving.package.opening import Opening
+from tessera.serving.package.records import PackageError, Records
+from tessera.serving.package.storages import DATA_RECORD
+from tessera.serving.package.torchscript import expected_deprecation
 from tessera.serving.packaging.package import PackageOptions, write_model
-from tessera.serving.records import PackageError, Records
-from tessera.serving.storages import DATA_RECORD
-from tessera.serving.torchscript import expected_deprecation
 from tests.package_factory import make_model, make_package
 from tests.packaging.archives import with_record
 from tests.packaging.backends import EACH_BACKEND

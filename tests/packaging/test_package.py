@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from tessera.errors import UserError
-from tessera.serving.loading import load_package
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.records import Records
+from tessera.serving.package.runner import TorchScriptRunner
 from tessera.serving.packaging.evaluate import evaluate, host_batch
 from tessera.serving.packaging.package import (
     Origin,
@@ -21,8 +23,6 @@ from tessera.serving.packaging.package import (
     make_servable,
     write_model,
 )
-from tessera.serving.records import Records
-from tessera.serving.runner import TorchScriptRunner
 from tessera.training.data.batch import Batch
 from tessera.training.models.config import TableConfig
 from tessera.training.models.ranking import RankingModel
@@ -180,7 +180,7 @@ def test_a_place_that_cannot_be_written_is_named_before_the_work(tmp_path: Path)
 @pytest.mark.parametrize(
     ("broken", "error"),
     [
-        ("tessera.serving.replace._sync", OSError(28, "No space left on device")),
+        ("tessera.serving.package.replace._sync", OSError(28, "No space left on device")),
         ("torch.jit.save", RuntimeError("writer")),
     ],
 )
@@ -203,7 +203,10 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(
 def test_a_model_in_the_trainers_hands_is_refused(tmp_path: Path) -> None:
     model = make_model()
     model.arch.sparse_arch.embedding_bag_collection = torch.nn.Identity()
-    with pytest.raises(UserError, match="tables are a Identity; package a model that load_trained"):
+    with pytest.raises(
+        UserError,
+        match="0 plain collections of tables, expected 1; package a model that load_trained",
+    ):
         write_model(model, tmp_path / "m.pt", OPTIONS)
 
 

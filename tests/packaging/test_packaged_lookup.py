@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tessera.kernels.libraries import load_libraries
-from tessera.serving.packaging.lookup import lookup_backend
-from tessera.serving.packaging.quantize import FloatTable, StoredTables, quantize_tables
+from tessera.serving.package.schema import FeatureSpec, Pooling
+from tessera.serving.packaging.lookups.backends import lookup_backend
 from tessera.serving.packaging.script import script
+from tessera.serving.packaging.tables.quantize import FloatTable, StoredTables, quantize_tables
+from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES
 from tessera.serving.packaging.trace import trace
-from tessera.serving.packaging.weight_types import WEIGHT_TYPES
-from tessera.serving.schema import FeatureSpec, Pooling
 from tests.packaging.backends import EACH_BACKEND
 
 ROWS = 11

@@ -12,10 +12,10 @@ PROGRAM = """
 import threading, time
 from pathlib import Path
 import torch
-from tessera.serving.packaging import spill
-from tessera.serving.packaging.quantize import FloatTable, quantize_tables
-from tessera.serving.packaging.spill import Spill
-from tessera.serving.packaging.weight_types import weight_type
+from tessera.serving.packaging.tables import spill
+from tessera.serving.packaging.tables.quantize import FloatTable, quantize_tables
+from tessera.serving.packaging.tables.spill import Spill
+from tessera.serving.packaging.tables.weight_types import weight_type
 import sys
 
 spill.SPILLED_FROM_BYTES = 1

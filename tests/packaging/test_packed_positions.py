@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tessera.serving import package_model
-from tessera.serving.loading import load_package
-from tessera.serving.runner import HostBatch
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.runner import HostBatch
 from tessera.training.modules.embedding_configs import PoolingType
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.modules.feature_processor_ import (

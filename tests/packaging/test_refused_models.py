@@ -14,10 +14,10 @@ from torch.ao import quantization
 from tessera.cli import main
 from tessera.errors import UserError
 from tessera.serving import FeatureRule, ModelInputs, package_model
-from tessera.serving.loading import load_package
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.runner import HostBatch
 from tessera.serving.packaging.module_servable import make_module_servable
 from tessera.serving.packaging.options import PackageOptions
-from tessera.serving.runner import HostBatch
 from tessera.training.modules.embedding_configs import QuantConfig
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.quant.embedding_modules import EmbeddingBagCollection as QuantizedBags

@@ -11,7 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.serving.loading import load_package
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.runner import HostBatch, TorchScriptRunner
+from tessera.serving.package.schema import InputSchema
 from tessera.serving.packaging.pack import SMALLEST_PACKED
 from tessera.serving.packaging.package import (
     PackageOptions,
@@ -20,8 +22,6 @@ from tessera.serving.packaging.package import (
     write_model,
 )
 from tessera.serving.packaging.same_bits import pad_dense, pad_lengths, remove_padding
-from tessera.serving.runner import HostBatch, TorchScriptRunner
-from tessera.serving.schema import InputSchema
 from tessera.training.models.config import TableConfig
 from tessera.training.models.ranking import RankingModel
 from tests.package_factory import FEATURES, make_model, make_package

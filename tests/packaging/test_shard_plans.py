@@ -12,11 +12,11 @@ from tessera.cli import main
 from tessera.errors import UserError
 from tessera.kernels.libraries import LibraryError, library_path
 from tessera.serving import package_model
-from tessera.serving.loading import load_package
-from tessera.serving.manifest import Placement, ShardingPlan
-from tessera.serving.packaging.quantize import FloatTable
-from tessera.serving.packaging.shard import check_plan, plan_shards, read_plan
-from tessera.serving.packaging.weight_types import WEIGHT_TYPES
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.manifest import Placement, ShardingPlan
+from tessera.serving.packaging.tables.quantize import FloatTable
+from tessera.serving.packaging.tables.shard import check_plan, plan_shards, read_plan
+from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES
 from tests.packaging import user_models
 from tests.packaging.batches import random_batch
 

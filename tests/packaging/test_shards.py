@@ -14,20 +14,20 @@ from torch import Tensor, nn
 from tessera.errors import UserError
 from tessera.kernels.libraries import LibraryError, library_path, load_libraries
 from tessera.serving import package_model
-from tessera.serving.devices import default_devices, shard_of
-from tessera.serving.loading import load_package
-from tessera.serving.manifest import ShardingPlan
+from tessera.serving.package.devices import default_devices, shard_of
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.manifest import ShardingPlan
+from tessera.serving.package.runner import HostBatch
+from tessera.serving.package.schema import FeatureSpec
+from tessera.serving.packaging.lookups.tessera_backend import TesseraBackend
 from tessera.serving.packaging.module_servable import make_module_servable
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import make_servable, write_model
-from tessera.serving.packaging.quantize import FloatTable, quantize_tables
 from tessera.serving.packaging.script import script
-from tessera.serving.packaging.shard import plan_shards
-from tessera.serving.packaging.tessera_backend import TesseraBackend
+from tessera.serving.packaging.tables.quantize import FloatTable, quantize_tables
+from tessera.serving.packaging.tables.shard import plan_shards
+from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES
 from tessera.serving.packaging.trace import trace
-from tessera.serving.packaging.weight_types import WEIGHT_TYPES
-from tessera.serving.runner import HostBatch
-from tessera.serving.schema import FeatureSpec
 from tessera.training.models.config import TableConfig
 from tests.package_factory import FEATURES, make_model
 from tests.packaging import user_models

@@ -13,17 +13,17 @@ from torch import Tensor
 
 from tessera.kernels.libraries import LibraryError, library_path
 from tessera.serving import ModelInputs
-from tessera.serving.golden import GoldenMismatchError, replay_golden, write_golden
-from tessera.serving.loading import load_package
-from tessera.serving.manifest import GoldenInfo
+from tessera.serving.package.golden import GoldenMismatchError, replay_golden, write_golden
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.manifest import GoldenInfo
+from tessera.serving.package.runner import HostBatch, TorchScriptRunner, as_shared
+from tessera.serving.package.schema import InputSchema
+from tessera.serving.package.torchscript import optimize
 from tessera.serving.packaging.module_package import Source
 from tessera.serving.packaging.module_servable import make_module_servable
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import make_servable
 from tessera.serving.packaging.servable import ServableModel
-from tessera.serving.runner import HostBatch, TorchScriptRunner, as_shared
-from tessera.serving.schema import InputSchema
-from tessera.serving.torchscript import optimize
 from tessera.training.models.config import TableConfig
 from tests.package_factory import FEATURES, make_model, make_package
 from tests.packaging import user_models

@@ -17,13 +17,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from tessera.cli import main
 from tessera.errors import UserError
 from tessera.serving.commands.serve import parse_model
-from tessera.serving.loading import load_package, open_checked
-from tessera.serving.manifest import MANIFEST_RECORD, Manifest
-from tessera.serving.packaging.package import PackageOptions, write_model
-from tessera.serving.records import PackageError, Records
-from tessera.serving.server.config import ServerConfig
-from tessera.serving.server.models import PackageLoader
-from tessera.serving.signing import (
+from tessera.serving.package.loading import load_package, open_checked
+from tessera.serving.package.manifest import MANIFEST_RECORD, Manifest
+from tessera.serving.package.records import PackageError, Records
+from tessera.serving.package.signing import (
     SignatureError,
     check_signature,
     generate_keys,
@@ -32,6 +29,9 @@ from tessera.serving.signing import (
     sign_manifest,
     sign_package,
 )
+from tessera.serving.packaging.package import PackageOptions, write_model
+from tessera.serving.server.config import ServerConfig
+from tessera.serving.server.models import PackageLoader
 from tests.package_factory import make_model
 from tests.packaging.archives import read_records, with_manifest, write_records
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from tessera.errors import UserError
-from tessera.serving.loading import load_package
-from tessera.serving.packaging import spill
+from tessera.serving.package.loading import load_package
 from tessera.serving.packaging.package import Origin, PackageOptions, make_servable, write_model
-from tessera.serving.packaging.spill import MappedPages, Spill, SpilledRoom
-from tessera.serving.packaging.stream import Draft
-from tessera.training.distributed.checkpoint_reader import Piece, SavedTensors
+from tessera.serving.packaging.tables import spill
+from tessera.serving.packaging.tables.spill import MappedPages, Spill, SpilledRoom
+from tessera.serving.packaging.write.stream import Draft
+from tessera.training.distributed.checkpoint.reader import Piece, SavedTensors
 from tests.package_factory import make_model
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tessera.serving.layout import ArchiveWriter
-from tessera.serving.records import Records
-from tessera.serving.storages import DATA_RECORD, byte_storages, resized
-from tessera.serving.torchscript import expected_deprecation
+from tessera.serving.package.layout import ArchiveWriter
+from tessera.serving.package.records import Records
+from tessera.serving.package.storages import DATA_RECORD, byte_storages, resized
+from tessera.serving.package.torchscript import expected_deprecation
 from tests.package_factory import make_package
 
 

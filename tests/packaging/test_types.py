@@ -11,12 +11,13 @@ import torch
 from tessera.cli import main
 from tessera.errors import UserError
 from tessera.serving import package_model
-from tessera.serving.loading import load_package
-from tessera.serving.packaging.choose_types import TypeChoice, choose_types
-from tessera.serving.packaging.lookup import lookup_backend
+from tessera.serving.package.loading import load_package
+from tessera.serving.packaging.lookups.backends import lookup_backend
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import make_servable, write_model
-from tessera.serving.packaging.quantize import FloatTable, measure
+from tessera.serving.packaging.tables.choose_types import TypeChoice, choose_types
+from tessera.serving.packaging.tables.quantize import FloatTable, measure
+from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES
 from tessera.serving.packaging.type_report import (
     CHOSEN,
     SAME_TABLES,
@@ -24,7 +25,6 @@ from tessera.serving.packaging.type_report import (
     as_text,
     compare_types,
 )
-from tessera.serving.packaging.weight_types import WEIGHT_TYPES
 from tests.package_factory import FEATURES, make_model
 from tests.packaging import user_models
 from tests.packaging.backends import EACH_BACKEND

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from tessera.cli import main
 from tessera.kernels.libraries import load_libraries
 from tessera.serving import FeatureRule, ModelInputs, package_model
-from tessera.serving.loading import LoadedPackage, load_package
+from tessera.serving.package.loading import LoadedPackage, load_package
+from tessera.serving.package.runner import HostBatch
+from tessera.serving.package.schema import FeatureSpec, InputSchema
 from tessera.serving.packaging.find import find_tables
 from tessera.serving.packaging.inputs import named_outputs
-from tessera.serving.packaging.lookup import lookup_backend
+from tessera.serving.packaging.lookups.backends import lookup_backend
 from tessera.serving.packaging.module_servable import ServableModule, make_module_servable
 from tessera.serving.packaging.options import PackageOptions
-from tessera.serving.runner import HostBatch
-from tessera.serving.schema import FeatureSpec, InputSchema
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.modules.hashing import hash_ids
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor

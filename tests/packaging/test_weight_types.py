@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tessera.errors import UserError
-from tessera.serving.manifest import Placement, ShardingPlan
-from tessera.serving.packaging.quantize import (
+from tessera.serving.package.manifest import Placement, ShardingPlan
+from tessera.serving.packaging.tables.quantize import (
     TABLE_ALIGNMENT_BYTES,
     FloatTable,
     quantize_tables,
 )
-from tessera.serving.packaging.weight_types import WEIGHT_TYPES, _affine_rows, weight_type
+from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES, _affine_rows, weight_type
 
 QUANTIZED = [name for name, kind in WEIGHT_TYPES.items() if kind.codes]
 
@@ -209,7 +209,7 @@ def test_a_gpus_rows_begin_on_16_bytes_and_their_scales_lie_apart(name: str) -> 
 def test_pieces_hold_what_the_whole_table_holds(
     name: str, monkeypatch: pytest.MonkeyPatch, *, for_gpu: bool
 ) -> None:
-    monkeypatch.setattr("tessera.serving.packaging.quantize._CHUNK_ELEMENTS", 40)
+    monkeypatch.setattr("tessera.serving.packaging.tables.quantize._CHUNK_ELEMENTS", 40)
     kind = weight_type(name)
     weights = torch.randn(10, 12, generator=torch.Generator().manual_seed(5))
 
@@ -242,7 +242,7 @@ def test_pieces_hold_what_the_whole_table_holds(
 def test_the_errors_of_a_table_are_those_of_all_its_elements(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tessera.serving.packaging.quantize._CHUNK_ELEMENTS", 40)
+    monkeypatch.setattr("tessera.serving.packaging.tables.quantize._CHUNK_ELEMENTS", 40)
     weights = torch.randn(33, 8, generator=torch.Generator().manual_seed(2))
     kind = weight_type("int4")
     seen: list[int] = []

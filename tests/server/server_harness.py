@@ -10,9 +10,9 @@ import grpc
 import numpy as np
 import torch
 
-from tessera.serving.hashes import FileHash
+from tessera.serving.package.hashes import FileHash
+from tessera.serving.package.schema import FeatureSpec, InputSchema, OutputSpec
 from tessera.serving.protocol import predictor_pb2 as pb
-from tessera.serving.schema import FeatureSpec, InputSchema, OutputSpec
 from tessera.serving.server.background import ServerThread
 from tessera.serving.server.config import ModelLimits, ModelSource, ServerConfig
 from tessera.serving.server.logs import make_logger

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from tessera.errors import UserError
-from tessera.serving.hashes import FileHash
+from tessera.serving.package.hashes import FileHash
 from tessera.serving.server.background import ServerProcess, ServerThread
 from tessera.serving.server.config import ModelLimits
 from tessera.serving.server.logs import make_logger

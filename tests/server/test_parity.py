@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tessera.serving.client import Draw, RequestDrawer, encode_request
-from tessera.serving.loading import load_package
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.runner import HostBatch
 from tessera.serving.protocol import predictor_pb2 as pb
-from tessera.serving.runner import HostBatch
 from tessera.serving.server.background import ServerThread
 from tessera.serving.server.config import ModelLimits, ModelSource, ServerConfig
 from tests.package_factory import make_package

@@ -105,6 +105,10 @@ def test_wrong_flags_end_with_2(arguments):
 def test_model_argument():
     assert parse_model("a/b.pt") == ModelSource(path="a/b.pt")
     assert parse_model("n=a=b.pt") == ModelSource(path="a=b.pt", name="n")
+    assert parse_model("n=a/b=1.pt") == ModelSource(path="a/b=1.pt", name="n")
+    assert parse_model("models/date=1/m.pt") == ModelSource(path="models/date=1/m.pt")
+    assert parse_model("./date=1.pt") == ModelSource(path="./date=1.pt")
+    assert parse_model("date=1.pt") == ModelSource(path="1.pt", name="date")
 
 
 def test_flags_reach_the_server(package):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tessera.training import EmbeddingBagCollection, EmbeddingBagConfig
+from tessera.training.distributed.plan.shard_sizes import calculate_shard_sizes_and_offsets
 from tessera.training.distributed.planner import (
     EmbeddingEnumerator,
     EmbeddingShardingPlanner,
@@ -34,7 +35,6 @@ from tessera.training.distributed.planner.proposers import (
     GridSearchProposer,
     UniformProposer,
 )
-from tessera.training.distributed.planner.shard_sizes import calculate_shard_sizes_and_offsets
 from tessera.training.distributed.planner.stats import NoopEmbeddingStats, report_text, use_per_rank
 from tessera.training.distributed.planner.storage_reservations import (
     FixedPercentageStorageReservation,

@@ -18,7 +18,7 @@ from tessera.training import (
     KeyedJaggedTensor,
     PoolingType,
 )
-from tessera.training.distributed.fbgemm import import_inference_tables
+from tessera.training.fbgemm import import_inference_tables
 from tessera.training.fx import Tracer, symbolic_trace
 from tessera.training.modules.embedding_configs import QuantConfig
 from tessera.training.quant.embedding_modules import EmbeddingBagCollection as QuantBags

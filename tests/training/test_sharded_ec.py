@@ -19,11 +19,11 @@ from tessera.training.distributed.fbgemm_qcomm_codec import (
     QCommsConfig,
     get_qcomm_codecs_registry,
 )
-from tessera.training.distributed.index_dedup import IndexDeduplicator
 from tessera.training.distributed.model_parallel import (
     DistributedModelParallel,
     get_unwrapped_module,
 )
+from tessera.training.distributed.travel.index_dedup import IndexDeduplicator
 from tessera.training.distributed.types import LazyAwaitable, ShardingEnv
 from tessera.training.modules.embedding_configs import EmbeddingConfig
 from tessera.training.modules.embedding_modules import EmbeddingCollection

@@ -5,11 +5,11 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from tessera.training.distributed.data_parallel import DefaultDataParallelWrapper
 from tessera.training.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tessera.training.distributed.fp_embeddingbag import (
     FeatureProcessedEmbeddingBagCollectionSharder,
 )
+from tessera.training.distributed.model.data_parallel import DefaultDataParallelWrapper
 from tessera.training.distributed.model_parallel import DistributedModelParallel
 from tessera.training.distributed.types import ShardingPlan
 from tessera.training.modules.feature_processor_ import (

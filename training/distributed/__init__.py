@@ -10,63 +10,67 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tessera.training.distributed.comm import get_local_rank, get_local_size
-    from tessera.training.distributed.comm_ops import get_gradient_division, set_gradient_division
-    from tessera.training.distributed.data_parallel import (
-        DataParallelWrapper,
-        DefaultDataParallelWrapper,
+    from tessera.training.distributed.collections.feature_processed import (
+        FeatureProcessedEmbeddingBagCollectionSharder,
+        ShardedFeatureProcessedEmbeddingBagCollection,
     )
-    from tessera.training.distributed.embedding import (
+    from tessera.training.distributed.collections.pooled import (
+        EmbeddingBagCollectionSharder,
+        ShardedEmbeddingBagCollection,
+    )
+    from tessera.training.distributed.collections.single_bag import (
+        EmbeddingBagSharder,
+        ShardedEmbeddingBag,
+    )
+    from tessera.training.distributed.collections.unpooled import (
         EmbeddingCollectionSharder,
         ShardedEmbeddingCollection,
     )
-    from tessera.training.distributed.embeddingbag import (
-        EmbeddingBagCollectionSharder,
-        EmbeddingBagSharder,
-        ShardedEmbeddingBag,
-        ShardedEmbeddingBagCollection,
+    from tessera.training.distributed.comm.awaitable import (
+        Awaitable,
+        LazyAwaitable,
+        LazyNoWait,
+        NoWait,
     )
-    from tessera.training.distributed.fbgemm_qcomm_codec import (
+    from tessera.training.distributed.comm.codecs import (
         CommType,
         QCommsConfig,
         get_qcomm_codecs_registry,
     )
-    from tessera.training.distributed.fp_embeddingbag import (
-        FeatureProcessedEmbeddingBagCollectionSharder,
-        ShardedFeatureProcessedEmbeddingBagCollection,
+    from tessera.training.distributed.comm.environment import ShardingEnv
+    from tessera.training.distributed.comm.nodes import get_local_rank, get_local_size
+    from tessera.training.distributed.comm.request import (
+        get_gradient_division,
+        set_gradient_division,
     )
-    from tessera.training.distributed.model_parallel import (
+    from tessera.training.distributed.model.data_parallel import (
+        DataParallelWrapper,
+        DefaultDataParallelWrapper,
+    )
+    from tessera.training.distributed.model.model_parallel import (
         DistributedModelParallel,
         get_module,
         get_unwrapped_module,
     )
+    from tessera.training.distributed.plan.plan_types import (
+        EmbeddingModuleShardingPlan,
+        ParameterSharding,
+        ShardingPlan,
+        ShardingType,
+    )
+    from tessera.training.distributed.plan.sharded_module import ModuleSharder, ShardedModule
     from tessera.training.distributed.planner import (
         EmbeddingShardingPlanner,
         ParameterConstraints,
         Topology,
     )
-    from tessera.training.distributed.sharding_plan import (
+    from tessera.training.distributed.planner.generators import (
         construct_module_sharding_plan,
         get_default_sharders,
     )
-    from tessera.training.distributed.train_pipeline import (
-        PrefetchTrainPipelineSparseDist,
-        TrainPipelineBase,
-        TrainPipelineSparseDist,
-    )
-    from tessera.training.distributed.types import (
-        Awaitable,
-        EmbeddingModuleShardingPlan,
-        LazyAwaitable,
-        LazyNoWait,
-        ModuleSharder,
-        NoWait,
-        ParameterSharding,
-        ShardedModule,
-        ShardingEnv,
-        ShardingPlan,
-        ShardingType,
-    )
+    from tessera.training.distributed.train_pipeline.pipelines import TrainPipelineBase
+    from tessera.training.distributed.train_pipeline.prefetch import PrefetchTrainPipelineSparseDist
+    from tessera.training.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
 
 __all__ = [
     "Awaitable",
@@ -111,45 +115,45 @@ __all__ = [
 ]
 
 _MODULE_OF = {
-    "Awaitable": "types",
-    "CommType": "fbgemm_qcomm_codec",
-    "DataParallelWrapper": "data_parallel",
-    "DefaultDataParallelWrapper": "data_parallel",
-    "DistributedModelParallel": "model_parallel",
-    "EmbeddingBagCollectionSharder": "embeddingbag",
-    "EmbeddingBagSharder": "embeddingbag",
-    "EmbeddingCollectionSharder": "embedding",
-    "EmbeddingModuleShardingPlan": "types",
+    "Awaitable": "comm.awaitable",
+    "CommType": "comm.codecs",
+    "DataParallelWrapper": "model.data_parallel",
+    "DefaultDataParallelWrapper": "model.data_parallel",
+    "DistributedModelParallel": "model.model_parallel",
+    "EmbeddingBagCollectionSharder": "collections.pooled",
+    "EmbeddingBagSharder": "collections.single_bag",
+    "EmbeddingCollectionSharder": "collections.unpooled",
+    "EmbeddingModuleShardingPlan": "plan.plan_types",
     "EmbeddingShardingPlanner": "planner",
-    "FeatureProcessedEmbeddingBagCollectionSharder": "fp_embeddingbag",
-    "LazyAwaitable": "types",
-    "LazyNoWait": "types",
-    "ModuleSharder": "types",
-    "NoWait": "types",
+    "FeatureProcessedEmbeddingBagCollectionSharder": "collections.feature_processed",
+    "LazyAwaitable": "comm.awaitable",
+    "LazyNoWait": "comm.awaitable",
+    "ModuleSharder": "plan.sharded_module",
+    "NoWait": "comm.awaitable",
     "ParameterConstraints": "planner",
-    "ParameterSharding": "types",
-    "PrefetchTrainPipelineSparseDist": "train_pipeline",
-    "QCommsConfig": "fbgemm_qcomm_codec",
-    "ShardedEmbeddingBag": "embeddingbag",
-    "ShardedEmbeddingBagCollection": "embeddingbag",
-    "ShardedEmbeddingCollection": "embedding",
-    "ShardedFeatureProcessedEmbeddingBagCollection": "fp_embeddingbag",
-    "ShardedModule": "types",
-    "ShardingEnv": "types",
-    "ShardingPlan": "types",
-    "ShardingType": "types",
+    "ParameterSharding": "plan.plan_types",
+    "PrefetchTrainPipelineSparseDist": "train_pipeline.prefetch",
+    "QCommsConfig": "comm.codecs",
+    "ShardedEmbeddingBag": "collections.single_bag",
+    "ShardedEmbeddingBagCollection": "collections.pooled",
+    "ShardedEmbeddingCollection": "collections.unpooled",
+    "ShardedFeatureProcessedEmbeddingBagCollection": "collections.feature_processed",
+    "ShardedModule": "plan.sharded_module",
+    "ShardingEnv": "comm.environment",
+    "ShardingPlan": "plan.plan_types",
+    "ShardingType": "plan.plan_types",
     "Topology": "planner",
-    "TrainPipelineBase": "train_pipeline",
-    "TrainPipelineSparseDist": "train_pipeline",
-    "construct_module_sharding_plan": "sharding_plan",
-    "get_default_sharders": "sharding_plan",
-    "get_gradient_division": "comm_ops",
-    "get_local_rank": "comm",
-    "get_local_size": "comm",
-    "get_module": "model_parallel",
-    "get_qcomm_codecs_registry": "fbgemm_qcomm_codec",
-    "get_unwrapped_module": "model_parallel",
-    "set_gradient_division": "comm_ops",
+    "TrainPipelineBase": "train_pipeline.pipelines",
+    "TrainPipelineSparseDist": "train_pipeline.sparse_dist",
+    "construct_module_sharding_plan": "planner.generators",
+    "get_default_sharders": "planner.generators",
+    "get_gradient_division": "comm.request",
+    "get_local_rank": "comm.nodes",
+    "get_local_size": "comm.nodes",
+    "get_module": "model.model_parallel",
+    "get_qcomm_codecs_registry": "comm.codecs",
+    "get_unwrapped_module": "model.model_parallel",
+    "set_gradient_division": "comm.request",
 }
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tessera.errors import UserError
-from tessera.training.distributed.fbgemm import import_inference_tables
+from tessera.training.fbgemm import import_inference_tables
 from tessera.training.modules.embedding_configs import DataType
 from tessera.training.quant.rows import (
     DEFAULT_ROW_ALIGNMENT,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tessera.errors import UserError
-from tessera.training.distributed.fbgemm import import_sparse_operators
+from tessera.training.fbgemm import import_sparse_operators
 from tessera.training.modules.embedding_configs import DataType
 
 DEFAULT_ROW_ALIGNMENT = 16

@@ -23,8 +23,8 @@ from typing import IO, Any
 
 import torch
 
-from tessera.training.distributed.checkpoint_error import CheckpointError
-from tessera.training.distributed.checkpoint_room import Room
+from tessera.training.distributed.checkpoint.errors import CheckpointError
+from tessera.training.distributed.checkpoint.room import Room
 from tessera.training.trainer.files import (
     latest_checkpoint,
     list_checkpoints,

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from tessera.training.distributed.checkpoint import (
+from tessera.training.distributed.checkpoint.errors import CheckpointError
+from tessera.training.distributed.checkpoint.room import Room
+from tessera.training.distributed.checkpoint.save_and_load import (
     load_checkpoint,
     read_checkpoint,
     read_extra,
     save_checkpoint,
 )
-from tessera.training.distributed.checkpoint_error import CheckpointError
-from tessera.training.distributed.checkpoint_room import Room
 from tessera.training.trainer.assembly import Assembly
 from tessera.training.trainer.checkpoint import PLAIN_KINDS, Checkpoint
 from tessera.training.trainer.ranks import Ranks

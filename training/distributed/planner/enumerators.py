@@ -7,12 +7,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from tessera.training.distributed.plan.plan_types import ShardingType
+from tessera.training.distributed.plan.shard_sizes import calculate_shard_sizes_and_offsets
+from tessera.training.distributed.plan.sharded_module import ModuleSharder
 from tessera.training.distributed.planner import constants
 from tessera.training.distributed.planner.shard_estimators import (
     EmbeddingPerfEstimator,
     EmbeddingStorageEstimator,
 )
-from tessera.training.distributed.planner.shard_sizes import calculate_shard_sizes_and_offsets
 from tessera.training.distributed.planner.types import (
     Enumerator,
     ParameterConstraints,
@@ -23,7 +25,6 @@ from tessera.training.distributed.planner.types import (
     ShardingOption,
     Topology,
 )
-from tessera.training.distributed.types import ModuleSharder, ShardingType
 
 # Kernels whose rows do not all lie in device memory.
 _OFF_DEVICE = frozenset({"fused_uvm", "fused_uvm_caching"})

@@ -6,16 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
+
 from tessera.errors import UserError
-from tessera.training.distributed.planner.types import ShardingOption, Topology
-from tessera.training.distributed.types import (
+from tessera.training.distributed.plan.plan_types import (
     EmbeddingModuleShardingPlan,
-    EnumerableShardingSpec,
     ParameterSharding,
     ShardingPlan,
     ShardingType,
-    ShardMetadata,
 )
+from tessera.training.distributed.planner.types import ShardingOption, Topology
 
 FORMAT = "tessera sharding plan 1"
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tessera.training.distributed.plan.plan_types import ShardingType
 from tessera.training.distributed.planner import constants
 from tessera.training.distributed.planner.types import (
     Perf,
@@ -34,7 +35,6 @@ from tessera.training.distributed.planner.types import (
     Storage,
     Topology,
 )
-from tessera.training.distributed.types import ShardingType
 
 _RW = ShardingType.ROW_WISE.value
 _DP = ShardingType.DATA_PARALLEL.value

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
+from tessera.training.distributed.plan.plan_types import ShardingPlan, ShardingType
 from tessera.training.distributed.planner.constants import GIB
 from tessera.training.distributed.planner.types import (
     Perf,
@@ -14,7 +15,6 @@ from tessera.training.distributed.planner.types import (
     Stats,
     Storage,
 )
-from tessera.training.distributed.types import ShardingPlan, ShardingType
 
 logger = logging.getLogger(__name__)
 

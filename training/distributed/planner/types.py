@@ -16,6 +16,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from tessera.errors import UserError
+from tessera.training.distributed.plan.plan_types import (
+    BoundsCheckMode,
+    CacheParams,
+    ShardingPlan,
+    ShardingType,
+)
+from tessera.training.distributed.plan.sharded_module import ModuleSharder
 from tessera.training.distributed.planner import constants
 from tessera.training.distributed.planner.hardware import (
     DeviceHardware,
@@ -23,13 +30,6 @@ from tessera.training.distributed.planner.hardware import (
     Storage,
     Topology,
     positive,
-)
-from tessera.training.distributed.types import (
-    BoundsCheckMode,
-    CacheParams,
-    ModuleSharder,
-    ShardingPlan,
-    ShardingType,
 )
 
 __all__ = [

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from tessera.training.distributed.plan.plan_types import ShardingType
 from tessera.training.distributed.sharding.cw_sharding import BaseCwEmbeddingSharding
 from tessera.training.distributed.sharding.sequence_sharding import (
     SequenceSharding,
     SequenceShardingContext,
 )
-from tessera.training.distributed.types import ShardingType
 
 
 class CwSequenceEmbeddingSharding(

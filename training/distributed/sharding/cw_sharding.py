@@ -10,12 +10,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tessera.training.distributed.embedding_sharding import C, EmbeddingShardingContext, T, W
+from tessera.training.distributed.plan.plan_types import ShardingType
+from tessera.training.distributed.sharding.embedding_sharding import (
+    C,
+    EmbeddingShardingContext,
+    T,
+    W,
+)
 from tessera.training.distributed.sharding.tw_sharding import (
     BaseTwEmbeddingSharding,
     TwPooledEmbeddingSharding,
 )
-from tessera.training.distributed.types import ShardingType
 
 
 class BaseCwEmbeddingSharding(BaseTwEmbeddingSharding[C, T, W]):

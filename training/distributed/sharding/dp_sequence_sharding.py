@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tessera.training.distributed.embedding_sharding import BaseEmbeddingDist
 from tessera.training.distributed.sharding.dp_sharding import BaseDpEmbeddingSharding
+from tessera.training.distributed.sharding.embedding_sharding import BaseEmbeddingDist
 from tessera.training.distributed.sharding.sequence_sharding import (
     LocalSequenceEmbeddingDist,
     SequenceSharding,

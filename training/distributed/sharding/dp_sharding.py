@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tessera.training.distributed.embedding_sharding import (
+from tessera.training.distributed.plan.plan_types import ShardingType
+from tessera.training.distributed.sharding.embedding_sharding import (
     BaseEmbeddingDist,
     BaseSparseFeaturesDist,
     C,
@@ -27,7 +28,6 @@ from tessera.training.distributed.sharding.planned import (
     PooledSharding,
     in_order,
 )
-from tessera.training.distributed.types import ShardingType
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 

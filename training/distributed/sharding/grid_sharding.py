@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
+from tessera.training.distributed.plan.plan_types import ShardingType
 from tessera.training.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding
-from tessera.training.distributed.types import ShardingType
 
 
 class GridPooledEmbeddingSharding(TwRwPooledEmbeddingSharding):

@@ -12,41 +12,39 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed._shard.metadata import ShardMetadata
 
-from tessera.training.distributed.comm_ops.column_order import ColumnOrder
-from tessera.training.distributed.embedding_lookup import (
-    GroupedPooledEmbeddingsLookup,
-    common_output_dtype,
-)
-from tessera.training.distributed.embedding_sharding import (
+from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
+from tessera.training.distributed.comm.codec_types import CommOp, QuantizedCommCodecs
+from tessera.training.distributed.comm.column_order import ColumnOrder
+from tessera.training.distributed.comm.environment import ShardingEnv
+from tessera.training.distributed.plan.plan_types import ShardingType
+from tessera.training.distributed.sharding.embedding_sharding import (
     BaseEmbeddingDist,
     BaseSparseFeaturesDist,
     EmbeddingSharding,
     EmbeddingShardingContext,
     EmbeddingShardingInfo,
     OutputColumns,
+    Part,
     group_tables,
     output_columns,
     tables_on_ranks,
 )
-from tessera.training.distributed.embedding_types import (
+from tessera.training.distributed.tables.grouped_lookup import (
+    GroupedPooledEmbeddingsLookup,
+    common_output_dtype,
+)
+from tessera.training.distributed.tables.interfaces import (
     BaseEmbeddingLookup,
     BaseGroupedFeatureProcessor,
+)
+from tessera.training.distributed.tables.table_shards import (
     GroupedEmbeddingConfig,
     ShardedEmbeddingTable,
 )
-from tessera.training.distributed.pooled_output import Part
-from tessera.training.distributed.types import (
-    Awaitable,
-    CommOp,
-    Multistreamable,
-    NoWait,
-    QuantizedCommCodecs,
-    ShardingEnv,
-    ShardingType,
-    ShardMetadata,
-)
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+from tessera.training.streamable import Multistreamable
 
 C = TypeVar("C", bound=Multistreamable)
 T = TypeVar("T")

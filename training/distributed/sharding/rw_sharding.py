@@ -16,13 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tessera.training.distributed.bucketize import bucketize_kjt_before_all2all
-from tessera.training.distributed.dist_data import (
-    KJTAllToAll,
-    PooledEmbeddingsReduceScatter,
-    VariableBatchPooledEmbeddingsReduceScatter,
-)
-from tessera.training.distributed.embedding_sharding import (
+from tessera.training.distributed.comm.awaitable import Awaitable
+from tessera.training.distributed.comm.codec_types import CommOp, QuantizedCommCodecs
+from tessera.training.distributed.plan.plan_types import ShardingType
+from tessera.training.distributed.sharding.embedding_sharding import (
     BaseEmbeddingDist,
     BaseSparseFeaturesDist,
     C,
@@ -35,11 +32,11 @@ from tessera.training.distributed.sharding.planned import (
     PooledSharding,
     in_order,
 )
-from tessera.training.distributed.types import (
-    Awaitable,
-    CommOp,
-    QuantizedCommCodecs,
-    ShardingType,
+from tessera.training.distributed.travel.bucketize import bucketize_kjt_before_all2all
+from tessera.training.distributed.travel.kjt_all_to_all import KJTAllToAll
+from tessera.training.distributed.travel.pooled_vectors import (
+    PooledEmbeddingsReduceScatter,
+    VariableBatchPooledEmbeddingsReduceScatter,
 )
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 

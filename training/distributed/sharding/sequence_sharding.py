@@ -16,21 +16,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tessera.training.distributed.dist_data import (
-    KJTAllToAllTensorsAwaitable,
-    SequenceEmbeddingsAllToAll,
-)
-from tessera.training.distributed.embedding_lookup import GroupedEmbeddingsLookup
-from tessera.training.distributed.embedding_sharding import (
+from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
+from tessera.training.distributed.comm.codec_types import CommOp, QuantizedCommCodecs
+from tessera.training.distributed.sharding.embedding_sharding import (
     BaseEmbeddingDist,
     EmbeddingShardingContext,
 )
-from tessera.training.distributed.embedding_types import (
+from tessera.training.distributed.sharding.planned import PlannedSharding
+from tessera.training.distributed.tables.grouped_lookup import GroupedEmbeddingsLookup
+from tessera.training.distributed.tables.interfaces import (
     BaseEmbeddingLookup,
     BaseGroupedFeatureProcessor,
 )
-from tessera.training.distributed.sharding.planned import PlannedSharding
-from tessera.training.distributed.types import Awaitable, CommOp, NoWait, QuantizedCommCodecs
+from tessera.training.distributed.travel.kjt_all_to_all import KJTAllToAllTensorsAwaitable
+from tessera.training.distributed.travel.sequence_vectors import SequenceEmbeddingsAllToAll
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 

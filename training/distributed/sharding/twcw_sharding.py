@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
+from tessera.training.distributed.plan.plan_types import ShardingType
 from tessera.training.distributed.sharding.cw_sharding import CwPooledEmbeddingSharding
-from tessera.training.distributed.types import ShardingType
 
 
 class TwCwPooledEmbeddingSharding(CwPooledEmbeddingSharding):

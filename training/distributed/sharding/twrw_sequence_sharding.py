@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tessera.training.distributed.comm_ops.sequence import segment_order
-from tessera.training.distributed.dist_data import KJTAllToAll
-from tessera.training.distributed.embedding_sharding import BaseSparseFeaturesDist
+from tessera.training.distributed.comm.alltoall_sequence import segment_order
+from tessera.training.distributed.comm.awaitable import Awaitable
+from tessera.training.distributed.plan.plan_types import ShardingType
+from tessera.training.distributed.sharding.embedding_sharding import BaseSparseFeaturesDist
 from tessera.training.distributed.sharding.sequence_sharding import (
     SequenceSharding,
     SequenceShardingContext,
@@ -24,7 +25,7 @@ from tessera.training.distributed.sharding.twrw_sharding import (
     BaseTwRwEmbeddingSharding,
     TwRwSparseFeaturesDist,
 )
-from tessera.training.distributed.types import Awaitable, ShardingType
+from tessera.training.distributed.travel.kjt_all_to_all import KJTAllToAll
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 

@@ -19,16 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tessera.training.distributed.comm import get_local_size, intra_and_cross_node_pg
-from tessera.training.distributed.comm_ops.column_order import ColumnOrder
-from tessera.training.distributed.dist_data import (
-    KJTAllToAll,
-    PooledEmbeddingsAllToAll,
-    PooledEmbeddingsReduceScatter,
-    VariableBatchPooledEmbeddingsAllToAll,
-    VariableBatchPooledEmbeddingsReduceScatter,
-)
-from tessera.training.distributed.embedding_sharding import (
+from tessera.training.distributed.comm.awaitable import Awaitable
+from tessera.training.distributed.comm.codec_types import CommOp, QuantizedCommCodecs
+from tessera.training.distributed.comm.column_order import ColumnOrder
+from tessera.training.distributed.comm.nodes import get_local_size, intra_and_cross_node_pg
+from tessera.training.distributed.plan.plan_types import ShardingType
+from tessera.training.distributed.sharding.embedding_sharding import (
     BaseEmbeddingDist,
     BaseSparseFeaturesDist,
     C,
@@ -41,11 +37,12 @@ from tessera.training.distributed.sharding.planned import (
     PooledSharding,
 )
 from tessera.training.distributed.sharding.rw_sharding import RowBuckets
-from tessera.training.distributed.types import (
-    Awaitable,
-    CommOp,
-    QuantizedCommCodecs,
-    ShardingType,
+from tessera.training.distributed.travel.kjt_all_to_all import KJTAllToAll
+from tessera.training.distributed.travel.pooled_vectors import (
+    PooledEmbeddingsAllToAll,
+    PooledEmbeddingsReduceScatter,
+    VariableBatchPooledEmbeddingsAllToAll,
+    VariableBatchPooledEmbeddingsReduceScatter,
 )
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 

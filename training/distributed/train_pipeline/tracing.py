@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tessera.errors import UserError
-from tessera.training.distributed.types import ShardedModule
+from tessera.training.distributed.plan.sharded_module import ShardedModule
 
 
 @dataclass
