@@ -98,7 +98,8 @@ class CriteoDataset:
 
     def labels(self, rows: Rows) -> npt.NDArray[np.float32]:
         """The labels of these rows."""
-        return self._words[rows, fmt.LABEL_WORD].view(np.float32)
+        labels: npt.NDArray[np.float32] = self._words[rows, fmt.LABEL_WORD].view(np.float32)
+        return labels
 
 
 def _to_batch(records: Words) -> Batch:

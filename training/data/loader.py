@@ -96,8 +96,10 @@ class BatchLoader:
         start = number * self._batch_size
         return min(start + self._batch_size, len(self._view)) - start
 
-    def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
-        """The batches of ``epoch`` from number ``start_batch`` on.
+    def epoch(
+        self, epoch: int, start_batch: int = 0, stop_batch: int | None = None
+    ) -> Iterator[Batch]:
+        """The batches of ``epoch`` from number ``start_batch`` on, to ``stop_batch - 1`` if given.
 
         Closing the iterator (or dropping it) stops the threads behind it.  An error while a
         batch is made is raised here, in its place.
@@ -111,16 +113,18 @@ class BatchLoader:
             raise ValueError(
                 f"start_batch={start_batch}: an epoch has batches 0 to {self._num_batches}"
             )
-        places = self._places(epoch, start_batch)
+        places = self._places(epoch, start_batch, stop_batch)
         if not self._prefetch:
             return map(self._gather, places)
         return _made_ahead(self._gather, places, depth=self._prefetch, threads=self._threads)
 
-    def _places(self, epoch: int, start_batch: int) -> Iterator[Rows | tuple[int, int]]:
+    def _places(
+        self, epoch: int, start_batch: int, stop_batch: int | None
+    ) -> Iterator[Rows | tuple[int, int]]:
         """Each batch's row numbers, or (start, stop) of neighbouring rows of the dataset."""
         order = _EpochOrder(self._view, seed=self._seed, epoch=epoch) if self._shuffle else None
         rows = self._view.rows
-        for number in range(start_batch, self._num_batches):
+        for number in range(start_batch, self._num_batches if stop_batch is None else stop_batch):
             part, parts = self._part
             first, count = number * self._batch_size, self.batch_rows(number)
             start, stop = first + count * part // parts, first + count * (part + 1) // parts
