@@ -19,9 +19,9 @@ from tessera.training.distributed.checkpoint import (
     read_extra,
     save_checkpoint,
 )
+from tessera.training.distributed.checkpoint import writer as checkpoint_writer
 from tessera.training.distributed.checkpoint.errors import CheckpointError
 from tessera.training.distributed.checkpoint.folder_names import replaced_path, restore_replaced
-from tessera.training.distributed.checkpoint.save_and_load import writer as checkpoint_writer
 from tessera.training.optim import (
     GradientClipping,
     GradientClippingOptimizer,

@@ -546,7 +546,7 @@ def test_an_unknown_sharding_type_is_refused():
     sharder = EmbeddingCollectionSharder()
     plan = plan_alone(plans(1)["table_wise"], sharder)
     plan["big"].sharding_type = "diagonal"
-    with pytest.raises(ValueError, match="sharding_type is 'diagonal'; give one of table_wise"):
+    with pytest.raises(ValueError, match="sharding_type is 'diagonal'; give one of data_par"):
         sharder.shard(plain(case), plan, ShardingEnv.from_local(1, 0))
 
 

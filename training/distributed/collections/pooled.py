@@ -22,16 +22,14 @@ from tessera.training.distributed.collections.pooled_output import (
     PooledOutput,
 )
 from tessera.training.distributed.collections.sharded_collection import ShardedCollection
-from tessera.training.distributed.collections.sharders import BaseEmbeddingSharder
+from tessera.training.distributed.collections.sharders import CollectionSharder
 from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import (
-    EmbeddingModuleShardingPlan,
     ParameterSharding,
 )
 from tessera.training.distributed.sharding.embedding_sharding import (
-    ROW_SPLIT_TYPES,
     EmbeddingShardingContext,
 )
 from tessera.training.distributed.sharding.planned import PooledSharding
@@ -122,9 +120,7 @@ class ShardedEmbeddingBagCollection(
         self._is_weighted = module.is_weighted()
         self._embedding_names = module.embedding_names()
         self._output = self._output_order()
-        self._divisors = [
-            self._mean_divisor(kind, sharding) for kind, sharding in self._shardings.items()
-        ]
+        self._divisors = [self._mean_divisor(sharding) for sharding in self._shardings.values()]
 
     def _output_order(self) -> PooledOutput:
         return PooledOutput(
@@ -134,15 +130,15 @@ class ShardedEmbeddingBagCollection(
             [sharding.flat_parts() for sharding in self._shardings.values()],
         )
 
-    def _mean_divisor(self, kind: str, sharding: PooledSharding) -> MeanDivisor | None:
+    def _mean_divisor(self, sharding: PooledSharding) -> MeanDivisor | None:
         means = (
             {table.name for table in self._configs if table.pooling is PoolingType.MEAN}
-            if kind in ROW_SPLIT_TYPES
+            if sharding.strategy.splits_bags
             else set()
         )
         is_mean = [
             table.name in means
-            for groups in sharding.groups_per_sender()
+            for groups in sharding.layout.groups_per_team()
             for group in groups
             for table in group.embedding_tables
             for _ in table.feature_names
@@ -230,7 +226,9 @@ class ShardedEmbeddingBagCollection(
         return EmbeddingBagCollectionAwaitable(awaitables, join)
 
 
-class EmbeddingBagCollectionSharder(BaseEmbeddingSharder[EmbeddingBagCollection]):
+class EmbeddingBagCollectionSharder(
+    CollectionSharder[EmbeddingBagCollection, ShardedEmbeddingBagCollection]
+):
     """Turns `EmbeddingBagCollection` into its sharded form.
 
     Args:
@@ -241,27 +239,4 @@ class EmbeddingBagCollectionSharder(BaseEmbeddingSharder[EmbeddingBagCollection]
         ValueError: an unknown key or value.
     """
 
-    @property
-    def module_type(self) -> type[EmbeddingBagCollection]:
-        """The type that this sharder takes."""
-        return EmbeddingBagCollection
-
-    def shardable_parameters(self, module: EmbeddingBagCollection) -> dict[str, nn.Parameter]:
-        """The tables' weights by table name."""
-        return tables_of(module)
-
-    def shard(
-        self,
-        module: EmbeddingBagCollection,
-        params: EmbeddingModuleShardingPlan,
-        env: ShardingEnv,
-        device: torch.device | None = None,
-    ) -> ShardedEmbeddingBagCollection:
-        """The sharded form of ``module``, with its weights.
-
-        Raises:
-            ValueError: a plan that does not fit the tables or the ranks.
-        """
-        return ShardedEmbeddingBagCollection(
-            module, params, env, self.fused_params, device, self.qcomm_codecs_registry
-        )
+    _plain, _sharded = EmbeddingBagCollection, ShardedEmbeddingBagCollection

@@ -17,7 +17,6 @@ from tessera.training.distributed.collections.sharded_embedding_module import Sh
 from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
-from tessera.training.distributed.plan.plan_types import ShardingType
 from tessera.training.distributed.plan.sharded_module import Out
 from tessera.training.distributed.sharding.embedding_sharding import EmbeddingShardingContext
 from tessera.training.distributed.sharding.planned import PlannedSharding
@@ -51,7 +50,7 @@ class CollectionContext(Multistreamable):
                 tensor.record_stream(cast("torch.cuda.Stream", stream))
 
 
-Sharding = TypeVar("Sharding", bound=PlannedSharding[Any, Any, Any])
+Sharding = TypeVar("Sharding", bound=PlannedSharding[Any])
 Ctx = TypeVar("Ctx", bound=CollectionContext)
 
 
@@ -104,9 +103,9 @@ class ShardedCollection(
         self._tables.fill(tables)
         self._lookups = [
             replicated(lookup, env.process_group, device)
-            if kind == ShardingType.DATA_PARALLEL.value
+            if sharding.strategy.replicated
             else lookup
-            for kind, lookup in zip(shardings, lookups, strict=True)
+            for sharding, lookup in zip(parts, lookups, strict=True)
         ]
         self._fused_optimizer = self._tables.fused_optimizer(prefix)
         self._input_dists = [sharding.create_input_dist(device) for sharding in parts]

@@ -14,7 +14,11 @@ from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from tessera.errors import UserError
 from tessera.training.distributed.comm.environment import rank_device
 from tessera.training.distributed.plan.plan_types import ParameterSharding, ShardingType
-from tessera.training.distributed.plan.shard_sizes import row_pieces
+from tessera.training.distributed.plan.shard_sizes import (
+    column_blocks,
+    even_rows,
+    row_blocks,
+)
 from tessera.training.distributed.tables.table_shards import (
     EmbeddingComputeKernel,
     GroupedEmbeddingConfig,
@@ -97,8 +101,8 @@ def _cut(
     if kind == ShardingType.TABLE_WISE.value:
         return [([rows, columns], [0, 0], ranks[0] if ranks else 0)]
     if kind == ShardingType.ROW_WISE.value:
-        sizes, offsets = row_pieces(rows, columns, world_size)
-        return list(zip(sizes, offsets, range(world_size), strict=True))
+        blocks = row_blocks(even_rows(rows, world_size), columns)
+        return [(size, offset, rank) for rank, (size, offset) in enumerate(blocks)]
     if kind == ShardingType.COLUMN_WISE.value:
         if not ranks:
             raise UserError(f"table {config.name!r} is column_wise without ranks; give one a shard")
@@ -108,7 +112,8 @@ def _cut(
                 "divide; give other ranks, or a sharding_spec"
             )
         width = columns // len(ranks)
-        return [([rows, width], [0, i * width], rank) for i, rank in enumerate(ranks)]
+        blocks = column_blocks(rows, [width] * len(ranks))
+        return [(size, offset, rank) for (size, offset), rank in zip(blocks, ranks, strict=True)]
     raise UserError(
         f"table {config.name!r}: sharding_type is {kind!r}; quantized tables are sharded "
         "table_wise, row_wise or column_wise"
@@ -174,10 +179,8 @@ def copy_block(table: InferTable, shard: InferShard, stored: Tensor, out: Tensor
             f"{shard.column + shard.columns} are not whole bytes of {table.config.data_type.value}"
         )
     rows = stored[shard.row : shard.row + shard.rows]
-    header, first = kind.header_bytes, kind.header_bytes + shard.column * kind.bits // 8
-    width = shard.columns * kind.bits // 8
-    out[:, :header] = rows[:, :header]
-    out[:, header : header + width] = rows[:, first : first + width]
+    own = kind.take_columns(rows, shard.column, shard.column + shard.columns)
+    out[:, : own.size(1)] = own
 
 
 def row_bounds(table: InferTable, world_size: int) -> list[int]:

@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import copy
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tessera.errors import UserError
 from tessera.training.distributed.comm.environment import ShardingEnv
-from tessera.training.distributed.comm.nodes import get_local_size
 from tessera.training.distributed.model.data_parallel import (
     DataParallelWrapper,
     DefaultDataParallelWrapper,
 )
+from tessera.training.distributed.model.shard import (
+    default_env,
+    made_plan,
+    shard_parts,
+    without_group,
+)
 from tessera.training.distributed.model.shard import init_parameters as init_parts
 from tessera.training.distributed.plan.plan_types import ShardingPlan
 from tessera.training.distributed.plan.sharded_module import ModuleSharder, ShardedModule
-from tessera.training.distributed.planner.generators import (
-    balanced_table_wise_plan,
-    get_default_sharders,
-)
+from tessera.training.distributed.planner.generators import get_default_sharders
 from tessera.training.optim.fused import FusedOptimizerModule
 from tessera.training.optim.keyed import CombinedOptimizer, KeyedOptimizer
-
-
-def _default_env() -> ShardingEnv:
-    if dist.is_available() and dist.is_initialized():
-        assert dist.group.WORLD is not None, "an initialized torch.distributed has a group"
-        return ShardingEnv.from_process_group(dist.group.WORLD)
-    return ShardingEnv.from_local(int(os.environ.get("WORLD_SIZE", "1")), 0)
 
 
 class DistributedModelParallel(nn.Module, FusedOptimizerModule):
@@ -57,7 +51,8 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         data_parallel_wrapper: what wraps the rest; None: `DefaultDataParallelWrapper`.
 
     Raises:
-        ValueError: several ranks without a process group, or a plan that does not fit the model.
+        UserError: several ranks without a process group, or a plan that does not fit the model.
+        PlannerError: there is no plan.
     """
 
     def __init__(  # noqa: PLR0917 - the signature TorchRec users know
@@ -72,84 +67,24 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         data_parallel_wrapper: DataParallelWrapper | None = None,
     ) -> None:
         super().__init__()
-        self._env = env or _default_env()
+        self._env = env or default_env()
         if self._env.world_size > 1 and self._env.process_group is None:
-            raise ValueError(
-                f"world_size is {self._env.world_size} but there is no process group; call "
-                "torch.distributed.init_process_group, or start one process"
-            )
+            raise without_group(self._env.world_size)
         self.device = device or torch.device("cpu")
         if self.device.type == "meta":
-            raise ValueError(
+            raise UserError(
                 "device is meta; the model may be there, its tables are trained on cpu or cuda"
             )
-        self._sharders = {
-            sharder.module_type: sharder for sharder in sharders or get_default_sharders()
-        }
-        self._plan = plan or self._made_plan(module)
-        self._check_plan(module)
+        sharders = sharders or get_default_sharders()
+        self._plan = plan or made_plan(module, self._env, self.device, sharders)
         self._data_parallel_wrapper = data_parallel_wrapper or DefaultDataParallelWrapper()
         self._data_parallel_done = False
-        self._dmp_wrapped_module = self._shard(module)
+        self._dmp_wrapped_module = shard_parts(module, self._plan, self._env, self.device, sharders)
         self._fused_optimizer = self._combine_fused_optimizers()
         if init_parameters:
             init_parts(self._dmp_wrapped_module, self.device)
         if init_data_parallel:
             self.init_data_parallel()
-
-    def _shardable(self, module: nn.Module) -> dict[str, tuple[nn.Module, ModuleSharder[Any]]]:
-        """The outermost modules that a sharder takes, by path."""
-        found: dict[str, tuple[nn.Module, ModuleSharder[Any]]] = {}
-
-        def look(path: str, part: nn.Module) -> None:
-            sharder = self._sharders.get(type(part))
-            if sharder is not None:
-                found[path] = (part, sharder)
-                return
-            for name, child in part.named_children():
-                look(f"{path}.{name}" if path else name, child)
-
-        look("", module)
-        return found
-
-    def _made_plan(self, module: nn.Module) -> ShardingPlan:
-        if self._env.world_size == 1:
-            return balanced_table_wise_plan(self._shardable(module), self._env, self.device.type)
-        # Planning is a package of its own, which a given plan does not need.
-        from tessera.training.distributed.planner import (  # noqa: PLC0415
-            EmbeddingShardingPlanner,
-            Topology,
-        )
-
-        world_size = self._env.world_size
-        topology = Topology(
-            world_size=world_size,
-            compute_device=self.device.type,
-            local_world_size=get_local_size(world_size),
-        )
-        return EmbeddingShardingPlanner(topology).collective_plan(
-            module, list(self._sharders.values()), self._env.process_group
-        )
-
-    def _check_plan(self, module: nn.Module) -> None:
-        paths = {path for path, part in module.named_modules() if type(part) in self._sharders}
-        unknown = sorted(set(self._plan.plan) - paths)
-        if unknown:
-            raise ValueError(
-                f"the plan names module {unknown[0]!r}; the model's shardable modules are "
-                f"{sorted(paths)}"
-            )
-
-    def _shard(self, module: nn.Module) -> nn.Module:
-        for path, placements in self._plan.plan.items():
-            part = module.get_submodule(path)
-            sharder = self._sharders[type(part)]
-            sharded = sharder.shard(part, placements, self._env, self.device)
-            if not path:
-                return sharded
-            parent, _, name = path.rpartition(".")
-            setattr(module.get_submodule(parent), name, sharded)
-        return module
 
     def init_data_parallel(self) -> None:
         """Wrap what every rank holds whole, once; further calls do nothing."""

@@ -1,12 +1,14 @@
-"""Sharding without a wrapper: one module, or every collection in a model.
+"""Sharding: one collection, or every collection in a model.
 
-`tessera.training.distributed.model_parallel.DistributedModelParallel` does the same and wraps the
-rest for training; these functions are for inference, and for those who wrap by themselves.
+`tessera.training.distributed.model_parallel.DistributedModelParallel` uses the same functions and
+wraps the rest for training; without it they are for inference, and for those who wrap by
+themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,11 +25,12 @@ from tessera.training.distributed.plan.plan_types import (
 )
 from tessera.training.distributed.plan.sharded_module import ModuleSharder, ShardedModule
 from tessera.training.distributed.planner.generators import (
-    ParameterShardingGenerator,
+    balanced_table_wise_plan,
     construct_module_sharding_plan,
     get_default_sharders,
     get_module_to_default_sharders,
 )
+from tessera.training.distributed.sharding.by_hand import ParameterShardingGenerator
 
 Plan = (
     EmbeddingModuleShardingPlan
@@ -37,12 +40,27 @@ Plan = (
 """A plan of one module; or one generator per table; or one for all tables."""
 
 
-def _environment(env: ShardingEnv | None) -> ShardingEnv:
-    if env is not None:
-        return env
-    if dist.is_available() and dist.is_initialized() and dist.group.WORLD is not None:
+def default_env() -> ShardingEnv:
+    """Who takes part where nobody says so: the default process group, or this process alone.
+
+    Raises:
+        UserError: ``WORLD_SIZE`` says that there are several ranks, and they have no group.
+    """
+    if dist.is_available() and dist.is_initialized():
+        assert dist.group.WORLD is not None, "an initialized torch.distributed has a group"
         return ShardingEnv.from_process_group(dist.group.WORLD)
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size > 1:
+        raise without_group(world_size)
     return ShardingEnv.from_local(1, 0)
+
+
+def without_group(world_size: int) -> UserError:
+    """The error of several ranks that cannot reach one another."""
+    return UserError(
+        f"world_size is {world_size} but there is no process group; call "
+        "torch.distributed.init_process_group, or start one process"
+    )
 
 
 def _device(device: torch.device | None) -> torch.device:
@@ -72,7 +90,7 @@ def shard(
     Raises:
         UserError: nothing shards modules of this type.
     """
-    env, device = _environment(env), _device(device)
+    env, device = env or default_env(), _device(device)
     if sharder is None:
         sharders = get_module_to_default_sharders()
         if type(module) not in sharders:
@@ -117,32 +135,20 @@ def shard_modules(  # noqa: PLR0917 - the signature TorchRec users know
         module: the model; it is changed, and returned unless it is a collection itself.
         env: who takes part; None: the default process group, or this process alone.
         device: where this rank computes; None: ``cuda`` where there is one, else ``cpu``.
-        plan: where the tables go; None: what `EmbeddingShardingPlanner` says.
+        plan: where the tables go; None: what `EmbeddingShardingPlanner` says, with one rank all
+            here.
         sharders: one per type of module; None: the default ones.
         init_params: whether parts on the ``meta`` device get memory and first values.
 
     Raises:
-        UserError: the plan names a module that is not there or that no sharder takes.
+        UserError: the plan names a module that is not there or that no sharder takes, or several
+            ranks have no process group.
         PlannerError: there is no plan.
     """
-    env, device = _environment(env), _device(device)
-    given = sharders or get_default_sharders()
-    if plan is None:
-        plan = _made_plan(module, env, device, given)
-    by_type = {sharder.module_type: sharder for sharder in given}
-    paths = {path for path, part in module.named_modules() if type(part) in by_type}
-    for path, placements in plan.plan.items():
-        if path not in paths:
-            raise UserError(
-                f"the plan names module {path!r}; the model's shardable modules are {sorted(paths)}"
-            )
-        part = module.get_submodule(path)
-        sharded = by_type[type(part)].shard(part, placements, env, device)
-        if not path:
-            module = sharded
-            break
-        parent, _, name = path.rpartition(".")
-        setattr(module.get_submodule(parent), name, sharded)
+    env, device = env or default_env(), _device(device)
+    sharders = sharders or get_default_sharders()
+    plan = plan or made_plan(module, env, device, sharders)
+    module = shard_parts(module, plan, env, device, sharders)
     if init_params:
         init_parameters(module, device)
     return module
@@ -152,24 +158,91 @@ _shard_modules = shard_modules
 """The name under which the tutorial imports it."""
 
 
-def _made_plan(
-    module: nn.Module, env: ShardingEnv, device: torch.device, sharders: list[ModuleSharder[Any]]
+def shard_parts(
+    module: nn.Module,
+    plan: ShardingPlan,
+    env: ShardingEnv,
+    device: torch.device,
+    sharders: Sequence[ModuleSharder[Any]],
+) -> nn.Module:
+    """Replace the modules that ``plan`` names by their sharded form.
+
+    Args:
+        module: the model; it is changed.
+        plan: where the tables go, by the modules' paths; other modules stay as they are.
+        env: who takes part.
+        device: where this rank computes.
+        sharders: one per type of module.
+
+    Returns:
+        ``module``, or its sharded form where it is a collection itself.
+
+    Raises:
+        UserError: the plan names a module that is not there or that no sharder takes.
+    """
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+    paths = {path for path, part in module.named_modules() if type(part) in by_type}
+    if unknown := sorted(set(plan.plan) - paths):
+        raise UserError(
+            f"the plan names module {unknown[0]!r}; the model's shardable modules are "
+            f"{sorted(paths)}"
+        )
+    for path, placements in plan.plan.items():
+        part = module.get_submodule(path)
+        sharded = by_type[type(part)].shard(part, placements, env, device)
+        if not path:
+            return sharded
+        parent, _, name = path.rpartition(".")
+        setattr(module.get_submodule(parent), name, sharded)
+    return module
+
+
+def made_plan(
+    module: nn.Module,
+    env: ShardingEnv,
+    device: torch.device,
+    sharders: Sequence[ModuleSharder[Any]],
 ) -> ShardingPlan:
-    # Planning is a package of its own, which a given plan does not need.
+    """The plan where nobody gives one: `EmbeddingShardingPlanner`'s; of one rank, all tables whole.
+
+    Raises:
+        PlannerError: there is no plan.
+    """
+    world_size = env.world_size
+    if world_size == 1:
+        return balanced_table_wise_plan(_outermost(module, sharders), env, device.type)
+    # The planner takes a while to import, and a given plan does not need it.
     from tessera.training.distributed.planner import (  # noqa: PLC0415
         EmbeddingShardingPlanner,
         Topology,
     )
 
-    world_size = env.world_size
     # One process that serves several devices is one node.
     local = world_size if env.process_group is None else get_local_size(world_size)
     planner = EmbeddingShardingPlanner(
         Topology(world_size=world_size, compute_device=device.type, local_world_size=local)
     )
     if env.process_group is None:
-        return planner.plan(module, sharders)
-    return planner.collective_plan(module, sharders, env.process_group)
+        return planner.plan(module, list(sharders))
+    return planner.collective_plan(module, list(sharders), env.process_group)
+
+
+def _outermost(
+    module: nn.Module, sharders: Sequence[ModuleSharder[Any]]
+) -> dict[str, tuple[nn.Module, ModuleSharder[Any]]]:
+    """The modules that a sharder takes and that are in no other such module, by path."""
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+    found: dict[str, tuple[nn.Module, ModuleSharder[Any]]] = {}
+
+    def look(path: str, part: nn.Module) -> None:
+        if type(part) in by_type:
+            found[path] = (part, by_type[type(part)])
+            return
+        for name, child in part.named_children():
+            look(f"{path}.{name}" if path else name, child)
+
+    look("", module)
+    return found
 
 
 def init_parameters(module: nn.Module, device: torch.device) -> None:

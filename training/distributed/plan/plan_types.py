@@ -11,7 +11,10 @@ from tessera.training.modules.embedding_configs import DataType
 
 
 class ShardingType(Enum):
-    """How a table is cut into shards."""
+    """The strategies that TorchRec names; `registry` knows all that there are.
+
+    Wherever a plan or a constraint takes one of these values, it takes any registered name.
+    """
 
     DATA_PARALLEL = "data_parallel"
     TABLE_WISE = "table_wise"
@@ -83,7 +86,7 @@ class ParameterSharding:
     """How one table is cut and where its shards live.
 
     Attributes:
-        sharding_type: see `ShardingType`.
+        sharding_type: name of a strategy; those of `ShardingType` are always there.
         compute_kernel: see `EmbeddingComputeKernel`.
         ranks: the rank of each shard.  Table-wise: the one rank; column-wise: one per column
             shard; table-row-wise: the first rank of the node; row-wise and data-parallel: not

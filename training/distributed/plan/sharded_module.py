@@ -155,7 +155,7 @@ class ModuleSharder(ABC, Generic[M]):
         return dict(module.named_parameters())
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """The `ShardingType`s that a plan may choose on devices of this type."""
+        """The names of the strategies that a plan may choose on devices of this type."""
         del compute_device_type
         return [ShardingType.DATA_PARALLEL.value]
 

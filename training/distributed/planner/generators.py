@@ -1,4 +1,4 @@
-"""Plans written by hand: one function per sharding type, each says where one table's shards go.
+"""Plans written by hand: each strategy has a function that says where one table's shards go.
 
 ``construct_module_sharding_plan(ebc, {"t1": table_wise(rank=0), "t2": row_wise()}, ...)`` makes
 the plan of one module.
@@ -7,36 +7,24 @@ the plan of one module.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._shard.metadata import ShardMetadata
-from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.comm.nodes import get_local_size
 from tessera.training.distributed.plan.plan_types import (
     EmbeddingModuleShardingPlan,
-    ParameterSharding,
     ShardingPlan,
     ShardingType,
 )
-from tessera.training.distributed.plan.shard_sizes import row_pieces
 from tessera.training.distributed.plan.sharded_module import ModuleSharder
-
-ParameterShardingGenerator = Callable[
-    [nn.Parameter, int, int, str, ModuleSharder[Any]], ParameterSharding
-]
-"""(table ``[rows, columns]``, ranks per node, ranks, device type, sharder) to its placement."""
-
-# Sizes [rows, columns], offsets [first row, first column], rank.
-_Shard = tuple[list[int], list[int], int]
-# (table, ranks per node, ranks) to its shards.
-_Cut = Callable[[nn.Parameter, int, int], list[_Shard]]
-
+from tessera.training.distributed.sharding.by_hand import ParameterShardingGenerator
+from tessera.training.distributed.sharding.registry import strategy_of
+from tessera.training.distributed.sharding.strategies.table_wise import table_wise
 
 _DEFAULT_SHARDERS = {
     "tessera.training.distributed.collections.pooled": "EmbeddingBagCollectionSharder",
@@ -61,227 +49,15 @@ def get_module_to_default_sharders() -> dict[type[nn.Module], ModuleSharder[Any]
     return {sharder.module_type: sharder for sharder in get_default_sharders()}
 
 
-def placement(compute_device: str, rank: int, local_size: int) -> str:
-    """``rank:3/cuda:1``: a rank and its device, in nodes of ``local_size`` ranks."""
-    device = f"{compute_device}:{rank % local_size}" if compute_device != "cpu" else "cpu"
-    return f"rank:{rank}/{device}"
-
-
-def _kernel(
-    wanted: str | None, sharding_type: str, device_type: str, sharder: ModuleSharder[Any]
-) -> str:
-    offered = sharder.compute_kernels(sharding_type, device_type)
-    if wanted is not None:
-        if wanted not in offered:
-            raise ValueError(
-                f"compute_kernel is {wanted!r}; {sharding_type} on {device_type} has "
-                f"{', '.join(offered)}"
-            )
-        return wanted
-    best = [kernel for kernel in ("fused", "quant") if kernel in offered]
-    return (best or offered)[0]
-
-
-def _generator(
-    kind: ShardingType, compute_kernel: str | None, cut: _Cut
-) -> ParameterShardingGenerator:
-    def generate(
-        param: nn.Parameter,
-        local_size: int,
-        world_size: int,
-        device_type: str,
-        sharder: ModuleSharder[Any],
-    ) -> ParameterSharding:
-        shards = cut(param, local_size, world_size)
-        spec = None
-        # Whole copies overlap, which a specification may not.
-        if kind is not ShardingType.DATA_PARALLEL:
-            spec = EnumerableShardingSpec(
-                [
-                    ShardMetadata(offset, size, placement(device_type, rank, local_size))
-                    for size, offset, rank in shards
-                ]
-            )
-        return ParameterSharding(
-            sharding_type=kind.value,
-            compute_kernel=_kernel(compute_kernel, kind.value, device_type, sharder),
-            ranks=[rank for _, _, rank in shards],
-            sharding_spec=spec,
-        )
-
-    return generate
-
-
-def _check_rank(name: str, rank: int, count: int) -> None:
-    if not 0 <= rank < count:
-        raise ValueError(f"{name} is {rank}; give 0 to {count - 1}")
-
-
-def data_parallel(compute_kernel: str | None = None) -> ParameterShardingGenerator:
-    """Every rank holds the whole table; gradients are averaged."""
-
-    def cut(param: nn.Parameter, _local_size: int, world_size: int) -> list[_Shard]:
-        return [(list(param.shape), [0, 0], rank) for rank in range(world_size)]
-
-    return _generator(ShardingType.DATA_PARALLEL, compute_kernel, cut)
-
-
-def table_wise(rank: int, compute_kernel: str | None = None) -> ParameterShardingGenerator:
-    """The whole table lives on ``rank``."""
-
-    def cut(param: nn.Parameter, _local_size: int, world_size: int) -> list[_Shard]:
-        _check_rank("rank", rank, world_size)
-        return [(list(param.shape), [0, 0], rank)]
-
-    return _generator(ShardingType.TABLE_WISE, compute_kernel, cut)
-
-
-def row_wise(
-    sizes: Sequence[int] | None = None, compute_kernel: str | None = None
-) -> ParameterShardingGenerator:
-    """Every rank holds a block of rows.
-
-    Args:
-        sizes: rows of each rank; None: ``ceil(rows / ranks)`` each, less or none on the last.
-        compute_kernel: None: the best one that the sharder offers.
-    """
-
-    def cut(param: nn.Parameter, _local_size: int, world_size: int) -> list[_Shard]:
-        rows, columns = param.shape
-        if sizes is None:
-            blocks, offsets = row_pieces(rows, columns, world_size)
-        else:
-            if len(sizes) != world_size or sum(sizes) != rows or min(sizes) < 0:
-                raise ValueError(
-                    f"sizes is {list(sizes)}; give {world_size} numbers that add up to the "
-                    f"table's {rows} rows"
-                )
-            blocks = [[size, columns] for size in sizes]
-            offsets = [[sum(sizes[:index]), 0] for index in range(world_size)]
-        return list(zip(blocks, offsets, range(world_size), strict=True))
-
-    return _generator(ShardingType.ROW_WISE, compute_kernel, cut)
-
-
-def _column_pieces(
-    param: nn.Parameter, ranks: Sequence[int], widths: Sequence[int] | None
-) -> list[_Shard]:
-    rows, columns = param.shape
-    if widths is None:
-        if not ranks or columns % len(ranks):
-            raise ValueError(
-                f"ranks is {list(ranks)}; {columns} columns do not divide evenly among "
-                f"{len(ranks)} shards, so give size_per_rank too"
-            )
-        widths = [columns // len(ranks)] * len(ranks)
-    if len(widths) != len(ranks) or sum(widths) != columns or min(widths) <= 0:
-        raise ValueError(
-            f"size_per_rank is {list(widths)}; give {len(ranks)} positive numbers that add up to "
-            f"the table's {columns} columns"
-        )
-    return [
-        ([rows, width], [0, sum(widths[:index])], rank)
-        for index, (width, rank) in enumerate(zip(widths, ranks, strict=True))
-    ]
-
-
-def column_wise(
-    ranks: Sequence[int] | None = None,
-    size_per_rank: Sequence[int] | None = None,
-    compute_kernel: str | None = None,
-) -> ParameterShardingGenerator:
-    """Blocks of columns live on ``ranks``.
-
-    Args:
-        ranks: the rank of each block; a rank may hold several.  None: the first ranks, one block
-            each.
-        size_per_rank: columns of each block; None: equal blocks.
-        compute_kernel: None: the best one that the sharder offers.
+def get_sharding_constructor_from_type(
+    sharding_type: ShardingType | str,
+) -> Callable[..., ParameterShardingGenerator]:
+    """The function that places a table by a strategy, such as `row_wise`.
 
     Raises:
-        ValueError: both are None.
+        UserError: an unknown name.
     """
-    if ranks is None:
-        if size_per_rank is None:
-            raise ValueError("ranks and size_per_rank are both None; give at least one")
-        ranks = range(len(size_per_rank))
-    wanted = list(ranks)
-
-    def cut(param: nn.Parameter, _local_size: int, world_size: int) -> list[_Shard]:
-        for rank in wanted:
-            _check_rank("ranks", rank, world_size)
-        return _column_pieces(param, wanted, size_per_rank)
-
-    return _generator(ShardingType.COLUMN_WISE, compute_kernel, cut)
-
-
-def table_column_wise(
-    host_index: int,
-    size_per_rank: Sequence[int] | None = None,
-    compute_kernel: str | None = None,
-) -> ParameterShardingGenerator:
-    """Blocks of columns live on the ranks of one node.
-
-    Args:
-        host_index: the node.
-        size_per_rank: columns of each of its ranks, from its first on; None: equal blocks.
-        compute_kernel: None: the best one that the sharder offers.
-    """
-
-    def cut(param: nn.Parameter, local_size: int, world_size: int) -> list[_Shard]:
-        _check_rank("host_index", host_index, world_size // local_size)
-        first = host_index * local_size
-        blocks = local_size if size_per_rank is None else len(size_per_rank)
-        return _column_pieces(param, range(first, first + blocks), size_per_rank)
-
-    return _generator(ShardingType.TABLE_COLUMN_WISE, compute_kernel, cut)
-
-
-def table_row_wise(
-    host_index: int, compute_kernel: str | None = None
-) -> ParameterShardingGenerator:
-    """Blocks of rows live on the ranks of one node."""
-
-    def cut(param: nn.Parameter, local_size: int, world_size: int) -> list[_Shard]:
-        _check_rank("host_index", host_index, world_size // local_size)
-        first = host_index * local_size
-        sizes, offsets = row_pieces(param.shape[0], param.shape[1], local_size)
-        return list(zip(sizes, offsets, range(first, first + local_size), strict=True))
-
-    return _generator(ShardingType.TABLE_ROW_WISE, compute_kernel, cut)
-
-
-def grid_shard(
-    host_indexes: Sequence[int], compute_kernel: str | None = None
-) -> ParameterShardingGenerator:
-    """Each node of ``host_indexes`` holds a block of columns, cut into rows among its ranks."""
-
-    def cut(param: nn.Parameter, local_size: int, world_size: int) -> list[_Shard]:
-        shards: list[_Shard] = []
-        for (rows, width), (_, column), host in _column_pieces(param, host_indexes, None):
-            _check_rank("host_indexes", host, world_size // local_size)
-            first = host * local_size
-            sizes, offsets = row_pieces(rows, width, local_size, column)
-            shards += zip(sizes, offsets, range(first, first + local_size), strict=True)
-        return shards
-
-    return _generator(ShardingType.GRID_SHARD, compute_kernel, cut)
-
-
-def get_sharding_constructor_from_type(
-    sharding_type: ShardingType,
-) -> Callable[..., ParameterShardingGenerator]:
-    """The function above that goes with a sharding type."""
-    constructors: dict[ShardingType, Callable[..., ParameterShardingGenerator]] = {
-        ShardingType.DATA_PARALLEL: data_parallel,
-        ShardingType.TABLE_WISE: table_wise,
-        ShardingType.ROW_WISE: row_wise,
-        ShardingType.COLUMN_WISE: column_wise,
-        ShardingType.TABLE_COLUMN_WISE: table_column_wise,
-        ShardingType.TABLE_ROW_WISE: table_row_wise,
-        ShardingType.GRID_SHARD: grid_shard,
-    }
-    return constructors[sharding_type]
+    return strategy_of(sharding_type).by_hand
 
 
 def _sharder_for(module: nn.Module, sharder: ModuleSharder[Any] | None) -> ModuleSharder[Any]:

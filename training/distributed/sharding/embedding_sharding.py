@@ -1,8 +1,7 @@
-"""What every sharding type answers: how ids travel, which rows are here, how vectors travel back.
+"""What a sharding answers: how ids travel, which rows are here, how vectors travel back.
 
-A sharding serves the tables of one collection that share a sharding type.  `tables_on_ranks`
-answers the second question for all of them from the plan alone; the files of
-`tessera.training.distributed.sharding` answer the other two.
+A sharding serves the tables of one collection that share a strategy.  `layout` answers the second
+question from the plan alone; the strategies of `registry` answer the other two.
 """
 
 from __future__ import annotations
@@ -15,19 +14,16 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.distributed._shard.metadata import ShardMetadata
-from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
-from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 
 from tessera.training.distributed.comm.awaitable import Awaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
-from tessera.training.distributed.plan.plan_types import ParameterSharding, ShardingType
+from tessera.training.distributed.plan.plan_types import ParameterSharding
 from tessera.training.distributed.sharding.mixins import FeatureShardingMixIn
 from tessera.training.distributed.tables.interfaces import (
     BaseEmbeddingLookup,
     BaseGroupedFeatureProcessor,
 )
 from tessera.training.distributed.tables.table_shards import (
-    EmbeddingComputeKernel,
     GroupedEmbeddingConfig,
     ShardedEmbeddingTable,
 )
@@ -40,15 +36,6 @@ C = TypeVar("C", bound=Multistreamable)
 F = TypeVar("F", bound=Multistreamable)
 T = TypeVar("T")
 W = TypeVar("W")
-
-ROW_SPLIT_TYPES = frozenset(
-    {
-        ShardingType.ROW_WISE.value,
-        ShardingType.TABLE_ROW_WISE.value,
-        ShardingType.GRID_SHARD.value,
-    }
-)
-"""The types under which the ids of one bag are looked up on several ranks."""
 
 
 @dataclass
@@ -128,102 +115,6 @@ class Part:
 
     feature: str
     columns: OutputColumns
-
-
-def _shard(
-    info: EmbeddingShardingInfo, local: ShardMetadata | None, whole: ShardedTensorMetadata | None
-) -> ShardedEmbeddingTable:
-    config = info.embedding_config
-    rows, columns = (
-        (config.num_embeddings, config.embedding_dim) if local is None else local.shard_sizes
-    )
-    split_bags = info.param_sharding.sharding_type in ROW_SPLIT_TYPES
-    return ShardedEmbeddingTable(
-        num_embeddings=config.num_embeddings,
-        embedding_dim=config.embedding_dim,
-        name=config.name,
-        data_type=config.data_type,
-        feature_names=list(config.feature_names),
-        weight_init_max=config.get_weight_init_max(),
-        weight_init_min=config.get_weight_init_min(),
-        init_fn=config.init_fn,
-        # A rank that sees a part of a bag cannot divide by the bag's size: the mean is made
-        # from the sum after the ranks' parts were added.
-        pooling=(
-            PoolingType.SUM if split_bags and config.pooling is PoolingType.MEAN else config.pooling
-        ),
-        is_weighted=config.is_weighted,
-        has_feature_processor=config.has_feature_processor,
-        embedding_names=list(config.embedding_names),
-        compute_kernel=EmbeddingComputeKernel(info.param_sharding.compute_kernel),
-        local_rows=rows,
-        local_cols=columns,
-        local_metadata=local,
-        global_metadata=whole,
-        fused_params=info.fused_params,
-    )
-
-
-def _shards_of(info: EmbeddingShardingInfo) -> tuple[list[ShardMetadata], ShardedTensorMetadata]:
-    spec = info.param_sharding.sharding_spec
-    config = info.embedding_config
-    if not isinstance(spec, EnumerableShardingSpec):
-        raise ValueError(  # noqa: TRY004 - the plan's value is wrong, not an argument's type
-            f"table {config.name!r}: the plan has no list of shards (sharding_spec is {spec!r}); "
-            "make it with tessera.training.distributed.sharding_plan or the planner"
-        )
-    shards = list(spec.shards)
-    covered = sum(shard.shard_sizes[0] * shard.shard_sizes[1] for shard in shards)
-    if covered != config.num_embeddings * config.embedding_dim:
-        raise ValueError(
-            f"table {config.name!r}: the plan's shards hold {covered} numbers, the table has "
-            f"{config.num_embeddings} x {config.embedding_dim}; make the plan for this table"
-        )
-    metadata = ShardedTensorMetadata(
-        shards_metadata=shards,
-        size=torch.Size([config.num_embeddings, config.embedding_dim]),
-        tensor_properties=TensorProperties(
-            dtype=info.param.dtype,
-            layout=torch.strided,
-            requires_grad=False,
-            memory_format=torch.contiguous_format,
-            pin_memory=False,
-        ),
-    )
-    return shards, metadata
-
-
-def tables_on_ranks(
-    infos: Sequence[EmbeddingShardingInfo], world_size: int
-) -> list[list[ShardedEmbeddingTable]]:
-    """Which rows and columns each rank holds.
-
-    Args:
-        infos: the tables of one sharding.
-        world_size: ``W``.
-
-    Returns:
-        Per rank its shards, in the tables' order and column by column.
-
-    Raises:
-        ValueError: a placement that does not cover the table, or outside the world.
-    """
-    ranks: list[list[ShardedEmbeddingTable]] = [[] for _ in range(world_size)]
-    for info in infos:
-        if info.param_sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
-            for tables in ranks:
-                tables.append(_shard(info, None, None))
-            continue
-        shards, metadata = _shards_of(info)
-        for shard in sorted(shards, key=lambda shard: shard.shard_offsets[::-1]):
-            rank = shard.placement.rank() if shard.placement is not None else None
-            if rank is None or not 0 <= rank < world_size:
-                raise ValueError(
-                    f"table {info.embedding_config.name!r}: the plan puts a shard at "
-                    f"{shard.placement}; there are ranks 0 to {world_size - 1}"
-                )
-            ranks[rank].append(_shard(info, shard, metadata))
-    return ranks
 
 
 def _same_fused_params(table: ShardedEmbeddingTable) -> str:

@@ -12,28 +12,12 @@ from torch.distributed.remote_device import _remote_device
 
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
-from tessera.training.distributed.plan.plan_types import ParameterSharding, ShardingType
-from tessera.training.distributed.sharding.cw_sharding import CwPooledEmbeddingSharding
-from tessera.training.distributed.sharding.dp_sharding import DpPooledEmbeddingSharding
+from tessera.training.distributed.plan.plan_types import ParameterSharding
 from tessera.training.distributed.sharding.embedding_sharding import EmbeddingShardingInfo
-from tessera.training.distributed.sharding.grid_sharding import GridPooledEmbeddingSharding
 from tessera.training.distributed.sharding.planned import PooledSharding
-from tessera.training.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
+from tessera.training.distributed.sharding.registry import strategy_of
 from tessera.training.distributed.sharding.sharding_infos import sharding_infos
-from tessera.training.distributed.sharding.tw_sharding import TwPooledEmbeddingSharding
-from tessera.training.distributed.sharding.twcw_sharding import TwCwPooledEmbeddingSharding
-from tessera.training.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
-
-_SHARDINGS: dict[str, type[PooledSharding]] = {
-    ShardingType.TABLE_WISE.value: TwPooledEmbeddingSharding,
-    ShardingType.ROW_WISE.value: RwPooledEmbeddingSharding,
-    ShardingType.COLUMN_WISE.value: CwPooledEmbeddingSharding,
-    ShardingType.TABLE_ROW_WISE.value: TwRwPooledEmbeddingSharding,
-    ShardingType.TABLE_COLUMN_WISE.value: TwCwPooledEmbeddingSharding,
-    ShardingType.GRID_SHARD.value: GridPooledEmbeddingSharding,
-    ShardingType.DATA_PARALLEL.value: DpPooledEmbeddingSharding,
-}
 
 
 def create_embedding_bag_sharding(  # noqa: PLR0917 - the signature TorchRec users know
@@ -58,9 +42,8 @@ def create_embedding_bag_sharding(  # noqa: PLR0917 - the signature TorchRec use
     Raises:
         ValueError: an unknown type, or placements that do not fit it.
     """
-    if sharding_type not in _SHARDINGS:
-        raise ValueError(f"sharding_type is {sharding_type!r}; give one of {', '.join(_SHARDINGS)}")
-    return _SHARDINGS[sharding_type](
+    return PooledSharding(
+        strategy_of(sharding_type),
         sharding_infos,
         env,
         device,

@@ -12,6 +12,7 @@ from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 
 from tessera.training.distributed.plan.plan_types import ParameterSharding, ShardingType
 from tessera.training.distributed.sharding.embedding_sharding import EmbeddingShardingInfo
+from tessera.training.distributed.sharding.registry import strategy_of
 from tessera.training.modules.embedding_configs import (
     BaseEmbeddingConfig,
     EmbeddingTableConfig,
@@ -84,9 +85,8 @@ def completed(
     placement: ParameterSharding, parameter: Tensor, world_size: int | None, device: torch.device
 ) -> ParameterSharding:
     """``placement`` with its shards listed; a whole table needs no list to be understood."""
-    if placement.sharding_spec is not None or (
-        placement.sharding_type == ShardingType.DATA_PARALLEL.value
-    ):
+    strategy = strategy_of(placement.sharding_type)
+    if placement.sharding_spec is not None or strategy.replicated:
         return placement
     ranks = placement.ranks or ([0] if world_size == 1 else [])
     if placement.sharding_type != ShardingType.TABLE_WISE.value or len(ranks) != 1:

@@ -10,33 +10,13 @@ from torch import nn
 
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
-from tessera.training.distributed.plan.plan_types import ParameterSharding, ShardingType
-from tessera.training.distributed.sharding.cw_sequence_sharding import (
-    CwSequenceEmbeddingSharding,
-    TwCwSequenceEmbeddingSharding,
-)
-from tessera.training.distributed.sharding.dp_sequence_sharding import DpSequenceEmbeddingSharding
+from tessera.training.distributed.plan.plan_types import ParameterSharding
 from tessera.training.distributed.sharding.embedding_sharding import EmbeddingShardingInfo
-from tessera.training.distributed.sharding.rw_sequence_sharding import RwSequenceEmbeddingSharding
-from tessera.training.distributed.sharding.sequence_sharding import SequenceSharding
+from tessera.training.distributed.sharding.planned import SequenceSharding
+from tessera.training.distributed.sharding.registry import strategy_of
 from tessera.training.distributed.sharding.sharding_infos import sharding_infos
-from tessera.training.distributed.sharding.tw_sequence_sharding import TwSequenceEmbeddingSharding
-from tessera.training.distributed.sharding.twrw_sequence_sharding import (
-    GridSequenceEmbeddingSharding,
-    TwRwSequenceEmbeddingSharding,
-)
 from tessera.training.modules.embedding_configs import PoolingType
 from tessera.training.modules.embedding_modules import EmbeddingCollection
-
-_SHARDINGS: dict[str, type[SequenceSharding]] = {
-    ShardingType.TABLE_WISE.value: TwSequenceEmbeddingSharding,
-    ShardingType.ROW_WISE.value: RwSequenceEmbeddingSharding,
-    ShardingType.COLUMN_WISE.value: CwSequenceEmbeddingSharding,
-    ShardingType.TABLE_ROW_WISE.value: TwRwSequenceEmbeddingSharding,
-    ShardingType.TABLE_COLUMN_WISE.value: TwCwSequenceEmbeddingSharding,
-    ShardingType.GRID_SHARD.value: GridSequenceEmbeddingSharding,
-    ShardingType.DATA_PARALLEL.value: DpSequenceEmbeddingSharding,
-}
 
 
 def create_embedding_sharding(
@@ -51,9 +31,9 @@ def create_embedding_sharding(
     Raises:
         ValueError: an unknown type, or placements that do not fit it.
     """
-    if sharding_type not in _SHARDINGS:
-        raise ValueError(f"sharding_type is {sharding_type!r}; give one of {', '.join(_SHARDINGS)}")
-    return _SHARDINGS[sharding_type](sharding_infos, env, device, qcomm_codecs_registry)
+    return SequenceSharding(
+        strategy_of(sharding_type), sharding_infos, env, device, qcomm_codecs_registry
+    )
 
 
 def create_sharding_infos_by_sharding(
