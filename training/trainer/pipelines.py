@@ -9,12 +9,9 @@ from tessera.training.distributed.model.model_parallel import (
     DistributedModelParallel,
     get_unwrapped_module,
 )
-from tessera.training.distributed.train_pipeline import (
-    PrefetchTrainPipelineSparseDist,
-    TrainPipelineBase,
-    TrainPipelineSparseDist,
-)
-from tessera.training.distributed.train_pipeline.pipelines import TrainPipeline
+from tessera.training.distributed.train_pipeline.pipelines import TrainPipeline, TrainPipelineBase
+from tessera.training.distributed.train_pipeline.prefetch import PrefetchTrainPipelineSparseDist
+from tessera.training.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
 from tessera.training.distributed.train_pipeline.tracing import trace
 from tessera.training.trainer.assembly import Assembly
 
