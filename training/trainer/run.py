@@ -286,10 +286,9 @@ class _Run:
             if len(view) == 0:
                 continue
             pass_metrics = evaluate(
-                self.assembly.model,
+                self.assembly,
                 view,
                 batch_size=self.config.train.eval_batch_size,
-                ranks=self.ranks,
                 should_stop=self.should_stop,
             )
             if pass_metrics is None:
