@@ -14,7 +14,7 @@ from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.trainer.ranks import Ranks
 
 if TYPE_CHECKING:
-    from tessera.training.distributed.planner import Topology
+    from tessera.training.distributed.planner.hardware import Topology
 
 # What leaves a row whole: the arithmetic is then that of one rank, whatever the plan.
 _WHOLE_ROWS = ["table_wise", "row_wise", "table_row_wise"]
@@ -46,10 +46,8 @@ def plan_for(
     # Planning and what it needs take a while to import.
     from torch import distributed as dist  # noqa: PLC0415
 
-    from tessera.training.distributed.planner import (  # noqa: PLC0415
-        EmbeddingShardingPlanner,
-        ParameterConstraints,
-    )
+    from tessera.training.distributed.planner.planners import EmbeddingShardingPlanner  # noqa: PLC0415
+    from tessera.training.distributed.planner.types import ParameterConstraints  # noqa: PLC0415
 
     wanted = config.train.sharding
     constraint = ParameterConstraints(
@@ -75,10 +73,8 @@ def plan_for(
 
 def _topology(ranks: Ranks, device: torch.device) -> Topology:
     """The ranks, on GPUs with the bandwidths that are measured here and now."""
-    from tessera.training.distributed.planner import (  # noqa: PLC0415 - see above
-        Topology,
-        measure_bandwidths,
-    )
+    from tessera.training.distributed.planner.hardware import Topology  # noqa: PLC0415 - see above
+    from tessera.training.distributed.planner.measure import measure_bandwidths  # noqa: PLC0415 - see above
 
     if device.type == "cpu":
         return Topology(world_size=ranks.world_size, compute_device="cpu")

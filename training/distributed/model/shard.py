@@ -212,10 +212,8 @@ def made_plan(
     if world_size == 1:
         return balanced_table_wise_plan(_outermost(module, sharders), env, device.type)
     # The planner takes a while to import, and a given plan does not need it.
-    from tessera.training.distributed.planner import (  # noqa: PLC0415
-        EmbeddingShardingPlanner,
-        Topology,
-    )
+    from tessera.training.distributed.planner.hardware import Topology  # noqa: PLC0415
+    from tessera.training.distributed.planner.planners import EmbeddingShardingPlanner  # noqa: PLC0415
 
     # One process that serves several devices is one node.
     local = world_size if env.process_group is None else get_local_size(world_size)
