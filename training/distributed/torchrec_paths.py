@@ -95,10 +95,12 @@ PATHS: dict[str, dict[str, str]] = {
         ),
     },
     "embedding_sharding": {
-        "sharding.embedding_sharding": (
-            "BaseEmbeddingDist BaseSparseFeaturesDist EmbeddingSharding EmbeddingShardingContext "
-            "EmbeddingShardingInfo OutputColumns group_tables"
+        "sharding.embedding_sharding": "EmbeddingSharding",
+        "sharding.interfaces": (
+            "BaseEmbeddingDist BaseSparseFeaturesDist EmbeddingShardingContext "
+            "EmbeddingShardingInfo OutputColumns"
         ),
+        "sharding.layout": "group_tables",
         "travel.bucketize": "bucketize_kjt_before_all2all",
         "travel.features_awaitable": (
             "FusedKJTListSplitsAwaitable KJTListAwaitable KJTListSplitsAwaitable "
