@@ -244,8 +244,12 @@ def kernel_types() -> list[RowType]:
 
 
 def fbgemm_types() -> dict[int, RowType]:
-    """The types that FBGEMM's lookup reads, by its code."""
-    return {kind.fbgemm_code: kind for kind in ROW_TYPES.values() if kind.fbgemm_code is not None}
+    """The types that FBGEMM's lookup reads, the first of each of its codes, by code."""
+    found: dict[int, RowType] = {}
+    for kind in ROW_TYPES.values():
+        if kind.fbgemm_code is not None:
+            found.setdefault(kind.fbgemm_code, kind)
+    return found
 
 
 def _codes(bits: int) -> Callable[[Tensor, int], Tensor]:

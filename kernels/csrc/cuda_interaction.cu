@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(kMostWarps * 32)
     return hashed_row(plan, load_integer(lookup.indices, at, Wide));
   };
   for (int first = 0; first < features; first += 32) {
-    // Of feature `first + thread`.
+    // The bags of feature `first + thread`.
     int64_t begin = 0;
     int count = 0;
     bool served = true;

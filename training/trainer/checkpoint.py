@@ -51,7 +51,7 @@ PLAIN_KINDS: dict[str, type] = {
     "split_rows": list,
     "progress": dict,
 }
-"""The types of the fields of a `Checkpoint` that are no tensors."""
+"""The types of the fields of a `Checkpoint` that are not tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)

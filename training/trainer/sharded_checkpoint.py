@@ -32,7 +32,7 @@ def save_sharded(path: Path, assembly: Assembly, plain: dict[str, Any], ranks: R
     Args:
         path: the folder to be.
         assembly: model and optimizers.
-        plain: the fields of a `Checkpoint` that are no tensors.
+        plain: the fields of a `Checkpoint` that are not tensors.
         ranks: who writes.
 
     Raises:
@@ -48,7 +48,7 @@ def save_sharded(path: Path, assembly: Assembly, plain: dict[str, Any], ranks: R
 
 
 def read_plain(path: Path) -> dict[str, Any]:
-    """The fields of a checkpoint that are no tensors.
+    """The fields of a checkpoint that are not tensors.
 
     Raises:
         CheckpointError: it is damaged, or no run's.

@@ -36,7 +36,7 @@ class Content:
 
     Attributes:
         tensors: by name; live memory, ``ShardedTensor`` or plain.
-        numbers: states that are no tensors, by name.
+        numbers: states that are not tensors, by name.
         columns: by optimized parameter with row-wise shards: where its column shards begin, and
             its number of columns at the end.
         groups: the optimizer's parameter groups, as plain values; None: they are not saved.
@@ -112,7 +112,7 @@ def _placed(what: str, state: Tensor, table: Any) -> Tensor:
 
 
 def column_bounds(table: Any) -> list[int] | None:
-    """Where a table's column shards begin, then its columns; None: it is no sharded table."""
+    """Where a table's column shards begin, then its columns; None: it is not a sharded table."""
     if not isinstance(table, ShardedTensor) or len(_shape(table)) != 2:
         return None
     starts = {shard.shard_offsets[1] for shard in table.metadata().shards_metadata}

@@ -59,7 +59,7 @@ class _IndexUnpickler(pickle.Unpickler):
             return getattr(torch, name)
         if name in _INDEX_CLASSES.get(module, ()):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} is no part of a checkpoint's index")
+        raise pickle.UnpicklingError(f"{module}.{name} is not a part of a checkpoint's index")
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class SavedTensors:
 
     @property
     def names(self) -> list[str]:
-        """Of all tensors, sorted."""
+        """The names of all tensors, sorted."""
         return sorted(
             name
             for name, entry in self._metadata.state_dict_metadata.items()

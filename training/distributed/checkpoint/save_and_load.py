@@ -1,7 +1,7 @@
 """Checkpoints of models that are spread over ranks, through ``torch.distributed.checkpoint``.
 
 A checkpoint is a folder: torch's data files, one or more per rank, its index ``.metadata``, and
-``tessera.json`` with what is no tensor.  It says nothing of the plan, so it can be read by any
+``tessera.json`` with what is not a tensor.  It does not depend on the plan, so it can be read by any
 number of ranks under any plan, by one process without a process group too (`read_checkpoint`).
 
 Whole or not at all: ranks write into a hidden folder beside the final one; when all are done and
@@ -59,8 +59,8 @@ class SavedCheckpoint:
         model: whole tensors by the entries' names.
         optimizer: ``state`` and ``param_groups`` as `KeyedOptimizer.state_dict` gives them, whole;
             row-wise states of tables with k column shards are ``[rows, k]``.
-        extra: what was given to the save.
-        extra_tensors: likewise.
+        extra: the ``extra`` that was given to the save.
+        extra_tensors: the ``extra_tensors`` that were given to the save.
     """
 
     model: dict[str, Tensor]
@@ -225,7 +225,7 @@ def read_extra(folder: Path) -> dict[str, Any]:
     """What was given to the save as ``extra``; reads no tensor.
 
     Raises:
-        CheckpointError: the folder is no checkpoint.
+        CheckpointError: the folder is not a checkpoint.
     """
     extra: dict[str, Any] = _read_plain(folder)["extra"]
     return extra

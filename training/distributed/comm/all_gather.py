@@ -37,7 +37,7 @@ class AllGatherBaseInfo(Exchange):
     codecs: QuantizedCommCodecs | None = None
 
     def start(self, pg: dist.ProcessGroup, inputs: tuple[Tensor, ...]) -> Pending:
-        """``[B, D]``."""
+        """Send this rank's vectors, ``[B, D]``, to all ranks."""
         flat = inputs[0].contiguous().view(-1)
         return start_all_gather(pg, flat, self._lengths(pg), self.forward_codec)
 
@@ -51,7 +51,7 @@ class AllGatherBaseInfo(Exchange):
         return start_reduce_scatter(pg, flat, self._lengths(pg), self.backward_codec)
 
     def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
-        """``[B, D]``."""
+        """The gradient of this rank's vectors, ``[B, D]``."""
         del pg
         return (received.view(self.input_size),)
 

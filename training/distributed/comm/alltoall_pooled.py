@@ -78,7 +78,7 @@ class All2AllPooledInfo(Exchange):
         return start_all_to_all(pg, flat, *self._sizes(pg), self.forward_codec)
 
     def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor:
-        """``[B, sum of D_r]``."""
+        """The vectors of this rank's samples, ``[B, sum of D_r]``."""
         rows = self.batch_size_per_rank[pg.rank()]
         if self.order is not None:
             return self.order.join(received, rows)
@@ -91,7 +91,7 @@ class All2AllPooledInfo(Exchange):
         return start_all_to_all(pg, flat, receive, send, self.backward_codec)
 
     def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
-        """``[sum of B_r, own D]``."""
+        """The gradient of the vectors looked up here, ``[sum of B_r, own D]``."""
         own = self.dim_sum_per_rank[pg.rank()]
         return (received.view(sum(self.batch_size_per_rank), own),)
 
@@ -202,7 +202,7 @@ class VariableBatchAll2AllPooledInfo(Exchange):
         return received
 
     def start_gradient(self, pg: dist.ProcessGroup, gradients: tuple[Tensor, ...]) -> Pending:
-        """The same way back."""
+        """Send the output's gradient back the way that the vectors came."""
         send, receive = self._sizes(pg)
         flat = gradients[0].contiguous().view(-1)
         return start_all_to_all(pg, flat, receive, send, self.backward_codec)

@@ -93,13 +93,13 @@ class All2AllSequenceInfo(Exchange):
         return received.view(-1, self.embedding_dim)
 
     def start_gradient(self, pg: dist.ProcessGroup, gradients: tuple[Tensor, ...]) -> Pending:
-        """The same way back."""
+        """Send the output's gradient back the way that the vectors came."""
         send, receive = self._sizes()
         flat = gradients[0].contiguous().view(-1)
         return start_all_to_all(pg, flat, receive, send, self.backward_codec)
 
     def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
-        """``[N, D]``."""
+        """The gradient of the vectors looked up here, ``[N, D]``."""
         del pg
         gradient = received.view(-1, self.embedding_dim)
         if self._order is None:

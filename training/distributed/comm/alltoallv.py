@@ -179,7 +179,7 @@ class All2AllDenseInfo(Exchange):
         return received.view(self.batch_size, *self.input_shape[1:])
 
     def start_gradient(self, pg: dist.ProcessGroup, gradients: tuple[Tensor, ...]) -> Pending:
-        """The same way back."""
+        """Send the output's gradient back the way that the vectors came."""
         send, receive = self._sizes()
         return start_all_to_all(pg, gradients[0].contiguous().view(-1), receive, send)
 

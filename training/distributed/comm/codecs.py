@@ -8,7 +8,7 @@
 | fp8, backward (5 bits of exponent) | 1 + 4 per row | ``2**-3 * |x|`` or ``2**-17 * max|row| / 57344`` |
 | int8 | 1 + 8 per row | ``(hi - lo) / 510``, and rounding of float32 |
 
-A row is what is scaled together: ``quantize_dim`` successive numbers; a piece that is no multiple
+A row is what is scaled together: ``quantize_dim`` successive numbers; a piece that is not a multiple
 of it is filled up.  Sums over ranks add decoded numbers in float32, so every precision serves
 every collective, on CPU and GPU alike, and errors do not grow in the sum's own format.
 
@@ -149,7 +149,7 @@ class _RowCodec(QuantizedCommCodec[None], ABC):
         return torch.cat([header.view(torch.uint8), codes], dim=1).view(-1)
 
     def decode(self, input_grad: Tensor, ctx: None = None) -> Tensor:
-        """Whole rows."""
+        """Decode whole rows to float32 numbers, in one dimension."""
         del ctx
         rows = input_grad.view(-1, self.header_bytes + self.row_dim)
         # A copy, for a float32 view must begin at a multiple of four bytes.
@@ -171,7 +171,7 @@ class _RowCodec(QuantizedCommCodec[None], ABC):
 
     @abstractmethod
     def _decode_rows(self, header: Tensor, codes: Tensor) -> Tensor:
-        """The reverse."""
+        """Decode headers and codes to float32 ``[n, row_dim]``."""
 
 
 class Fp8Codec(_RowCodec):

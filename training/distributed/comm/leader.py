@@ -32,8 +32,8 @@ def invoke_on_rank_and_broadcast_result(
         pg: the group.
         rank: the caller's rank in ``pg``.
         func: what that rank calls.
-        *args: what ``func`` takes.
-        **kwargs: likewise.
+        *args: positional arguments of ``func``.
+        **kwargs: keyword arguments of ``func``.
 
     Raises:
         Exception: on ``rank``, what ``func`` raised.

@@ -74,7 +74,7 @@ class ReduceScatterInfo(_ReduceScatter):
     codecs: QuantizedCommCodecs | None = None
 
     def piece_shapes(self, pg: dist.ProcessGroup) -> list[torch.Size]:
-        """Those of the inputs."""
+        """The shapes of the inputs."""
         del pg
         return self.input_sizes
 
@@ -190,7 +190,7 @@ class ReduceScatterVInfo(_ReduceScatter):
     codecs: QuantizedCommCodecs | None
 
     def piece_shapes(self, pg: dist.ProcessGroup) -> list[torch.Size]:
-        """Those of the input's pieces."""
+        """The shapes of the input's pieces."""
         del pg
         return self.input_sizes
 

@@ -145,7 +145,7 @@ class ExchangeWait(Function):
     def forward(
         ctx: Any, pg: dist.ProcessGroup, myreq: Request[Any], *dummy_tensor: Tensor
     ) -> Tensor | tuple[Tensor, ...]:
-        """The outputs."""
+        """Wait for the collective and return its outputs."""
         del dummy_tensor
         assert myreq.info is not None
         ctx.pg, ctx.myreq, ctx.info = pg, myreq, myreq.info

@@ -27,7 +27,7 @@ def sort_by_block(  # noqa: PLR0917 - TorchScript calls it by position
         blocks: how many.
         places: whether to work out where each id went.
         row_counts: ``[F]`` int64, rows of each feature's table.
-        warnings: ``[1]`` int64, counts the ids that are no rows.
+        warnings: ``[1]`` int64, counts the ids that are not rows.
 
     Returns:
         ``blocks * F`` keys, block by block, each id counted from its block's first row; and
@@ -35,7 +35,7 @@ def sort_by_block(  # noqa: PLR0917 - TorchScript calls it by position
     """
     raw, lengths = features.values().long(), features.lengths().long()
     device = raw.device
-    # An id that is no row becomes row 0 here, where the whole table's size is known.
+    # An id that is not a row becomes row 0 here, where the whole table's size is known.
     ids = checked_ids(row_counts.to(device), raw, features.offsets().long(), warnings.to(device))[0]
     lengths_of_blocks, local_ids, weights, _positions, went = (
         torch.ops.fbgemm.block_bucketize_sparse_features(
@@ -51,7 +51,7 @@ def sort_by_block(  # noqa: PLR0917 - TorchScript calls it by position
             [bounds.to(device) for bounds in row_bounds],
         )
     )
-    # The operator reads -1, which is no id, as the largest number there is.
+    # The operator reads -1, which is not an id, as the largest number there is.
     local_ids = local_ids.masked_fill(local_ids > 1 << 40, -1)
     keys: list[str] = []
     for _block in range(blocks):

@@ -25,7 +25,7 @@ _Blocks = list[tuple[int, int]]
 
 
 class InferCwEmbeddingSharding(InferSharding):
-    """See the module."""
+    """Column-wise sharding of quantized tables on the devices of one process."""
 
     def _connect(self, device: torch.device) -> None:
         self._sent = [name for names in self.feature_names_per_rank() for name in names]

@@ -78,7 +78,7 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantCollection[EmbeddingBagConf
         self._means = MeanColumns(self.configs)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The tables."""
+        """The settings of every table, in the collection's order."""
         return self.configs
 
     def output_dist(self, ctx: QuantCollectionContext, output: list[list[Tensor]]) -> KeyedTensor:

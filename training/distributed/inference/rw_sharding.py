@@ -27,7 +27,7 @@ from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 
 class InferRwEmbeddingSharding(InferSharding):
-    """See the module."""
+    """Row-wise sharding of quantized tables on the devices of one process."""
 
     def _on_devices(self, tables: list[InferTable], world_size: int) -> list[InferTable]:
         """Every device looks up all tables."""

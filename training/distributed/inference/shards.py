@@ -179,10 +179,8 @@ def copy_block(table: InferTable, shard: InferShard, stored: Tensor, out: Tensor
             f"{shard.column + shard.columns} are not whole bytes of {table.config.data_type.value}"
         )
     rows = stored[shard.row : shard.row + shard.rows]
-    header, first = kind.header_bytes, kind.header_bytes + shard.column * kind.bits // 8
-    width = shard.columns * kind.bits // 8
-    out[:, :header] = rows[:, :header]
-    out[:, header : header + width] = rows[:, first : first + width]
+    own = kind.take_columns(rows, shard.column, shard.column + shard.columns)
+    out[:, : own.size(1)] = own
 
 
 def row_bounds(table: InferTable, world_size: int) -> list[int]:

@@ -10,4 +10,4 @@ from tessera.training.distributed.inference.cw_sharding import InferCwEmbeddingS
 
 
 class InferTwEmbeddingSharding(InferCwEmbeddingSharding):
-    """See the module."""
+    """Table-wise sharding of quantized tables: column-wise with one block of all columns."""

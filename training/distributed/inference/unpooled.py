@@ -54,7 +54,7 @@ class ShardedQuantEmbeddingCollection(ShardedQuantCollection[EmbeddingConfig]):
         self._need_indices = module.need_indices()
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """The tables."""
+        """The settings of every table, in the collection's order."""
         return self.configs
 
     def output_dist(

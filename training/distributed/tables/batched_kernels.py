@@ -68,7 +68,7 @@ class _Kernel(ABC, nn.Module):
 
     @property
     def config(self) -> GroupedEmbeddingConfig:
-        """The shards."""
+        """The settings of the group's shards."""
         return self._config
 
     @property
@@ -138,7 +138,7 @@ class _Kernel(ABC, nn.Module):
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         """Look up; see the module.
 
-        On a GPU an id that is no row is treated as ``bounds_check_mode`` says; in dense tables it
+        On a GPU an id that is not a row is treated as ``bounds_check_mode`` says; in dense tables it
         reads row 0, and a warning is printed once.
 
         Raises:

@@ -170,7 +170,7 @@ class GroupedLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
         recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
         remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
     ) -> Iterator[tuple[str, Tensor]]:
-        """None: what the kernels keep beside the tables is no part of a model's state."""
+        """None: what the kernels keep beside the tables is not a part of a model's state."""
         del prefix, recurse, remove_duplicate
         yield from ()
 

@@ -67,7 +67,7 @@ class BaseForward(Generic[TContext]):
 
     @property
     def module(self) -> ShardedModule[Any, Any, Any, Any]:
-        """The module."""
+        """The sharded module whose forward this is."""
         return self._module
 
     def start_input_dist(self, batch: Any) -> Awaitable[Any]:

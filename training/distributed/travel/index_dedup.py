@@ -35,7 +35,7 @@ class IndexDeduplicator:
     """
 
     def __init__(self, rows: list[int], device: torch.device | None = None) -> None:
-        # One more than the rows: all ids that are no rows are one id.
+        # One more than the rows: all ids that are not rows are one id.
         bounds = [0, *accumulate(count + 1 for count in rows)]
         self._firsts = torch.tensor(bounds[:-1], dtype=torch.int64, device=device)
         self._bounds = torch.tensor(bounds, dtype=torch.int64, device=device)
@@ -49,7 +49,7 @@ class IndexDeduplicator:
 
         Returns:
             ``F`` features of one bag each, ids ascending; and ``[N]`` int64: the place among them
-            of each id.  Ids that are no rows become one that is none either, for the lookup to
+            of each id.  Ids that are not rows become one id that is not a row either, for the lookup to
             treat as it is told.
 
         Raises:

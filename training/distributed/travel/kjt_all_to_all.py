@@ -330,7 +330,7 @@ class KJTAllToAll(nn.Module):
 
     @property
     def pg(self) -> dist.ProcessGroup:
-        """The ranks."""
+        """The ranks that exchange features."""
         return self._pg
 
     @property

@@ -23,7 +23,7 @@ class _Listed(Multistreamable, Generic[Part]):
 
     @abstractmethod
     def _parts(self) -> list[Part]:
-        """The list."""
+        """The parts that the object acts as a list of."""
 
     def __len__(self) -> int:
         return len(self._parts())

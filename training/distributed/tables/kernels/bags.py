@@ -120,7 +120,7 @@ class BoundsCheck:
         """The bags with ids that are rows.
 
         Raises:
-            RuntimeError: the mode is ``fatal`` and an id is no row.
+            RuntimeError: the mode is ``fatal`` and an id is not a row.
         """
         if self._off or bags.offsets.numel() == 1:
             return bags

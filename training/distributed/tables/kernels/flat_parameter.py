@@ -82,7 +82,7 @@ class FlatParameter:
         """Make the flat gradient the tables' one; False: none of them has one."""
         own = [table.grad for table in self.tables]
         if self.flat.grad is None:
-            # Dropped through the flat parameter: its old parts are no gradients any more.
+            # Dropped through the flat parameter: its old parts are not gradients any more.
             own = [
                 None if gradient is None or gradient.data_ptr() == given else gradient
                 for gradient, given in zip(own, self._given, strict=True)
