@@ -166,8 +166,9 @@ class TrainConfig:
         device: where the model is; with ``cuda`` and several ranks each takes the GPU of its
             ``LOCAL_RANK``.  On a GPU sums are not added in a fixed order, and a resumed run draws
             other random numbers for dropout.
-        sharding: how tables are spread over several ranks: by the planner (``auto``), or all
-            ``table_wise``, ``row_wise`` or ``column_wise``.  With one rank it says nothing.
+        sharding: how tables are spread over several ranks: as the planner chooses (``auto``), or
+            all by one strategy, such as ``table_wise``, ``row_wise`` or ``column_wise``.  It has no
+            effect on one rank.
     """
 
     batch_size: int = 1024
@@ -185,7 +186,7 @@ class TrainConfig:
     seed: int = 0
     threads: int | None = None
     device: Literal["cpu", "cuda"] = "cpu"
-    sharding: Literal["auto", "table_wise", "row_wise", "column_wise"] = "auto"
+    sharding: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "eval_batch_size", "epochs", "keep_checkpoints"):

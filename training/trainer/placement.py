@@ -5,12 +5,11 @@ from __future__ import annotations
 from tessera.training.config import ExperimentConfig
 from tessera.training.distributed.collections.pooled import EmbeddingBagCollectionSharder
 from tessera.training.distributed.plan.plan_types import ShardingPlan
+from tessera.training.distributed.sharding.registry import strategies, strategy_of
 from tessera.training.models.ranking import RankingModel
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.trainer.ranks import Ranks
 
-# What leaves a row whole: the arithmetic is then that of one rank, whatever the plan.
-_WHOLE_ROWS = ["table_wise", "row_wise", "table_row_wise"]
 _MIN_COLUMNS = 4
 """Fewest columns of a column shard: below, rows are no multiples of what FBGEMM takes."""
 
@@ -26,8 +25,10 @@ def plan_for(
     Every rank calls it.
 
     Raises:
-        UserError: the tables do not fit; the message says which and what would help.
+        UserError: an unknown strategy; or the tables do not fit: the message says which and what
+            would help.
     """
+    allowed = _strategies(config.train.sharding)
     if ranks.alone:
         return None
     # Planning and what it needs take a while to import.
@@ -39,9 +40,8 @@ def plan_for(
         Topology,
     )
 
-    wanted = config.train.sharding
     constraint = ParameterConstraints(
-        sharding_types=_WHOLE_ROWS if wanted == "auto" else [wanted],
+        sharding_types=allowed,
         compute_kernels=["fused"],
         min_partition=_MIN_COLUMNS,
     )
@@ -57,3 +57,11 @@ def plan_for(
         constraints=dict.fromkeys(tables, constraint),
     )
     return planner.collective_plan(model, [sharder], dist.group.WORLD)
+
+
+def _strategies(sharding: str) -> list[str]:
+    """The names of the strategies that ``train.sharding`` allows."""
+    if sharding != "auto":
+        return [strategy_of(sharding, "train.sharding").name]
+    # What leaves a row whole: the arithmetic is then that of one rank, whatever the plan.
+    return [own.name for own in strategies() if not (own.splits_rows or own.replicated)]

@@ -22,12 +22,11 @@ from tessera.training.distributed.collections.pooled_output import (
     PooledOutput,
 )
 from tessera.training.distributed.collections.sharded_collection import ShardedCollection
-from tessera.training.distributed.collections.sharders import BaseEmbeddingSharder
+from tessera.training.distributed.collections.sharders import CollectionSharder
 from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import (
-    EmbeddingModuleShardingPlan,
     ParameterSharding,
 )
 from tessera.training.distributed.sharding.embedding_sharding import TableSharding
@@ -225,7 +224,9 @@ class ShardedEmbeddingBagCollection(ShardedCollection[KeyedTensor, EmbeddingBagC
         return EmbeddingBagCollectionAwaitable(awaitables, join)
 
 
-class EmbeddingBagCollectionSharder(BaseEmbeddingSharder[EmbeddingBagCollection]):
+class EmbeddingBagCollectionSharder(
+    CollectionSharder[EmbeddingBagCollection, ShardedEmbeddingBagCollection]
+):
     """Turns `EmbeddingBagCollection` into its sharded form.
 
     Args:
@@ -236,27 +237,4 @@ class EmbeddingBagCollectionSharder(BaseEmbeddingSharder[EmbeddingBagCollection]
         ValueError: an unknown key or value.
     """
 
-    @property
-    def module_type(self) -> type[EmbeddingBagCollection]:
-        """The type that this sharder takes."""
-        return EmbeddingBagCollection
-
-    def shardable_parameters(self, module: EmbeddingBagCollection) -> dict[str, nn.Parameter]:
-        """The tables' weights by table name."""
-        return tables_of(module.embedding_bags)
-
-    def shard(
-        self,
-        module: EmbeddingBagCollection,
-        params: EmbeddingModuleShardingPlan,
-        env: ShardingEnv,
-        device: torch.device | None = None,
-    ) -> ShardedEmbeddingBagCollection:
-        """The sharded form of ``module``, with its weights.
-
-        Raises:
-            ValueError: a plan that does not fit the tables or the ranks.
-        """
-        return ShardedEmbeddingBagCollection(
-            module, params, env, self.fused_params, device, self.qcomm_codecs_registry
-        )
+    _plain, _sharded = EmbeddingBagCollection, ShardedEmbeddingBagCollection

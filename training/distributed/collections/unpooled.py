@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.training.distributed.collections.sharded_collection import ShardedCollection
-from tessera.training.distributed.collections.sharders import BaseEmbeddingSharder
+from tessera.training.distributed.collections.sharders import CollectionSharder
 from tessera.training.distributed.collections.unpooled_output import (
     EmbeddingCollectionAwaitable,
     EmbeddingCollectionContext,
@@ -25,7 +25,6 @@ from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import (
-    EmbeddingModuleShardingPlan,
     ParameterSharding,
 )
 from tessera.training.distributed.sharding.embedding_sharding import TableSharding
@@ -203,7 +202,9 @@ class ShardedEmbeddingCollection(
         return EmbeddingCollectionAwaitable(awaitables, ctx, self._output)
 
 
-class EmbeddingCollectionSharder(BaseEmbeddingSharder[EmbeddingCollection]):
+class EmbeddingCollectionSharder(
+    CollectionSharder[EmbeddingCollection, ShardedEmbeddingCollection]
+):
     """Turns `EmbeddingCollection` into its sharded form.
 
     Args:
@@ -215,6 +216,8 @@ class EmbeddingCollectionSharder(BaseEmbeddingSharder[EmbeddingCollection]):
         ValueError: an unknown key or value.
     """
 
+    _plain, _sharded = EmbeddingCollection, ShardedEmbeddingCollection
+
     def __init__(
         self,
         fused_params: Mapping[str, Any] | None = None,
@@ -222,35 +225,4 @@ class EmbeddingCollectionSharder(BaseEmbeddingSharder[EmbeddingCollection]):
         use_index_dedup: bool = False,  # noqa: FBT001, FBT002 - the reference's signature
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry)
-        self._use_index_dedup = use_index_dedup
-
-    @property
-    def module_type(self) -> type[EmbeddingCollection]:
-        """The type that this sharder takes."""
-        return EmbeddingCollection
-
-    def shardable_parameters(self, module: EmbeddingCollection) -> dict[str, nn.Parameter]:
-        """The tables' weights by table name."""
-        return tables_of(module.embeddings)
-
-    def shard(
-        self,
-        module: EmbeddingCollection,
-        params: EmbeddingModuleShardingPlan,
-        env: ShardingEnv,
-        device: torch.device | None = None,
-    ) -> ShardedEmbeddingCollection:
-        """The sharded form of ``module``, with its weights.
-
-        Raises:
-            ValueError: a plan that does not fit the tables or the ranks.
-        """
-        return ShardedEmbeddingCollection(
-            module,
-            params,
-            env,
-            self.fused_params,
-            device,
-            self.qcomm_codecs_registry,
-            self._use_index_dedup,
-        )
+        self._more = (use_index_dedup,)

@@ -166,7 +166,7 @@ def strategy_of(name: str | ShardingType, field: str = "sharding_type") -> Shard
         field: where the name was found, for the message.
 
     Raises:
-        UserError: an unknown name; the message says the nearest.
+        UserError: an unknown name; the message says the nearest one.
     """
     wanted = name.value if isinstance(name, ShardingType) else name
     _find_own()
@@ -174,5 +174,5 @@ def strategy_of(name: str | ShardingType, field: str = "sharding_type") -> Shard
         return _REGISTERED[wanted]
     names = [strategy.name for strategy in strategies()]
     near = difflib.get_close_matches(str(wanted), names, n=1)
-    hint = f"did you mean {near[0]!r}? Give" if near else "give"
-    raise UserError(f"{field} is {wanted!r}; {hint} one of {', '.join(names)}")
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise UserError(f"{field} is {wanted!r}; give one of {', '.join(names)}{hint}")
