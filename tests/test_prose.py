@@ -17,18 +17,13 @@ SUFFIXES = (".py", ".cc", ".h", ".cu", ".cuh", ".md", ".proto")
 NOT_YET = (
     "cpp_server/",
     "kernels/csrc/cuda_lookup.cu",
-    "kernels/row_types.py",
     "serving/bench/",
     "serving/packaging/",
     "serving/server/",
     "tests/conformance/",
     "tests/server/",
     "training/distributed/collections/",
-    "training/distributed/plan/",
-    "training/distributed/planner/",
     "training/distributed/sharding/",
-    "training/quant/",
-    "training/trainer/",
 )
 GENERATED = re.compile(r"_pb2(_grpc)?\.py$")
 
