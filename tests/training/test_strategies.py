@@ -18,6 +18,7 @@ from tessera.training.distributed.sharding import by_hand, registry
 from tessera.training.distributed.sharding.registry import register, strategies, strategy_of
 from tessera.training.distributed.sharding.strategies import grid_shard, row_wise
 from tessera.training.distributed.types import ShardingType
+from tessera.training.trainer import placement
 from tests.training import sharded_cases, test_planned_sharding, test_sharded_ec
 from tests.training.ranks import run_on_ranks
 from tests.training.sharded_cases import Case, Table
@@ -48,6 +49,15 @@ def test_an_unknown_name_is_refused_with_the_nearest():
     assert ParameterConstraints(sharding_types=[ShardingType.ROW_WISE]).sharding_types == [
         "row_wise"
     ]
+
+
+def test_a_run_takes_any_strategy_and_auto_those_that_leave_rows_whole():
+    assert placement._strategies("auto") == ["table_wise", "row_wise", "table_row_wise"]
+    assert placement._strategies("grid_shard") == ["grid_shard"]
+    with pytest.raises(
+        UserError, match=r"train\.sharding is 'rowwise'; .* did you mean row_wise\?"
+    ):
+        placement._strategies("rowwise")
 
 
 def test_a_name_is_taken_once():
