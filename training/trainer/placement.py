@@ -10,14 +10,13 @@ from torch import nn
 from tessera.training.config import ExperimentConfig
 from tessera.training.distributed.collections.pooled import EmbeddingBagCollectionSharder
 from tessera.training.distributed.plan.plan_types import ShardingPlan
+from tessera.training.distributed.sharding.registry import strategies, strategy_of
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.trainer.ranks import Ranks
 
 if TYPE_CHECKING:
     from tessera.training.distributed.planner.hardware import Topology
 
-# What leaves a row whole: the arithmetic is then that of one rank, whatever the plan.
-_WHOLE_ROWS = ["table_wise", "row_wise", "table_row_wise"]
 _MIN_COLUMNS = 4
 """Fewest columns of a column shard: below, rows are not multiples of what FBGEMM takes."""
 
@@ -39,8 +38,10 @@ def plan_for(
     Every rank calls it.
 
     Raises:
-        UserError: the tables do not fit; the message says which and what would help.
+        UserError: an unknown strategy; or the tables do not fit: the message says which and what
+            would help.
     """
+    allowed = _strategies(config.train.sharding)
     if ranks.alone and not caches_rows(config):
         return None
     # Planning and what it needs take a while to import.
@@ -49,9 +50,8 @@ def plan_for(
     from tessera.training.distributed.planner.planners import EmbeddingShardingPlanner  # noqa: PLC0415
     from tessera.training.distributed.planner.types import ParameterConstraints  # noqa: PLC0415
 
-    wanted = config.train.sharding
     constraint = ParameterConstraints(
-        sharding_types=_WHOLE_ROWS if wanted == "auto" else [wanted],
+        sharding_types=allowed,
         compute_kernels=["fused_uvm_caching" if caches_rows(config) else "fused"],
         min_partition=_MIN_COLUMNS,
     )
@@ -69,6 +69,14 @@ def plan_for(
     if ranks.alone:
         return planner.plan(model, [sharder])
     return planner.collective_plan(model, [sharder], dist.group.WORLD)
+
+
+def _strategies(sharding: str) -> list[str]:
+    """The names of the strategies that ``train.sharding`` allows."""
+    if sharding != "auto":
+        return [strategy_of(sharding, "train.sharding").name]
+    # What leaves a row whole: the arithmetic is then that of one rank, whatever the plan.
+    return [own.name for own in strategies() if not (own.splits_rows or own.replicated)]
 
 
 def _topology(ranks: Ranks, device: torch.device) -> Topology:

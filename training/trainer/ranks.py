@@ -28,7 +28,7 @@ from tessera.training.distributed.comm.environment import (
 T = TypeVar("T")
 
 PARENT_LOOK_S = 0.5
-"""So often a rank looks whether the process that started it is still there."""
+"""Seconds between a rank's looks whether the process that started it still runs."""
 
 
 def is_restart() -> bool:
