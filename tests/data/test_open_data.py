@@ -52,7 +52,7 @@ def test_the_real_sample(shared_data: Path, tmp_path: Path) -> None:
     assert [len(view) for view in (splits.train, splits.valid, splits.test)] == [11668, 1458, 1458]
     assert splits.malformed.total == 0
     labels = np.concatenate([splits.train.labels(), splits.valid.labels(), splits.test.labels()])
-    assert labels.sum() == pytest.approx(0.234 * 14584, abs=10)  # 23.4% positive, see FACTS.md
+    assert labels.sum() == pytest.approx(0.234 * 14584, abs=10)  # 23.4% are positive
     text = (shared_data / "criteo_sample_14584.tsv").read_bytes()
     head = b"".join(text.splitlines(keepends=True)[:300])
     assert sparse_rows(DatasetView(splits.train.dataset, range(300))) == expected_rows(head)
@@ -176,7 +176,7 @@ def test_movielens_in_time(shared_data: Path, tmp_path: Path) -> None:
     views = (splits.train, splits.valid, splits.test)
     assert [len(view) for view in views] == [80_000, 10_000, 10_000]
     labels = np.concatenate([view.labels() for view in views])
-    assert labels.mean() == pytest.approx(0.554, abs=0.0005)  # 55.4% are 4 or 5, see FACTS.md
+    assert labels.mean() == pytest.approx(0.554, abs=0.0005)  # 55.4% are 4 or 5
     again = open_quietly(
         DataConfig(
             format="movielens",

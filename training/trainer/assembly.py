@@ -13,8 +13,8 @@ from torch.nn import functional
 from tessera.errors import UserError
 from tessera.training.config import ExperimentConfig
 from tessera.training.data.batch import Batch
-from tessera.training.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tessera.training.distributed.model_parallel import DistributedModelParallel
+from tessera.training.distributed.collections.pooled import EmbeddingBagCollectionSharder
+from tessera.training.distributed.model.model_parallel import DistributedModelParallel
 from tessera.training.models.ranking import RankingModel, build_ranking_model
 from tessera.training.optim.fused import EmbOptimType
 from tessera.training.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
@@ -147,9 +147,7 @@ class Assembly:
             self.model.fused_optimizer.load_state_dict(checkpoint.fused_optimizer)
         else:
             # It takes a while to import that a run of one rank need not wait.
-            from tessera.training.distributed.checkpoint import (  # noqa: PLC0415
-                load_whole_states,
-            )
+            from tessera.training.distributed.checkpoint.save_and_load import load_whole_states  # noqa: PLC0415
 
             load_whole_states(self.model.fused_optimizer, checkpoint.fused_optimizer)
         self.dense_optimizer.load_state_dict(checkpoint.dense_optimizer)

@@ -8,7 +8,7 @@ import torch
 
 from tessera.training.data.dataset import DatasetView
 from tessera.training.data.loader import BatchLoader
-from tessera.training.distributed.model_parallel import DistributedModelParallel
+from tessera.training.distributed.model.model_parallel import DistributedModelParallel
 from tessera.training.trainer.metrics import BinaryMetrics
 from tessera.training.trainer.ranks import Ranks
 

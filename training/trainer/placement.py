@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tessera.training.config import ExperimentConfig
-from tessera.training.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from tessera.training.distributed.plan_types import ShardingPlan
+from tessera.training.distributed.collections.pooled import EmbeddingBagCollectionSharder
+from tessera.training.distributed.plan.plan_types import ShardingPlan
 from tessera.training.models.ranking import RankingModel
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.trainer.ranks import Ranks
