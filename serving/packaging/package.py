@@ -159,6 +159,8 @@ def package_run(
             something that cannot be packaged.
     """
     out = checked_out(out)
+    if report is not None:
+        check_place(report)
     load_libraries(lookup_backend(options.backend).operator_libraries)
     trained = load_trained(run_or_checkpoint, room=SpilledRoom(out.parent))
     origin = Origin(
