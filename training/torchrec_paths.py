@@ -162,10 +162,12 @@ PATHS: dict[str, dict[str, str]] = {
         ),
     },
     "distributed.embedding_sharding": {
-        "distributed.sharding.embedding_sharding": (
-            "BaseEmbeddingDist BaseSparseFeaturesDist EmbeddingSharding EmbeddingShardingContext "
-            "EmbeddingShardingInfo OutputColumns group_tables"
+        "distributed.sharding.embedding_sharding": "EmbeddingSharding",
+        "distributed.sharding.interfaces": (
+            "BaseEmbeddingDist BaseSparseFeaturesDist EmbeddingShardingContext "
+            "EmbeddingShardingInfo OutputColumns"
         ),
+        "distributed.sharding.layout": "group_tables",
         "distributed.travel.bucketize": "bucketize_kjt_before_all2all",
         "distributed.travel.features_awaitable": (
             "FusedKJTListSplitsAwaitable KJTListAwaitable KJTListSplitsAwaitable "

@@ -42,8 +42,8 @@ from tessera.serving.packaging.script import script
 from tessera.serving.packaging.servable import make_servable
 from tessera.serving.packaging.trace import trace
 from tessera.training.models.architectures.dlrm import DLRMConfig
-from tessera.training.models.config import Hashing
 from tessera.training.models.ranking import RankingModel, build_ranking_model
+from tessera.training.modules.choices import Hashing
 
 DENSE = 13
 TABLES = 26

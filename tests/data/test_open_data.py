@@ -141,9 +141,22 @@ def test_files_of_their_own_for_validation_and_test(tmp_path: Path) -> None:
 def test_a_file_without_a_row_is_refused(tmp_path: Path, text: bytes) -> None:
     file = tmp_path / "rows.tsv"
     file.write_bytes(text)
-    with pytest.raises(UserError, match="of 0 rows none is left to train on") as caught:
+    with pytest.raises(UserError, match="no line of it is a row of the format criteo") as caught:
         open_quietly(config(file))
     assert not text or f"{file}:1: line=" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == [file]  # no cache is left
+
+
+def test_a_path_without_rows_leaves_an_older_cache_alone(tmp_path: Path) -> None:
+    (tmp_path / "rows.tsv").write_bytes(plain.random_text(0, 5))
+    cache = tmp_path / "cache"
+    open_quietly(config(tmp_path / "rows.tsv", cache_dir=str(cache)))
+    before = {path.name for path in cache.iterdir() if not path.name.startswith(".")}
+    (tmp_path / "bad.tsv").write_bytes(b"no criteo\n")
+    with pytest.raises(UserError, match="no line of it is a row"):
+        open_quietly(config(tmp_path / "bad.tsv", cache_dir=str(cache)))
+    assert {path.name for path in cache.iterdir() if not path.name.startswith(".")} == before
 
 
 def test_one_row_without_a_newline(tmp_path: Path) -> None:
