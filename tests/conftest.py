@@ -1,4 +1,4 @@
-"""What every test shares.  Being here also puts this folder on the import path.
+"""What every test shares.
 
 Property tests draw the same examples on every run, so that a rare example cannot decide whether a
 change that has nothing to do with it may land.  ``make test-random`` is where new examples are

@@ -1,10 +1,10 @@
 """Requests of the KServe v2 protocol from PredictionRequests, and calls that send them."""
 
 import numpy as np
-from patience import PATIENCE_S
 
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.protocol import inference_pb2_grpc
+from tests.patience import PATIENCE_S
 
 DTYPES = {"FP32": "<f4", "INT32": "<i4", "INT64": "<i8"}
 FIELDS = {"FP32": "fp32_contents", "INT32": "int_contents", "INT64": "int64_contents"}

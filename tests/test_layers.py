@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from tessera.cli import COMMANDS
+from tessera.training.torchrec_paths import PATHS, module_of
+from tests.write_torchrec_paths import stale
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("kernels", "training", "serving")
 FOUNDATION = ("tessera", "tessera.errors")  # holds a version and an error type, imports nothing
 
-# The single files of serving/ may import one another, in no circle.
-SERVING_FILES = [f"tessera.serving.{path.stem}" for path in sorted((ROOT / "serving").glob("*.py"))]
-SERVING_FILES.remove("tessera.serving.__init__")
-SERVING_BASE = ("tessera.serving.protocol", *SERVING_FILES)
+# What every other folder of serving/ is built on.
+SERVING_BASE = ("tessera.serving.protocol", "tessera.serving.package")
 
 # What the modules below a prefix may import of ours, besides themselves and the foundation.
 # The longest matching prefix counts; a module of ours that matches none is an error.
@@ -30,10 +30,16 @@ MAY_IMPORT = {
     "tessera.kernels": (),
     "tessera.training": ("tessera.kernels",),
     "tessera.serving.protocol": (),
-    **dict.fromkeys(SERVING_FILES, ("tessera.kernels", *SERVING_BASE)),
+    "tessera.serving.package": ("tessera.kernels",),
+    "tessera.serving.inspect": ("tessera.kernels", *SERVING_BASE),
     "tessera.serving.server": ("tessera.kernels", *SERVING_BASE),
     "tessera.serving.client": ("tessera.kernels", *SERVING_BASE),
-    "tessera.serving.packaging": ("tessera.kernels", "tessera.training", *SERVING_BASE),
+    "tessera.serving.packaging": (
+        "tessera.kernels",
+        "tessera.training",
+        "tessera.serving.inspect",
+        *SERVING_BASE,
+    ),
     "tessera.serving.commands": ("tessera.kernels", "tessera.serving"),
     # Measurements look at everything.
     "tessera.serving.bench": ("tessera.kernels", "tessera.training", "tessera.serving"),
@@ -100,7 +106,7 @@ MODULES = list(our_modules())
 
 def test_there_is_something_to_check():
     names = {module for _, module, _ in MODULES}
-    assert {"tessera.cli", "tessera.serving.schema", "tessera.serving.client"} <= names
+    assert {"tessera.cli", "tessera.serving.package.schema", "tessera.serving.client"} <= names
     assert len(names) > 30
 
 
@@ -113,22 +119,172 @@ def test_imports_follow_the_table(path, module, is_package):
     assert violations(path.read_text(), module, is_package=is_package) == []
 
 
-def test_the_single_files_of_serving_import_in_no_circle():
+@pytest.mark.parametrize(
+    "room", ["tessera.serving.package", "tessera.serving.inspect", "tessera.serving.packaging"]
+)
+def test_the_files_of_a_room_import_in_no_circle(room):
+    inside = {module for _, module, _ in MODULES if below(module, room)}
     graph = {
-        module: [name for _, name in imports_of(path.read_text(), module) if name in SERVING_FILES]
-        for path, module, _ in MODULES
-        if module in SERVING_FILES
+        module: [
+            name
+            for _, name in imports_of(path.read_text(), module, is_package=is_package)
+            if name in inside
+        ]
+        for path, module, is_package in MODULES
+        if module in inside
     }
-    assert set(graph) == set(SERVING_FILES)
     assert any(graph.values())
     order = list(graphlib.TopologicalSorter(graph).static_order())  # raises on a circle
-    assert order.index("tessera.serving.schema") < order.index("tessera.serving.manifest")
+    if room == "tessera.serving.package":
+        assert order.index(f"{room}.schema") < order.index(f"{room}.manifest")
+
+
+# The folders and files of training/ and, in the place of training/distributed/, its rooms: each
+# may import itself and what stands before it.
+TRAINING_ORDER = (
+    "torchrec_paths",
+    "variants",
+    "config_source",
+    "typed_config",
+    "streamable",
+    "fbgemm",
+    "sparse",
+    "modules",
+    "optim",
+    "quant",
+    "distributed.comm",
+    "distributed.plan",
+    "distributed.travel",
+    "distributed.tables",
+    "distributed.sharding",
+    "distributed.collections",
+    "distributed.inference",
+    "distributed.planner",
+    "distributed.model",
+    "distributed.train_pipeline",
+    "distributed.checkpoint",
+    "fx",
+    "inference",
+    "models",
+    "data",
+    "config",
+    "trainer",
+    "trained",
+    "bench",
+    "commands",
+)
+
+STILL_CIRCLES = ("tessera.training.trainer.",)
+
+# These only forward names: TorchRec's module paths, and the packages' lazy tables of names.
+FORWARDING = {module_of(path) for path in PATHS}
+
+
+def training_imports():
+    """Module of training/ -> the modules of training/ that it imports, in functions as well."""
+    names = {module for _, module, _ in MODULES}
+    graph = {}
+    for path, module, _ in MODULES:
+        if below(module, "tessera.training"):
+            graph[module] = {
+                full if (full := f"{base}.{name}") in names else base
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.ImportFrom)
+                for base in [node.module]
+                for name in [alias.name for alias in node.names]
+                if below(base, "tessera.training")
+            } - {module}
+    return graph
+
+
+def place_in_training(module):
+    name = module.removeprefix("tessera.training.")
+    places = [place for place, room in enumerate(TRAINING_ORDER) if below(name, room)]
+    assert len(places) == 1, f"say in TRAINING_ORDER where {module} stands"
+    return places[0]
+
+
+def arrows_back(graph):
+    """(importing, imported) where the imported module stands later than the importing one, or
+    is one that only forwards names (which only measurements use, as programs of users do)."""
+    return [
+        (module, name)
+        for module, imported in sorted(graph.items())
+        if module not in FORWARDING
+        for name in sorted(imported)
+        if (name in FORWARDING and not below(module, "tessera.training.bench"))
+        or (name not in FORWARDING and place_in_training(name) > place_in_training(module))
+    ]
+
+
+def circle(graph):
+    """Some modules of ``graph`` that import one another in a circle, in order; [] if none do."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_training_imports_no_later_room():
+    graph = training_imports()
+    assert len(graph) > 150
+    assert arrows_back(graph) == []
+    assert {place_in_training(m) for m in graph if m not in FORWARDING} == set(
+        range(len(TRAINING_ORDER))
+    )
+
+
+def test_no_modules_of_training_import_in_a_circle():
+    graph = training_imports()
+    # To be cut open next: these still have a circle each.
+    assert circle({m: i for m, i in graph.items() if not m.startswith(STILL_CIRCLES)}) == []
+
+
+def test_the_checks_see_an_arrow_back_and_a_circle():
+    room = "tessera.training.distributed"
+    assert arrows_back({f"{room}.tables.x": {f"{room}.sharding.x", f"{room}.comm.x"}}) == [
+        (f"{room}.tables.x", f"{room}.sharding.x")
+    ]
+    assert arrows_back({f"{room}.tables.x": {f"{room}.types"}}) == [
+        (f"{room}.tables.x", f"{room}.types")
+    ]
+    assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})) == {"a", "b", "c"}
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_torchrecs_module_paths_are_as_their_table_says():
+    assert stale() == []
+    for path, homes in PATHS.items():
+        for home, names in homes.items():
+            module = importlib.import_module(module_of(home))
+            forwarded = importlib.import_module(module_of(path))
+            for name in names.split():
+                assert getattr(forwarded, name) is getattr(module, name)
+                # sparse.jagged_tensor registers the types that it offers.
+                if not home.startswith("torch.") and home != "sparse.jagged_tensor":
+                    # The home defines the name: it does not forward it in turn.
+                    tree = ast.parse(Path(module.__file__).read_text())
+                    assert name in defined(tree), f"{home} does not define {name}"
+
+
+def defined(tree):
+    """The names that a module's own statements define at its top level."""
+    names = set()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign):
+            names.add(node.target.id)
+    return names
 
 
 def test_packages_that_hold_layers_import_none_of_them():
     # serving/ offers the packager's API by name, for type checkers here and when it is asked for;
     # tests/client holds that importing it brings no torch.
-    offered = {"kernels": [], "serving": ["inputs", "module_package"]}
+    offered = {"kernels": [], "serving": ["inputs", "package"]}
     for name, modules in offered.items():
         source = (ROOT / name / "__init__.py").read_text()
         ours = [n for _, n in imports_of(source, f"tessera.{name}") if below(n, "tessera")]
@@ -147,14 +303,17 @@ def test_packages_that_hold_layers_import_none_of_them():
     ("module", "source"),
     [
         ("tessera.kernels.x", "from tessera.training import y"),
-        ("tessera.training.x", "def f():\n    import tessera.serving.schema"),
+        ("tessera.training.x", "def f():\n    import tessera.serving.package.schema"),
         ("tessera.training.x", "from tessera import serving"),
         ("tessera.training.x", "from ..serving import schema"),
         ("tessera.serving.client.x", "from tessera.serving.server import y"),
         ("tessera.serving.server.x", "from tessera.serving.client import y"),
         ("tessera.serving.client.x", "if TYPE_CHECKING:\n    import tessera.training.config"),
-        ("tessera.serving.schema", "from tessera.serving.client.arrays import y"),
-        ("tessera.serving.loading", "from tessera.serving.packaging.quantize import y"),
+        ("tessera.serving.package.schema", "from tessera.serving.client.arrays import y"),
+        (
+            "tessera.serving.package.loading",
+            "from tessera.serving.packaging.tables.quantize import y",
+        ),
         ("tessera.serving.commands.x", "import tessera.training"),
         ("tessera.cli", "import tessera.serving.commands.serve"),
         ("tessera.kernels.x", "import training"),
@@ -172,7 +331,7 @@ def test_the_check_sees_a_wrong_import(module, source):
         ("tessera.kernels.x", "from tessera.kernels.y import z"),
         ("tessera.training.x", "from tessera import __version__"),
         ("tessera.training.x", "from . import y"),
-        ("tessera.serving.loading", "from tessera.serving.runner import Runner"),
+        ("tessera.serving.package.loading", "from tessera.serving.package.runner import Runner"),
         ("tessera.serving.packaging.x", "from tessera.training.models import ranking"),
         ("tessera.cli", "import tessera\nfrom tessera.errors import UserError"),
         ("tessera.__main__", "import trainingwheels\nfrom tessera.cli import main"),

@@ -14,17 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tessera.errors import UserError
+from tessera.training.config_source import ConfigSource, apply_overrides, read_yaml
 from tessera.training.data.config import DataConfig
 from tessera.training.models.config import ModelConfig
-from tessera.training.typed_config import (
-    ConfigSource,
-    apply_overrides,
-    build,
-    differing_keys,
-    read_yaml,
-    to_plain,
-    to_yaml,
-)
+from tessera.training.typed_config import build, differing_keys, to_plain, to_yaml
 
 SHIPPED_CONFIGS = Path(__file__).parent / "configs"
 
@@ -35,6 +28,7 @@ FREE_ON_RESUME = (
     "train.checkpoint_every_steps",
     "train.keep_checkpoints",
     "train.device",
+    "train.pipeline",
     "train.sharding",
 )
 """Keys (or whole sections) that may change when a run is resumed: they touch no number of it (but
@@ -159,7 +153,8 @@ class TrainConfig:
         embedding_optimizer: see `EmbeddingOptimizerConfig`.
         schedule: see `ScheduleConfig`.
         eval_every_steps: evaluate on the validation rows every so many steps, besides at the
-            end of each epoch; None: only there.
+            end of epochs; None: only there.
+        eval_every_epochs: evaluate at the end of every so many epochs and of the last one.
         metric: what the best checkpoint is chosen by: the highest ``auc`` or the lowest
             ``log_loss`` on the validation rows.
         patience: stop after so many evaluations in a row without a better metric; None: never.
@@ -173,8 +168,14 @@ class TrainConfig:
         device: where the model is; with ``cuda`` and several ranks each takes the GPU of its
             ``LOCAL_RANK``.  On a GPU sums are not added in a fixed order, and a resumed run draws
             other random numbers for dropout.
-        sharding: how tables are spread over several ranks: by the planner (``auto``), or all
-            ``table_wise``, ``row_wise`` or ``column_wise``.  With one rank it says nothing.
+        sharding: how tables are spread over several ranks: as the planner chooses (``auto``), or
+            all by one strategy, such as ``table_wise``, ``row_wise`` or ``column_wise``.  It has no
+            effect on one rank.
+        pipeline: what overlaps with a step: the copy of the next batch to the device
+            (``plain``), also the travel of its ids to the ranks that hold their rows
+            (``sparse_dist``), also bringing its rows from host memory into a cache on the GPU
+            (``prefetch``; tables are then kept in host memory).  ``auto``: ``sparse_dist`` on GPUs
+            if the model can be traced, else ``plain``.  The numbers of a run are the same.
     """
 
     batch_size: int = 1024
@@ -184,6 +185,7 @@ class TrainConfig:
     embedding_optimizer: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     eval_every_steps: int | None = None
+    eval_every_epochs: int = 1
     metric: Literal["auc", "log_loss"] = "auc"
     patience: int | None = None
     checkpoint_every_steps: int | None = None
@@ -192,11 +194,13 @@ class TrainConfig:
     seed: int = 0
     threads: int | None = None
     device: Literal["cpu", "cuda"] = "cpu"
-    sharding: Literal["auto", "table_wise", "row_wise", "column_wise"] = "auto"
+    sharding: str = "auto"
+    pipeline: Literal["auto", "plain", "sparse_dist", "prefetch"] = "auto"
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "eval_batch_size", "epochs", "keep_checkpoints"):
             _at_least_one(name, getattr(self, name))
+        _at_least_one("eval_every_epochs", self.eval_every_epochs)
         for name in ("eval_every_steps", "patience", "checkpoint_every_steps", "threads"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
@@ -253,7 +257,23 @@ class ExperimentConfig:
         Raises:
             ConfigError: a key or value is not (or no longer) valid.
         """
-        return build(cls, ConfigSource(values=values, origins={(): name}))
+        return build(cls, _upgraded(ConfigSource(values=values, origins={(): name})))
+
+
+def _upgraded(source: ConfigSource) -> ConfigSource:
+    """The source as this version writes it.
+
+    Every resolved config of before 0.7, also one of a DLRM, held the two keys of the cross
+    network.  A config that a person wrote holds them only if they are meant.
+    """
+    model = source.values.get("model")
+    cross = {"dcn_num_layers", "dcn_low_rank_dim"}
+    if isinstance(model, dict) and model.get("arch") == "dlrm":
+        own = {item.name for item in dataclasses.fields(ModelConfig.variants.find("dlrm"))}
+        if set(model) == own | cross:
+            model = {key: value for key, value in model.items() if key not in cross}
+            return dataclasses.replace(source, values={**source.values, "model": model})
+    return source
 
 
 def load_config(
@@ -271,7 +291,7 @@ def load_config(
         ConfigError: a key or value is wrong; the message names it, its place and the remedy.
         OSError: the file cannot be read.
     """
-    source = apply_overrides(read_yaml(path), overrides)
+    source = apply_overrides(_upgraded(read_yaml(path)), overrides)
     return build(ExperimentConfig, source).resolved(base or Path.cwd())
 
 

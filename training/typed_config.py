@@ -7,7 +7,8 @@ what was expected; an unknown key also gets the nearest known one.
 
 Annotations understood: ``bool``, ``int``, ``float``, ``str``, ``None``, ``Literal``, unions,
 ``tuple[X, ...]``, ``tuple[X, Y]``, ``list[X]``, ``dict[str, X]`` / ``Mapping[str, X]`` and
-dataclasses.
+dataclasses.  A dataclass with a class attribute ``variants`` stands for the union of the variants
+that are registered there; the section's tag chooses among them.
 """
 
 from __future__ import annotations
@@ -18,126 +19,15 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeVar, Union
 
 import yaml
 
-from tessera.errors import UserError
+from tessera.training.config_source import ConfigError, ConfigSource, Key
+from tessera.training.variants import Variants
 
 T = TypeVar("T")
-Key = tuple[str, ...]
-
-
-class ConfigError(UserError):
-    """A config key or value that the user must change; the message is one line."""
-
-
-@dataclass
-class ConfigSource:
-    """A tree of plain values together with the place that each of them came from.
-
-    Attributes:
-        values: the merged tree: mappings with string keys, lists, scalars.
-        origins: the place of a key, e.g. ``("train", "seed") -> "demo.yaml:7"``.  A key without
-            an entry has the place of its nearest parent.
-    """
-
-    values: dict[str, Any] = field(default_factory=dict)
-    origins: dict[Key, str] = field(default_factory=dict)
-
-    def origin(self, key: Key) -> str:
-        """The place that ``key``, or else its nearest parent, came from."""
-        for length in range(len(key), -1, -1):
-            found = self.origins.get(key[:length])
-            if found is not None:
-                return found
-        return "the config"
-
-
-def read_yaml(path: Path) -> ConfigSource:
-    """Read a YAML file with the line of every key.
-
-    Raises:
-        ConfigError: the file is not text, not YAML, no mapping, or says a key twice.
-        OSError: the file cannot be read.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text ({error}); save it as such") from error
-    return parse_yaml(text, name=str(path))
-
-
-def parse_yaml(text: str, *, name: str) -> ConfigSource:
-    """As `read_yaml`, from text; ``name`` stands for the file in messages."""
-    source = ConfigSource(origins={(): name})
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        if node is None:
-            return source
-        if not isinstance(node, yaml.MappingNode):
-            raise ConfigError(f"{name}: expected sections such as 'data:' at the top of the file")
-        _record_lines(node, (), name, source.origins)
-        source.values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from error
-    return source
-
-
-def _record_lines(node: yaml.MappingNode, prefix: Key, name: str, origins: dict[Key, str]) -> None:
-    for key_node, value_node in node.value:
-        key = (*prefix, str(key_node.value))
-        place = f"{name}:{key_node.start_mark.line + 1}"
-        if key in origins:
-            raise ConfigError(f"{place}: {'.'.join(key)} is given twice; keep one of the two")
-        origins[key] = place
-        if isinstance(value_node, yaml.MappingNode):
-            _record_lines(value_node, key, name, origins)
-
-
-def apply_overrides(source: ConfigSource, overrides: Sequence[str]) -> ConfigSource:
-    """``source`` with every ``dotted.key=value`` put in, later ones last; value is YAML.
-
-    Raises:
-        ConfigError: an override is not of that form or leads through something that is no
-            section.
-    """
-    result = ConfigSource(values=_copy_tree(source.values), origins=dict(source.origins))
-    for override in overrides:
-        dotted, equals, text = override.partition("=")
-        key = tuple(dotted.strip().split("."))
-        place = f"override '{override}'"
-        if not equals or not all(key):
-            raise ConfigError(f"{place}: expected KEY=VALUE, such as train.seed=1")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            reason = " ".join(str(error).split())
-            raise ConfigError(f"{place}: the value is not valid YAML: {reason}") from error
-        section = result.values
-        for depth, part in enumerate(key[:-1], start=1):
-            if section.get(part) is None:
-                section[part] = {}
-                result.origins[key[:depth]] = place
-            section = section[part]
-            if not isinstance(section, dict):
-                raise ConfigError(f"{place}: {'.'.join(key[:depth])} is a value, not a section")
-        section[key[-1]] = value
-        for known in [known for known in result.origins if known[: len(key)] == key]:
-            del result.origins[known]
-        result.origins[key] = place
-    return result
-
-
-def _copy_tree(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copy_tree(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_copy_tree(item) for item in value]
-    return value
 
 
 def build(cls: type[T], source: ConfigSource) -> T:
@@ -216,11 +106,13 @@ class _Builder:
             value = {}  # "train:" with nothing below it means every default
         if not isinstance(value, dict):
             raise self._wrong(cls, value, key)
+        variants = _variants(cls)
+        cls = cls if variants is None else self._variant(variants, value, key)
         hints = typing.get_type_hints(cls)
         fields = {item.name: item for item in dataclasses.fields(cls) if item.init}
-        for name in value:
-            if name not in fields:
-                raise self._unknown((*key, str(name)), list(fields))
+        unknown = next((name for name in value if name not in fields), None)
+        if unknown is not None:
+            raise self._unknown((*key, str(unknown)), cls, list(fields), variants)
         for name, item in fields.items():
             has_default = (
                 item.default is not dataclasses.MISSING
@@ -240,6 +132,15 @@ class _Builder:
             section = ".".join(key)
             where = f"in section '{section}': " if section else ""
             raise ConfigError(f"{self._post_init_place(key, error)}: {where}{error}") from error
+
+    def _variant(self, variants: Variants, value: dict[str, Any], key: Key) -> type:
+        """The variant that the section ``value`` asks for."""
+        try:
+            return variants.find(variants.chosen(value))
+        except ValueError as error:
+            section = f"in section '{'.'.join(key)}': " if key else ""
+            place = self._source.origin((*key, variants.tag))
+            raise ConfigError(f"{place}: {section}{error}") from error
 
     def _post_init_place(self, key: Key, error: ValueError) -> str:
         """The place of the field that the message of a ``__post_init__`` begins with, if any."""
@@ -295,14 +196,35 @@ class _Builder:
             f" there or give {dotted}=... on the command line"
         )
 
-    def _unknown(self, key: Key, siblings: list[str]) -> ConfigError:
+    def _unknown(
+        self, key: Key, cls: type, siblings: list[str], variants: Variants | None
+    ) -> ConfigError:
         dotted = ".".join(key)
+        if variants is not None:
+            owners = [
+                name
+                for name, other in variants.classes().items()
+                if key[-1] in {item.name for item in dataclasses.fields(other)}
+            ]
+            if owners:
+                tag = variants.tag
+                return ConfigError(
+                    f"{self._source.origin(key)}: {dotted}: {tag} {getattr(cls, tag)} has no such "
+                    f"key, {' and '.join(owners)} {'has' if len(owners) == 1 else 'have'}; leave "
+                    f"it out or set {'.'.join((*key[:-1], tag))}={owners[0]}"
+                )
         near = nearest_key(key, siblings, list(known_keys(self._root)))
         section = f"section '{'.'.join(key[:-1])}'" if key[:-1] else "the top level"
         remedy = (
             f"did you mean {near}?" if near else f"{section} has the keys {', '.join(siblings)}"
         )
         return ConfigError(f"{self._source.origin(key)}: unknown key {dotted}; {remedy}")
+
+
+def _variants(cls: Any) -> Variants | None:
+    """The registry of ``cls`` itself; its variants inherit the attribute and stand for themselves."""
+    found = vars(cls).get("variants")
+    return found if isinstance(found, Variants) else None
 
 
 def _takes_mapping(annotation: Any) -> bool:
@@ -363,7 +285,13 @@ def describe(annotation: Any) -> str:
 
 def known_keys(cls: Any, prefix: Key = ()) -> Iterator[Key]:
     """Every key of the tree of dataclasses under ``cls``; a mapping's names stand as ``NAME``."""
-    if dataclasses.is_dataclass(cls):
+    variants = _variants(cls) if dataclasses.is_dataclass(cls) else None
+    if variants is not None:
+        known = (
+            key for member in variants.classes().values() for key in known_keys(member, prefix)
+        )
+        yield from dict.fromkeys(known)
+    elif dataclasses.is_dataclass(cls):
         hints = typing.get_type_hints(cls)
         for item in dataclasses.fields(cls):
             key = (*prefix, item.name)

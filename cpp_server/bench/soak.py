@@ -33,10 +33,11 @@ import torch
 
 from tessera.serving.bench.forward import dlrm
 from tessera.serving.client import Draw, RequestDrawer, encode_request, read_schema
-from tessera.serving.loading import load_package
-from tessera.serving.packaging.package import PackageOptions, write_model
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.runner import HostBatch, Runner
+from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.package import write_model
 from tessera.serving.protocol import predictor_pb2 as pb
-from tessera.serving.runner import HostBatch, Runner
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CPP_SERVER = REPOSITORY / "build/cpp/release/tessera-server"

@@ -3,9 +3,11 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <csignal>
 #include <thread>
 
 #include "server/config.h"
+#include "server/events.h"
 #include "server/gate.h"
 #include "server/heap_trimmer.h"
 #include "server/histogram.h"
@@ -46,6 +48,34 @@ TEST(Flags, SetWhatTheySay) {
   EXPECT_EQ(config.log_level, LogLevel::kDebug);
   EXPECT_FALSE(config.verify_golden);
   EXPECT_EQ(config.queue_limits.max_requests, 5);
+}
+
+TEST(Flags, ANameOfAModelHoldsNoSlash) {
+  const ServerConfig config = parse_flags(
+      {"--model", "models/date=2026-11-22/model.pt", "--model", "./date=1.pt", "--model",
+       "n=models/date=1.pt", "--model", "date=1.pt"});
+  const auto& models = config.models;
+  ASSERT_EQ(models.size(), 4u);
+  EXPECT_EQ(models[0].path, "models/date=2026-11-22/model.pt");
+  EXPECT_EQ(models[0].name, "");
+  EXPECT_EQ(models[1].path, "./date=1.pt");
+  EXPECT_EQ(models[1].name, "");
+  EXPECT_EQ(models[2].path, "models/date=1.pt");
+  EXPECT_EQ(models[2].name, "n");
+  EXPECT_EQ(models[3].path, "1.pt");
+  EXPECT_EQ(models[3].name, "date");
+}
+
+TEST(Signals, ARepeatWithinASecondIsTheSameSignal) {
+  using std::chrono::milliseconds;
+  const TimePoint begin{};
+  SignalReader signals;
+  EXPECT_EQ(signals.read(SIGHUP, begin), SignalMeaning::kReload);
+  EXPECT_EQ(signals.read(SIGTERM, begin), SignalMeaning::kDrain);
+  EXPECT_EQ(signals.read(SIGTERM, begin), SignalMeaning::kRepeat);
+  EXPECT_EQ(signals.read(SIGINT, begin + milliseconds(999)), SignalMeaning::kRepeat);
+  EXPECT_EQ(signals.read(SIGHUP, begin + milliseconds(1'000)), SignalMeaning::kReload);
+  EXPECT_EQ(signals.read(SIGTERM, begin + milliseconds(1'000)), SignalMeaning::kEnd);
 }
 
 TEST(Flags, RefuseWithTheRemedy) {

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from tessera.kernels import ops
+from tessera.kernels.row_types import BLOCK_INT8, FLOAT8, FLOAT16, INT4, INT8, RowType
 from tessera.kernels.tables import (
     DEFAULT_ROW_ALIGNMENT_BYTES,
     FeatureLookup,
     TableRows,
-    WeightType,
     make_plan,
     pack_tables,
-    row_data_bytes,
 )
 
 ID_SETS = 8
@@ -32,10 +31,10 @@ BOOK = tuple(0.001 * 1.2**k for k in range(16))
 """A table's scales where its rows are BLOCK_INT8."""
 
 _FBGEMM_TYPES = {
-    WeightType.FLOAT16: 1,
-    WeightType.INT8: 2,
-    WeightType.INT4: 3,
-    WeightType.FLOAT8: 6,
+    FLOAT16: 1,
+    INT8: 2,
+    INT4: 3,
+    FLOAT8: 6,
 }
 _FP8_EXPONENT = (4, 7)
 """Bits and bias of e4m3."""
@@ -43,9 +42,9 @@ _FP8_EXPONENT = (4, 7)
 Launch = Callable[[int], Any]
 
 
-def header_bytes(weight_type: WeightType) -> int:
+def header_bytes(weight_type: RowType) -> int:
     """Bytes of scale and bias before the data of FBGEMM's rows."""
-    return 4 if weight_type in (WeightType.INT8, WeightType.INT4) else 0
+    return 0 if weight_type is FLOAT8 else weight_type.header_bytes
 
 
 @dataclass(frozen=True)
@@ -87,21 +86,21 @@ class Layout:
         return self.scale_shift == 0 and not self.blocks
 
 
-def _stride(dim: int, weight_type: WeightType) -> int:
+def _stride(dim: int, weight_type: RowType) -> int:
     """Bytes of a row in FBGEMM's GPU layout."""
-    return -(-(header_bytes(weight_type) + row_data_bytes(weight_type, dim)) // 16) * 16
+    return -(-(header_bytes(weight_type) + weight_type.data_bytes(dim)) // 16) * 16
 
 
-def fbgemm_tables(shape: Shape, weight_type: WeightType) -> list[Tensor]:
+def fbgemm_tables(shape: Shape, weight_type: RowType) -> list[Tensor]:
     """Random tables in FBGEMM's GPU layout, side by side in one buffer: uint8 [rows, stride]."""
     sizes = [
         rows * _stride(dim, weight_type) for rows, dim in zip(shape.rows, shape.dims, strict=True)
     ]
     flat = torch.empty(sum(sizes), dtype=torch.uint8, device="cuda")
     flat.random_(0, 256)
-    if weight_type in (WeightType.FLOAT16, WeightType.FLOAT8):
+    if weight_type in (FLOAT16, FLOAT8):
         # Neither infinities nor NaNs: magnitudes stay under 2.
-        high = flat[1::2] if weight_type is WeightType.FLOAT16 else flat
+        high = flat[1::2] if weight_type is FLOAT16 else flat
         high &= 0xBF
     tables = [part.view(rows, -1) for part, rows in zip(flat.split(sizes), shape.rows, strict=True)]
     if header_bytes(weight_type):
@@ -112,14 +111,14 @@ def fbgemm_tables(shape: Shape, weight_type: WeightType) -> list[Tensor]:
 
 
 def our_tables(
-    tables: list[Tensor], shape: Shape, weight_type: WeightType, layout: Layout
+    tables: list[Tensor], shape: Shape, weight_type: RowType, layout: Layout
 ) -> tuple[Tensor, Tensor]:
     """Weights and plan converted from FBGEMM's rows."""
     scale_shift = layout.scale_shift
     header = header_bytes(weight_type)
     converted = []
     for table, dim in zip(tables, shape.dims, strict=True):
-        data = table[:, header : header + row_data_bytes(weight_type, dim)]
+        data = table[:, header : header + weight_type.data_bytes(dim)]
         scale = table[:, :4].contiguous().view(torch.float16)[:: 1 << min(scale_shift, 30)]
         if layout.blocks:
             scale = torch.tensor(BOOK, device="cuda")
@@ -127,15 +126,13 @@ def our_tables(
         converted.append(
             TableRows(
                 data=data,
-                weight_type=WeightType.BLOCK_INT8 if layout.blocks else weight_type,
+                weight_type=BLOCK_INT8 if layout.blocks else weight_type,
                 dim=dim,
                 scale=scale if header else None,
                 scale_shift=scale_shift if header else 0,
             )
         )
-    packed = pack_tables(
-        converted, scale_beside=layout.beside, row_alignment=layout.row_alignment
-    )
+    packed = pack_tables(converted, scale_beside=layout.beside, row_alignment=layout.row_alignment)
     features, column = [], 0
     for place, dim, ids in zip(packed.places, shape.dims, shape.ids, strict=True):
         features.append(FeatureLookup(table=place, out_column=column, expected_ids=ids))
@@ -231,14 +228,12 @@ def checked(weights: Tensor, empty: Tensor, places: Tensor, starts: Tensor, type
 """The operators as a TorchScript program calls them; dtype 5 is float16."""
 
 
-def fbgemm_arguments(
-    tables: list[Tensor], shape: Shape, weight_type: WeightType
-) -> tuple[Any, ...]:
+def fbgemm_arguments(tables: list[Tensor], shape: Shape, weight_type: RowType) -> tuple[Any, ...]:
     """What FBGEMM's operator takes before ids and offsets."""
     count, widest = len(tables), max(shape.dims)
     flat = tables[0].new_empty(0).set_(tables[0].untyped_storage())
     columns = torch.tensor([0, *shape.dims], device="cuda").cumsum(0).int()
-    kinds = (WeightType.INT4, WeightType.INT8, WeightType.FLOAT16, WeightType.FLOAT8)
+    kinds = (INT4, INT8, FLOAT16, FLOAT8)
     return (
         flat,
         torch.empty(0, dtype=torch.uint8, device="cuda"),
@@ -248,7 +243,7 @@ def fbgemm_arguments(
         columns,
         sum(shape.dims),
         *(widest if weight_type is kind else 0 for kind in kinds),
-        *(_FP8_EXPONENT if weight_type is WeightType.FLOAT8 else (-1, -1)),
+        *(_FP8_EXPONENT if weight_type is FLOAT8 else (-1, -1)),
     )
 
 
@@ -279,16 +274,14 @@ def contenders_of(
     return contenders
 
 
-def must_move_bytes(
-    shape: Shape, weight_type: WeightType, offsets: Tensor, *, row_scale: bool
-) -> int:
+def must_move_bytes(shape: Shape, weight_type: RowType, offsets: Tensor, *, row_scale: bool) -> int:
     """Bytes of a call: whole 32-byte sectors of rows, ids, offsets and the fp16 result."""
     features = len(shape.dims)
     batch = (len(offsets) - 1) // features
     ends = offsets[::batch].tolist()
     total = 4 * (len(offsets) + ends[-1]) + 2 * batch * sum(shape.dims)
     for dim, begin, end in zip(shape.dims, ends, ends[1:], strict=False):
-        row = -(-row_data_bytes(weight_type, dim) // SECTOR_BYTES) * SECTOR_BYTES
+        row = -(-weight_type.data_bytes(dim) // SECTOR_BYTES) * SECTOR_BYTES
         row += SECTOR_BYTES if row_scale and header_bytes(weight_type) else 0
         total += (end - begin) * row
     return int(total)

@@ -40,7 +40,8 @@ from tessera.kernels.bench.gpu_contenders import (
     must_move_bytes,
     our_tables,
 )
-from tessera.kernels.tables import TABLE_SCALE_SHIFT, WeightType
+from tessera.kernels.row_types import FLOAT8, FLOAT16, INT4, INT8, RowType
+from tessera.kernels.tables import TABLE_SCALE_SHIFT
 
 DIM = 128
 
@@ -67,13 +68,13 @@ MOST_IDS = 16_000_000
 MOST_OUT_BYTES = 3 << 30
 
 
-def layouts_of(weight_type: WeightType, *, fixed: bool) -> dict[str, Layout]:
+def layouts_of(weight_type: RowType, *, fixed: bool) -> dict[str, Layout]:
     """The layouts to measure of a weight type, by label; the first one holds FBGEMM's values."""
     layouts = {"row scale": Layout()}
     # The multi-hot tables do not fit in the device's memory once more.
-    if weight_type is WeightType.INT4 or (weight_type is WeightType.INT8 and not fixed):
+    if weight_type is INT4 or (weight_type is INT8 and not fixed):
         layouts["row scale beside"] = Layout(beside=True)
-    if weight_type is WeightType.INT8:
+    if weight_type is INT8:
         layouts["scale in the row"] = Layout(blocks=True)
         if fixed:
             layouts["scale per 64 rows"] = Layout(scale_shift=6)
@@ -84,7 +85,7 @@ def layouts_of(weight_type: WeightType, *, fixed: bool) -> dict[str, Layout]:
 def measure(
     name: str,
     shape: Shape,
-    weight_type: WeightType,
+    weight_type: RowType,
     layouts: dict[str, Layout],
     calls: list[tuple[int, bool]],
 ) -> list[dict[str, Any]]:
@@ -144,7 +145,7 @@ def report(row: dict[str, Any], bandwidth: float) -> None:
             print(line, flush=True)
 
 
-def draw_shape(seed: int) -> tuple[Shape, WeightType, int, bool]:
+def draw_shape(seed: int) -> tuple[Shape, RowType, int, bool]:
     """A shape, a weight type, a batch size and whether ids follow a power law.
 
     Widths are multiples of 4 from 4 to 1,024, one for all tables or a mixture; bags hold 1 to 300
@@ -167,10 +168,10 @@ def draw_shape(seed: int) -> tuple[Shape, WeightType, int, bool]:
             dims=[dims[0]] * count if one_dim else dims,
             jagged=rng.random() < 0.5,
         )
-        kinds = (WeightType.INT8, WeightType.INT8, WeightType.INT4, WeightType.FLOAT16)
-        weight_type = rng.choice([*kinds, WeightType.FLOAT8])
+        kinds = (INT8, INT8, INT4, FLOAT16)
+        weight_type = rng.choice([*kinds, FLOAT8])
         batch, power_law = logarithmic(1, 65536), rng.random() < 0.5
-        element = 2 if weight_type is WeightType.FLOAT16 else 1
+        element = 2 if weight_type is FLOAT16 else 1
         table_bytes = sum(
             rows * (element * dim + 16) for rows, dim in zip(shape.rows, shape.dims, strict=True)
         )
@@ -250,8 +251,8 @@ def main() -> int:
     print(f"{machine}; device copy {bandwidth / 1e12:.2f} TB/s")
     results = []
     for name in filter(None, args.shapes.split(",")):
-        for weight_type in (WeightType.INT8, WeightType.INT4, WeightType.FLOAT16):
-            power_laws = [False, True] if weight_type is WeightType.INT8 else [False]
+        for weight_type in (INT8, INT4, FLOAT16):
+            power_laws = [False, True] if weight_type is INT8 else [False]
             calls = [(batch, law) for batch in (16384, 256) for law in power_laws]
             layouts = layouts_of(weight_type, fixed=True)
             for row in measure(name, SHAPES[name], weight_type, layouts, calls):

@@ -29,8 +29,7 @@ enum class Scales {
 
 // Whether sums have a scale and a bias; where not, a feature that has them is not served.
 TESSERA_ANY_DEVICE constexpr bool express_has_bias(int64_t weight_type, Scales scales) {
-  return scales != Scales::kBook &&
-         (weight_type == kInt8 || weight_type == kInt4 || weight_type == kFloat8);
+  return scales != Scales::kBook && scale_rule(weight_type) == kHalfScale;
 }
 
 // How ids become rows.

@@ -3,7 +3,7 @@
 Forms of the same model, with the same batches, in turns within one run:
 
 * ``tessera``, ``fbgemm``: the files of both backends as a server runs them
-  (`tessera.serving.loading.load_package`);
+  (`tessera.serving.package.loading.load_package`);
 * ``tessera bf16``: the same with ``--dense-dtype bf16``;
 * ``torch bf16``: ``optimized`` with both MLPs in torch's bfloat16;
 * ``optimized``: the traced graph with FBGEMM's lookup through ``torch.jit.script`` and
@@ -31,15 +31,19 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tessera.serving.loading import load_package
-from tessera.serving.packaging.lookup import BACKENDS
-from tessera.serving.packaging.package import PackageOptions, make_servable, write_model
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.runner import HostBatch, Runner, TorchScriptRunner
+from tessera.serving.package.torchscript import optimize
+from tessera.serving.packaging.lookups.backends import BACKENDS
+from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.package import write_model
+from tessera.serving.packaging.ranking import ranking_source
 from tessera.serving.packaging.script import script
+from tessera.serving.packaging.servable import make_servable
 from tessera.serving.packaging.trace import trace
-from tessera.serving.runner import HostBatch, Runner, TorchScriptRunner
-from tessera.serving.torchscript import optimize
-from tessera.training.models.config import Hashing, ModelConfig
+from tessera.training.models.architectures.dlrm import DLRMConfig
 from tessera.training.models.ranking import RankingModel, build_ranking_model
+from tessera.training.modules.choices import Hashing
 
 DENSE = 13
 TABLES = 26
@@ -51,7 +55,7 @@ ROUNDS = 15
 def dlrm(rows: int, hashing: Hashing) -> RankingModel:
     """The benchmark's model, with random weights."""
     torch.manual_seed(0)
-    config = ModelConfig(
+    config = DLRMConfig(
         embedding_dim=64,
         dense_layers=(512, 256),
         over_layers=(512, 256),
@@ -140,7 +144,9 @@ def make_runners(rows: int, hashing: Hashing, folder: Path) -> dict[str, Runner]
             options = PackageOptions(name="dlrm", backend=backend, dense_dtype="bf16")
             write_model(model, path, options)
             runners["tessera bf16"] = load_package(path).runner
-    eager = make_servable(model, PackageOptions(name="dlrm", backend="fbgemm")).eager
+    eager = make_servable(
+        ranking_source(model), PackageOptions(name="dlrm", backend="fbgemm")
+    ).eager
     return {
         **runners,
         "torch bf16": TorchScriptRunner(optimize(script(trace(in_bfloat16(eager))))),

@@ -58,7 +58,7 @@ torch.save({k: quantize(v, 8) if v.dim() == 2 and len(v) > 1024 else v for k, v 
 _LOADS = {
     "load_package": """
 import sys, time, torch
-from tessera.serving.loading import load_package
+from tessera.serving.package.loading import load_package
 begin = time.perf_counter()
 load_package(sys.argv[1])
 print(time.perf_counter() - begin)
@@ -66,7 +66,7 @@ print(time.perf_counter() - begin)
     "torch.jit.load": """
 import sys, time, torch, warnings
 from tessera.kernels.libraries import load_libraries
-from tessera.serving.records import Records
+from tessera.serving.package.records import Records
 from pathlib import Path
 warnings.simplefilter("ignore")
 load_libraries(Records(Path(sys.argv[1])).manifest().operator_libraries)
@@ -105,7 +105,7 @@ print(time.perf_counter() - begin)
 """,
     "load_package, cold": """
 import os, sys, time, torch
-from tessera.serving.loading import load_package
+from tessera.serving.package.loading import load_package
 with open(sys.argv[1], "rb") as stream:
     os.fsync(stream.fileno())
     os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

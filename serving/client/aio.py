@@ -24,7 +24,7 @@ from tessera.serving.client.codec import (
 from tessera.serving.client.errors import Unavailable, error_for_status
 from tessera.serving.client.prediction import Prediction
 from tessera.serving.client.retry import Retry
-from tessera.serving.schema import InputSchema
+from tessera.serving.package.schema import InputSchema
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -23,7 +23,7 @@ from tessera.serving.client.arrays import (
     Shared,
     SharedArrays,
 )
-from tessera.serving.schema import InputSchema
+from tessera.serving.package.schema import InputSchema
 
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1

@@ -15,7 +15,7 @@ from tessera.serving.client.assemble import assemble
 from tessera.serving.client.encode import encode_request
 from tessera.serving.client.errors import ServerBug
 from tessera.serving.client.prediction import Prediction, decode_response
-from tessera.serving.schema import InputSchema
+from tessera.serving.package.schema import InputSchema
 
 METHOD = "/predictor.Predictor/Predict"
 DEFAULT_TIMEOUT_S = 5.0
@@ -118,7 +118,7 @@ class Codec:
         """Read an answer.
 
         Raises:
-            ServerBug: it is no answer to a request of ``batch_size`` samples.
+            ServerBug: ``data`` is not an answer to a request of ``batch_size`` samples.
         """
         try:
             return decode_response(data, batch_size)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tessera.serving.records import Records
-from tessera.serving.schema import InputSchema
+from tessera.serving.package.records import Records
+from tessera.serving.package.schema import InputSchema
 
 
 def read_schema(path: str | Path) -> InputSchema:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tessera.serving.commands.numbers import distance, not_negative
-from tessera.serving.summary import table_of
+from tessera.serving.inspect.summary import table_of
 
 if TYPE_CHECKING:
-    from tessera.serving.compare import Change, Comparison
+    from tessera.serving.inspect.compare import Change, Comparison
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare and print."""
-    from tessera.serving.compare import compare  # noqa: PLC0415 - loads torch
+    from tessera.serving.inspect.compare import compare  # noqa: PLC0415 - loads torch
 
     found = compare(args.a, args.b, samples=args.samples, seed=args.seed)
     same = found.same(atol=args.atol)

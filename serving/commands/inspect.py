@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tessera.errors import UserError
-from tessera.serving.records import Records
-from tessera.serving.summary import describe
+from tessera.serving.inspect.summary import describe
+from tessera.serving.package.records import Records
 
 if TYPE_CHECKING:
-    from tessera.serving.graph import Graph
-    from tessera.serving.manifest import Manifest
+    from tessera.serving.inspect.graph import Graph
+    from tessera.serving.package.manifest import Manifest
 
 
 _MAX_CODE_BYTES = 64 << 20
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     records = Records(args.model)
     manifest = records.manifest()
     if args.graph or args.svg is not None:
-        from tessera.serving.graph import graph_text  # noqa: PLC0415 - loads torch
+        from tessera.serving.inspect.graph import graph_text  # noqa: PLC0415 - loads torch
 
         graph = _graph(records, manifest)
         if args.svg is not None:
@@ -81,8 +81,8 @@ def _shares_rows(records: Records) -> bool:
 
 def _graph(records: Records, manifest: Manifest) -> Graph:
     from tessera.kernels.libraries import load_libraries  # noqa: PLC0415 - loads torch
-    from tessera.serving.graph import read_graph  # noqa: PLC0415 - likewise
-    from tessera.serving.opening import Opening  # noqa: PLC0415 - likewise
+    from tessera.serving.inspect.graph import read_graph  # noqa: PLC0415 - likewise
+    from tessera.serving.package.opening import Opening  # noqa: PLC0415 - likewise
 
     opening = Opening(records, on_host=False)
     records.check(manifest.records, into=opening.into)
@@ -91,7 +91,7 @@ def _graph(records: Records, manifest: Manifest) -> Graph:
 
 
 def _draw(graph: Graph, manifest: Manifest, path: Path) -> None:
-    from tessera.serving.graph_svg import graph_svg  # noqa: PLC0415 - loads torch
+    from tessera.serving.inspect.graph_svg import graph_svg  # noqa: PLC0415 - loads torch
 
     title = f"{manifest.name}, version {manifest.version}"
     try:

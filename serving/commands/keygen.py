@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write both files."""
-    from tessera.serving.signing import generate_keys  # noqa: PLC0415 - slow to import
+    from tessera.serving.package.signing import generate_keys  # noqa: PLC0415 - slow to import
 
     public = args.out.with_name(f"{args.out.stem}.pub.pem")
     generate_keys(args.out, public)

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tessera.errors import UserError
+from tessera.kernels.row_type_names import ROW_TYPE_NEEDS
 from tessera.serving.commands.numbers import positive
-from tessera.serving.summary import human_bytes, summarize
+from tessera.serving.inspect.summary import human_bytes, summarize
 
 if TYPE_CHECKING:
-    from tessera.serving.manifest import Manifest
+    from tessera.serving.package.manifest import Manifest
     from tessera.serving.packaging.options import PackageOptions
 
 
@@ -84,11 +85,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_storage(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
-        choices=["int8", "int8b", "int4", "int2", "fp8", "fp16", "bf16", "fp32"],
+        choices=list(ROW_TYPE_NEEDS),
         default="int8",
-        help="how the tables' elements are stored (default int8; int8b, fp8 and bf16 need the "
-        "tessera backend, int2 needs fbgemm; int8b keeps a scale per 16 columns inside the row, "
-        "for the fastest GPU lookups, and needs dimensions that are multiples of 16)",
+        help="how the tables' elements are stored (default int8; int8b keeps a scale per 16 columns "
+        "inside the row, for the fastest GPU lookups; "
+        + "; ".join(f"{name} needs {needs}" for name, needs in ROW_TYPE_NEEDS.items() if needs)
+        + ")",
     )
     parser.add_argument(
         "--table-dtype",
@@ -172,7 +174,7 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
 def _pair(text: str) -> tuple[str, str]:
     pattern, equals, value = text.rpartition("=")
     if not equals or not pattern or not value:
-        raise argparse.ArgumentTypeError(f"{text!r} is no PATTERN=VALUE, such as 'user_*=int4'")
+        raise argparse.ArgumentTypeError(f"{text!r} is not PATTERN=VALUE, such as 'user_*=int4'")
     return pattern, value
 
 
@@ -198,7 +200,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace) -> PackageOptions:
     from tessera.serving.packaging.options import PackageOptions  # noqa: PLC0415 - loads torch
-    from tessera.serving.packaging.shard import read_plan  # noqa: PLC0415 - likewise
+    from tessera.serving.packaging.tables.shard import read_plan  # noqa: PLC0415 - likewise
 
     chosen = {} if args.backend is None else {"backend": args.backend}
     return PackageOptions(
@@ -221,18 +223,20 @@ def _options(args: argparse.Namespace) -> PackageOptions:
 
 
 def _package(args: argparse.Namespace, options: PackageOptions) -> Manifest:
+    from tessera.serving.packaging import package  # noqa: PLC0415 - loads torch
+    from tessera.serving.packaging.source import load_source  # noqa: PLC0415 - likewise
+
     if args.factory is not None:
-        from tessera.serving.packaging.module_package import (  # noqa: PLC0415 - loads torch
-            load_source,
-            write_module,
+        source = load_source(args.factory)
+        return package.package_source(
+            source,
+            args.out,
+            options,
+            origin=package.module_origin(source[0]),
+            report=args.report,
+            progress=True,
         )
-
-        return write_module(
-            load_source(args.factory), args.out, options, report=args.report, progress=True
-        )
-    from tessera.serving.packaging.package import package_run  # noqa: PLC0415 - loads torch
-
-    return package_run(
+    return package.package_run(
         args.run_or_checkpoint,
         args.out,
         options,

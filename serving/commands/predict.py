@@ -46,7 +46,7 @@ from tessera.serving.client.arrays import Array
 from tessera.serving.client.jsonl import read_batches
 from tessera.serving.client.latency import LatencySummary
 from tessera.serving.commands.numbers import not_negative, positive
-from tessera.serving.schema import InputSchema
+from tessera.serving.package.schema import InputSchema
 
 EXIT_NOT_ANSWERED = 1
 
@@ -212,7 +212,7 @@ def _numbers(output: Array) -> list[Any]:
 
 
 def _shortest(value: np.float32) -> float | None:
-    """The shortest decimal that reads back as the same float32; NaN and infinity are no JSON."""
+    """The shortest decimal that reads back as the same float32; JSON has neither NaN nor infinity."""
     return float(str(value)) if math.isfinite(value) else None
 
 

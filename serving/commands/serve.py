@@ -8,7 +8,8 @@ HTTP port has /metrics (Prometheus), /healthz, /readyz and a status page at /.  
 stderr, one JSON object per line; the line with "event": "ready" names both ports.
 
 SIGTERM or SIGINT: health turns NOT_SERVING at once, after --drain-propagation-ms new calls get
-UNAVAILABLE, every accepted request is answered, exit status 0.  A second signal ends at once.
+UNAVAILABLE, every accepted request is answered, exit status 0.  A repeat within a second is the
+same signal; a later one ends at once.  SIGHUP changes nothing.
 
 Exit status: 0 drained; 1 the drain limit passed or a second signal came with requests
 unanswered; 2 a flag, a package or a port has to be changed.
@@ -33,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=parse_model,
         metavar="[NAME=]MODEL.pt",
         help="a package to serve, and the name that requests use for it (default: the name in "
-        "the package); may be given several times, the first one answers requests without a name",
+        "the package); a name holds neither '=' nor '/', so that a path with '=' in its first part is "
+        "written with ./ before it; may be given several times, the first one answers requests "
+        "without a name",
     )
     parser.add_argument(
         "--host",
@@ -146,7 +149,7 @@ def parse_gpus(text: str) -> tuple[int, ...]:
     """``N,N,...``: CUDA's numbers of GPUs, each once."""
     numbers = text.split(",")
     if not all(number.isascii() and number.isdigit() for number in numbers):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of GPUs' numbers such as 0,1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of GPUs' numbers such as 0,1")
     gpus = tuple(map(int, numbers))
     if len(set(gpus)) < len(gpus):
         raise argparse.ArgumentTypeError(f"{text!r} names a GPU twice")
@@ -154,9 +157,12 @@ def parse_gpus(text: str) -> tuple[int, ...]:
 
 
 def parse_model(text: str) -> ModelSource:
-    """``NAME=PATH`` or ``PATH``; a name is everything before the first ``=``."""
+    """``NAME=PATH`` or ``PATH``.
+
+    What stands before the first ``=`` is a name unless it holds a ``/``: then all of it is a path.
+    """
     name, equals, path = text.partition("=")
-    if not equals:
+    if not equals or "/" in name:
         return ModelSource(path=text)
     if not name or not path:
         raise argparse.ArgumentTypeError(f"{text!r} is neither MODEL.pt nor NAME=MODEL.pt")

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Sign and say with which key."""
-    from tessera.serving.signing import read_private_key, sign_package  # noqa: PLC0415 - slow
+    from tessera.serving.package.signing import read_private_key, sign_package  # noqa: PLC0415 - slow
 
     out = args.model if args.out is None else args.out
     signed = sign_package(args.model, read_private_key(args.key), out)

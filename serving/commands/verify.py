@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from tessera.errors import UserError
-from tessera.serving.manifest import GoldenInfo, Signature
-from tessera.serving.records import PackageError
+from tessera.serving.package.manifest import GoldenInfo, Signature
+from tessera.serving.package.records import PackageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,13 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check and say what was checked."""
-    from tessera.serving.loading import cpu_instead, load_package  # noqa: PLC0415 - loads torch
+    from tessera.serving.package.loading import cpu_instead, load_package  # noqa: PLC0415 - loads torch
 
     if not args.model.is_file():
         raise UserError(f"{args.model} is not a file; give the MODEL.pt that package-model wrote")
     keys = None
     if args.public_key is not None:
-        from tessera.serving.signing import read_public_key  # noqa: PLC0415 - slow to import
+        from tessera.serving.package.signing import read_public_key  # noqa: PLC0415 - slow to import
 
         keys = [read_public_key(path) for path in args.public_key]
     try:

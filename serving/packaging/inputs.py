@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 
 from tessera.errors import UserError
-from tessera.serving.packaging.find import FoundTables
-from tessera.serving.packaging.packed_collections import IdTreatment
-from tessera.serving.schema import (
+from tessera.serving.package.schema import (
     FeatureSpec,
     Group,
     Hashing,
@@ -27,6 +25,7 @@ from tessera.serving.schema import (
     OutputSpec,
     Pooling,
 )
+from tessera.serving.packaging.collections.find import FoundTables
 from tessera.training.modules.hashing import HashSpec
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
@@ -39,7 +38,7 @@ OUTPUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@/-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureRule:
-    """How a feature's raw ids become rows; the rules of `tessera.serving.schema.FeatureSpec`.
+    """How a feature's raw ids become rows; the rules of `tessera.serving.package.schema.FeatureSpec`.
 
     A feature whose ids the module hashes itself, by a `FeatureHasher`, needs no rule.
 
@@ -274,15 +273,6 @@ def module_schema(
         ),
         outputs=outputs,
     )
-
-
-def treatments(schema: InputSchema, hash_specs: Mapping[str, HashSpec]) -> dict[str, IdTreatment]:
-    """What the lookups do to raw ids; nothing where the module does it itself."""
-    return {
-        feature.name: IdTreatment(hashing=feature.hashing, out_of_range=feature.out_of_range)
-        for feature in schema.features
-        if feature.name not in hash_specs
-    }
 
 
 def _dense_names(inputs: ModelInputs, arguments: Arguments) -> tuple[str, ...]:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tessera.errors import UserError
-from tessera.serving.manifest import ShardingPlan
-from tessera.serving.packaging.choose_types import TypeChoice
+from tessera.kernels.row_types import ROW_TYPES
+from tessera.serving.package.manifest import ShardingPlan
+from tessera.serving.package.signing import read_private_key
 from tessera.serving.packaging.dense_types import DENSE_TYPES
-from tessera.serving.packaging.lookup import default_backend, lookup_backend
-from tessera.serving.packaging.shard import SHARDINGS
-from tessera.serving.packaging.weight_types import WEIGHT_TYPES
-from tessera.serving.signing import read_private_key
+from tessera.serving.packaging.lookups.backends import default_backend, lookup_backend
+from tessera.serving.packaging.tables.choose_types import TypeChoice
+from tessera.serving.packaging.tables.shard import SHARDINGS
 
 DEVICES = ("cpu", "cuda")
 
@@ -37,7 +37,7 @@ class PackageOptions:
         backend: whose lookup operator; `default_backend` where none is named.
         device: the kind of device that the model will run on.
         shards: over how many devices of one process the tables are spread.
-        sharding: how; see `tessera.serving.packaging.shard`.
+        sharding: how; see `tessera.serving.packaging.tables.shard`.
         table_sharding: by a pattern of table names, how those are spread.
         plan: which rows and columns of which table lie in which shard, instead of the last three.
         output: the output's name, where the module returns a tensor.
@@ -85,8 +85,8 @@ class PackageOptions:
     def _check_types(self) -> None:
         backend = lookup_backend(self.backend)
         for kind in self.types.kinds():
-            if kind not in backend.weight_types and kind in WEIGHT_TYPES:
-                usable = ", ".join(name for name in WEIGHT_TYPES if name in backend.weight_types)
+            if kind not in backend.weight_types and kind in ROW_TYPES:
+                usable = ", ".join(name for name in ROW_TYPES if name in backend.weight_types)
                 raise UserError(
                     f"dtype {kind!r} cannot be looked up by the {self.backend} backend, which has "
                     f"{usable}; give one of these, or another --backend"
@@ -127,7 +127,7 @@ class PackageOptions:
             by_pattern=self.table_dtypes,
             max_error=self.max_table_error,
             usable=tuple(
-                name for name in WEIGHT_TYPES if name in lookup_backend(self.backend).weight_types
+                name for name in ROW_TYPES if name in lookup_backend(self.backend).weight_types
             ),
         )
 
@@ -143,12 +143,10 @@ class Origin:
 
     Attributes:
         source: the checkpoint's file name and step, or the module's class.
-        dense_transform: what training did to the raw dense values, in words.
         metrics: by split, the metrics that training stored.
         created: UTC time for the manifest, ISO 8601 with ``Z``; empty: the time of packaging.
     """
 
     source: Mapping[str, str] = field(default_factory=dict)
-    dense_transform: str = ""
     metrics: Mapping[str, Mapping[str, int | float | None]] = field(default_factory=dict)
     created: str = ""

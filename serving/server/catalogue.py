@@ -10,8 +10,8 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
+from tessera.serving.package.schema import OutputSpec
 from tessera.serving.protocol import inference_pb2 as ipb
-from tessera.serving.schema import OutputSpec
 from tessera.serving.server.config import ModelLimits
 from tessera.serving.server.dialects import no_message
 from tessera.serving.server.errors import Code, InvalidRequestError, ServeError

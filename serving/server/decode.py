@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tessera.serving.package.schema import FeatureSpec, InputSchema
 from tessera.serving.protocol import predictor_pb2 as pb
-from tessera.serving.schema import FeatureSpec, InputSchema
 from tessera.serving.server.config import ModelLimits
 from tessera.serving.server.errors import InvalidRequestError
 from tessera.serving.server.request import F32, I32, DecodedRequest, Ids, JaggedGroup

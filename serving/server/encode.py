@@ -7,8 +7,8 @@ tag, and for text, bytes and messages a length, before its content.
 
 from __future__ import annotations
 
+from tessera.serving.package.schema import OutputSpec
 from tessera.serving.protocol import predictor_pb2 as pb
-from tessera.serving.schema import OutputSpec
 from tessera.serving.server.request import Answer
 
 _LENGTH_DELIMITED = 2

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tessera.serving.runner import Runner
-from tessera.serving.schema import InputSchema
+from tessera.serving.package.runner import Runner
+from tessera.serving.package.schema import InputSchema
 from tessera.serving.server.batching import (
     BatchPolicy,
     CutNow,

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from tessera.serving.package.schema import InputSchema
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.protocol import predictor_pb2 as pb
-from tessera.serving.schema import InputSchema
 from tessera.serving.server.config import ModelLimits
 from tessera.serving.server.decode import RequestDecoder, RequestNames
 from tessera.serving.server.errors import InvalidRequestError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tessera.serving.package.schema import OutputSpec
 from tessera.serving.protocol import inference_pb2 as ipb
-from tessera.serving.schema import OutputSpec
 from tessera.serving.server.request import Answer
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.serving.schema import FeatureSpec, InputSchema
+from tessera.serving.package.schema import FeatureSpec, InputSchema
 from tessera.serving.server.jagged import segment_index, segment_starts
 from tessera.serving.server.request import (
     F32,

@@ -13,11 +13,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tessera.serving.hashes import FileHash
-from tessera.serving.loading import LoadedPackage, load_package
-from tessera.serving.records import PackageError, Records
-from tessera.serving.runner import HostBatch, Runner
-from tessera.serving.schema import InputSchema
+from tessera.serving.package.hashes import FileHash
+from tessera.serving.package.loading import LoadedPackage, load_package
+from tessera.serving.package.records import PackageError, Records
+from tessera.serving.package.runner import HostBatch, Runner
+from tessera.serving.package.schema import InputSchema
 from tessera.serving.server.config import ModelSource
 
 
@@ -139,7 +139,7 @@ class PackageLoader:
         self._trusted = None
         if public_keys:
             # Only who asks for signatures needs the library.
-            from tessera.serving.signing import read_public_key  # noqa: PLC0415
+            from tessera.serving.package.signing import read_public_key  # noqa: PLC0415
 
             self._trusted = [read_public_key(path) for path in public_keys]
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.serving.schema import InputSchema
+from tessera.serving.package.schema import InputSchema
 from tessera.serving.server.jagged import segment_index, segment_starts
 from tessera.serving.server.request import I32, I64, DecodedRequest, JaggedGroup, SharedRows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tessera.serving.schema import InputSchema
+from tessera.serving.package.schema import InputSchema
 from tessera.serving.server.decode import RequestDecoder
 from tessera.serving.server.encode import ResponseEncoder
 from tessera.serving.server.engine import Engine

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import functools
 import gc
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -45,6 +44,7 @@ from tessera.serving.server.models import (
 )
 from tessera.serving.server.predictor import Gate, Predictor
 from tessera.serving.server.registry import Registry, ServedModel
+from tessera.serving.server.signals import HANDLED_SIGNALS, SignalMeaning, SignalReader
 from tessera.serving.server.status import StatusBoard
 
 EXIT_NOT_DRAINED = 1
@@ -279,7 +279,10 @@ class Server:
         self._log.info("stop")
 
     async def run(self) -> int:
-        """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once.
+        """Serve until SIGTERM or SIGINT, then drain; another one a second later ends at once.
+
+        SIGHUP is logged and changes nothing.  The loop goes on handling the signals until it is
+        closed, so that a repeat that comes late does not end the process another way.
 
         Returns:
             The exit status: 0 when every accepted request was answered.
@@ -289,15 +292,22 @@ class Server:
         """
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._log_unhandled)
-        signals: asyncio.Queue[int] = asyncio.Queue()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, signals.put_nowait, number)
-        try:
-            await self._serve_until_signal(signals)
-            return await self._drain_until_signal(signals)
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
+        stops: asyncio.Queue[int] = asyncio.Queue()
+        reader = SignalReader()
+
+        def handle(number: int) -> None:
+            meaning = reader.read(number, time.monotonic())
+            if meaning is SignalMeaning.RELOAD:
+                self._log.info("nothing_to_reload", number=number)
+            elif meaning is SignalMeaning.REPEAT:
+                self._log.info("signal_repeated", number=number)
+            else:
+                stops.put_nowait(number)
+
+        for number in HANDLED_SIGNALS:
+            loop.add_signal_handler(number, handle, number)
+        await self._serve_until_signal(stops)
+        return await self._drain_until_signal(stops)
 
     def _log_unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """What no call can be told about: a line in the log, in the log's own format."""

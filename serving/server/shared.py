@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tessera.serving.package.schema import FeatureSpec
 from tessera.serving.protocol import predictor_pb2 as pb
-from tessera.serving.schema import FeatureSpec
 from tessera.serving.server.errors import InvalidRequestError
 from tessera.serving.server.jagged import segment_index, segment_starts
 from tessera.serving.server.request import I32, Ids, JaggedGroup, SharedRows

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from tessera.errors import UserError
-from tessera.serving.runner import HostBatch, Runner
-from tessera.serving.schema import InputSchema, OutputSpec
+from tessera.serving.package.runner import HostBatch, Runner
+from tessera.serving.package.schema import InputSchema, OutputSpec
 from tessera.serving.server.errors import Code, ServeError
 from tessera.serving.server.merge import MergedBatch, Merger
 from tessera.serving.server.queue import Entry

@@ -1,6 +1,6 @@
 """Schemas that the client's tests share."""
 
-from tessera.serving.schema import FeatureSpec, InputSchema, OutputSpec
+from tessera.serving.package.schema import FeatureSpec, InputSchema, OutputSpec
 
 
 def feature(name, group="id_list", *, rows=100, hashing="murmur3"):

@@ -1,11 +1,11 @@
 """Fixtures of the client's tests."""
 
 import pytest
-from fake_predictor import FakeServer, running
-from package_factory import make_package
 
 from tessera.serving.server.background import ServerThread
 from tessera.serving.server.config import ModelSource, ServerConfig
+from tests.client.fake_predictor import FakeServer, running
+from tests.package_factory import make_package
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from client_schemas import feature, schema
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.errors import UserError
 from tessera.serving.client.arrays import Bags, Shared
 from tessera.serving.client.assemble import assemble
+from tests.client.client_schemas import feature, schema
 
 DENSE = np.zeros((2, 2), dtype=np.float32)
 

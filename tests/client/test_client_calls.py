@@ -10,8 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import numpy as np
 import pytest
-from client_schemas import schema
-from fake_predictor import reference_scores
 
 from tessera.errors import UserError
 from tessera.serving.client import (
@@ -33,6 +31,8 @@ from tessera.serving.client import (
 )
 from tessera.serving.client.codec import check_address
 from tessera.serving.protocol import predictor_pb2 as pb
+from tests.client.client_schemas import schema
+from tests.client.fake_predictor import reference_scores
 
 DENSE = np.array([[0.5, 1.0], [2.0, 3.0]], dtype=np.float32)
 SPARSE = {
@@ -299,7 +299,7 @@ def test_closing_twice_is_fine(server):
 
 
 @pytest.mark.parametrize(
-    "address", ["localhost:1", "127.0.0.1:65535", "[::1]:50051", "unix:/tmp/s", "dns:///h:1"]
+    "address", ["localhost:1", "127.0.0.1:65535", "[::1]:50051", "unix:/run/s", "dns:///h:1"]
 )
 def test_usable_addresses(address):
     assert check_address(address) == address

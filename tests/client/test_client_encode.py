@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from fake_predictor import group_bags, unpack
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +10,7 @@ from tessera.serving.client.assemble import assemble
 from tessera.serving.client.encode import encode_request
 from tessera.serving.client.prediction import decode_response
 from tessera.serving.protocol import predictor_pb2 as pb
+from tests.client.fake_predictor import group_bags, unpack
 
 
 def encoded(dense, sparse, **kwargs):

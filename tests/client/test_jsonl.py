@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from client_schemas import feature, schema
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.errors import UserError
 from tessera.serving.client.assemble import assemble
 from tessera.serving.client.jsonl import read_batches
+from tests.client.client_schemas import feature, schema
 
 LINE = '{"dense": {"I0": 0.5, "I1": 2}, "sparse": {"C1": [1, 2], "W1": [3]}, "weights": {"W1": [0.25]}}'
 
@@ -87,8 +87,8 @@ WRONG = {
     "dense text": ('{"dense": {"I0": "1"}}', "'I0': a JSON string; give a number"),
     "dense bool": ('{"dense": {"I0": true}}', "'I0': a JSON boolean"),
     "dense NaN": ('{"dense": {"I0": NaN}}', "write null where it is missing"),
-    "dense infinite": ('{"dense": {"I0": 1e39}}', "no finite 32-bit number"),
-    "dense huge": ('{"dense": {"I0": 1' + "0" * 400 + "}}", "no finite 32-bit number"),
+    "dense infinite": ('{"dense": {"I0": 1e39}}', "not a finite 32-bit number"),
+    "dense huge": ('{"dense": {"I0": 1' + "0" * 400 + "}}", "not a finite 32-bit number"),
     "dense kind": ('{"dense": 3}', "dense: a JSON number; give an object"),
     "sparse kind": ('{"sparse": [[1]]}', "sparse: a JSON list; give an object"),
     "sparse name": ('{"sparse": {"C9": [1]}}', "sparse: no feature 'C9'"),

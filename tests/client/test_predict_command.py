@@ -8,10 +8,10 @@ import sys
 
 import grpc
 import pytest
-from client_schemas import schema
 
 from tessera.cli import run_command
 from tessera.serving.commands import predict as command
+from tests.client.client_schemas import schema
 
 LINES = [
     '{"dense": {"I0": 1, "I1": 2}, "sparse": {"C1": [5]}}',

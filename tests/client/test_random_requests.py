@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from client_schemas import feature, schema
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from tessera.serving.client.arrays import Bags, Shared
 from tessera.serving.client.assemble import assemble
 from tessera.serving.client.latency import LatencySummary
 from tessera.serving.client.random_requests import power_law_quantile
+from tests.client.client_schemas import feature, schema
 
 MODEL = schema(
     features=(
@@ -24,7 +24,7 @@ MODEL = schema(
 
 
 def by_name(arrays, model):
-    """Back to the form that `assemble` checks."""
+    """Turn drawn arrays back into the form that `assemble` checks."""
     sparse = {}
     shared = set() if arrays.shared is None else set(arrays.shared.names)
     for group_name, group in (
@@ -144,7 +144,7 @@ def test_unusable_draws(wrong):
 
 
 def test_unknown_shared_feature():
-    with pytest.raises(UserError, match="'weighted' is no id_list feature"):
+    with pytest.raises(UserError, match="'weighted' is not an id_list feature"):
         RequestDrawer(MODEL, shared=["weighted"])
 
 

@@ -16,8 +16,8 @@ from tessera.serving.client import (
     Shared,
     read_schema,
 )
-from tessera.serving.loading import load_package
-from tessera.serving.runner import HostBatch
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.runner import HostBatch
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Starts either server as a program, or takes a given one, and speaks to it as any client would.
 
-What the suite knows of a server is what the contract says: flags, protocols, status codes,
+What the suite knows of a server is what its users see: flags, protocols, status codes,
 metrics, log lines with ``"event": "ready"``, signals and exit statuses.
 """
 
@@ -18,10 +18,10 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from patience import PATIENCE_S
 from prometheus_client.parser import text_string_to_metric_families
 
 from tessera.serving.protocol import predictor_pb2 as pb
+from tests.patience import PATIENCE_S
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TIMEOUT_S = PATIENCE_S
@@ -126,12 +126,14 @@ class RunningServer(Server):
         self.kind = kind
         self.log = []
         self.noise = []
+        # A server finds what it needs by itself.
+        environment = {name: os.environ[name] for name in os.environ if name != "LD_LIBRARY_PATH"}
         ports = ["--host", "127.0.0.1", "--port", str(port), "--http-port", "0"]
         self.process = subprocess.Popen(
             [*commands()[kind], *map(str, flags), *ports],
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**environment, "OMP_NUM_THREADS": "1"},
         )
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)

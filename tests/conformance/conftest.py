@@ -3,7 +3,11 @@
 from pathlib import Path
 
 import pytest
-from conformance_harness import (
+
+from tessera.serving.client import Draw, RequestDrawer, encode_request
+from tessera.serving.package.loading import load_package
+from tessera.serving.protocol import predictor_pb2 as pb
+from tests.conformance.conformance_harness import (
     LIMITS,
     MODELS,
     GivenServer,
@@ -11,11 +15,7 @@ from conformance_harness import (
     commands,
     cpp_program,
 )
-from package_factory import make_package
-
-from tessera.serving.client import Draw, RequestDrawer, encode_request
-from tessera.serving.loading import load_package
-from tessera.serving.protocol import predictor_pb2 as pb
+from tests.package_factory import make_package
 
 
 def pytest_addoption(parser):
@@ -23,8 +23,8 @@ def pytest_addoption(parser):
     group.addoption(
         "--address",
         metavar="HOST:PORT",
-        help="hold the suite against the server that is there, instead of starting servers; see "
-        "tests/conformance/packages.py",
+        help="hold the suite against the server that is there, instead of starting servers; "
+        "`python -m tests.conformance.packages --help` tells more",
     )
     group.addoption("--http-address", metavar="HOST:PORT", help="its HTTP port; for --address")
     group.addoption(

@@ -1,6 +1,6 @@
 """Hold the conformance suite against a server at any address.
 
-    python tests/conformance/packages.py FOLDER
+    python -m tests.conformance.packages FOLDER
 
 writes the suite's two packages to FOLDER and prints with which flags a server has to be started
 (both servers know them; another server needs the same models, names and limits), and how to run the
@@ -8,13 +8,10 @@ suite then.  Tests that need a server with flags of their own are left out.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
-
-from conformance_harness import LIMITS, MODELS  # noqa: E402 - found by the line above
-from package_factory import make_package  # noqa: E402 - likewise
+from tests.conformance.conformance_harness import LIMITS, MODELS
+from tests.package_factory import make_package
 
 
 def main():

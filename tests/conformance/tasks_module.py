@@ -6,8 +6,8 @@ from torch import nn
 
 from tessera.serving import package_model
 from tessera.serving.client import Draw, RequestDrawer, encode_request
+from tessera.serving.package.runner import HostBatch
 from tessera.serving.protocol import predictor_pb2 as pb
-from tessera.serving.runner import HostBatch
 from tessera.training import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 POISON = 1e6

@@ -3,11 +3,11 @@
 import grpc
 import numpy as np
 import pytest
-from conformance_harness import RunningServer
-from kserve_messages import infer, infer_request, raw_infer
-from patience import PATIENCE_S
 
 from tessera.serving.protocol import predictor_pb2 as pb
+from tests.conformance.conformance_harness import RunningServer
+from tests.kserve_messages import infer, infer_request, raw_infer
+from tests.patience import PATIENCE_S
 
 ROUNDS = 1500
 

@@ -4,10 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from conformance_harness import RunningServer, i32, i64, same_bits, scores_of
-from test_answers import run_in_process, spread
 
 from tessera.serving.protocol import predictor_pb2 as pb
+from tests.conformance.conformance_harness import RunningServer, i32, i64, same_bits, scores_of
+from tests.conformance.test_answers import run_in_process, spread
 
 
 def shared_request(drawn, schema, names, rows, *, narrow=False):

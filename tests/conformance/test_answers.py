@@ -5,13 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from conformance_harness import RunningServer, f32, i32, i64, same_bits, scores_of
-from package_factory import make_package
 
 from tessera.kernels.libraries import LibraryError, load_libraries
-from tessera.serving.loading import load_package
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.runner import HostBatch
 from tessera.serving.protocol import predictor_pb2 as pb
-from tessera.serving.runner import HostBatch
+from tests.conformance.conformance_harness import RunningServer, f32, i32, i64, same_bits, scores_of
+from tests.package_factory import make_package
 
 SIZES = [1, 2, 3, 5, 8, 17, 64, 100, 255, 512]
 
@@ -64,6 +64,22 @@ def test_ids_of_both_widths(server, in_process, drawn):
     message.id_list_features.values = i32(small)
     assert same_bits(scores_of(server.predict(message)), wide)
     assert same_bits(wide, run_in_process(in_process, message))
+
+
+@pytest.mark.parametrize("backend", ["tessera", "fbgemm"])
+def test_packages_of_every_backend(kind, drawn, tmp_path, backend):
+    if backend == "tessera":
+        try:
+            load_libraries(["tessera_ops"])
+        except LibraryError:
+            pytest.skip("its library is not built (make build)")
+    path, _ = make_package(tmp_path, name="ranker", backend=backend)
+    loaded = load_package(path)
+    with RunningServer(kind, "--model", path, "--drain-propagation-ms", 0) as running:
+        for size in (1, 8, 100):
+            message = drawn.samples(size)
+            answer = running.predict(message)
+            assert same_bits(scores_of(answer), run_in_process(loaded, message)), size
 
 
 def test_dense_layers_in_bfloat16(kind, drawn, tmp_path):

@@ -7,11 +7,19 @@ from pathlib import Path
 
 import grpc
 import pytest
-from conformance_harness import TIMEOUT_S, RunningServer, cpp_program, f32, i32, i64, scores_of
-from raw_http2 import Http2Client
-from test_trouble import queued, waiting_server
 
 from tessera.serving.protocol import predictor_pb2 as pb
+from tests.conformance.conformance_harness import (
+    TIMEOUT_S,
+    RunningServer,
+    cpp_program,
+    f32,
+    i32,
+    i64,
+    scores_of,
+)
+from tests.conformance.raw_http2 import Http2Client
+from tests.conformance.test_trouble import queued, waiting_server
 
 MIB = 1 << 20
 INFLIGHT_BYTES = 24 * MIB
@@ -187,7 +195,7 @@ def test_answers_that_nobody_reads(kind, package, drawn):
             for _ in range(900):
                 client.call(content)
 
-        # Answers fill the server until it refuses.  A refusal is no message, so that it does not wait.
+        # Answers fill the server until it refuses.  A refusal is not a message, so it does not wait.
         def ended():
             pump(clients)
             return sum(len(client.ended) for client in clients)

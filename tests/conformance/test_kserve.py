@@ -5,13 +5,21 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import numpy as np
 import pytest
-from conformance_harness import TIMEOUT_S, RunningServer, f32, i32, i64, same_bits, scores_of
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from kserve_messages import infer, infer_request, outputs_of, raw_infer, stub_of
-from tasks_module import POISON, draw, expected, package_tasks
 
-from tessera.serving.loading import load_package
+from tessera.serving.package.loading import load_package
 from tessera.serving.protocol import inference_pb2 as ipb
+from tests.conformance.conformance_harness import (
+    TIMEOUT_S,
+    RunningServer,
+    f32,
+    i32,
+    i64,
+    same_bits,
+    scores_of,
+)
+from tests.conformance.tasks_module import POISON, draw, expected, package_tasks
+from tests.kserve_messages import infer, infer_request, outputs_of, raw_infer, stub_of
 
 A_MINUTE_US = 60_000_000
 SIZES = [1, 2, 3, 8, 17, 100, 512]

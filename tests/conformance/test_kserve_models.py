@@ -5,12 +5,12 @@ import time
 
 import grpc
 import pytest
-from conformance_harness import LIMITS, TIMEOUT_S, RunningServer
-from kserve_messages import infer, infer_request, stub_of
-from tasks_module import package_tasks
 
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.protocol import inference_pb2_grpc
+from tests.conformance.conformance_harness import LIMITS, TIMEOUT_S, RunningServer
+from tests.conformance.tasks_module import package_tasks
+from tests.kserve_messages import infer, infer_request, stub_of
 
 NAMED = {
     "ModelReady": ipb.ModelReadyRequest,

@@ -5,15 +5,15 @@ import re
 from pathlib import Path
 
 import pytest
-from conformance_harness import RunningServer, cpp_program, same_bits
-from package_factory import make_package
-from test_modules import expected
-from test_surface import refusal
 
 from tessera.serving.client import Draw, RequestDrawer, encode_request
-from tessera.serving.loading import load_package, open_checked
+from tessera.serving.package.loading import load_package, open_checked
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.training.models.config import TableConfig
+from tests.conformance.conformance_harness import RunningServer, cpp_program, same_bits
+from tests.conformance.test_modules import expected
+from tests.conformance.test_surface import refusal
+from tests.package_factory import make_package
 
 CHUNK_BYTES = 8 << 20
 MIB = 1 << 20

@@ -4,10 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from conformance_harness import RunningServer, f32, same_bits
-from tasks_module import POISON, draw, expected, package_tasks
 
-from tessera.serving.loading import load_package
+from tessera.serving.package.loading import load_package
+from tests.conformance.conformance_harness import RunningServer, f32, same_bits
+from tests.conformance.tasks_module import POISON, draw, expected, package_tasks
 
 
 @pytest.fixture(scope="module")

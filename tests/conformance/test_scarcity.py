@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conformance_harness import TIMEOUT_S, RunningServer, cpp_program
+
+from tests.conformance.conformance_harness import TIMEOUT_S, RunningServer, cpp_program
 
 LOOK_S = 1.0
 

@@ -2,12 +2,12 @@
 
 import itertools
 import re
+import shutil
 import socket
 import subprocess
 
 import grpc
 import pytest
-from conformance_harness import REPOSITORY, TIMEOUT_S, RunningServer, commands
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tessera.cli import main
+from tests.conformance.conformance_harness import REPOSITORY, TIMEOUT_S, RunningServer, commands
 
 STATUS = health_pb2.HealthCheckResponse.ServingStatus
 
@@ -437,6 +438,18 @@ def test_a_public_key_that_is_none(kind, package, keys, tmp_path):
         status, lines = run(kind, *free("--model", package, *requiring(path)))
         assert status == 2
         assert str(path) in lines[-1]
+
+
+def test_a_path_may_hold_an_equals_sign(kind, package, tmp_path):
+    """A name holds no slash, so what stands before this path's ``=`` is not one."""
+    folder = tmp_path / "date=2026-11-22"
+    folder.mkdir()
+    path = shutil.copy(package, folder / "model.pt")
+    flags = ["--model", path, "--model", f"second={path}", "--drain-propagation-ms", 0]
+    with RunningServer(kind, *flags) as server:
+        loaded = [entry for entry in server.log if entry["event"] == "load"]
+    assert [entry["model"] for entry in loaded] == ["ranker", "second"]
+    assert [entry["path"] for entry in loaded] == [str(path)] * 2
 
 
 def help_flags(kind):

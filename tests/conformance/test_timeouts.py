@@ -4,9 +4,9 @@ import socket
 import struct
 
 import pytest
-from conformance_harness import TIMEOUT_S
 
 from tessera.serving.protocol import predictor_pb2 as pb
+from tests.conformance.conformance_harness import TIMEOUT_S
 
 DATA, HEADERS, SETTINGS = 0, 1, 4
 END_STREAM, END_HEADERS = 1, 4

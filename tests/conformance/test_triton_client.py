@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conformance_harness import TIMEOUT_S, scores_of
-from kserve_messages import tensors_of
 
 from tessera.serving.protocol import inference_pb2 as ipb
+from tests.conformance.conformance_harness import TIMEOUT_S, scores_of
+from tests.conformance.triton_client import fields_of
+from tests.kserve_messages import tensors_of
 
 pytestmark = pytest.mark.skipif(
     find_spec("tritonclient") is None, reason="tritonclient is not installed (make install-dev)"
@@ -36,9 +37,6 @@ def triton_client(*arguments, **options):
 
 
 def test_every_field_has_triton_s_number_and_type():
-    sys.path.insert(0, str(PROGRAM.parent))
-    from triton_client import fields_of
-
     ours = fields_of([ipb.DESCRIPTOR])
     theirs = triton_client("--fields")
     assert len(ours) == 149  # fields, values of enums and methods, nested ones too

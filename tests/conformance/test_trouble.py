@@ -1,10 +1,12 @@
 """The contract's table "answers to trouble", row by row, with what each row counts."""
 
 import signal
+import time
 
 import grpc
 import pytest
-from conformance_harness import TIMEOUT_S, RunningServer, f32, i32, i64
+
+from tests.conformance.conformance_harness import TIMEOUT_S, RunningServer, f32, i32, i64
 
 A_MINUTE_US = 60_000_000
 """A worker that waits this long for company leaves requests in the queue for the test."""
@@ -268,12 +270,43 @@ def test_the_log_tells_the_servers_life(kind, package):
     assert all(entry.keys() >= {"level", "timestamp"} for entry in server.log)
 
 
+def test_two_signals_at_once_are_one(kind, package, drawn):
+    """Supervisors send SIGTERM to a process and to its group."""
+    with waiting_server(kind, package) as server:
+        accepted = [server.start(drawn.samples(2)) for _ in range(20)]
+        server.wait_for(queued(server, 20))
+        server.signal()
+        server.signal(signal.SIGINT)
+        server.signal()
+        assert all(call.result(TIMEOUT_S) for call in accepted)
+        assert server.exit_status() == 0
+    events = [entry["event"] for entry in server.log]
+    assert events.count("drain") == 1
+    assert "signal_repeated" in events
+    assert "forced" not in events
+
+
+def test_sighup_changes_nothing(kind, package, drawn):
+    with RunningServer(kind, "--model", package, "--drain-propagation-ms", 500) as server:
+        server.signal(signal.SIGHUP)
+        server.wait_for(lambda: "nothing_to_reload" in [entry["event"] for entry in server.log])
+        assert server.predict(drawn.samples(1)).model_name == "ranker"
+        assert server.http("/readyz") == (200, "ready\n")
+        server.signal()
+        server.wait_for(lambda: "drain" in [entry["event"] for entry in server.log])
+        server.signal(signal.SIGHUP)
+        assert server.predict(drawn.samples(1)).model_name == "ranker"
+        assert server.exit_status() == 0
+
+
 def test_a_second_signal_ends_at_once(kind, package):
     with RunningServer(
         kind, "--model", package, "--drain-propagation-ms", 50_000, "--drain-limit-s", 60
     ) as server:
         server.signal()
         server.wait_for(lambda: server.http("/readyz")[0] == 503)
+        heard = time.monotonic()
+        server.wait_for(lambda: time.monotonic() > heard + 1)  # sooner, it is the same signal
         server.signal()
         assert server.exit_status() == 1
         assert "forced" in [entry["event"] for entry in server.log]

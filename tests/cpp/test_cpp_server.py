@@ -9,10 +9,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-from package_factory import make_package
-from patience import PATIENCE_S
 
 from tessera.serving.client import Draw, RequestDrawer, encode_request, read_schema
+from tests.package_factory import make_package
+from tests.patience import PATIENCE_S
 
 BUILD = Path(__file__).resolve().parents[2] / "build/cpp/release"
 

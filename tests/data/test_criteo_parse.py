@@ -3,13 +3,13 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import criteo_plain as plain
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.training.data.criteo_parse import parse_block
 from tessera.training.data.malformed import MAX_EXAMPLES
+from tests.data import criteo_plain as plain
 
 EMPTY_FIELDS = b"1" + b"\t" * 39
 

@@ -4,7 +4,6 @@ import gzip
 import tracemalloc
 from pathlib import Path
 
-import criteo_plain as plain
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +13,7 @@ from tessera.errors import UserError
 from tessera.training.data import criteo_read
 from tessera.training.data.criteo_read import read_criteo
 from tessera.training.data.malformed import MalformedReport
+from tests.data import criteo_plain as plain
 
 
 def read(files: list[Path], workers: int = 0) -> tuple[np.ndarray, MalformedReport]:

@@ -6,7 +6,6 @@ import json
 import math
 from pathlib import Path
 
-import criteo_plain as plain
 import numpy as np
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
@@ -19,6 +18,7 @@ from tessera.training.data.criteo_parse import parse_block
 from tessera.training.data.criteo_write import format_rows
 from tessera.training.data.datagen import generate, probabilities_path, truth_path
 from tessera.training.data.generating_model import CARDINALITIES, PAIRS, GeneratingModel
+from tests.data import criteo_plain as plain
 
 
 def test_text_of_rows() -> None:
@@ -210,8 +210,8 @@ def test_a_full_disk_is_said_and_leaves_nothing(
     [
         ({"rows": -1}, "rows=-1"),
         ({"workers": -1}, "workers=-1"),
-        ({"out": Path("/")}, "is there and is no file"),
-        ({"out": Path("/dev/null")}, "is there and is no file"),
+        ({"out": Path("/")}, "exists and is not a file"),
+        ({"out": Path("/dev/null")}, "exists and is not a file"),
         ({"seed": -1}, "seed=-1"),
         ({"positive_rate": 1.0}, r"positive_rate=1\.0"),
         ({"out": Path("/absent/rows.tsv")}, "the folder /absent is not there"),

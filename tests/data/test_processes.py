@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import worker_tasks
-from patience import PATIENCE_S
 
 from tessera.errors import UserError
 from tessera.training.data.processes import map_in_order
+from tests import REPOSITORY
+from tests.data import worker_tasks
+from tests.patience import PATIENCE_S
 
 needs_proc = pytest.mark.skipif(
     not Path("/proc/self/stat").exists(), reason="looks processes up in /proc"
@@ -85,7 +86,7 @@ def test_closing_the_iterator_ends_the_processes() -> None:
 # No `if __name__ == "__main__":` on purpose: a script is not run again by the processes.
 _HOLDS_PROCESSES = """
 import sys
-import worker_tasks
+from tests.data import worker_tasks
 from tessera.training.data.processes import map_in_order
 results = map_in_order(worker_tasks.pid_of, range(100), workers=2)
 print(*{next(results)[1] for _ in range(20)}, flush=True)
@@ -102,7 +103,7 @@ def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(worker_tasks.__file__).parent)},
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     ) as parent:
         assert parent.stdout is not None
         pids = {int(pid) for pid in parent.stdout.readline().split()}
@@ -115,7 +116,7 @@ def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
 
 
 def runs(pid: int) -> bool:
-    """Whether the process is there and no zombie."""
+    """Whether the process exists and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

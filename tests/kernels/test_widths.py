@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import random_table
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tessera.kernels import ops, reference
-from tessera.kernels.tables import (
-    FeatureLookup,
-    IdRule,
-    OutOfRange,
-    Pooling,
-    WeightType,
-    make_plan,
-    pack_tables,
+from tessera.kernels.plan import IdRule, OutOfRange, Pooling
+from tessera.kernels.row_types import (
+    BFLOAT16,
+    BLOCK_INT8,
+    FLOAT8,
+    FLOAT16,
+    FLOAT32,
+    INT4,
+    INT8,
 )
+from tessera.kernels.tables import FeatureLookup, make_plan, pack_tables
+from tests.kernels.cases import random_table
 
 KINDS = [
-    (WeightType.INT8, 0),
-    (WeightType.INT8, 32),
-    (WeightType.INT4, 0),
-    (WeightType.INT4, 32),
-    (WeightType.BLOCK_INT8, 0),
-    (WeightType.FLOAT8, 0),
-    (WeightType.FLOAT8, 32),
-    (WeightType.FLOAT16, 0),
-    (WeightType.BFLOAT16, 0),
-    (WeightType.FLOAT32, 0),
+    (INT8, 0),
+    (INT8, 32),
+    (INT4, 0),
+    (INT4, 32),
+    (BLOCK_INT8, 0),
+    (FLOAT8, 0),
+    (FLOAT8, 32),
+    (FLOAT16, 0),
+    (BFLOAT16, 0),
+    (FLOAT32, 0),
 ]
 DIMS = [4, 12, 16, 20, 32, 36, 48, 64, 96, 100, 128, 160, 192, 320, 512, 1000, 1024]
 OLD_HINT = (1 << 26) - 1
@@ -122,7 +124,7 @@ def test_many_features_of_many_widths(features, old):
     """On both sides of the number of features up to which tiles are numbered over all of them."""
     generator = torch.Generator().manual_seed(features)
     dims = [4 * int(k) for k in torch.randint(1, 40, (features,), generator=generator)]
-    call, width = call_of(generator, (WeightType.BLOCK_INT8, 0), dims, 700, 5)
+    call, width = call_of(generator, (BLOCK_INT8, 0), dims, 700, 5)
     expected = torch.ops.tessera.lookup(*call, width)
     hint = ops.launch_hint(call[1]) & (OLD_HINT if old else -1)
     ours = torch.ops.tessera.lookup(*(tensor.cuda() for tensor in call), width, launch=hint)
@@ -132,7 +134,7 @@ def test_many_features_of_many_widths(features, old):
 @pytest.mark.gpu
 def test_a_hint_of_other_widths_costs_time_only():
     generator = torch.Generator().manual_seed(1)
-    kind = (WeightType.INT8, 0)
+    kind = (INT8, 0)
     call, width = call_of(generator, kind, [4, 1024, 100, 36], 900, 6)
     expected = torch.ops.tessera.lookup(*call, width)
     on_gpu = [tensor.cuda() for tensor in call]

@@ -2,19 +2,15 @@
 
 import asyncio
 import csv
-import sys
 import time
-from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
-from package_factory import make_package
 
+from load_tests import open_loop
 from tessera.serving.client import PredictError
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "load_tests"))
-import open_loop
+from tests.package_factory import make_package
 
 
 def test_constant_arrivals():

@@ -1,18 +1,14 @@
 """``load_tests/run.py`` from start to end: a server of its own, and one that fails."""
 
 import re
-import sys
 from concurrent import futures
-from pathlib import Path
 
 import grpc
 import pytest
-from package_factory import make_package
 
+from load_tests import run
 from tessera.serving.protocol import predictor_pb2_grpc
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "load_tests"))
-import run
+from tests.package_factory import make_package
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tessera.serving.layout import ArchiveWriter
-from tessera.serving.manifest import MANIFEST_RECORD, Manifest, RecordInfo
-from tessera.serving.records import Records
+from tessera.serving.package.layout import ArchiveWriter
+from tessera.serving.package.manifest import MANIFEST_RECORD, Manifest, RecordInfo
+from tessera.serving.package.records import Records
 
 
 def read_records(path: Path) -> dict[str, bytes]:

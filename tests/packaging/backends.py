@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tessera.kernels.libraries import LibraryError, library_path
-from tessera.serving.packaging.lookup import BACKENDS
+from tessera.serving.packaging.lookups.backends import BACKENDS
 
 
 def _built(name: str) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tessera.serving.runner import HostBatch
-from tessera.serving.schema import FeatureSpec, InputSchema
+from tessera.serving.package.runner import HostBatch
+from tessera.serving.package.schema import FeatureSpec, InputSchema
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 INT32_MAX = 2**31 - 1

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from package_factory import FEATURES, make_package
 
 from tessera.cli import main
-from tessera.serving.compare import compare, differences, random_batch
-from tessera.serving.golden import read_golden
-from tessera.serving.loading import load_package
-from tessera.serving.manifest import GOLDEN_RECORD
-from tessera.serving.records import Records
-from tessera.serving.runner import TorchScriptRunner, zero_batch
+from tessera.serving.inspect.compare import compare, differences, random_batch
+from tessera.serving.package.golden import read_golden
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.manifest import GOLDEN_RECORD
+from tessera.serving.package.records import Records
+from tessera.serving.package.runner import TorchScriptRunner, zero_batch
+from tests.package_factory import FEATURES, make_package
 
 
 @pytest.fixture(scope="module")
@@ -155,9 +155,9 @@ def test_what_is_no_package_ends_with_2(
     [
         ("--samples", "-1", "'-1': give a whole number of at least 0"),
         ("--samples", "x", "'x': give a whole number of at least 0"),
-        ("--atol", "nan", "'nan' is no distance; give 0 or a number above it"),
-        ("--atol", "-1", "'-1' is no distance"),
-        ("--atol", "x", "'x' is no distance"),
+        ("--atol", "nan", "'nan' is not a distance; give 0 or a number above it"),
+        ("--atol", "-1", "'-1' is not a distance"),
+        ("--atol", "x", "'x' is not a distance"),
     ],
 )
 def test_a_wrong_number_ends_with_2(

@@ -10,19 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
-import user_models
-from backends import NEEDS_TESSERA
-from package_factory import make_model
 
 from tessera.cli import main
 from tessera.errors import UserError
 from tessera.kernels import reference
-from tessera.serving.compare import compare
-from tessera.serving.loading import load_package
-from tessera.serving.packaging.golden import BF16_TOLERANCE, TOLERANCE, golden_batch
-from tessera.serving.packaging.module_package import package_model
+from tessera.serving.inspect.compare import compare
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.runner import TorchScriptRunner
 from tessera.serving.packaging.options import PackageOptions
-from tessera.serving.packaging.package import write_model
+from tessera.serving.packaging.package import package_model, write_model
+from tessera.serving.packaging.ranking import ranking_source
 from tessera.serving.packaging.servable import make_servable
 from tessera.serving.packaging.type_report import (
     CHOSEN,
@@ -31,7 +28,10 @@ from tessera.serving.packaging.type_report import (
     as_text,
     compare_types,
 )
-from tessera.serving.runner import TorchScriptRunner
+from tessera.serving.packaging.write.golden import BF16_TOLERANCE, TOLERANCE, golden_batch
+from tests.package_factory import make_model
+from tests.packaging import user_models
+from tests.packaging.backends import NEEDS_TESSERA
 
 pytestmark = NEEDS_TESSERA
 
@@ -39,8 +39,8 @@ pytestmark = NEEDS_TESSERA
 LOADING = """
 import sys, torch
 torch.set_num_threads(1)
-from tessera.serving.loading import load_package
-from tessera.serving.packaging.golden import golden_batch
+from tessera.serving.package.loading import load_package
+from tessera.serving.packaging.write.golden import golden_batch
 loaded = load_package(sys.argv[1])
 print(loaded.runner.forward(golden_batch(loaded.manifest.schema, seed=3))["default"].tolist())
 """
@@ -71,7 +71,7 @@ def test_the_manifest_says_so_and_counts_the_bytes(both):
 
 def test_answers_are_those_of_rounded_layers(both, monkeypatch):
     # The same graph with the plain reference in the operator's place.
-    servable = make_servable(make_model(), options())
+    servable = make_servable(ranking_source(make_model()), options())
     batch = golden_batch(servable.schema, seed=5)
     found = load_package(both[1]).runner.forward(batch)["default"]
     exact = load_package(both[0]).runner.forward(batch)["default"]
@@ -94,7 +94,7 @@ def test_answers_are_those_of_rounded_layers(both, monkeypatch):
 
 
 def test_a_samples_score_has_the_same_bits_in_every_batch(both):
-    servable = make_servable(make_model(), options())
+    servable = make_servable(ranking_source(make_model()), options())
     batch = golden_batch(servable.schema, seed=9)
     runner = load_package(both[1]).runner
     whole = runner.forward(batch)["default"]
@@ -167,7 +167,9 @@ def test_the_report_says_what_each_type_costs() -> None:
     model = make_model()
     for chosen, other in (("bf16", "fp32"), ("fp32", "bf16")):
         report = compare_types(
-            options(dense_dtype=chosen), lambda o: make_servable(model, o), lambda *_: None
+            options(dense_dtype=chosen),
+            lambda o: make_servable(ranking_source(model), o),
+            lambda *_: None,
         )
         found = {choice.name: choice for choice in report.choices}
         assert (found[CHOSEN].dense, found[SAME_TABLES].dense) == (chosen, other)
@@ -194,7 +196,7 @@ def test_what_cannot_be_is_refused(chosen, message):
 
 def test_the_command_line_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "m.pt"
-    arguments = ["package-model", "--factory", "user_models:dcn", "--out", str(out)]
+    arguments = ["package-model", "--factory", "tests.packaging.user_models:dcn", "--out", str(out)]
     assert main([*arguments, "--dense-dtype", "bf16"]) == 0
     assert "dense layers bf16" in capsys.readouterr().out
     assert load_package(out).manifest.dense_dtype == "bf16"

@@ -9,17 +9,17 @@ from xml.etree import ElementTree as ET
 
 import pytest
 import torch
-from backends import EACH_BACKEND
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from package_factory import make_package
 from torch import Tensor, nn
 
 from tessera.cli import main
-from tessera.serving import opening
-from tessera.serving.graph import Graph, Node, edges, graph_text, read_graph
-from tessera.serving.graph_svg import graph_svg
-from tessera.serving.torchscript import expected_deprecation
+from tessera.serving.inspect.graph import Graph, Node, edges, graph_text, read_graph
+from tessera.serving.inspect.graph_svg import graph_svg
+from tessera.serving.package import opening
+from tessera.serving.package.torchscript import expected_deprecation
+from tests.package_factory import make_package
+from tests.packaging.backends import EACH_BACKEND
 
 SVG = "{http://www.w3.org/2000/svg}"
 

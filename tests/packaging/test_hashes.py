@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from archives import read_records, with_manifest, write_records
-from package_factory import make_package
 
 from tessera.cli import main
-from tessera.serving import hashes
-from tessera.serving.hashes import ContentHash, FileHash, chunk_sizes, in_threads
-from tessera.serving.loading import load_package, open_checked
-from tessera.serving.manifest import MANIFEST_RECORD, Manifest
-from tessera.serving.records import PackageError
+from tessera.serving.package import hashes
+from tessera.serving.package.hashes import ContentHash, FileHash, chunk_sizes, in_threads
+from tessera.serving.package.loading import load_package, open_checked
+from tessera.serving.package.manifest import MANIFEST_RECORD, Manifest
+from tessera.serving.package.records import PackageError
+from tests.package_factory import make_package
+from tests.packaging.archives import read_records, with_manifest, write_records
 
 CHUNK = 1000
 
@@ -35,8 +35,8 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def divided(small_chunks: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A package whose larger records have chunks, checked by several threads."""
-    monkeypatch.setattr("tessera.serving.records._WORTH_THREADS_BYTES", 0)
-    monkeypatch.setattr("tessera.serving.opening.LARGE_BYTES", 2000)
+    monkeypatch.setattr("tessera.serving.package.records._WORTH_THREADS_BYTES", 0)
+    monkeypatch.setattr("tessera.serving.package.opening.LARGE_BYTES", 2000)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))
     path, _ = make_package(tmp_path, dim=16, name="divided")
     return path

@@ -12,17 +12,22 @@ from typing import Any
 
 import pytest
 import torch
-from archives import with_manifest, with_record
-from batches import random_batch
 
 from tessera.kernels import libraries
 from tessera.kernels.libraries import LibraryError, load_libraries
-from tessera.serving.golden import GoldenMismatchError, read_golden, replay_golden, write_golden
-from tessera.serving.loading import load_package
-from tessera.serving.manifest import GOLDEN_RECORD, GoldenInfo
-from tessera.serving.records import PackageError, Records
-from tessera.serving.runner import HostBatch
-from tessera.serving.torchscript import expected_deprecation
+from tessera.serving.package.golden import (
+    GoldenMismatchError,
+    read_golden,
+    replay_golden,
+    write_golden,
+)
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.manifest import GOLDEN_RECORD, GoldenInfo
+from tessera.serving.package.records import PackageError, Records
+from tessera.serving.package.runner import HostBatch
+from tessera.serving.package.torchscript import expected_deprecation
+from tests.packaging.archives import with_manifest, with_record
+from tests.packaging.batches import random_batch
 
 Change = Callable[[dict[str, Any]], None]
 
@@ -216,8 +221,8 @@ def test_stock_torch_opens_the_file_and_reads_the_manifest(package: Path) -> Non
 _FRESH = """
 import sys
 import torch
-from tessera.serving.loading import load_package
-from tessera.serving.runner import zero_batch
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.runner import zero_batch
 package = load_package(sys.argv[1])
 batch = zero_batch(package.manifest.schema, 3, wide_ids=False)
 print(package.runner.forward(batch)["default"].tolist())

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tessera.serving.manifest import FORMAT_VERSION, Evaluation, Manifest, Quality
-from tessera.serving.records import Records
+from tessera.serving.package.manifest import FORMAT_VERSION, Evaluation, Manifest, Quality
+from tessera.serving.package.records import Records
 
 
 @pytest.fixture(scope="module")

@@ -10,18 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from archives import with_record
-from backends import EACH_BACKEND
-from batches import random_batch
-from package_factory import make_model, make_package
 
-from tessera.serving import opening
-from tessera.serving.loading import load_package, open_checked
-from tessera.serving.opening import Opening
-from tessera.serving.packaging.package import PackageOptions, write_model
-from tessera.serving.records import PackageError, Records
-from tessera.serving.storages import DATA_RECORD
-from tessera.serving.torchscript import expected_deprecation
+from tessera.serving.package import opening
+from tessera.serving.package.loading import load_package, open_checked
+from tessera.serving.package.opening import Opening
+from tessera.serving.package.records import PackageError, Records
+from tessera.serving.package.storages import DATA_RECORD
+from tessera.serving.package.torchscript import expected_deprecation
+from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.package import write_model
+from tests.package_factory import make_model, make_package
+from tests.packaging.archives import with_record
+from tests.packaging.backends import EACH_BACKEND
+from tests.packaging.batches import random_batch
 
 
 @pytest.fixture(autouse=True)

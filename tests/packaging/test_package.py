@@ -10,32 +10,31 @@ from pathlib import Path
 
 import pytest
 import torch
-from archives import read_records
-from batches import random_batch, sparse_features
-from package_factory import FEATURES, make_model, make_package
 
 from tessera.errors import UserError
-from tessera.serving.loading import load_package
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.records import Records
+from tessera.serving.package.runner import TorchScriptRunner
 from tessera.serving.packaging.evaluate import evaluate, host_batch
-from tessera.serving.packaging.package import (
-    Origin,
-    PackageOptions,
-    input_schema,
-    make_servable,
-    write_model,
-)
-from tessera.serving.records import Records
-from tessera.serving.runner import TorchScriptRunner
+from tessera.serving.packaging.options import Origin, PackageOptions
+from tessera.serving.packaging.package import write_model
+from tessera.serving.packaging.ranking import ServedRanking, ranking_source
+from tessera.serving.packaging.ranking import labelled as as_arguments
+from tessera.serving.packaging.servable import make_servable
 from tessera.training.data.batch import Batch
 from tessera.training.models.config import TableConfig
 from tessera.training.models.ranking import RankingModel
 from tessera.training.trainer.metrics import evaluate_probabilities
+from tests import REPOSITORY
+from tests.package_factory import FEATURES, make_model, make_package
+from tests.packaging.archives import read_records
+from tests.packaging.batches import random_batch, sparse_features
 
 OPTIONS = PackageOptions(name="m")
 
 
 def labelled(model: RankingModel, count: int, rows: int) -> list[Batch]:
-    schema = input_schema(model, output="default", dense_transform="")
+    schema = make_servable(ranking_source(model), OPTIONS).schema
     batches = []
     for seed in range(count):
         batch = random_batch(schema, rows, max_length=4, seed=seed)
@@ -54,10 +53,9 @@ def test_the_manifest_describes_the_model(tmp_path: Path) -> None:
     model = make_model()
     origin = Origin(
         source={"checkpoint": "step-9.pt", "step": "9"},
-        dense_transform="log",
         metrics={"valid": {"auc": 0.7, "calibration": None}},
     )
-    manifest = write_model(model, tmp_path / "m.pt", OPTIONS, origin=origin)
+    manifest = write_model(model, tmp_path / "m.pt", OPTIONS, origin=origin, dense_transform="log")
     assert Records(tmp_path / "m.pt").manifest() == manifest
     assert [feature.name for feature in manifest.schema.features] == list(FEATURES)
     assert manifest.schema.dense_transform == "log"
@@ -93,7 +91,12 @@ def test_the_stored_metrics_are_those_of_both_models(tmp_path: Path) -> None:
         )
     runner = load_package(path).runner
     after = torch.cat(
-        [runner.forward(host_batch(batch, manifest.schema))["default"] for batch in batches]
+        [
+            runner.forward(
+                host_batch((batch.dense_features, batch.sparse_features), manifest.schema)
+            )["default"]
+            for batch in batches
+        ]
     )
     for quality, scores in ((measured.fp32, before), (measured.packaged, after)):
         expected = evaluate_probabilities(scores.numpy(), labels)
@@ -110,13 +113,13 @@ def test_the_stored_metrics_are_those_of_both_models(tmp_path: Path) -> None:
 
 def test_measuring_stops_at_the_asked_number_of_rows() -> None:
     model = make_model()
-    servable = make_servable(model, OPTIONS)
+    servable = make_servable(ranking_source(model), OPTIONS)
     seen: list[int] = []
     found = evaluate(
-        model,
+        ServedRanking(model),
         TorchScriptRunner(servable.scripted),
         servable.schema,
-        labelled(model, 5, 20),
+        as_arguments(labelled(model, 5, 20)),
         max_rows=30,
         on_rows=seen.append,
     )
@@ -142,14 +145,11 @@ def test_a_training_batch_with_other_key_order_is_the_same_request() -> None:
         "click": TableConfig(rows=9, weighted=True),
     }
     model = make_model(arch="dlrm_dcn", features=features)
-    schema = input_schema(model, output="default", dense_transform="")
+    schema = make_servable(ranking_source(model), OPTIONS).schema
     batch = random_batch(schema, 6, max_length=4, seed=0)
     sparse = sparse_features(batch, schema)
     other = sparse.permute([2, 0, 1])
-    found = host_batch(
-        Batch(dense_features=batch.float_features, sparse_features=other, labels=torch.zeros(6)),
-        schema,
-    )
+    found = host_batch((batch.float_features, other), schema)
     for one, two in zip(found.tensors(), batch.tensors(), strict=True):
         torch.testing.assert_close(one, two, equal_nan=True)
 
@@ -179,7 +179,7 @@ def test_a_place_that_cannot_be_written_is_named_before_the_work(tmp_path: Path)
 @pytest.mark.parametrize(
     ("broken", "error"),
     [
-        ("tessera.serving.replace._sync", OSError(28, "No space left on device")),
+        ("tessera.serving.package.replace._sync", OSError(28, "No space left on device")),
         ("torch.jit.save", RuntimeError("writer")),
     ],
 )
@@ -199,10 +199,20 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(
     assert list(tmp_path.iterdir()) == [path]
 
 
+class Sharded(torch.nn.Module):
+    """What stands in a model in the place of a collection while it is trained."""
+
+    def embedding_bag_configs(self) -> list[object]:
+        return []
+
+
 def test_a_model_in_the_trainers_hands_is_refused(tmp_path: Path) -> None:
     model = make_model()
-    model.arch.sparse_arch.embedding_bag_collection = torch.nn.Identity()
-    with pytest.raises(UserError, match="tables are a Identity; package a model that load_trained"):
+    model.arch.sparse_arch.embedding_bag_collection = Sharded()
+    with pytest.raises(
+        UserError,
+        match=r"sparse_arch\.embedding_bag_collection is a .* neither sharded nor quantized",
+    ):
         write_model(model, tmp_path / "m.pt", OPTIONS)
 
 
@@ -215,20 +225,19 @@ def test_a_wrong_source_date_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 _WRITE = """
 import sys
 from pathlib import Path
-from package_factory import make_package
+from tests.package_factory import make_package
 make_package(Path(sys.argv[1]))
-import user_models
+from tests.packaging import user_models
 from tessera.serving import package_model
 package_model(*user_models.multi_task(), out=Path(sys.argv[1]) / "users.pt")
 """
 
 
 def test_two_runs_write_the_same_bytes(tmp_path: Path) -> None:
-    tests = str(Path(__file__).parent.parent)
     env = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([tests, str(Path(__file__).parent)]),
+        "PYTHONPATH": str(REPOSITORY),
         "SOURCE_DATE_EPOCH": "86400",
     }
     contents = []

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from user_models import bags, table
 
 from tessera.serving import package_model
-from tessera.serving.loading import load_package
-from tessera.serving.runner import HostBatch
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.runner import HostBatch
 from tessera.training.modules.embedding_configs import PoolingType
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.modules.feature_processor_ import (
@@ -22,6 +21,7 @@ from tessera.training.modules.feature_processor_ import (
 )
 from tessera.training.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+from tests.packaging.user_models import bags, table
 
 PLACES = {"title": 3, "text": 7}
 

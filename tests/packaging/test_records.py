@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from archives import read_records, with_manifest, write_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.serving import layout
-from tessera.serving.layout import (
+from tessera.serving.package import layout
+from tessera.serving.package.layout import (
     ArchiveWriter,
     Entry,
     LayoutError,
@@ -27,10 +26,11 @@ from tessera.serving.layout import (
     local_header,
     read_layout,
 )
-from tessera.serving.loading import load_package, open_checked
-from tessera.serving.manifest import GOLDEN_RECORD, MANIFEST_RECORD
-from tessera.serving.records import PackageError
-from tessera.serving.torchscript import expected_deprecation
+from tessera.serving.package.loading import load_package, open_checked
+from tessera.serving.package.manifest import GOLDEN_RECORD, MANIFEST_RECORD
+from tessera.serving.package.records import PackageError
+from tessera.serving.package.torchscript import expected_deprecation
+from tests.packaging.archives import read_records, with_manifest, write_records
 
 DAMAGES = 10_000
 
@@ -323,5 +323,5 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 def test_a_manifest_too_large_to_be_one_is_refused(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tessera.serving.records._MAX_MANIFEST_BYTES", 100)
+    monkeypatch.setattr("tessera.serving.package.records._MAX_MANIFEST_BYTES", 100)
     refused(package, "bytes, more than 100")

@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 import torch
-import user_models
-from batches import random_batch
 from torch import Tensor, nn
 from torch.ao import quantization
 
 from tessera.cli import main
 from tessera.errors import UserError
 from tessera.serving import FeatureRule, ModelInputs, package_model
-from tessera.serving.loading import load_package
-from tessera.serving.packaging.module_servable import make_module_servable
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.runner import HostBatch
 from tessera.serving.packaging.options import PackageOptions
-from tessera.serving.runner import HostBatch
+from tessera.serving.packaging.servable import make_servable
 from tessera.training.modules.embedding_configs import QuantConfig
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.quant.embedding_modules import EmbeddingBagCollection as QuantizedBags
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+from tests.packaging import user_models
+from tests.packaging.batches import random_batch
 
 
 def test_control_flow_is_refused_with_file_line_and_remedy() -> None:
@@ -31,7 +31,7 @@ def test_control_flow_is_refused_with_file_line_and_remedy() -> None:
     source, first = inspect.getsourcelines(user_models.Branches.forward)
     line = first + next(i for i, text in enumerate(source) if "if dense.sum() > 0" in text)
     with pytest.raises(UserError) as caught:
-        make_module_servable(module, ModelInputs(), sample, PackageOptions(name="m"))
+        make_servable((module, ModelInputs(), sample), PackageOptions(name="m"))
     message = str(caught.value)
     assert f"{user_models.__file__}:{line} in forward: `if dense.sum() > 0:`" in message
     assert "depends on the values of a request" in message
@@ -42,7 +42,12 @@ def test_control_flow_is_refused_with_file_line_and_remedy() -> None:
 def test_the_command_line_refuses_control_flow_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--factory", "user_models:branches", "--out", str(tmp_path / "m.pt")]
+    arguments = [
+        "--factory",
+        "tests.packaging.user_models:branches",
+        "--out",
+        str(tmp_path / "m.pt"),
+    ]
     assert main(["package-model", *arguments]) == 2
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1
@@ -240,11 +245,17 @@ def no_tuple() -> nn.Module:
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        ("user_models", "'user_models' is no pkg.module:function"),
-        ("user_models:nothing", "has no attribute 'nothing'; give pkg.module:function"),
+        ("user_models", "'user_models' is not of the form pkg.module:function"),
+        (
+            "tests.packaging.user_models:nothing",
+            "has no attribute 'nothing'; give pkg.module:function",
+        ),
         ("no_such_module:f", "No module named 'no_such_module'"),
         ("json:loads", "missing a required argument: 's'; name a function without arguments"),
-        ("test_refused_models:no_tuple", "returned Bare; let it return the module, a ModelInputs"),
+        (
+            "tests.packaging.test_refused_models:no_tuple",
+            "returned Bare; let it return the module, a ModelInputs",
+        ),
     ],
 )
 def test_a_wrong_factory_ends_with_2_and_one_line(
@@ -257,7 +268,7 @@ def test_a_wrong_factory_ends_with_2_and_one_line(
     assert len(error.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("sources", [[], [".", "--factory", "user_models:dcn"]])
+@pytest.mark.parametrize("sources", [[], [".", "--factory", "tests.packaging.user_models:dcn"]])
 def test_a_run_or_a_factory_and_not_both(
     sources: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -279,12 +290,21 @@ def test_tables_that_are_quantized_already_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--factory", "user_models:dcn", "--no-evaluate"], "leave them out with --factory"),
-        (["--factory", "user_models:dcn", "--evaluate-rows", "9"], "leave them out with --factory"),
+        (
+            ["--factory", "tests.packaging.user_models:dcn", "--no-evaluate"],
+            "leave them out with --factory",
+        ),
+        (
+            ["--factory", "tests.packaging.user_models:dcn", "--evaluate-rows", "9"],
+            "leave them out with --factory",
+        ),
         (["some_run", "--leaf-module", "Gate"], "--leaf-module is for a --factory's module"),
         (["some_run", "--sharding", "row_wise"], "sharding is for several shards; give --shards"),
         (["some_run", "--table-sharding", "a=row_wise"], "sharding is for several shards"),
-        (["--factory", "user_models:tutorial", "--output-name", "x"], "names its outputs itself"),
+        (
+            ["--factory", "tests.packaging.user_models:tutorial", "--output-name", "x"],
+            "names its outputs itself",
+        ),
     ],
 )
 def test_flags_that_would_do_nothing_are_refused(
@@ -296,7 +316,14 @@ def test_flags_that_would_do_nothing_are_refused(
 
 def test_the_output_may_be_named_on_the_command_line(tmp_path: Path) -> None:
     out = tmp_path / "m.pt"
-    arguments = ["--factory", "user_models:wide", "--output-name", "ctr", "--out", str(out)]
+    arguments = [
+        "--factory",
+        "tests.packaging.user_models:wide",
+        "--output-name",
+        "ctr",
+        "--out",
+        str(out),
+    ]
     assert main(["package-model", *arguments]) == 0
     assert [output.name for output in load_package(out).manifest.schema.outputs] == ["ctr"]
 
@@ -346,15 +373,13 @@ def test_words_about_inputs_are_checked(make: Callable[[], object], words: str) 
 def test_tables_without_values_are_refused() -> None:
     module = user_models.Tutorial().to("meta")
     with pytest.raises(UserError, match="table 'product_table' is on the meta device"):
-        make_module_servable(
-            module, ModelInputs(), user_models.tutorial()[2], PackageOptions(name="m")
-        )
+        make_servable((module, ModelInputs(), user_models.tutorial()[2]), PackageOptions(name="m"))
 
 
 def test_a_module_of_another_dtype_is_told_the_layer() -> None:
     module, _, sample = user_models.positioned()
     with pytest.raises(UserError, match=r"over.weight is torch.float16; module.float\(\)"):
-        make_module_servable(module.half(), ModelInputs(), sample, PackageOptions(name="m"))
+        make_servable((module.half(), ModelInputs(), sample), PackageOptions(name="m"))
 
 
 @pytest.mark.parametrize(
@@ -397,4 +422,4 @@ class FewPlaces(nn.Module):
 def test_a_module_that_bags_of_2000_ids_break_is_refused() -> None:
     sample = (user_models.bags(["a"]),)
     with pytest.raises(UserError, match=r"fails on bags of 2000 ids at .*self.places\(.*cut long"):
-        make_module_servable(FewPlaces(), ModelInputs(), sample, PackageOptions(name="m"))
+        make_servable((FewPlaces(), ModelInputs(), sample), PackageOptions(name="m"))

@@ -7,32 +7,33 @@ from pathlib import Path
 
 import pytest
 import torch
-import user_models
-from batches import random_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from package_factory import FEATURES, make_model
 from torch import Tensor, nn
-from user_models import FACTORIES
 
 from tessera.errors import UserError
 from tessera.kernels.libraries import LibraryError, library_path, load_libraries
+from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving import package_model
-from tessera.serving.devices import default_devices, shard_of
-from tessera.serving.loading import load_package
-from tessera.serving.manifest import ShardingPlan
-from tessera.serving.packaging.module_servable import make_module_servable
+from tessera.serving.package.devices import default_devices, shard_of
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.manifest import ShardingPlan
+from tessera.serving.package.runner import HostBatch
+from tessera.serving.package.schema import FeatureSpec
+from tessera.serving.packaging.lookups.tessera_backend import TesseraBackend
 from tessera.serving.packaging.options import PackageOptions
-from tessera.serving.packaging.package import make_servable, write_model
-from tessera.serving.packaging.quantize import FloatTable, quantize_tables
+from tessera.serving.packaging.package import write_model
+from tessera.serving.packaging.ranking import ranking_source
 from tessera.serving.packaging.script import script
-from tessera.serving.packaging.shard import plan_shards
-from tessera.serving.packaging.tessera_backend import TesseraBackend
+from tessera.serving.packaging.servable import make_servable
+from tessera.serving.packaging.tables.quantize import FloatTable, quantize_tables
+from tessera.serving.packaging.tables.shard import plan_shards
 from tessera.serving.packaging.trace import trace
-from tessera.serving.packaging.weight_types import WEIGHT_TYPES
-from tessera.serving.runner import HostBatch
-from tessera.serving.schema import FeatureSpec
 from tessera.training.models.config import TableConfig
+from tests.package_factory import FEATURES, make_model
+from tests.packaging import user_models
+from tests.packaging.batches import random_batch
+from tests.packaging.user_models import FACTORIES
 
 
 def _built() -> bool:
@@ -70,13 +71,13 @@ class OneRows(OneLookup):
 @given(data=st.data())
 def test_any_mix_of_cuts_and_types_gives_the_bits_of_one_shard(data: st.DataObject) -> None:
     usable = st.sampled_from(sorted(TesseraBackend.weight_types))
-    kinds = [WEIGHT_TYPES[name] for name in data.draw(st.lists(usable, min_size=1, max_size=4))]
+    kinds = [ROW_TYPES[name] for name in data.draw(st.lists(usable, min_size=1, max_size=4))]
     shards = data.draw(st.integers(2, 3))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
     tables, types, ways = [], {}, {}
     for number, kind in enumerate(kinds):
         rows = data.draw(st.integers(shards, 20))
-        dim = kind.columns_per_byte * data.draw(st.integers(shards, 20))
+        dim = kind.group_columns * data.draw(st.integers(shards, 20))
         tables.append(
             FloatTable(name=str(number), weights=torch.randn(rows, dim, generator=generator))
         )
@@ -193,11 +194,9 @@ def test_a_trained_models_shards_answer_as_one(sharding: str, tmp_path: Path) ->
 def test_a_gpus_graph_gives_the_same_answers(sharding: str) -> None:
     # The graph for GPUs runs on a CPU as well; its sums over rows have another order.
     module, inputs, sample = user_models.multi_task()
-    one = make_module_servable(module, inputs, sample, PackageOptions(name="m", device="cuda"))
-    many = make_module_servable(
-        module,
-        inputs,
-        sample,
+    one = make_servable((module, inputs, sample), PackageOptions(name="m", device="cuda"))
+    many = make_servable(
+        (module, inputs, sample),
         PackageOptions(name="m", device="cuda", shards=2, sharding=sharding),
     )
     batch = random_batch(one.schema, 40, max_length=9, seed=1)
@@ -226,7 +225,8 @@ def test_a_tensors_shard_is_in_its_name() -> None:
 
 def test_every_tensor_of_a_shard_is_named_after_it() -> None:
     servable = make_servable(
-        make_model(), PackageOptions(name="m", shards=2, sharding="row_wise", device="cuda")
+        ranking_source(make_model()),
+        PackageOptions(name="m", shards=2, sharding="row_wise", device="cuda"),
     )
     buffers = dict(servable.scripted.named_buffers())
     sizes = {len(buffer) for buffer in servable.tables.buffers}

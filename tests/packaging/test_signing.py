@@ -10,22 +10,17 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from archives import read_records, with_manifest, write_records
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from package_factory import make_model
 
 from tessera.cli import main
 from tessera.errors import UserError
 from tessera.serving.commands.serve import parse_model
-from tessera.serving.loading import load_package, open_checked
-from tessera.serving.manifest import MANIFEST_RECORD, Manifest
-from tessera.serving.packaging.package import PackageOptions, write_model
-from tessera.serving.records import PackageError, Records
-from tessera.serving.server.config import ServerConfig
-from tessera.serving.server.models import PackageLoader
-from tessera.serving.signing import (
+from tessera.serving.package.loading import load_package, open_checked
+from tessera.serving.package.manifest import MANIFEST_RECORD, Manifest
+from tessera.serving.package.records import PackageError, Records
+from tessera.serving.package.signing import (
     SignatureError,
     check_signature,
     generate_keys,
@@ -34,6 +29,12 @@ from tessera.serving.signing import (
     sign_manifest,
     sign_package,
 )
+from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.package import write_model
+from tessera.serving.server.config import ServerConfig
+from tessera.serving.server.models import PackageLoader
+from tests.package_factory import make_model
+from tests.packaging.archives import read_records, with_manifest, write_records
 
 
 @pytest.fixture(scope="module")
@@ -193,9 +194,9 @@ def test_what_is_no_key_is_named(keys: tuple[Path, Path], tmp_path: Path) -> Non
     secret, public = keys
     with pytest.raises(UserError, match="nothing cannot be read: No such file"):
         read_public_key(tmp_path / "nothing")
-    with pytest.raises(UserError, match=r"key\.pem is no public Ed25519 key"):
+    with pytest.raises(UserError, match=r"key\.pem is not a public Ed25519 key"):
         read_public_key(secret)
-    with pytest.raises(UserError, match=r"key\.pub\.pem is no private Ed25519 key"):
+    with pytest.raises(UserError, match=r"key\.pub\.pem is not a private Ed25519 key"):
         read_private_key(public)
     elliptic = generate_private_key(SECP256R1())
     path = tmp_path / "other.pem"
@@ -232,7 +233,7 @@ def test_the_commands_sign_and_verify(
     assert main(["verify", str(path), "--public-key", public]) == 0
     assert "and the signature holds" in capsys.readouterr().out
     assert main(["verify", str(path), "--public-key", secret]) == 2
-    assert "is no public Ed25519 key" in capsys.readouterr().err
+    assert "is not a public Ed25519 key" in capsys.readouterr().err
     assert main(["sign", str(tmp_path / "none.pt"), "--key", secret]) == 2
     assert "none.pt" in capsys.readouterr().err
     out = tmp_path / "out.pt"
@@ -264,7 +265,7 @@ def test_a_server_loads_only_what_a_given_key_has_signed(
     assert loader.load(parse_model(str(signed))).dtype == "int8"
     with pytest.raises(PackageError, match="is not signed"):
         loader.load(parse_model(str(package)))
-    with pytest.raises(UserError, match="is no public Ed25519 key"):
+    with pytest.raises(UserError, match="is not a public Ed25519 key"):
         PackageLoader(verify_golden=False, public_keys=[str(keys[0])])
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tessera.serving.manifest import Placement, ShardingPlan, Signature
-from tessera.serving.records import Records
-from tessera.serving.summary import MOST_TABLES, describe, human_bytes, summarize
+from tessera.serving.inspect.summary import MOST_TABLES, describe, human_bytes, summarize
+from tessera.serving.package.manifest import Placement, ShardingPlan, Signature
+from tessera.serving.package.records import Records
 
 
 @pytest.mark.parametrize(

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
-import user_models
-from backends import EACH_BACKEND
-from package_factory import FEATURES, make_model
 
 from tessera.cli import main
 from tessera.errors import UserError
+from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving import package_model
-from tessera.serving.loading import load_package
-from tessera.serving.packaging.choose_types import TypeChoice, choose_types
-from tessera.serving.packaging.lookup import lookup_backend
+from tessera.serving.package.loading import load_package
+from tessera.serving.packaging.lookups.backends import lookup_backend
 from tessera.serving.packaging.options import PackageOptions
-from tessera.serving.packaging.package import make_servable, write_model
-from tessera.serving.packaging.quantize import FloatTable, measure
+from tessera.serving.packaging.package import write_model
+from tessera.serving.packaging.ranking import ranking_source
+from tessera.serving.packaging.servable import make_servable
+from tessera.serving.packaging.tables.choose_types import TypeChoice, choose_types
+from tessera.serving.packaging.tables.quantize import FloatTable, measure
 from tessera.serving.packaging.type_report import (
     CHOSEN,
     SAME_TABLES,
@@ -27,7 +27,9 @@ from tessera.serving.packaging.type_report import (
     as_text,
     compare_types,
 )
-from tessera.serving.packaging.weight_types import WEIGHT_TYPES
+from tests.package_factory import FEATURES, make_model
+from tests.packaging import user_models
+from tests.packaging.backends import EACH_BACKEND
 
 
 def table(name: str, *, dim: int = 8, spread: float = 1.0) -> FloatTable:
@@ -61,7 +63,7 @@ def test_a_table_that_loses_too_much_takes_the_narrowest_type_that_does_not() ->
     # One column far larger than the others leaves these few codes.
     tables = [table("even"), table("uneven", spread=1e3)]
     losses = {
-        kind: [measure(one, WEIGHT_TYPES[kind]).relative_rmse for one in tables]
+        kind: [measure(one, ROW_TYPES[kind]).relative_rmse for one in tables]
         for kind in ("int4", "int8", "fp16", "fp32")
     }
     bound = (losses["int8"][1] + losses["fp16"][1]) / 2
@@ -101,13 +103,15 @@ def test_a_package_of_mixed_types_says_so_and_loads(backend: str, tmp_path: Path
 def test_the_report_has_every_type_of_the_backend(backend: str) -> None:
     model = make_model(features=FEATURES)
     options = PackageOptions(name="ads", backend=backend, table_dtypes={"item_table": "fp16"})
-    report = compare_types(options, lambda o: make_servable(model, o), lambda *_: None)
+    report = compare_types(
+        options, lambda o: make_servable(ranking_source(model), o), lambda *_: None
+    )
     choices = {choice.name: choice for choice in report.choices}
     impossible = {name for name, _ in report.impossible}
     others = {SAME_TABLES} if len(lookup_backend(backend).dense_types) > 1 else set()
     types = lookup_backend(backend).weight_types
     assert choices.keys() | impossible == {CHOSEN, *others, *types}
-    assert impossible <= {"int8b"}  # the model's dimensions are no multiples of 16
+    assert impossible <= {"int8b"}  # the model's dimensions are not multiples of 16
     assert [c.bytes for c in report.choices] == sorted(c.bytes for c in report.choices)
     assert choices["fp32"].largest_change == 0
     assert choices["int4"].largest_change > choices["int8"].largest_change > 0
@@ -126,7 +130,7 @@ def test_the_report_has_every_type_of_the_backend(backend: str) -> None:
 def test_types_that_the_widths_forbid_are_listed_with_the_reason() -> None:
     model = make_model(arch="dlrm_dcn", dim=7)
     report = compare_types(
-        PackageOptions(name="m"), lambda o: make_servable(model, o), lambda *_: None
+        PackageOptions(name="m"), lambda o: make_servable(ranking_source(model), o), lambda *_: None
     )
     assert "int4" not in [choice.name for choice in report.choices]
     assert dict(report.impossible)["int4"].startswith("table 't_user' has dimension 7; int4 needs")
@@ -138,7 +142,14 @@ def test_the_command_line_takes_all_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, report = tmp_path / "m.pt", tmp_path / "types.txt"
-    arguments = ["--factory", "user_models:dcn", "--out", str(out), "--report", str(report)]
+    arguments = [
+        "--factory",
+        "tests.packaging.user_models:dcn",
+        "--out",
+        str(out),
+        "--report",
+        str(report),
+    ]
     arguments += ["--table-dtype", "a=fp16", "--dtype", "int4", "--max-table-error", "0.05"]
     assert main(["package-model", *arguments]) == 0
     assert "tables mixed" in capsys.readouterr().out

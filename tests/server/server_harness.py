@@ -9,15 +9,15 @@ from contextlib import contextmanager
 import grpc
 import numpy as np
 import torch
-from patience import PATIENCE_S
 
-from tessera.serving.hashes import FileHash
+from tessera.serving.package.hashes import FileHash
+from tessera.serving.package.schema import FeatureSpec, InputSchema, OutputSpec
 from tessera.serving.protocol import predictor_pb2 as pb
-from tessera.serving.schema import FeatureSpec, InputSchema, OutputSpec
 from tessera.serving.server.background import ServerThread
 from tessera.serving.server.config import ModelLimits, ModelSource, ServerConfig
 from tessera.serving.server.logs import make_logger
 from tessera.serving.server.models import LoadedModel, ModelIdentity
+from tests.patience import PATIENCE_S
 
 
 def feature(name, group="id_list", *, rows=100, hashing="none", out_of_range="reject"):

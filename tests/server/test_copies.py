@@ -4,12 +4,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from package_factory import make_package
-from patience import PATIENCE_S
 
 from tessera.errors import UserError
 from tessera.serving.server.config import ModelSource
 from tessera.serving.server.models import Copies, PackageLoader, copies
+from tests.package_factory import make_package
+from tests.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize(

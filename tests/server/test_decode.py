@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server_harness import f32, feature, i32, i64, make_schema, random_request, request
 
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.server.config import ModelLimits
 from tessera.serving.server.decode import RequestDecoder
 from tessera.serving.server.errors import Code, InvalidRequestError, Reason
+from tests.server.server_harness import f32, feature, i32, i64, make_schema, random_request, request
 
 LIMITS = ModelLimits(max_request_samples=100, max_request_ids=500)
 

@@ -9,9 +9,6 @@ import time
 
 import grpc
 import pytest
-from package_factory import make_package
-from patience import PATIENCE_S
-from server_harness import FakeLoader, config, request, serving, value
 
 from tessera.serving.client import RequestDrawer, read_schema
 from tessera.serving.client.encode import encode_request
@@ -19,6 +16,10 @@ from tessera.serving.server.background import ServerProcess
 from tessera.serving.server.config import ModelLimits
 from tessera.serving.server.logs import make_logger
 from tessera.serving.server.server import Server
+from tessera.serving.server.signals import SignalMeaning, SignalReader
+from tests.package_factory import make_package
+from tests.patience import PATIENCE_S
+from tests.server.server_harness import FakeLoader, config, request, serving, value
 
 
 def test_accepted_requests_are_answered_and_new_ones_refused():
@@ -133,10 +134,25 @@ def test_second_signal_ends_at_once(package):
     with ServerProcess(arguments) as server:
         server.process.send_signal(signal.SIGINT)
         wait_until(lambda: any(line["event"] == "drain" for line in server.log))
+        heard = time.monotonic()
+        wait_until(lambda: time.monotonic() > heard + 1)  # sooner, it is the same signal
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE_S) == 1
         server._reader.join(PATIENCE_S)
     assert server.log[-1]["event"] == "forced"
+
+
+def test_a_repeat_within_a_second_is_the_same_signal():
+    signals = SignalReader()
+    numbers = [
+        (signal.SIGHUP, 10.0, SignalMeaning.RELOAD),
+        (signal.SIGTERM, 10.0, SignalMeaning.DRAIN),
+        (signal.SIGTERM, 10.0, SignalMeaning.REPEAT),
+        (signal.SIGINT, 10.999, SignalMeaning.REPEAT),
+        (signal.SIGHUP, 11.0, SignalMeaning.RELOAD),
+        (signal.SIGTERM, 11.0, SignalMeaning.END),
+    ]
+    assert [signals.read(number, now) for number, now, _ in numbers] == [m for *_, m in numbers]
 
 
 def test_sigterm_while_loading_ends_with_0_and_what_nobody_awaits_is_logged():

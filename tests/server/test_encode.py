@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tessera.serving.package.schema import OutputSpec
 from tessera.serving.protocol import predictor_pb2 as pb
-from tessera.serving.schema import OutputSpec
 from tessera.serving.server.encode import ResponseEncoder
 from tessera.serving.server.request import Answer, BatchTimings
 

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 import torch
-from server_harness import FakeRunner, make_schema, random_request, request, scores_of
 
 from tessera.serving.server.batching import CutReason
 from tessera.serving.server.config import ModelLimits
@@ -19,6 +18,7 @@ from tessera.serving.server.errors import Code, DeadlineError, QueueFullError, R
 from tessera.serving.server.logs import make_logger
 from tessera.serving.server.metrics import ModelMetrics
 from tessera.serving.server.request import NO_DEADLINE
+from tests.server.server_harness import FakeRunner, make_schema, random_request, request, scores_of
 
 
 class Clock:

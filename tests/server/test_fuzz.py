@@ -12,11 +12,11 @@ import numpy as np
 import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
-from patience import PATIENCE_S
-from server_harness import config, f32, i32, i64, request, scores_of, serving, value
 
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.server.config import ModelLimits
+from tests.patience import PATIENCE_S
+from tests.server.server_harness import config, f32, i32, i64, request, scores_of, serving, value
 
 GOOD = request(3, bag=2)
 GOOD_SCORES = scores_of(GOOD)

@@ -3,8 +3,13 @@
 import grpc
 import numpy as np
 import pytest
-from patience import PATIENCE_S
-from server_harness import (
+
+from tessera.serving.protocol import predictor_pb2 as pb
+from tessera.serving.server.background import ServerThread
+from tessera.serving.server.config import ModelLimits
+from tessera.serving.server.logs import make_logger
+from tests.patience import PATIENCE_S
+from tests.server.server_harness import (
     FakeLoader,
     Running,
     config,
@@ -16,11 +21,6 @@ from server_harness import (
     serving,
     value,
 )
-
-from tessera.serving.protocol import predictor_pb2 as pb
-from tessera.serving.server.background import ServerThread
-from tessera.serving.server.config import ModelLimits
-from tessera.serving.server.logs import make_logger
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from patience import PATIENCE_S
-from server_harness import config, serving
 
 from tessera.serving.server.health import Health, Serving
+from tests.patience import PATIENCE_S
+from tests.server.server_harness import config, serving
 
 STATUS = health_pb2.HealthCheckResponse.ServingStatus
 

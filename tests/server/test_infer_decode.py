@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kserve_messages import infer_request
-from server_harness import feature, i32, i64, make_schema, random_request, request
 
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.server.config import ModelLimits
 from tessera.serving.server.decode import RequestDecoder
 from tessera.serving.server.errors import Code, InvalidRequestError, Reason
 from tessera.serving.server.infer_decode import InferDecoder, inputs_of
+from tests.kserve_messages import infer_request
+from tests.server.server_harness import feature, i32, i64, make_schema, random_request, request
 
 LIMITS = ModelLimits(max_request_samples=100, max_request_ids=500)
 SCHEMA = make_schema()

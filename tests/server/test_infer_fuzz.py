@@ -9,13 +9,13 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from kserve_messages import DTYPES, FIELDS, infer_request, outputs_of, raw_infer
-from patience import PATIENCE_S
-from server_harness import config, request, scores_of, serving, value
 
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.server.config import ModelLimits
 from tessera.serving.server.infer_decode import TENSORS
+from tests.kserve_messages import DTYPES, FIELDS, infer_request, outputs_of, raw_infer
+from tests.patience import PATIENCE_S
+from tests.server.server_harness import config, request, scores_of, serving, value
 
 GOOD = request(3, bag=2)
 GOOD_CONTENT = infer_request(GOOD).SerializeToString()

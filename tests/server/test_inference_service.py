@@ -5,14 +5,14 @@ import time
 import grpc
 import numpy as np
 import pytest
-from kserve_messages import infer, infer_request, outputs_of, raw_infer, stub_of
-from patience import PATIENCE_S
-from server_harness import FakeLoader, config, request, scores_of, serving, value
 
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.protocol import inference_pb2_grpc
 from tessera.serving.server.background import ServerThread
 from tessera.serving.server.logs import make_logger
+from tests.kserve_messages import infer, infer_request, outputs_of, raw_infer, stub_of
+from tests.patience import PATIENCE_S
+from tests.server.server_harness import FakeLoader, config, request, scores_of, serving, value
 
 
 def refusal(call, message, **options):

@@ -4,14 +4,14 @@ import json
 import threading
 
 import pytest
-from patience import PATIENCE_S
-from server_harness import FakeLoader, config, serving, value
 
 from tessera.errors import UserError
-from tessera.serving.hashes import FileHash
+from tessera.serving.package.hashes import FileHash
 from tessera.serving.server.background import ServerProcess, ServerThread
 from tessera.serving.server.config import ModelLimits
 from tessera.serving.server.logs import make_logger
+from tests.patience import PATIENCE_S
+from tests.server.server_harness import FakeLoader, config, serving, value
 
 
 def fail_with_secret(log):

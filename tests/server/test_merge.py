@@ -3,11 +3,11 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from server_harness import feature, make_schema
 
 from tessera.serving.server.merge import Merger, merge_slowly
 from tessera.serving.server.parts import cut_request, join_outputs
 from tessera.serving.server.request import DecodedRequest, JaggedGroup
+from tests.server.server_harness import feature, make_schema
 
 SCHEMAS = {
     "both groups": make_schema(),

@@ -6,15 +6,15 @@ import grpc
 import numpy as np
 import pytest
 import torch
-from package_factory import make_package
-from patience import PATIENCE_S
 
 from tessera.serving.client import Draw, RequestDrawer, encode_request
-from tessera.serving.loading import load_package
+from tessera.serving.package.loading import load_package
+from tessera.serving.package.runner import HostBatch
 from tessera.serving.protocol import predictor_pb2 as pb
-from tessera.serving.runner import HostBatch
 from tessera.serving.server.background import ServerThread
 from tessera.serving.server.config import ModelLimits, ModelSource, ServerConfig
+from tests.package_factory import make_package
+from tests.patience import PATIENCE_S
 
 SIZES = [*range(1, 34), 47, 64, 65, 100, 127, 128, 200, 255, 256, 300, 511, 512]
 

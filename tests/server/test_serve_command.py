@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from package_factory import make_package
 
 from tessera.cli import run_command
 from tessera.errors import UserError
 from tessera.serving.commands.serve import parse_model
 from tessera.serving.server.background import ServerProcess
 from tessera.serving.server.config import ModelLimits, ModelSource, ServerConfig
+from tests.package_factory import make_package
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +105,10 @@ def test_wrong_flags_end_with_2(arguments):
 def test_model_argument():
     assert parse_model("a/b.pt") == ModelSource(path="a/b.pt")
     assert parse_model("n=a=b.pt") == ModelSource(path="a=b.pt", name="n")
+    assert parse_model("n=a/b=1.pt") == ModelSource(path="a/b=1.pt", name="n")
+    assert parse_model("models/date=1/m.pt") == ModelSource(path="models/date=1/m.pt")
+    assert parse_model("./date=1.pt") == ModelSource(path="./date=1.pt")
+    assert parse_model("date=1.pt") == ModelSource(path="1.pt", name="date")
 
 
 def test_flags_reach_the_server(package):

@@ -1,4 +1,4 @@
-"""Names, labels and buckets of every metric, as the contract lists them."""
+"""Names, labels and buckets of every metric, as both servers have them."""
 
 import math
 import urllib.error
@@ -6,11 +6,11 @@ import urllib.error
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server_harness import FakeLoader, config, parse_metrics, request, serving, value
 
 from tessera.serving.server.errors import Code
 from tessera.serving.server.metrics import LATENCY_BUCKETS, Histogram, Metrics, ModelMetrics
 from tessera.serving.server.status import WINDOW_SECONDS, StatusBoard
+from tests.server.server_harness import FakeLoader, config, parse_metrics, request, serving, value
 
 MODEL = {"model", "version"}
 LATENCY = (

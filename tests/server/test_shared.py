@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server_harness import f32, i32, i64, make_schema
 
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.server.config import ModelLimits
 from tessera.serving.server.decode import RequestDecoder
 from tessera.serving.server.errors import InvalidRequestError
+from tests.server.server_harness import f32, i32, i64, make_schema
 
 NAMES = ["a", "b", "c"]
 

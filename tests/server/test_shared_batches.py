@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server_harness import feature, make_schema
 
 from tessera.serving.server.merge import Merger, merge_slowly
 from tessera.serving.server.parts import cut_request
 from tessera.serving.server.queue import Entry, RequestQueue
 from tessera.serving.server.request import DecodedRequest, JaggedGroup, SharedRows
+from tests.server.server_harness import feature, make_schema
 
 FEATURES = 4
 SCHEMA = make_schema(

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from tiny_runs import TINY, write_criteo
 
 from tessera.training.config import ExperimentConfig, load_config
+from tests.trainer.tiny_runs import TINY, write_criteo
 
 
 @pytest.fixture(scope="session")

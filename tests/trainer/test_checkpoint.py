@@ -6,12 +6,9 @@ import subprocess
 import sys
 import textwrap
 import zipfile
-from pathlib import Path
 
 import pytest
 import torch
-import with_parent
-from patience import PATIENCE_S
 
 from tessera.training.trainer.checkpoint import (
     Checkpoint,
@@ -21,6 +18,8 @@ from tessera.training.trainer.checkpoint import (
     save_checkpoint,
 )
 from tessera.training.trainer.files import checkpoint_path, latest_checkpoint, list_checkpoints
+from tests import REPOSITORY, with_parent
+from tests.patience import PATIENCE_S
 
 
 def make(step=1, rows=100, **changes):
@@ -154,13 +153,12 @@ def test_a_compressed_archive_is_refused(tmp_path):
 
 def in_child(code, *arguments):
     """Run Python code in a process of its own, whose limits and death are its own."""
-    folders = [str(folder) for folder in Path(__file__).parents[:2]]
     return with_parent.start(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
     )
 
 
@@ -170,7 +168,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_says_so(tmp_path):
         """
         import resource, sys
         from pathlib import Path
-        from test_checkpoint import CheckpointError, checkpoint_path, make, save_checkpoint
+        from tests.trainer.test_checkpoint import CheckpointError, checkpoint_path, make, save_checkpoint
         folder = Path(sys.argv[1])
         save_checkpoint(checkpoint_path(folder, 1), make(1))
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
@@ -201,7 +199,7 @@ def test_writing_takes_no_second_copy_of_the_tables(tmp_path):
         """
         import resource, sys
         from pathlib import Path
-        from test_checkpoint import checkpoint_path, make, save_checkpoint
+        from tests.trainer.test_checkpoint import checkpoint_path, make, save_checkpoint
         folder = Path(sys.argv[1])
         save_checkpoint(checkpoint_path(folder, 1), make(1))
         large = make(2, rows=8_000_000)
@@ -221,7 +219,7 @@ def test_writing_takes_no_second_copy_of_the_tables(tmp_path):
 KILLER = """
 import itertools, os, random, signal, sys, time
 from pathlib import Path
-from test_checkpoint import *
+from tests.trainer.test_checkpoint import *
 
 folder, kills = Path(sys.argv[1]), int(sys.argv[2])
 chance = random.Random(5)

@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from tiny_runs import changed, write_criteo
 from torch import nn
 
 from tessera.cli import main
@@ -22,6 +21,7 @@ from tessera.training.trainer.loop import DivergedError
 from tessera.training.trainer.metrics import BinaryMetrics
 from tessera.training.trainer.ranks import Ranks
 from tessera.training.trainer.run_folder import RunFolder
+from tests.trainer.tiny_runs import changed, write_criteo
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def test_resume_says_which_checkpoint_is_damaged(tiny, tmp_path):
     ("rows", "override", "message"),
     [
         (200, "data.valid_fraction=0", "there are no validation rows"),
-        (0, "data.workers=0", "none is left to train on"),
+        (0, "data.workers=0", "no line of it is a row"),
     ],
 )
 def test_splits_that_cannot_be_trained_on(tiny_yaml, tmp_path, rows, override, message):

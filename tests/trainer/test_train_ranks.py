@@ -11,9 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import with_parent
-from patience import PATIENCE_S
-from tiny_runs import changed
 
 from tessera.cli import main
 from tessera.errors import UserError
@@ -24,10 +21,10 @@ from tessera.training.trainer.files import latest_checkpoint, list_checkpoints
 from tessera.training.trainer.logs import read_metrics
 from tessera.training.trainer.run import train
 from tessera.training.trainer.run_folder import RunFolder
-
-# The pool of ranks is the library's tests'.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "training"))
-from ranks import run_on_ranks
+from tests import with_parent
+from tests.patience import PATIENCE_S
+from tests.trainer.tiny_runs import changed
+from tests.training.ranks import run_on_ranks
 
 
 def train_here(config, out, resume, stop_after):
@@ -99,9 +96,13 @@ def straight(small, tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("stop_after", [4, 11])
-def test_a_stop_changes_no_bit(small, straight, tmp_path, stop_after):
+@pytest.mark.parametrize(
+    ("stop_after", "pipeline"),
+    [(4, "plain"), (11, "plain"), (5, "sparse_dist"), (11, "sparse_dist"), (4, "prefetch")],
+)
+def test_a_stop_changes_no_bit(small, straight, tmp_path, stop_after, pipeline):
     out = tmp_path / "run"
+    small = changed(small, pipeline=pipeline)
     status, step, _ = on_ranks(2, small, out, stop_after=stop_after)
     assert status == "interrupted"
     assert 0 < step < 19

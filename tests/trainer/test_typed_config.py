@@ -9,16 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.errors import UserError
-from tessera.training.typed_config import (
-    ConfigError,
-    apply_overrides,
-    build,
-    differing_keys,
-    parse_yaml,
-    read_yaml,
-    to_plain,
-    to_yaml,
-)
+from tessera.training.config_source import ConfigError, apply_overrides, parse_yaml, read_yaml
+from tessera.training.typed_config import build, differing_keys, to_plain, to_yaml
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 import os
 
 import torch
-from optimizer_reference import new_states, update_row
 from torch import nn
 
 from tessera.training.distributed.embedding_types import (
@@ -12,6 +11,7 @@ from tessera.training.distributed.embedding_types import (
     ShardedEmbeddingTable,
 )
 from tessera.training.modules.embedding_configs import DataType, PoolingType
+from tests.training.optimizer_reference import new_states, update_row
 
 DEVICE = torch.device(os.environ.get("TESSERA_TEST_DEVICE", "cpu"))
 

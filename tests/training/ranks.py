@@ -19,7 +19,6 @@ import multiprocessing
 import os
 import pickle
 import random
-import sys
 import tempfile
 import time
 import traceback
@@ -32,7 +31,8 @@ from typing import Any
 
 import pytest
 import torch
-from patience import PATIENCE_S
+
+from tests.patience import PATIENCE_S
 
 START_TIMEOUT_S = CALL_TIMEOUT_S = float(PATIENCE_S)
 # How long ranks may stay in a call that has failed on another rank.
@@ -115,8 +115,7 @@ def _work(rank: int, world_size: int, store_path: str, pipe: Connection) -> None
         except EOFError:
             return
         try:
-            path, environment, call = pickle.loads(message)
-            sys.path[:] = path
+            environment, call = pickle.loads(message)
             os.environ.update(environment)
             function, args, kwargs = pickle.loads(call)
             torch.manual_seed(0)
@@ -248,4 +247,4 @@ def run_on_ranks(
     call = pickle.dumps((function, args, kwargs))
     if world_size not in _pools or _pools[world_size].stopped:
         _pools[world_size] = _Pool(world_size)
-    return _pools[world_size].call(pickle.dumps((list(sys.path), environment, call)), timeout_s)
+    return _pools[world_size].call(pickle.dumps((environment, call)), timeout_s)

@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 
 import torch
-from optimizer_reference import new_states, update_row
-from ranks import rank_device
 from torch import distributed as dist
 
 from tessera.training import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
@@ -17,6 +15,8 @@ from tessera.training.distributed.fbgemm_qcomm_codec import (
 from tessera.training.distributed.types import ShardingEnv
 from tessera.training.modules.embedding_configs import PoolingType
 from tessera.training.optim.optimizers import in_backward_optimizer_filter
+from tests.training.optimizer_reference import new_states, update_row
+from tests.training.ranks import rank_device
 
 LR = 0.1
 EPS = 1e-3

@@ -9,10 +9,10 @@ from itertools import accumulate
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import rank_device, run_on_ranks
 
 from tessera.training.distributed import comm_ops
 from tessera.training.distributed.types import NoWait
+from tests.training.ranks import rank_device, run_on_ranks
 
 WORLDS = [1, 2, 4]
 

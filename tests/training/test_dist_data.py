@@ -5,11 +5,11 @@ from itertools import accumulate
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import rank_device, run_on_ranks
 
 from tessera.training import KeyedJaggedTensor
 from tessera.training.distributed import dist_data
 from tessera.training.distributed.dist_data import KJTAllToAll, get_recat
+from tests.training.ranks import rank_device, run_on_ranks
 
 WORLDS = [1, 2, 4]
 BATCHES = [(3, 3, 3, 3), (2, 0, 4, 1), (0, 5, 0, 0), (0, 0, 0, 0)]

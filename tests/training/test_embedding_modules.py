@@ -2,8 +2,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jagged_strategies import bags_of, quick
-from references import pooled_reference
 
 from tessera.training import (
     DataType,
@@ -19,6 +17,8 @@ from tessera.training.modules.embedding_configs import (
     pooling_type_to_str,
 )
 from tessera.training.modules.embedding_modules import EmbeddingCollection
+from tests.training.jagged_strategies import bags_of, quick
+from tests.training.references import pooled_reference
 
 ROWS = {"x": 7, "y": 7, "z": 5}
 

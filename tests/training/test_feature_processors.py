@@ -2,8 +2,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jagged_strategies import bags_of, quick
-from references import pooled_reference
 
 from tessera.training import (
     EmbeddingBagCollection,
@@ -17,6 +15,8 @@ from tessera.training.modules.feature_processor_ import (
     PositionWeightedModuleCollection,
 )
 from tessera.training.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from tests.training.jagged_strategies import bags_of, quick
+from tests.training.references import pooled_reference
 
 ROWS = {"a": 9, "b": 9, "c": 5}
 

@@ -3,15 +3,15 @@
 import pytest
 import torch
 import torch.distributed as dist
-from kernel_cases import DEVICE, group
-from ranks import rank_device, run_on_ranks
-from test_kernels import kjt_of, on_gpu
 from torch import nn
 
 from tessera.training.distributed.batched_embedding_kernel import BatchedDenseEmbeddingBag
-from tessera.training.distributed.data_parallel import replicas
+from tessera.training.distributed.comm.replicas import replicas
 from tessera.training.distributed.embedding_types import EmbeddingComputeKernel
 from tessera.training.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from tests.training.kernel_cases import DEVICE, group
+from tests.training.ranks import rank_device, run_on_ranks
+from tests.training.test_kernels import kjt_of, on_gpu
 
 FIRST = {"f0_0": ([[1, 2], [1]], None), "f1_0": ([[], [3, 0]], None)}
 SECOND = {"f0_0": ([[0], [2, 2]], None), "f1_0": ([[3], [1]], None)}

@@ -8,8 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jagged_strategies import bags_of, quick
-from references import pooled_reference, row_gradients, update_reference
 from torch import nn
 
 from tessera.training import (
@@ -30,6 +28,8 @@ from tessera.training import (
 )
 from tessera.training.distributed.model_parallel import get_module
 from tessera.training.distributed.types import ParameterSharding
+from tests.training.jagged_strategies import bags_of, quick
+from tests.training.references import pooled_reference, row_gradients, update_reference
 
 ROWS = {"x": 7, "y": 7, "z": 5, "u": 6}
 TABLE_OF = {"x": "shared", "y": "shared", "z": "own", "u": "third"}
@@ -378,7 +378,10 @@ def test_a_plan_chooses_which_collections_are_fused():
         ({"a": {}}, r"places tables \[\], the module has \['own', 'shared', 'third'\]"),
         ({"a": placements(ranks=[1])}, "a shard at rank:1/cpu; there are ranks 0 to 0"),
         ({"a": placements(sharding_type="row_wise")}, "the plan has no list of shards"),
-        ({"a": placements(sharding_type="rowwise")}, "sharding_type is 'rowwise'; give one of"),
+        (
+            {"a": placements(sharding_type="rowwise")},
+            r"sharding_type is 'rowwise'; give one of data_parallel, .*; did you mean row_wise\?",
+        ),
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused(plan, message):

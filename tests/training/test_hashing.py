@@ -2,10 +2,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jagged_strategies import quick
 
 from tessera.training import KeyedJaggedTensor
 from tessera.training.modules.hashing import FeatureHasher, HashSpec, hash_ids
+from tests.training.jagged_strategies import quick
 
 MASK = 2**64 - 1
 EDGES = [0, 1, -1, 2**31 - 1, -(2**31), 2**32 - 1, 2**63 - 1, -(2**63), 2**33, 12345678901234]

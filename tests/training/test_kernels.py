@@ -4,8 +4,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import DEVICE, Double, group
-from optimizer_reference import STATES
 
 from tessera.errors import UserError
 from tessera.training import KeyedJaggedTensor
@@ -16,11 +14,13 @@ from tessera.training.distributed.batched_embedding_kernel import (
     BatchedFusedEmbeddingBag,
 )
 from tessera.training.distributed.embedding_types import EmbeddingComputeKernel
-from tessera.training.distributed.kernels.row_sparse import RowSparseTables
-from tessera.training.distributed.kernels.tbe import TbeTables
-from tessera.training.distributed.plan_types import ShardingType
+from tessera.training.distributed.plan.plan_types import ShardingType
+from tessera.training.distributed.tables.kernels.row_sparse import RowSparseTables
+from tessera.training.distributed.tables.kernels.tbe import TbeTables
 from tessera.training.modules.embedding_configs import DataType
 from tessera.training.optim.optimizers import in_backward_optimizer_filter
+from tests.training.kernel_cases import DEVICE, Double, group
+from tests.training.optimizer_reference import STATES
 
 KINDS = list(STATES)
 on_gpu = pytest.mark.gpu if DEVICE.type == "cuda" else lambda test: test

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from ranks import rank_device, run_on_ranks
 from torch import nn
 
 from tessera.training import CombinedOptimizer, KeyedOptimizerWrapper
@@ -12,6 +11,7 @@ from tessera.training.optim.clipping import GradientClipping, GradientClippingOp
 from tessera.training.optim.fused import EmptyFusedOptimizer
 from tessera.training.optim.keyed import OptimizerWrapper
 from tessera.training.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
+from tests.training.ranks import rank_device, run_on_ranks
 
 
 def wrapped(model, factory=lambda params: torch.optim.Adam(params, lr=0.1)):

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from ranks import rank_device, run_on_ranks, whole_on_each_rank
 from torch import distributed as dist
 from torch import nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
@@ -29,6 +28,7 @@ from tessera.training.distributed.model_parallel import (
     get_module,
     get_unwrapped_module,
 )
+from tests.training.ranks import rank_device, run_on_ranks, whole_on_each_rank
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use DTensor:FutureWarning")
 

@@ -292,7 +292,10 @@ def test_features_are_settled_for_the_package():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"arch": "dlmr"}, "arch is 'dlmr'; give one of dlrm, dlrm_dcn"),
+        (
+            {"arch": "dlmr"},
+            "arch is 'dlmr'; give one of custom, deepfm, dlrm, dlrm_dcn; did you mean dlrm",
+        ),
         ({"embedding_dim": 0}, "embedding_dim is 0"),
         ({"over_layers": ()}, "over_layers is empty"),
         ({"dense_layers": (8, 0)}, "dense_layers is 0"),
@@ -325,3 +328,14 @@ def test_configs_that_do_not_fit_the_data_are_refused(tables, message):
 def test_a_model_needs_a_sparse_feature():
     with pytest.raises(UserError, match="no sparse features"):
         build_ranking_model(ModelConfig(), ["d"], [])
+
+
+@pytest.mark.parametrize("arch", ["dlrm", "dlrm_dcn"])
+def test_a_model_names_its_logit_layers_and_its_collections(arch):
+    model = build_ranking_model(ModelConfig(arch=arch, rows=10), ["x"], ["a"]).eval()
+    assert list(model.collections()) == ["arch.sparse_arch.embedding_bag_collection"]
+    (name,) = model.logit_layers()
+    outputs = []
+    model.get_submodule(name).register_forward_hook(lambda _, __, output: outputs.append(output))
+    scores = model(torch.randn(3, 1), random_kjt(3, names=["a"]))
+    assert torch.equal(outputs[0].squeeze(1), scores)

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ranks import rank_device, run_on_ranks
-from sharded_cases import LR, Case, Table, kjt_of, plan_of
-from sharded_cases import shard as shard_pooled
 from torch import distributed as dist
 
 from tessera.training import EmbeddingCollection, EmbeddingConfig
 from tessera.training.distributed.embedding import EmbeddingCollectionSharder
 from tessera.training.distributed.types import ShardingEnv
+from tests.training.ranks import rank_device, run_on_ranks
+from tests.training.sharded_cases import LR, Case, Table, kjt_of, plan_of
+from tests.training.sharded_cases import shard as shard_pooled
 
 TABLES = (Table("first", 9, 4, ("a", "b")), Table("second", 5, 4, ("c",)))
 PLANS = {

@@ -2,9 +2,6 @@
 
 import pytest
 import torch
-from ranks import rank_device, run_on_ranks
-from sharded_cases import check, gradient, kjt_of, local_shards, plain_collection
-from test_sharded_ebc import BATCHES, TABLES, Case
 from torch import distributed as dist
 
 from tessera.training import DistributedModelParallel, EmbeddingBagCollectionSharder
@@ -15,6 +12,9 @@ from tessera.training.distributed.planner import (
 )
 from tessera.training.distributed.types import ShardingType
 from tessera.training.optim.optimizers import in_backward_optimizer_filter
+from tests.training.ranks import rank_device, run_on_ranks
+from tests.training.sharded_cases import check, gradient, kjt_of, local_shards, plain_collection
+from tests.training.test_sharded_ebc import BATCHES, TABLES, Case
 
 KINDS = [kind.value for kind in ShardingType]
 

@@ -5,10 +5,9 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranks import rank_device, run_on_ranks
 
 from tessera.training.distributed import comm_ops
-from tessera.training.distributed.comm_ops.transport import decode_pieces, encode_pieces
+from tessera.training.distributed.comm.transport import decode_pieces, encode_pieces
 from tessera.training.distributed.fbgemm_qcomm_codec import (
     CommType,
     QCommsConfig,
@@ -16,6 +15,7 @@ from tessera.training.distributed.fbgemm_qcomm_codec import (
     get_qcomm_codecs_registry,
 )
 from tessera.training.distributed.types import CommOp, QuantizedCommCodec
+from tests.training.ranks import rank_device, run_on_ranks
 
 WIDTHS = {"fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 KINDS = [CommType(name) for name in WIDTHS]

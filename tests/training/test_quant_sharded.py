@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jagged_strategies import bags_of, quick
 from torch import nn
 
 from tessera.training import (
@@ -22,7 +21,7 @@ from tessera.training.distributed.dist_data import (
     KJTOneToAll,
     SeqEmbeddingsAllToOne,
 )
-from tessera.training.distributed.infer_lookup import InferGroupedPooledEmbeddingsLookup
+from tessera.training.distributed.inference.lookup import InferGroupedPooledEmbeddingsLookup
 from tessera.training.distributed.quant_embedding import QuantEmbeddingCollectionSharder
 from tessera.training.distributed.quant_embeddingbag import (
     QuantEmbeddingBagCollectionSharder,
@@ -37,6 +36,7 @@ from tessera.training.distributed.types import (
 from tessera.training.fx import symbolic_trace
 from tessera.training.quant.embedding_modules import EmbeddingBagCollection as QuantBags
 from tessera.training.quant.embedding_modules import EmbeddingCollection as QuantCollection
+from tests.training.jagged_strategies import bags_of, quick
 
 ROWS = {"x": 7, "y": 3, "z": 5}
 TYPES = ("table_wise", "column_wise", "row_wise")

@@ -5,7 +5,8 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import RankError, rank_device, run_on_ranks
+
+from tests.training.ranks import RankError, rank_device, run_on_ranks
 
 
 def _sum_of_ranks(start):

@@ -7,16 +7,11 @@ import pickle
 import zipfile
 
 import pytest
-import test_sharded_ec
 import torch
-from ranks import rank_device, run_on_ranks
-from sharded_cases import Case, Table, bags, kjt_of, local_shards, plain_collection, shard
-from test_sharded_ebc import BATCHES, TABLES, plans
 from torch import distributed as dist
 from torch import nn
 
 from tessera.training import CombinedOptimizer, DistributedModelParallel, KeyedOptimizerWrapper
-from tessera.training.distributed import checkpoint_writer
 from tessera.training.distributed.checkpoint import (
     async_save_checkpoint,
     load_checkpoint,
@@ -24,8 +19,9 @@ from tessera.training.distributed.checkpoint import (
     read_extra,
     save_checkpoint,
 )
-from tessera.training.distributed.checkpoint_error import CheckpointError
-from tessera.training.distributed.checkpoint_names import replaced_path, restore_replaced
+from tessera.training.distributed.checkpoint import writer as checkpoint_writer
+from tessera.training.distributed.checkpoint.errors import CheckpointError
+from tessera.training.distributed.checkpoint.folder_names import replaced_path, restore_replaced
 from tessera.training.optim import (
     GradientClipping,
     GradientClippingOptimizer,
@@ -36,6 +32,18 @@ from tessera.training.optim import (
 )
 from tessera.training.optim.optimizers import in_backward_optimizer_filter
 from tessera.training.optim.rowwise_adagrad import RowWiseAdagrad
+from tests.training import test_sharded_ec
+from tests.training.ranks import rank_device, run_on_ranks
+from tests.training.sharded_cases import (
+    Case,
+    Table,
+    bags,
+    kjt_of,
+    local_shards,
+    plain_collection,
+    shard,
+)
+from tests.training.test_sharded_ebc import BATCHES, TABLES, plans
 
 DENSE = {
     "adam": lambda params: optimizers.Adam(params, lr=0.1),
@@ -45,7 +53,7 @@ DENSE = {
 
 
 def cases_of(world, kind):
-    """Of one rank only the plans that it holds differently."""
+    """The plans to try; for one rank only those that it holds differently."""
     last = world - 1
     dense = {
         "big": ("row_wise", {"compute_kernel": "dense"}),

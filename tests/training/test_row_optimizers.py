@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from optimizer_reference import STATES, new_states, update_row
 from torch import nn
 
 from tessera.training.optim import optimizers
@@ -13,6 +12,7 @@ from tessera.training.optim.apply_optimizer_in_backward import (
 )
 from tessera.training.optim.fused import EmbOptimType, FusedParams
 from tessera.training.optim.rowwise_adagrad import RowWiseAdagrad
+from tests.training.optimizer_reference import STATES, new_states, update_row
 
 OURS = {
     "exact_sgd": optimizers.SGD,

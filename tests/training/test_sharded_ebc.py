@@ -5,11 +5,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ranks import run_on_ranks
-from sharded_cases import Case, Table, check, run_cases
 
 from tessera.training import EmbOptimType
 from tessera.training.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig
+from tests.training.ranks import run_on_ranks
+from tests.training.sharded_cases import Case, Table, check, run_cases
 
 TABLES = (
     Table("big", 19, 8, ("u", "shared")),

@@ -5,19 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from optimizer_reference import new_states, update_row
-from ranks import rank_device, run_on_ranks
-from sharded_cases import (
-    EPS,
-    LR,
-    Case,
-    Table,
-    bags,
-    check_close,
-    check_shards,
-    column_blocks,
-    plan_of,
-)
 from torch import distributed as dist
 
 from tessera.training.distributed import sharding_plan
@@ -32,16 +19,29 @@ from tessera.training.distributed.fbgemm_qcomm_codec import (
     QCommsConfig,
     get_qcomm_codecs_registry,
 )
-from tessera.training.distributed.index_dedup import IndexDeduplicator
 from tessera.training.distributed.model_parallel import (
     DistributedModelParallel,
     get_unwrapped_module,
 )
+from tessera.training.distributed.travel.index_dedup import IndexDeduplicator
 from tessera.training.distributed.types import LazyAwaitable, ShardingEnv
 from tessera.training.modules.embedding_configs import EmbeddingConfig
 from tessera.training.modules.embedding_modules import EmbeddingCollection
 from tessera.training.optim.optimizers import in_backward_optimizer_filter
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+from tests.training.optimizer_reference import new_states, update_row
+from tests.training.ranks import rank_device, run_on_ranks
+from tests.training.sharded_cases import (
+    EPS,
+    LR,
+    Case,
+    Table,
+    bags,
+    check_close,
+    check_shards,
+    column_blocks,
+    plan_of,
+)
 
 D = 12
 TABLES = (
@@ -546,7 +546,7 @@ def test_an_unknown_sharding_type_is_refused():
     sharder = EmbeddingCollectionSharder()
     plan = plan_alone(plans(1)["table_wise"], sharder)
     plan["big"].sharding_type = "diagonal"
-    with pytest.raises(ValueError, match="sharding_type is 'diagonal'; give one of table_wise"):
+    with pytest.raises(ValueError, match="sharding_type is 'diagonal'; give one of data_par"):
         sharder.shard(plain(case), plan, ShardingEnv.from_local(1, 0))
 
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from ranks import rank_device, run_on_ranks
 from torch import distributed as dist
 from torch import nn
 
@@ -22,6 +21,7 @@ from tessera.training.modules.embedding_modules import EmbeddingCollection
 from tessera.training.optim.keyed import KeyedOptimizerWrapper
 from tessera.training.optim.optimizers import in_backward_optimizer_filter
 from tessera.training.streamable import Pipelineable
+from tests.training.ranks import rank_device, run_on_ranks
 
 ROWS, DIM, STEPS = 20, 8, 5
 NAMES = ("clicks", "views", "buys")

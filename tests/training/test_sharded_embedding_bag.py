@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from ranks import rank_device, run_on_ranks
 from torch import distributed as dist
 from torch import nn
 
@@ -13,6 +12,7 @@ from tessera.training.distributed.embeddingbag import (
 )
 from tessera.training.distributed.model_parallel import DistributedModelParallel
 from tessera.training.distributed.types import ParameterSharding, ShardingEnv, ShardingPlan
+from tests.training.ranks import rank_device, run_on_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use DTensor:FutureWarning")
 

@@ -2,9 +2,6 @@
 
 import pytest
 import torch
-from ranks import rank_device, run_on_ranks, uses_cuda, whole_on_each_rank
-from sharded_cases import Case, kjt_of, local_shards, plain_collection, plan_of, shard
-from test_sharded_ebc import NAMES, TABLES, plans
 from torch import distributed as dist
 from torch.distributed import checkpoint as torch_checkpoint
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
@@ -14,6 +11,16 @@ from tessera.training.distributed.model_parallel import DistributedModelParallel
 from tessera.training.distributed.types import ShardingEnv, ShardingPlan
 from tessera.training.optim import CombinedOptimizer, KeyedOptimizerWrapper
 from tessera.training.optim.optimizers import in_backward_optimizer_filter
+from tests.training.ranks import rank_device, run_on_ranks, uses_cuda, whole_on_each_rank
+from tests.training.sharded_cases import (
+    Case,
+    kjt_of,
+    local_shards,
+    plain_collection,
+    plan_of,
+    shard,
+)
+from tests.training.test_sharded_ebc import NAMES, TABLES, plans
 
 pytestmark = [
     pytest.mark.multi_gpu,

@@ -2,9 +2,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jagged_strategies import bags_of, quick
 
 from tessera.training import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from tests.training.jagged_strategies import bags_of, quick
 
 ROWS = {"a": 9, "b": 5, "c": 30}
 int64 = torch.int64

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jagged_strategies import bags_of, quick
 from torch import nn
 from torch.utils import _pytree
 
@@ -21,6 +20,7 @@ from tessera.training.sparse.jagged_tensor import (
     jt_is_equal,
     kjt_is_equal,
 )
+from tests.training.jagged_strategies import bags_of, quick
 
 ROWS = {"a": 9, "b": 5, "c": 30}
 

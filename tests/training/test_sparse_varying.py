@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jagged_strategies import quick
 
 from tessera.training import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from tessera.training.sparse.jagged_tensor import JaggedTensor, kjt_is_equal
+from tests.training.jagged_strategies import quick
 
 KEYS = ["a", "b", "c"]
 

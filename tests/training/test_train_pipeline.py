@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from ranks import rank_device, run_on_ranks, uses_cuda
 from torch import distributed as dist
 from torch import nn
 
@@ -37,6 +36,7 @@ from tessera.training.distributed.train_pipeline import (
 )
 from tessera.training.distributed.train_pipeline.tracing import pipelineable_modules, trace
 from tessera.training.streamable import Pipelineable
+from tests.training.ranks import rank_device, run_on_ranks, uses_cuda
 
 ROWS, DIM, DENSE, STEPS = 40, 8, 3, 7
 

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from ranks import run_on_ranks
+from tests.training.ranks import run_on_ranks
 
 DOCS = Path(__file__).parents[2] / "docs" / "training.md"
 

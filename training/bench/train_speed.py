@@ -40,10 +40,10 @@ from tessera.training import (
     EmbeddingBagConfig,
     KeyedJaggedTensor,
     KeyedOptimizerWrapper,
-    ModelConfig,
     build_ranking_model,
     in_backward_optimizer_filter,
 )
+from tessera.training.models.architectures.dlrm import DLRMConfig
 
 F_SPARSE, F_DENSE, ROWS, DIM = 26, 13, 100_000, 64
 LEARNING_RATE = 0.01
@@ -130,7 +130,7 @@ class PlainDLRM(nn.Module):
         return logits.squeeze(1)
 
     def look_up(self, batch: RawBatch) -> Tensor:
-        """``[B, 26, D]``."""
+        """The vectors of all features, ``[B, 26, D]``."""
         size = batch.dense.size(0)
         if self.one_table:
             ids = (batch.ids_FB + self.shift).t().flatten()
@@ -198,7 +198,7 @@ def dlrm_step(arch: str, *, bf16: bool) -> Step:
 
 def ranking_step(arch: str, *, bf16: bool) -> Step:
     dense, over = ARCHS[arch]
-    config = ModelConfig(embedding_dim=DIM, rows=ROWS, dense_layers=dense, over_layers=over)
+    config = DLRMConfig(embedding_dim=DIM, rows=ROWS, dense_layers=dense, over_layers=over)
     model = build_ranking_model(config, [f"d{i}" for i in range(F_DENSE)], NAMES, device="meta")
     return fused_step(model, lambda dmp, batch: dmp(batch.dense, batch.kjt()), bf16=bf16)
 

@@ -1,18 +1,23 @@
-"""The description of a ranking model: what a training config says under ``model:``."""
+"""The description of a ranking model: what a training config says under ``model:``.
+
+`ModelConfig` holds what every architecture has: the features and their tables.  Each
+architecture adds fields of its own in a module of `tessera.training.models.architectures`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from tessera.errors import UserError
+from tessera.training.modules.choices import DenseMissing, Hashing, OutOfRange, Pooling
+from tessera.training.variants import Variants
 
-Arch = Literal["dlrm", "dlrm_dcn"]
-DenseMissing = Literal["indicator", "zero"]
-Hashing = Literal["none", "modulo", "murmur3"]
-OutOfRange = Literal["reject", "clamp", "hash"]
-Pooling = Literal["sum", "mean"]
+if TYPE_CHECKING:
+    from torch import nn
+
+    from tessera.training.models.inputs import ModelInputs
 
 
 def _choice(name: str, value: str | None, allowed: Any) -> None:
@@ -20,7 +25,12 @@ def _choice(name: str, value: str | None, allowed: Any) -> None:
         raise UserError(f"{name} is {value!r}; give one of {', '.join(get_args(allowed))}")
 
 
-def _positive(name: str, values: Iterable[int | None]) -> None:
+def positive(name: str, values: Iterable[int | None]) -> None:
+    """Check that every value is at least 1, or None.
+
+    Raises:
+        UserError: one is not.
+    """
     for value in values:
         if value is not None and value < 1:
             raise UserError(f"{name} is {value}; give a number of at least 1")
@@ -32,7 +42,7 @@ class TableConfig:
 
     Attributes:
         rows: the table's number of rows.
-        dim: the embedding dimension (``dlrm`` needs the same for all features).
+        dim: the embedding dimension (some architectures need the same for all features).
         pooling: how the vectors of one bag become one.
         hashing: how a raw id becomes a row.
         out_of_range: under ``hashing: none``, what becomes of an id outside the table.
@@ -49,8 +59,8 @@ class TableConfig:
     weighted: bool = False
 
     def __post_init__(self) -> None:
-        _positive("rows", [self.rows])
-        _positive("dim", [self.dim])
+        positive("rows", [self.rows])
+        positive("dim", [self.dim])
         _choice("pooling", self.pooling, Pooling)
         _choice("hashing", self.hashing, Hashing)
         _choice("out_of_range", self.out_of_range, OutOfRange)
@@ -60,69 +70,125 @@ class TableConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A ranking model.
+    """A ranking model: its features, its tables, and (in the subclasses) its architecture.
+
+    ``ModelConfig(arch="dlrm_dcn", ...)`` makes the subclass that is registered under that name,
+    and ``ModelConfig(factory="pkg.module:function", ...)`` the one for modules of the user's.
 
     Attributes:
-        arch: ``dlrm`` (dot interaction) or ``dlrm_dcn`` (low-rank cross network).
+        arch: the architecture's name.
         embedding_dim: columns of the tables.
-        dense_layers: hidden layers of the bottom MLP; its last layer, of ``embedding_dim``, is
-            added.
-        over_layers: hidden layers of the top MLP; its last layer, the logit, is added.
-        dcn_num_layers: layers of the cross network (``dlrm_dcn`` only).
-        dcn_low_rank_dim: rank of its matrices (``dlrm_dcn`` only).
         rows: rows of a table that ``tables`` does not name.
-        pooling: likewise.
-        hashing: likewise.
-        out_of_range: likewise.
+        pooling: pooling of a table that ``tables`` does not name.
+        hashing: hashing rule of a table that ``tables`` does not name.
+        out_of_range: what becomes of ids outside a table that ``tables`` does not name.
         tables: per feature, what differs from the defaults.
         dense_missing: a missing (NaN) dense value becomes 0, with a 0/1 column that tells
             (``indicator``) or without (``zero``).
-        dropout: share of the top MLP's hidden outputs that training sets to zero.
         embedding_init: tables begin uniform in plus and minus this; None: ``sqrt(1 / rows)``.
 
     Raises:
         UserError: naming field, value and remedy.
     """
 
-    arch: Arch = "dlrm"
+    variants: ClassVar[Variants] = Variants(
+        "arch",
+        default="dlrm",
+        implied={"factory": "custom"},
+        package="tessera.training.models.architectures",
+    )
+
+    arch: str = "dlrm"
     embedding_dim: int = 16
-    dense_layers: tuple[int, ...] = (128, 64)
-    over_layers: tuple[int, ...] = (128, 64)
-    dcn_num_layers: int = 3
-    dcn_low_rank_dim: int = 64
     rows: int = 100_000
     pooling: Pooling = "sum"
     hashing: Hashing = "murmur3"
     out_of_range: OutOfRange = "clamp"
     tables: dict[str, TableConfig] = field(default_factory=dict)
     dense_missing: DenseMissing = "indicator"
-    dropout: float = 0.0
     embedding_init: float | None = None
 
+    def __new__(cls, **fields: Any) -> ModelConfig:  # noqa: PYI034 - of a subclass
+        """An instance of the architecture that the fields name, as `pathlib.Path` does it."""
+        if cls is ModelConfig:
+            cls = cls.variants.find(cls.variants.chosen(fields))  # noqa: PLW0642 - the subclass
+        return object.__new__(cls)
+
     def __post_init__(self) -> None:
-        _choice("arch", self.arch, Arch)
         _choice("pooling", self.pooling, Pooling)
         _choice("hashing", self.hashing, Hashing)
         _choice("out_of_range", self.out_of_range, OutOfRange)
         _choice("dense_missing", self.dense_missing, DenseMissing)
-        _positive("embedding_dim", [self.embedding_dim])
-        _positive("dense_layers", self.dense_layers)
-        _positive("over_layers", self.over_layers)
-        _positive("dcn_num_layers", [self.dcn_num_layers])
-        _positive("dcn_low_rank_dim", [self.dcn_low_rank_dim])
-        _positive("rows", [self.rows])
+        positive("embedding_dim", [self.embedding_dim])
+        positive("rows", [self.rows])
+        if self.embedding_init is not None and self.embedding_init < 0:
+            raise UserError(f"embedding_init is {self.embedding_init}; give 0 or more")
+
+    def build(self, inputs: ModelInputs) -> nn.Module:
+        """The architecture with fresh weights.
+
+        Args:
+            inputs: what it is given, and the tables of its features.
+
+        Returns:
+            A module that takes ``[B, inputs.dense_columns]`` float32 and the features' rows as a
+            `KeyedJaggedTensor`, and returns logits ``[B, 1]`` float32.
+
+        Raises:
+            UserError: the config does not fit the features.
+        """
+        raise NotImplementedError
+
+    def logit_layers(self) -> tuple[str, ...]:
+        """Dotted names, within what `build` returns, of the ``nn.Linear`` that make the logit.
+
+        The trainer begins their biases at the log-odds of the labels.
+        """
+        raise NotImplementedError
+
+    def require_one_dim(self) -> None:
+        """Check that no feature has an embedding dimension of its own.
+
+        Raises:
+            UserError: one has.
+        """
+        for feature, own in self.tables.items():
+            if own.dim not in {None, self.embedding_dim}:
+                raise UserError(
+                    f"tables.{feature}.dim is {own.dim} but embedding_dim is "
+                    f"{self.embedding_dim}; arch {self.arch} needs one size, dlrm_dcn takes mixed "
+                    "ones"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLPModelConfig(ModelConfig):
+    """What architectures with a bottom and a top MLP share; not an architecture by itself.
+
+    Attributes:
+        dense_layers: hidden layers of the bottom MLP; its last layer, of ``embedding_dim``, is
+            added.
+        over_layers: hidden layers of the top MLP; its last layer, the logit, is added.
+        dropout: share of the top MLP's hidden outputs that training sets to zero.
+    """
+
+    dense_layers: tuple[int, ...] = (128, 64)
+    over_layers: tuple[int, ...] = (128, 64)
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive("dense_layers", self.dense_layers)
+        positive("over_layers", self.over_layers)
         if not self.over_layers:
             raise UserError("over_layers is empty; give at least one hidden layer")
         if not 0 <= self.dropout < 1:
             raise UserError(f"dropout is {self.dropout}; give a share from 0 to below 1")
-        if self.embedding_init is not None and self.embedding_init < 0:
-            raise UserError(f"embedding_init is {self.embedding_init}; give 0 or more")
-        self._check_tables()
 
-    def _check_tables(self) -> None:
-        for feature, own in self.tables.items():
-            if self.arch == "dlrm" and own.dim not in {None, self.embedding_dim}:
-                raise UserError(
-                    f"tables.{feature}.dim is {own.dim} but embedding_dim is "
-                    f"{self.embedding_dim}; arch dlrm needs one size, dlrm_dcn takes mixed ones"
-                )
+    def logit_layers(self) -> tuple[str, ...]:
+        """The last layer of `tessera.training.models.dlrm.OverArch`."""
+        return ("over_arch.model.1",)
+
+
+architecture = ModelConfig.variants.add
+"""Registers a subclass of `ModelConfig` under the default of its field ``arch``."""

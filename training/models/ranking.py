@@ -6,40 +6,17 @@ Shapes: ``B`` samples, ``N`` ids of all features.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from tessera.errors import UserError
-from tessera.training.models.config import (
-    DenseMissing,
-    Hashing,
-    ModelConfig,
-    OutOfRange,
-    Pooling,
-    TableConfig,
-)
-from tessera.training.models.dlrm import DLRM, DLRM_DCN
-from tessera.training.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from tessera.training.models.config import ModelConfig, TableConfig
+from tessera.training.models.inputs import ModelInputs, SparseFeature
+from tessera.training.modules.choices import DenseMissing
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.modules.hashing import FeatureHasher, HashSpec
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class SparseFeature:
-    """One sparse feature with everything settled; the fields of a package's feature."""
-
-    name: str
-    group: Literal["id_list", "id_score_list"]
-    table: str
-    rows: int
-    dim: int
-    pooling: Pooling
-    hashing: Hashing
-    out_of_range: OutOfRange
 
 
 class MissingValueEncoder(nn.Module):
@@ -85,7 +62,7 @@ class RankingModel(nn.Module):
         features: the sparse features, in the order of the keys that `forward` expects.
         encoder: `MissingValueEncoder`.
         hasher: `FeatureHasher`.
-        arch: `DLRM` or `DLRM_DCN`; its tables are ``arch.sparse_arch.embedding_bag_collection``.
+        arch: the architecture: dense values ``[B, N]`` and rows' numbers to logits ``[B, 1]``.
     """
 
     def __init__(
@@ -95,7 +72,8 @@ class RankingModel(nn.Module):
         features: Sequence[SparseFeature],
         encoder: MissingValueEncoder,
         hasher: FeatureHasher,
-        arch: DLRM | DLRM_DCN,
+        arch: nn.Module,
+        logit_layers: Sequence[str],
     ) -> None:
         super().__init__()
         self.dense_names = tuple(dense_names)
@@ -103,6 +81,25 @@ class RankingModel(nn.Module):
         self.encoder = encoder
         self.hasher = hasher
         self.arch = arch
+        self._logit_layers = tuple(f"arch.{name}" for name in logit_layers)
+
+    def logit_layers(self) -> tuple[str, ...]:
+        """Dotted names of the modules whose outputs are logits (or terms of them).
+
+        Each is an ``nn.Linear`` of this module, found with ``get_submodule``.
+        """
+        return self._logit_layers
+
+    def collections(self) -> dict[str, EmbeddingBagCollection]:
+        """The collections of tables by their dotted names, in the order of their declaration.
+
+        Those that are sharded, as they are while the model is trained, are left out.
+        """
+        return {
+            name: part
+            for name, part in self.named_modules()
+            if isinstance(part, EmbeddingBagCollection)
+        }
 
     def input_schema_features(self) -> list[dict[str, str | int]]:
         """The sparse features as plain data, for a package's schema.
@@ -127,6 +124,61 @@ class RankingModel(nn.Module):
         dense = self.encoder(dense_features, sparse_features.stride())
         logits: Tensor = self.arch(dense, self.hasher(sparse_features))
         return logits.squeeze(1)
+
+
+def build_ranking_model(
+    config: ModelConfig,
+    dense_names: Sequence[str],
+    sparse_names: Sequence[str],
+    *,
+    device: torch.device | str | None = None,
+) -> RankingModel:
+    """Build the model that ``config`` describes for the features that the data has.
+
+    Args:
+        config: the description.
+        dense_names: the data's dense features, possibly none.
+        sparse_names: the data's sparse features, at least one.
+        device: where the tables live; ``meta`` leaves their memory to
+            `DistributedModelParallel`, so that they never exist twice.
+
+    Raises:
+        UserError: config and data do not fit.
+    """
+    features = settle_features(config, sparse_names)
+    encoder = MissingValueEncoder(len(dense_names), config.dense_missing)
+    hasher = FeatureHasher(
+        [
+            HashSpec(
+                name=feature.name,
+                rows=feature.rows,
+                hashing=feature.hashing,
+                out_of_range=feature.out_of_range,
+            )
+            for feature in features
+        ]
+    )
+    inputs = ModelInputs(
+        dense_columns=encoder.out_features,
+        features=tuple(features),
+        embedding_init=config.embedding_init,
+        device=device,
+    )
+    arch = config.build(inputs)
+    for name in config.logit_layers():
+        if not isinstance(dict(arch.named_modules()).get(name), nn.Linear):
+            raise UserError(
+                f"the logit layer {name!r} is not an nn.Linear of {type(arch).__name__}; name one of "
+                + ", ".join(n for n, part in arch.named_modules() if isinstance(part, nn.Linear))
+            )
+    return RankingModel(
+        dense_names=dense_names,
+        features=features,
+        encoder=encoder,
+        hasher=hasher,
+        arch=arch,
+        logit_layers=config.logit_layers(),
+    )
 
 
 def settle_features(config: ModelConfig, sparse_names: Sequence[str]) -> list[SparseFeature]:
@@ -168,80 +220,4 @@ def _settle(config: ModelConfig, name: str) -> SparseFeature:
         pooling=own.pooling or config.pooling,
         hashing=own.hashing or config.hashing,
         out_of_range=own.out_of_range or config.out_of_range,
-    )
-
-
-def _tables(config: ModelConfig, features: Sequence[SparseFeature]) -> list[EmbeddingBagConfig]:
-    tables: dict[str, EmbeddingBagConfig] = {}
-    bound = config.embedding_init
-    for feature in features:
-        table = tables.setdefault(
-            feature.table,
-            EmbeddingBagConfig(
-                num_embeddings=feature.rows,
-                embedding_dim=feature.dim,
-                name=feature.table,
-                pooling=PoolingType.MEAN if feature.pooling == "mean" else PoolingType.SUM,
-                weight_init_max=bound,
-                weight_init_min=None if bound is None else -bound,
-            ),
-        )
-        table.feature_names.append(feature.name)
-    return list(tables.values())
-
-
-def build_ranking_model(
-    config: ModelConfig,
-    dense_names: Sequence[str],
-    sparse_names: Sequence[str],
-    *,
-    device: torch.device | str | None = None,
-) -> RankingModel:
-    """Build the model that ``config`` describes for the features that the data has.
-
-    Args:
-        config: the description.
-        dense_names: the data's dense features, possibly none.
-        sparse_names: the data's sparse features, at least one.
-        device: where the tables live; ``meta`` leaves their memory to
-            `DistributedModelParallel`, so that they never exist twice.
-
-    Raises:
-        UserError: config and data do not fit.
-    """
-    features = settle_features(config, sparse_names)
-    encoder = MissingValueEncoder(len(dense_names), config.dense_missing)
-    hasher = FeatureHasher(
-        [
-            HashSpec(
-                name=feature.name,
-                rows=feature.rows,
-                hashing=feature.hashing,
-                out_of_range=feature.out_of_range,
-            )
-            for feature in features
-        ]
-    )
-    tables = EmbeddingBagCollection(
-        _tables(config, features),
-        is_weighted=any(feature.group == "id_score_list" for feature in features),
-        device=device,
-    )
-    dense_sizes = [*config.dense_layers, config.embedding_dim]
-    over_sizes = [*config.over_layers, 1]
-    arch: DLRM | DLRM_DCN
-    if config.arch == "dlrm":
-        arch = DLRM(tables, encoder.out_features, dense_sizes, over_sizes, dropout=config.dropout)
-    else:
-        arch = DLRM_DCN(
-            tables,
-            encoder.out_features,
-            dense_sizes,
-            over_sizes,
-            config.dcn_num_layers,
-            config.dcn_low_rank_dim,
-            dropout=config.dropout,
-        )
-    return RankingModel(
-        dense_names=dense_names, features=features, encoder=encoder, hasher=hasher, arch=arch
     )

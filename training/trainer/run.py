@@ -23,7 +23,7 @@ from tessera.training.config import (
 )
 from tessera.training.data import open_data
 from tessera.training.data.dataset import DatasetView, DataSplits
-from tessera.training.distributed.checkpoint_names import restore_replaced
+from tessera.training.distributed.checkpoint.folder_names import restore_replaced
 from tessera.training.trainer.assembly import Assembly, assemble
 from tessera.training.trainer.checkpoint import (
     Checkpoint,
@@ -43,7 +43,7 @@ from tessera.training.trainer.ranks import Ranks, device_of, joined_ranks
 from tessera.training.trainer.run_folder import RunFolder
 
 RATE_ROWS = 1 << 20
-"""So many rows say the share of positive ones well enough (to 0.05 points)."""
+"""Rows that are enough to know the share of positive ones (to 0.05 points)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,10 +286,9 @@ class _Run:
             if len(view) == 0:
                 continue
             pass_metrics = evaluate(
-                self.assembly.model,
+                self.assembly,
                 view,
                 batch_size=self.config.train.eval_batch_size,
-                ranks=self.ranks,
                 should_stop=self.should_stop,
             )
             if pass_metrics is None:

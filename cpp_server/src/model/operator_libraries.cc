@@ -23,17 +23,24 @@ constexpr const char* kBuild =
 struct Library {
   std::vector<std::string> operators;  // that loading it must register
   const char* remedy;                  // where it is missing
+  bool needs_libtorch = false;         // see load_libtorch
 };
 
 // The libraries that a package may name.
 const std::map<std::string, Library>& known_libraries() {
   static const std::map<std::string, Library> known = {
       {"fbgemm_gpu_tbe_inference",
-       {{"fbgemm::int_nbit_split_embedding_codegen_lookup_function"}, kInstall}},
-      {"fbgemm_gpu_sparse_async_cumsum", {{"fbgemm::asynchronous_complete_cumsum"}, kInstall}},
+       {.operators = {"fbgemm::int_nbit_split_embedding_codegen_lookup_function"},
+        .remedy = kInstall,
+        .needs_libtorch = true}},
+      {"fbgemm_gpu_sparse_async_cumsum",
+       {.operators = {"fbgemm::asynchronous_complete_cumsum"},
+        .remedy = kInstall,
+        .needs_libtorch = true}},
       {"tessera_ops",
-       {{"tessera::lookup", "tessera::dot_interaction", "tessera::linear", "tessera::linear_bf16"},
-        kBuild}},
+       {.operators = {"tessera::lookup", "tessera::dot_interaction", "tessera::linear",
+                      "tessera::linear_bf16"},
+        .remedy = kBuild}},
   };
   return known;
 }
@@ -61,6 +68,31 @@ fs::path find_library(const std::string& name, const std::vector<fs::path>& fold
                           searched.empty() ? "any folder" : searched, "; ", remedy));
 }
 
+// LibTorch's folder, as the linker found it; empty where it cannot be told.
+fs::path torch_folder() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<const void*>(&c10::Dispatcher::realSingleton), &info) == 0 ||
+      info.dli_fname == nullptr) {
+    return {};
+  }
+  std::error_code failed;
+  const fs::path library = fs::canonical(info.dli_fname, failed);
+  return failed ? fs::path() : library.parent_path();
+}
+
+// FBGEMM's libraries depend on libtorch.so, which has no content and which this program does not
+// link, and they search only their own folder for it. Once it is loaded, they find it by its name.
+void load_libtorch() {
+  const fs::path path = torch_folder() / "libtorch.so";
+  std::error_code ignored;
+  if (!fs::is_regular_file(path, ignored)) return;  // the library that needs it will say so
+  if (dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+    const char* const reason = dlerror();
+    throw LibraryError(text(path.string(), " does not load: ", reason == nullptr ? "unknown" : reason,
+                            "; install torch again, the release that this server was built with"));
+  }
+}
+
 // The folder where kernels/build.py puts the library, where this program was built beside it:
 // CHECKOUT/build/cpp/PRESET/tessera-server -> CHECKOUT/kernels/lib. Empty elsewhere.
 fs::path checkout_libraries() {
@@ -82,17 +114,11 @@ std::vector<fs::path> library_folders(const std::vector<std::string>& given) {
     }
   }
   if (const fs::path built = checkout_libraries(); !built.empty()) folders.push_back(built);
-  // site-packages/torch/lib/libtorch_cpu.so -> site-packages/fbgemm_gpu
-  Dl_info info{};
-  if (dladdr(reinterpret_cast<const void*>(&c10::Dispatcher::realSingleton), &info) != 0 &&
-      info.dli_fname != nullptr) {
-    std::error_code failed;
-    const fs::path library = fs::canonical(info.dli_fname, failed);
-    if (!failed) {
-      const fs::path packages = library.parent_path().parent_path().parent_path();
-      folders.push_back(packages / "fbgemm_gpu");
-      folders.push_back(packages / "tessera" / "kernels" / "lib");
-    }
+  // site-packages/torch/lib -> site-packages/fbgemm_gpu
+  if (const fs::path torch = torch_folder(); !torch.empty()) {
+    const fs::path packages = torch.parent_path().parent_path();
+    folders.push_back(packages / "fbgemm_gpu");
+    folders.push_back(packages / "tessera" / "kernels" / "lib");
   }
   return folders;
 }
@@ -107,6 +133,7 @@ void load_operator_libraries(const std::vector<std::string>& names,
     }
     const char* const remedy = known->second.remedy;
     const fs::path path = find_library(name, folders, remedy);
+    if (known->second.needs_libtorch) load_libtorch();
     // Global, because the libraries find each other's symbols that way.
     if (dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
       const char* const reason = dlerror();

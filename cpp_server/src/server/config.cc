@@ -14,9 +14,10 @@ namespace {
 
 constexpr int kWorkersPerGpu = 2;
 
+// What stands before the first '=' is a name unless it holds a '/': then all of it is a path.
 ModelSource parse_model(const std::string& value) {
   const auto equals = value.find('=');
-  if (equals == std::string::npos) return {value, ""};
+  if (equals == std::string::npos || value.find('/') < equals) return {value, ""};
   if (equals == 0 || equals + 1 == value.size()) {
     refuse_flag("model", "'" + value + "'", "give MODEL.pt or NAME=MODEL.pt");
   }
@@ -40,7 +41,9 @@ std::vector<Flag> flags(ServerConfig& config) {
   return {
       {"model", "[NAME=]MODEL.pt",
        "a package to serve, and the name that requests use for it (default: the name in the "
-       "package); may be given several times, the first one answers requests without a name",
+       "package); a name holds neither '=' nor '/', so that a path with '=' in its first part is "
+       "written with ./ before it; may be given several times, the first one answers requests "
+       "without a name",
        [&](const std::string& value) { config.models.push_back(parse_model(value)); }},
       {"host", "HOST",
        text("address to listen on, for both ports (default: ", config.host,
@@ -200,8 +203,8 @@ std::string usage() {
       "the HTTP port has /metrics (Prometheus), /healthz, /readyz and a status page at /. Log\n"
       "lines go to stderr; the line with \"event\": \"ready\" names both ports.\n\n"
       "SIGTERM or SIGINT: health turns NOT_SERVING at once, after --drain-propagation-ms new\n"
-      "calls get UNAVAILABLE, every accepted request is answered, exit status 0. A second\n"
-      "signal ends at once.\n\n"
+      "calls get UNAVAILABLE, every accepted request is answered, exit status 0. A repeat within\n"
+      "a second is the same signal; a later one ends at once. SIGHUP changes nothing.\n\n"
       "Exit status: 0 drained; 1 the drain limit passed or a second signal came with requests\n"
       "unanswered; 2 a flag, a package or a port has to be changed.\n\n"
       "flags:\n";

@@ -15,24 +15,37 @@
 namespace tessera {
 namespace {
 
-sigset_t stop_signals() {
+// How long a repeat of the first signal is the same signal.
+constexpr Duration kSameSignal = std::chrono::seconds(1);
+
+sigset_t handled_signals() {
   sigset_t set;
   sigemptyset(&set);
   sigaddset(&set, SIGTERM);
   sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGHUP);
   return set;
 }
 
 }  // namespace
 
 void block_signals() {
-  const sigset_t set = stop_signals();
+  const sigset_t set = handled_signals();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
 }
 
+SignalMeaning SignalReader::read(int number, TimePoint now) {
+  if (number == SIGHUP) return SignalMeaning::kReload;
+  if (!first_stop_.has_value()) {
+    first_stop_ = now;
+    return SignalMeaning::kDrain;
+  }
+  return now - *first_stop_ < kSameSignal ? SignalMeaning::kRepeat : SignalMeaning::kEnd;
+}
+
 Events::Events() {
-  const sigset_t set = stop_signals();
+  const sigset_t set = handled_signals();
   signals_ = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
   raised_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (signals_ < 0 || raised_ < 0) {

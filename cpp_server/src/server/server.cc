@@ -173,11 +173,29 @@ void Server::load_all() {
   if (!draining_) grpc_.set_serving("", true);
 }
 
+// Waits as Events::wait does, for signals that end the server or its drain.
+std::optional<int> Server::wait_for_stop(TimePoint until) {
+  const std::optional<int> signal = events_.wait(until);
+  if (!signal.has_value()) return std::nullopt;
+  switch (signals_.read(*signal, clock_.now())) {
+    case SignalMeaning::kDrain:
+    case SignalMeaning::kEnd:
+      return signal;
+    case SignalMeaning::kRepeat:
+      log_.info("signal_repeated", {{"number", std::int64_t{*signal}}});
+      return std::nullopt;
+    case SignalMeaning::kReload:
+      log_.info("nothing_to_reload", {{"number", std::int64_t{*signal}}});
+      return std::nullopt;
+  }
+  return std::nullopt;
+}
+
 int Server::run() {
   open();
   loader_ = std::thread([this] { load(); });
   std::optional<int> signal;
-  while (!signal.has_value() && loading_ != Loading::kFailed) signal = events_.wait(kNever);
+  while (!signal.has_value() && loading_ != Loading::kFailed) signal = wait_for_stop(kNever);
   if (loading_ == Loading::kFailed) {
     close();
     std::rethrow_exception(load_failure_);
@@ -216,7 +234,7 @@ bool Server::drain() {
   const TimePoint refuse_from =
       begin + std::chrono::milliseconds(config_.drain_propagation_ms);
   while (clock_.now() < refuse_from) {
-    if (events_.wait(refuse_from).has_value()) return forced();
+    if (wait_for_stop(refuse_from).has_value()) return forced();
   }
   gate_.shut();
   for (ServedModel* model : registry_.loaded()) model->drain();
@@ -225,13 +243,13 @@ bool Server::drain() {
       log_.error("drain_limit_passed", {{"unanswered", gate_.active()}});
       return false;
     }
-    if (events_.wait(limit).has_value()) return forced();
+    if (wait_for_stop(limit).has_value()) return forced();
   }
   for (int i = 0; i < kQuietTries; ++i) {
     const std::uint64_t refused = gate_.refused();
     const TimePoint until = clock_.now() + kQuiet;
     while (clock_.now() < until) {
-      if (events_.wait(until).has_value()) return forced();
+      if (wait_for_stop(until).has_value()) return forced();
     }
     if (gate_.refused() == refused) break;
   }

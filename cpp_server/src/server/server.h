@@ -7,6 +7,7 @@
 #include <atomic>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -37,8 +38,8 @@ class Server {
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  // Serves until SIGTERM or SIGINT, then drains; a second signal ends at once. Returns the
-  // exit status: 0 when every accepted request was answered, else 1. Throws UsageError or
+  // Serves until SIGTERM or SIGINT, then drains; another one a second later ends at once. SIGHUP
+  // is logged and changes nothing. Returns the exit status: 0 when every accepted request was answered, else 1. Throws UsageError or
   // PackageError when a port cannot be had or a package not be served.
   int run();
 
@@ -57,6 +58,7 @@ class Server {
   void open();
   void load();
   void load_all();
+  std::optional<int> wait_for_stop(TimePoint until);
   bool drain();
   void close();
 
@@ -65,6 +67,7 @@ class Server {
   SteadyClock clock_;
   const std::vector<PublicKey> trusted_;
   Events events_;
+  SignalReader signals_;
   Names names_;
   Gate gate_;
   ByteBudget budget_;

@@ -1,4 +1,13 @@
-"""The planner that models are given by default."""
+"""The planner that models are given by default.
+
+    topology = Topology(world_size=8, compute_device="cuda")
+    planner = EmbeddingShardingPlanner(topology=topology, constraints={...})
+    plan = planner.collective_plan(model, sharders, pg)
+
+`types` says how the parts work together; `shard_estimators` what the times and bytes are made of;
+`stats.report_text` and `picture.save_picture` show what was decided; `plan_io` keeps plans in
+files; `measure` fills in a machine's own bandwidths.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +21,8 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from tessera.training.distributed.plan.plan_types import ShardingPlan
+from tessera.training.distributed.plan.sharded_module import ModuleSharder
 from tessera.training.distributed.planner import constants
 from tessera.training.distributed.planner.enumerators import EmbeddingEnumerator
 from tessera.training.distributed.planner.misfit import explain_misfit
@@ -43,7 +54,6 @@ from tessera.training.distributed.planner.types import (
     StorageReservation,
     Topology,
 )
-from tessera.training.distributed.types import ModuleSharder, ShardingPlan
 
 logger = logging.getLogger(__name__)
 
@@ -123,9 +133,7 @@ class EmbeddingShardingPlanner(ShardingPlanner):
             PlannerError: there is no plan (on every rank).
         """
         if sharders is None:
-            from tessera.training.distributed.sharding_plan import (  # noqa: PLC0415 - imports every kind of sharded module
-                get_default_sharders,
-            )
+            from tessera.training.distributed.planner.generators import get_default_sharders  # noqa: PLC0415 - imports every kind of sharded module
 
             sharders = get_default_sharders()
         if pg is None and dist.is_available() and dist.is_initialized():

@@ -1,0 +1,1 @@
+"""Packages as people look at them: summaries, graphs and comparisons."""

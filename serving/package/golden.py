@@ -1,0 +1,87 @@
+"""Golden answers: inputs and outputs recorded when the model was packaged.
+
+``golden.bin`` is a safetensors file.  ``in.<name>`` are `HostBatch`'s six tensors by field name,
+``out.<name>`` the outputs.  A loader replays them, so that a machine on which the operators
+give other answers refuses the model instead of serving wrong scores.
+"""
+
+from __future__ import annotations
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from tessera.serving.package.manifest import GoldenInfo
+from tessera.serving.package.runner import HostBatch, Runner, as_shared
+
+_INPUTS = (
+    "float_features",
+    "id_list_features_lengths",
+    "id_list_features_values",
+    "id_score_list_features_lengths",
+    "id_score_list_features_values",
+    "id_score_list_features_weights",
+)
+
+
+class GoldenMismatchError(ValueError):
+    """The model's answers are not the recorded ones; the message says which and by how much."""
+
+
+def write_golden(batch: HostBatch, outputs: dict[str, Tensor]) -> bytes:
+    """The content of ``golden.bin`` for one batch and its outputs."""
+    tensors = {f"in.{name}": getattr(batch, name).contiguous() for name in _INPUTS}
+    tensors |= {f"out.{name}": output.contiguous() for name, output in outputs.items()}
+    return save(tensors)
+
+
+def read_golden(content: bytes) -> tuple[HostBatch, dict[str, Tensor]]:
+    """Read what `write_golden` wrote.
+
+    Raises:
+        ValueError: the content is not a safetensors file, or it lacks a tensor.
+    """
+    try:
+        tensors = load(content)
+        inputs = {name: tensors.pop(f"in.{name}") for name in _INPUTS}
+    except (SafetensorError, KeyError) as error:
+        raise ValueError(f"golden.bin cannot be read: {error}") from error
+    outputs = {name.removeprefix("out."): tensor for name, tensor in tensors.items()}
+    return HostBatch(**inputs, batch_size=inputs["float_features"].shape[0]), outputs
+
+
+def replay_golden(runner: Runner, content: bytes, info: GoldenInfo) -> None:
+    """Score the recorded inputs and compare; a model that shares rows does it that way, too.
+
+    Raises:
+        ValueError: the content cannot be read.
+        GoldenMismatchError: an output is missing, extra, of another shape or type, or differs
+            by more than ``info`` allows.
+    """
+    batch, expected = read_golden(content)
+    _compare(runner.forward(batch), expected, info)
+    if runner.shares_rows:
+        _compare(runner.forward(as_shared(batch)), expected, info)
+
+
+def _compare(found: dict[str, Tensor], expected: dict[str, Tensor], info: GoldenInfo) -> None:
+    if found.keys() != expected.keys():
+        raise GoldenMismatchError(
+            f"the outputs are {sorted(found)}, the golden answers have {sorted(expected)}"
+        )
+    for name, golden in expected.items():
+        answer = found[name]
+        if answer.shape != golden.shape or answer.dtype != golden.dtype:
+            raise GoldenMismatchError(
+                f"output {name!r} is {answer.dtype} {list(answer.shape)}, the golden answer is "
+                f"{golden.dtype} {list(golden.shape)}"
+            )
+        # Written so that a NaN fails.
+        holds = (answer - golden).abs() <= info.atol + info.rtol * golden.abs()
+        if not bool(holds.all()):
+            row = int(torch.nonzero(~holds.reshape(len(golden), -1).all(dim=1))[0])
+            raise GoldenMismatchError(
+                f"output {name!r} of golden sample {row} is {answer[row].tolist()}, recorded was "
+                f"{golden[row].tolist()}"
+            )

@@ -1,0 +1,257 @@
+"""From a package file to something that answers: check everything, then open, then warm up.
+
+The order is the safety: the file is read as a plain archive, its manifest understood, its signature
+checked where that is asked, every record's hash compared, the operator libraries loaded, and only
+then does torch open what was checked.  A file that fails a check has run nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from tessera.kernels.libraries import LibraryError, load_libraries
+from tessera.serving.package.devices import bytes_by_device, default_devices
+from tessera.serving.package.golden import GoldenMismatchError, replay_golden
+from tessera.serving.package.hashes import FileHash
+from tessera.serving.package.manifest import GOLDEN_RECORD, Manifest
+from tessera.serving.package.opening import Opening
+from tessera.serving.package.records import PackageError, Records
+from tessera.serving.package.runner import Runner, TorchScriptRunner, as_shared, zero_batch
+from tessera.serving.package.torchscript import optimize
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+__all__ = ["LoadedPackage", "PackageError", "cpu_instead", "load_package", "open_checked"]
+
+# TorchScript's executor plans anew for the first calls it sees of a kind: it profiles one,
+# optimizes at the second, and the third is the steady state.
+_WARM_UP_CALLS = 3
+_WARM_UP_BATCH_SIZES = (1, 2, 8, 64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedPackage:
+    """A package that has passed every check and is ready for its first request.
+
+    Attributes:
+        manifest: what the package says of itself.
+        runner: scores batches; may be called from several threads at once.
+        records: its records.
+        file_hash: SHA-256 of the whole file; may not be known yet.
+        table_bytes: bytes of the tables by device, such as ``cpu`` and ``cuda:0``.
+        load_seconds: time from opening the file to being ready.
+        path: the file.
+    """
+
+    manifest: Manifest
+    runner: Runner
+    records: Records
+    file_hash: FileHash
+    table_bytes: Mapping[str, int]
+    load_seconds: float
+    path: Path
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the whole file, lower-case hex; waits until it is known."""
+        return self.file_hash.wait()
+
+
+def cpu_instead(path: str | Path) -> list[str] | None:
+    """``devices`` for looking into a package anywhere: the CPU for one for GPUs where there is none.
+
+    None where the package's own devices are there.
+
+    Raises:
+        PackageError: the file cannot be read, or is not a package.
+    """
+    manifest = Records(Path(path)).manifest()
+    if manifest.device == "cpu" or torch.cuda.is_available():
+        return None
+    return ["cpu"] * manifest.plan.num_shards
+
+
+def load_package(
+    path: str | Path,
+    *,
+    device: str | None = None,
+    devices: Sequence[str] | None = None,
+    verify_golden: bool = True,
+    trusted_keys: Sequence[Ed25519PublicKey] | None = None,
+    copy_of: LoadedPackage | None = None,
+) -> LoadedPackage:
+    """Check, open and warm up the package at ``path``.
+
+    Side effect: see `tessera.serving.package.torchscript.optimize`.
+
+    Args:
+        path: a MODEL.pt that ``package-model`` wrote.
+        device: the kind of device that the package must be made for; None: either.
+        devices: the device of each shard, such as ``["cuda:2", "cuda:3"]`` (a package for GPUs
+            runs on ``cpu``, too); None: the CPU, or the first GPUs, in turns where there are fewer
+            than shards.
+        verify_golden: replay the golden answers and compare.
+        trusted_keys: the public keys of which one must have signed the package; None: signatures
+            are not looked at.
+        copy_of: the same file, loaded before; its file's hash is not computed again.
+
+    Raises:
+        PackageError: the file is missing, damaged or changed, is not signed as asked, was made for
+            another device or torch, needs devices that are not here or an operator library that
+            cannot be loaded, or does not give its golden answers.
+    """
+    begin = time.perf_counter()
+    path = Path(path)
+    records = Records(path)
+    manifest = _trusted_manifest(records, trusted_keys)
+    if device not in {None, manifest.device}:
+        raise PackageError(
+            path, f"was packaged for device {manifest.device!r}, asked for is {device!r}"
+        )
+    chosen = _devices(path, manifest, devices)
+    check_torch(path, manifest)
+    opening = Opening(records, on_host=set(chosen) == {"cpu"})
+    records.check(manifest.records, into=opening.into)
+    if copy_of is None:
+        file_hash = FileHash(functools.partial(records.file_sha256, opening.contents()))
+    else:
+        file_hash = copy_of.file_hash
+    try:
+        load_libraries(manifest.operator_libraries)
+    except LibraryError as error:
+        raise PackageError(path, str(error)) from error
+    golden = opening.content(GOLDEN_RECORD) if verify_golden else b""
+    module = opening.module(chosen)
+    if set(chosen) == {"cpu"}:
+        table_bytes = {"cpu": sum(table.bytes for table in manifest.tables)}
+    else:
+        table_bytes = bytes_by_device(module)
+    runner = TorchScriptRunner(optimize(module))
+    warm_up(runner, manifest)
+    if verify_golden:
+        try:
+            replay_golden(runner, golden, manifest.golden)
+        except GoldenMismatchError as error:
+            raise PackageError(path, f"does not give its golden answers: {error}") from error
+        except ValueError as error:
+            raise PackageError(path, str(error)) from error
+    return LoadedPackage(
+        manifest=manifest,
+        runner=runner,
+        records=records,
+        file_hash=file_hash,
+        table_bytes=table_bytes,
+        load_seconds=time.perf_counter() - begin,
+        path=path,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedPackage:
+    """A package of which every byte is as it was written; nothing of it has run.
+
+    Attributes:
+        records: its records.
+        manifest: what it says of itself.
+    """
+
+    records: Records
+    manifest: Manifest
+
+    def sha256(self) -> str:
+        """SHA-256 of the whole file, lower-case hex; reads it again."""
+        return self.records.file_sha256({})
+
+
+def open_checked(
+    path: Path, trusted_keys: Sequence[Ed25519PublicKey] | None = None
+) -> CheckedPackage:
+    """Read the file as an archive; check its signature if asked, and compare every record.
+
+    Raises:
+        PackageError: see `load_package`.
+    """
+    records = Records(path)
+    manifest = _trusted_manifest(records, trusted_keys)
+    records.check(manifest.records)
+    return CheckedPackage(records=records, manifest=manifest)
+
+
+def _trusted_manifest(
+    records: Records, trusted_keys: Sequence[Ed25519PublicKey] | None
+) -> Manifest:
+    manifest = records.manifest()
+    if trusted_keys is not None:
+        # Only who asks for signatures needs the library.
+        from tessera.serving.package.signing import SignatureError, check_signature  # noqa: PLC0415
+
+        try:
+            check_signature(records.manifest_bytes(), trusted_keys)
+        except SignatureError as error:
+            raise PackageError(records.path, str(error)) from error
+    return manifest
+
+
+def check_torch(path: Path, manifest: Manifest) -> None:
+    """Refuse a package that this torch may not run.
+
+    Raises:
+        PackageError: the running torch is outside the manifest's range.
+    """
+    versions = manifest.versions
+    running = _major_minor(torch.__version__)
+    try:
+        oldest, below = _major_minor(versions.torch_min), _major_minor(versions.torch_below)
+    except ValueError as error:
+        raise PackageError(path, f"the manifest's torch range cannot be read: {error}") from error
+    if not oldest <= running < below:
+        raise PackageError(
+            path,
+            f"needs torch >={versions.torch_min},<{versions.torch_below}, running is "
+            f"{torch.__version__}; install a torch of that range or package the model again",
+        )
+
+
+def _major_minor(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _devices(path: Path, manifest: Manifest, asked: Sequence[str] | None) -> list[str]:
+    """The device of each shard."""
+    shards = manifest.plan.num_shards
+    if asked is None:
+        try:
+            return default_devices(manifest.device, shards)
+        except ValueError as error:
+            raise PackageError(path, f"cannot be loaded: {error}") from error
+    if len(asked) != shards:
+        raise PackageError(
+            path, f"has {shards} shards, and {len(asked)} devices were given; give one for each"
+        )
+    if manifest.device == "cpu" and set(asked) != {"cpu"}:
+        raise PackageError(
+            path,
+            f"was packaged for device 'cpu', asked for is {asked[0]!r}; package it with "
+            "--device cuda",
+        )
+    return list(asked)
+
+
+def warm_up(runner: Runner, manifest: Manifest) -> None:
+    """Call the model until its executor has settled, with ids of both widths."""
+    for batch_size in _WARM_UP_BATCH_SIZES:
+        for wide_ids in (False, True):
+            batch = zero_batch(manifest.schema, batch_size, wide_ids=wide_ids)
+            forms = [batch, as_shared(batch)] if runner.shares_rows else [batch]
+            for form in forms:
+                for _ in range(_WARM_UP_CALLS):
+                    runner.forward(form)

@@ -1,0 +1,182 @@
+"""Ed25519 signatures of packages (RFC 8032): who vouches for a file, and checking it.
+
+What is signed is the manifest's record with ``"signature": null`` as its end; `FORMAT.md` says why
+that covers the whole file.  Keys are PEM files as OpenSSL writes them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from tessera.errors import UserError
+from tessera.serving.package.layout import ArchiveWriter
+from tessera.serving.package.manifest import MANIFEST_RECORD, Manifest, Signature, signed_message
+from tessera.serving.package.records import PackageError, Records, file_identity
+from tessera.serving.package.replace import replacing
+
+_CHUNK_BYTES = 1 << 20
+_MAX_KEY_BYTES = 1 << 16
+
+
+class SignatureError(ValueError):
+    """A manifest has no signature of a trusted key that holds; the message says which of it."""
+
+
+def read_private_key(path: str | Path) -> Ed25519PrivateKey:
+    """Read a private key: unencrypted PEM, as ``openssl genpkey -algorithm ed25519`` writes.
+
+    Raises:
+        UserError: the file is missing or does not hold such a key.
+    """
+    try:
+        key = serialization.load_pem_private_key(_read(path), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise _no_key(path, "private", str(error)) from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise _no_key(path, "private", "it is of another algorithm")
+    return key
+
+
+def read_public_key(path: str | Path) -> Ed25519PublicKey:
+    """Read a public key: PEM, as ``openssl pkey -pubout`` writes.
+
+    Raises:
+        UserError: the file is missing or does not hold such a key.
+    """
+    try:
+        key = serialization.load_pem_public_key(_read(path))
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise _no_key(path, "public", str(error)) from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise _no_key(path, "public", "it is of another algorithm")
+    return key
+
+
+def generate_keys(private: Path, public: Path) -> None:
+    """Write a new pair of keys; the private one is readable by its owner alone.
+
+    Raises:
+        UserError: one of the files exists already or cannot be written.
+    """
+    key = Ed25519PrivateKey.generate()
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    shown = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+    _write_new(private, secret, 0o600)
+    _write_new(public, shown, 0o644)
+
+
+def _write_new(path: Path, content: bytes, mode: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+    except FileExistsError as error:
+        raise UserError(f"{path} is there already; give another name or remove it") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def key_id(key: Ed25519PublicKey) -> str:
+    """The 32 bytes of a public key as hex digits."""
+    return key.public_bytes_raw().hex()
+
+
+def sign_manifest(manifest: Manifest, key: Ed25519PrivateKey) -> Manifest:
+    """``manifest`` with a signature of ``key``; one that it has is replaced."""
+    message = replace(manifest, signature=None).to_bytes()
+    signature = Signature(
+        algorithm="ed25519", public_key=key_id(key.public_key()), value=key.sign(message).hex()
+    )
+    return replace(manifest, signature=signature)
+
+
+def check_signature(manifest: bytes, trusted: Sequence[Ed25519PublicKey]) -> str:
+    """Check that one of ``trusted`` signed a manifest.
+
+    Args:
+        manifest: the content of the manifest's record.
+        trusted: the keys whose signature is enough.
+
+    Returns:
+        The `key_id` of the one that signed.
+
+    Raises:
+        ValueError: `Manifest.from_bytes` refuses it.
+        SignatureError: there is no signature, it is another key's, or it does not hold.
+    """
+    signature = Manifest.from_bytes(manifest).signature
+    if signature is None:
+        raise SignatureError(
+            "is not signed, and --require-signature is set; sign it with: "
+            "tessera sign MODEL.pt --key KEY.pem"
+        )
+    signer = signature.public_key
+    key = next((key for key in trusted if key_id(key) == signer), None)
+    if key is None:
+        raise SignatureError(
+            f"was signed with the key {signer}, which is none of those given by --public-key"
+        )
+    try:
+        key.verify(bytes.fromhex(signature.value), signed_message(manifest))
+    except InvalidSignature as error:
+        raise SignatureError(
+            f"has a signature of the key {signer} that does not hold: the package was changed "
+            "after it was signed"
+        ) from error
+    return signer
+
+
+def sign_package(path: Path, key: Ed25519PrivateKey, out: Path) -> Manifest:
+    """Sign the package at ``path`` and write it to ``out``, which may be the same.
+
+    Every record is compared with the manifest first: what is signed is what lies there.
+
+    Returns:
+        The signed manifest.
+
+    Raises:
+        PackageError: the package is missing, damaged or changed.
+        UserError: ``out`` cannot be written.
+    """
+    records = Records(path)
+    manifest = records.manifest()
+    records.check(manifest.records)
+    records.check_undivided()
+    signed = sign_manifest(manifest, key)
+    content = signed.to_bytes()
+    *others, last = records.entries
+    assert last.name == MANIFEST_RECORD, last.name
+    with replacing(out) as target, path.open("rb") as source, target.open("w+b") as stream:
+        left = last.header_offset
+        while piece := source.read(min(left, _CHUNK_BYTES)):
+            stream.write(piece)
+            left -= len(piece)
+        writer = ArchiveWriter(stream, others)
+        writer.add(MANIFEST_RECORD, [content], len(content))
+        writer.finish()
+        if file_identity(path) != records.identity:
+            raise PackageError(path, "was changed while it was being signed; sign it again")
+    return signed
+
+
+def _read(path: str | Path) -> bytes:
+    try:
+        with Path(path).open("rb") as stream:
+            return stream.read(_MAX_KEY_BYTES)
+    except OSError as error:
+        raise UserError(f"key {path} cannot be read: {error.strerror}") from error
+
+
+def _no_key(path: str | Path, kind: str, why: str) -> UserError:
+    return UserError(
+        f"key {path} is not a {kind} Ed25519 key in PEM without a password ({why}); "
+        "tessera keygen writes a pair"
+    )

@@ -1,0 +1,1 @@
+"""The operators that look stored rows up, each as modules that can be traced."""

@@ -1,0 +1,410 @@
+"""From float32 tables to buffers of stored rows, with what each table lost on the way."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from tessera.errors import UserError
+from tessera.kernels.libraries import LibraryError, load_libraries
+from tessera.kernels.row_types import RowType
+from tessera.serving.package.manifest import Placement, ShardingPlan, TableInfo
+from tessera.serving.packaging.tables.spill import MappedPages
+from tessera.serving.packaging.tables.taken_over import QuantizedTable
+
+TABLE_ALIGNMENT_BYTES = 64
+"""Every table begins at a multiple of this in its buffer: a cache line."""
+
+_MOST_THREADS = 8
+
+LARGEST_FLOAT32 = torch.finfo(torch.float32).max
+
+GPU_ALIGNMENT_BYTES = 128
+GPU_ROW_ALIGNMENT_BYTES = 16
+"""What a thread of the CUDA kernels reads at a time."""
+
+_CHUNK_ELEMENTS = 1 << 20  # 4 MiB of float32 at a time: no second copy, and it stays in the cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class FloatTable:
+    """A trained table: its name and its weights ``[rows, dim]`` float32."""
+
+    name: str
+    weights: Tensor
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return int(self.weights.shape[0])
+
+    @property
+    def dim(self) -> int:
+        """Columns."""
+        return int(self.weights.shape[1])
+
+
+SourceTable: TypeAlias = FloatTable | QuantizedTable
+"""A table to be packaged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredPiece:
+    """Where one piece of a table is in its shard's buffer.
+
+    Row ``r`` of the piece has its elements at ``data_offset + r * data_stride`` and its scale and
+    bias, if it has any, at ``scale_offset + r * scale_stride``; all in bytes.  Where rows are blocks,
+    the table's book is at ``scale_offset``.
+    """
+
+    placement: Placement
+    data_offset: int
+    data_stride: int
+    scale_offset: int
+    scale_stride: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the piece."""
+        return self.placement.row_end - self.placement.row_begin
+
+    @property
+    def dim(self) -> int:
+        """Columns of the piece."""
+        return self.placement.column_end - self.placement.column_begin
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTable:
+    """One table.
+
+    Attributes:
+        info: the manifest's entry: name, sizes, type and errors.
+        kind: its rows' type.
+        pieces: where its parts are.
+    """
+
+    info: TableInfo
+    kind: RowType
+    pieces: tuple[StoredPiece, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTables:
+    """All tables of a model.
+
+    Attributes:
+        buffers: ``[bytes]`` uint8, one per shard.
+        tables: in the order given.
+        for_gpu: whether they are laid out for GPUs.
+    """
+
+    buffers: tuple[Tensor, ...]
+    tables: tuple[StoredTable, ...]
+    for_gpu: bool = False
+
+    def table(self, name: str) -> StoredTable:
+        """The table called ``name``."""
+        return next(table for table in self.tables if table.info.name == name)
+
+    def rows(self, piece: StoredPiece, kind: RowType) -> Tensor:
+        """The stored rows of a piece ``[rows, row_bytes]`` uint8, scale and bias first."""
+        header, data = _views(self.buffers[piece.placement.shard], piece, kind)
+        return torch.cat([header, data], dim=1)
+
+    def values(self, name: str) -> Tensor:
+        """What the lookups see of a table: ``[rows, dim]`` float32."""
+        table = self.table(name)
+        values = torch.empty(table.info.rows, table.info.dim)
+        for piece in table.pieces:
+            at = piece.placement
+            part = table.kind.decode(self.rows(piece, table.kind), piece.dim)
+            values[at.row_begin : at.row_end, at.column_begin : at.column_end] = part
+        return values
+
+
+def quantize_tables(
+    tables: Sequence[SourceTable],
+    kinds: RowType | Mapping[str, RowType],
+    *,
+    plan: ShardingPlan | None = None,
+    for_gpu: bool = False,
+    on_rows: Callable[[int], object] = lambda rows: rows,
+    allocate: Callable[[int], Tensor] | None = None,
+) -> StoredTables:
+    """Store every table's rows and measure the difference.
+
+    Memory: the buffers and one chunk beside the float32 tables.  Of tables and buffers that are
+    mapped from files, little more than one table's buffer is resident at a time.
+
+    Args:
+        tables: the trained tables.
+        kinds: the storage type, of all tables or by a table's name.
+        plan: which piece of which table lies in which shard; None: everything in one.
+        for_gpu: keep scales apart from the rows and begin each row at a multiple of 16 bytes.
+        on_rows: called with the number of rows after each piece of work.
+        allocate: makes a shard's buffer, zeros ``[bytes]`` uint8.
+
+    Raises:
+        UserError: a table holds a number that the type cannot (not finite, or too large), or a
+            width that it cannot (int4 and an odd dimension).
+    """
+    by_name = {
+        table.name: kinds if isinstance(kinds, RowType) else kinds[table.name] for table in tables
+    }
+    for table in tables:
+        check_width(table, by_name[table.name])
+    placements = one_device(tables) if plan is None else plan.placements
+    pieces, sizes = _lay_out(placements, by_name, for_gpu=for_gpu)
+    buffers = tuple((allocate or _zeros)(size) for size in sizes)
+    mapped = [MappedPages(buffer) for buffer in buffers]
+    stored = []
+    for table in tables:
+        own = tuple(piece for piece in pieces if piece.placement.table == table.name)
+        kind = _fitted(table, by_name[table.name])
+        info = _store(table, kind, own, buffers, on_rows)
+        for buffer, pages in zip(buffers, mapped, strict=True):
+            pages.release(buffer)
+        stored.append(StoredTable(info=info, kind=kind, pieces=own))
+    return StoredTables(buffers=buffers, tables=tuple(stored), for_gpu=for_gpu)
+
+
+def one_device(tables: Sequence[SourceTable], *, device: str = "cpu") -> tuple[Placement, ...]:
+    """Every table whole in shard 0."""
+    return tuple(
+        Placement(
+            table=table.name,
+            shard=0,
+            device=device,
+            row_begin=0,
+            row_end=table.rows,
+            column_begin=0,
+            column_end=table.dim,
+        )
+        for table in tables
+    )
+
+
+def check_width(table: SourceTable, kind: RowType) -> None:
+    """Refuse a table whose rows do not fill whole bytes.
+
+    Raises:
+        UserError: naming table, dimension and what to do.
+    """
+    dim, multiple = table.dim, kind.group_columns
+    if dim % multiple:
+        needs = "an even one" if multiple == 2 else f"a multiple of {multiple}"
+        raise UserError(
+            f"table {table.name!r} has dimension {dim}; {kind.name} needs {needs}: "
+            f"give it another type, such as --table-dtype {table.name}=int8"
+        )
+
+
+def measure(table: SourceTable, kind: RowType) -> TableInfo:
+    """What ``kind`` would cost a table, without keeping it.
+
+    Raises:
+        UserError: the type cannot hold the table.
+    """
+    check_width(table, kind)
+    return _store(table, _fitted(table, kind), (), (), lambda rows: rows)
+
+
+def _fitted(table: SourceTable, kind: RowType) -> RowType:
+    """The type with what the table's rows share; reads the table only where they share something."""
+    if isinstance(table, QuantizedTable):
+        return kind
+    step = max(1, _CHUNK_ELEMENTS // table.dim)
+    pages = MappedPages(table.weights)
+
+    def chunks() -> Iterator[Tensor]:
+        for begin in range(0, table.rows, step):
+            source = table.weights[begin : begin + step].detach()
+            yield source.float()
+            pages.release(source)
+
+    return kind.fitted(chunks())
+
+
+def _zeros(size: int) -> Tensor:
+    return torch.zeros(size, dtype=torch.uint8)
+
+
+def _lay_out(
+    placements: Sequence[Placement], kinds: Mapping[str, RowType], *, for_gpu: bool
+) -> tuple[list[StoredPiece], list[int]]:
+    """The pieces' places, and the bytes of each shard's buffer."""
+    table_alignment = GPU_ALIGNMENT_BYTES if for_gpu else TABLE_ALIGNMENT_BYTES
+    sizes = [0] * (1 + max(placement.shard for placement in placements))
+    pieces = []
+    for at in placements:
+        kind = kinds[at.table]
+        rows, dim = at.row_end - at.row_begin, at.column_end - at.column_begin
+        start = sizes[at.shard]
+        header = kind.header_bytes
+        if for_gpu:
+            stride = _round_up(kind.data_bytes(dim), GPU_ROW_ALIGNMENT_BYTES)
+            scales = _round_up(start + rows * stride, table_alignment)
+            place = (start, stride, scales if header or kind.blocks else 0, header)
+            end = scales + rows * header + kind.book_bytes
+        else:
+            stride = kind.row_bytes(dim)
+            end = start + rows * stride + kind.book_bytes
+            scales = end - kind.book_bytes if kind.blocks else start if header else 0
+            place = (start + header, stride, scales, stride if header else 0)
+        pieces.append(
+            StoredPiece(
+                placement=at,
+                data_offset=place[0],
+                data_stride=place[1],
+                scale_offset=place[2],
+                scale_stride=place[3],
+            )
+        )
+        sizes[at.shard] = _round_up(end, table_alignment)
+    return pieces, sizes
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def _views(buffer: Tensor, piece: StoredPiece, kind: RowType) -> tuple[Tensor, Tensor]:
+    """Scales with biases ``[rows, 4 or 0]`` and elements ``[rows, data bytes]``."""
+    header = buffer.as_strided(
+        (piece.rows, kind.header_bytes), (piece.scale_stride, 1), piece.scale_offset
+    )
+    data = buffer.as_strided(
+        (piece.rows, kind.data_bytes(piece.dim)), (piece.data_stride, 1), piece.data_offset
+    )
+    return header, data
+
+
+def _store(
+    table: SourceTable,
+    kind: RowType,
+    pieces: Sequence[StoredPiece],
+    buffers: Sequence[Tensor],
+    on_rows: Callable[[int], object],
+) -> TableInfo:
+    if kind.scaled and kind.fbgemm_code is not None:
+        # Faster where it is installed; the rows are the same without it.
+        with suppress(LibraryError):
+            load_libraries(["fbgemm_gpu_py"])
+    if kind.book is not None:
+        for piece in pieces:
+            book = buffers[piece.placement.shard].narrow(0, piece.scale_offset, kind.book_bytes)
+            book.copy_(kind.book.view(torch.uint8))
+    rows, dim = table.rows, table.dim
+    step = max(1, _CHUNK_ELEMENTS // dim)
+    read = _taken_over(table) if isinstance(table, QuantizedTable) else _encoded(table, kind)
+
+    def store(begin: int) -> tuple[int, float, float, float]:
+        """Some rows: their number, largest error, and sums of squares of errors and elements."""
+        encoded, largest, error, all_of_them = read(begin, min(begin + step, rows))
+        for piece in pieces:
+            _write(buffers[piece.placement.shard], piece, kind, begin, encoded)
+        return len(encoded), largest, error, all_of_them
+
+    largest_error, squared_error, squared = 0.0, 0.0, 0.0
+    with _threads() as pool:
+        for count, largest, error, all_of_them in pool.map(store, range(0, rows, step)):
+            largest_error = max(largest_error, largest)
+            squared_error += error
+            squared += all_of_them
+            on_rows(count)
+    return TableInfo(
+        name=table.name,
+        rows=rows,
+        dim=dim,
+        dtype=kind.name,
+        bytes=rows * kind.row_bytes(dim),
+        bytes_fp32=rows * dim * 4,
+        max_abs_error=largest_error,
+        rmse=math.sqrt(squared_error / (rows * dim)),
+        relative_rmse=math.sqrt(squared_error / squared) if squared > 0 else 0.0,
+    )
+
+
+_ReadRows: TypeAlias = Callable[[int, int], tuple[Tensor, float, float, float]]
+"""From the first row and the one after the last to stored rows, and what they lost: the largest
+error, and sums of squares of errors and elements."""
+
+
+def _encoded(table: FloatTable, kind: RowType) -> _ReadRows:
+    pages = MappedPages(table.weights)
+
+    def read(begin: int, end: int) -> tuple[Tensor, float, float, float]:
+        source = table.weights[begin:end].detach()
+        chunk = source.float()
+        _check_range(table.name, begin, chunk, kind)
+        encoded = kind.encode(chunk)
+        error = kind.decode(encoded, table.dim) - chunk
+        low, high = error.aminmax()
+        largest = max(-low.item(), high.item())
+        found = encoded, largest, _sum_of_squares(error), _sum_of_squares(chunk)
+        pages.release(source)
+        return found
+
+    return read
+
+
+def _taken_over(table: QuantizedTable) -> _ReadRows:
+    return lambda begin, end: (table.stored(begin, end), 0.0, 0.0, 0.0)
+
+
+@contextmanager
+def _threads() -> Iterator[ThreadPoolExecutor]:
+    """Threads that work on a chunk each, and within it alone.
+
+    torch's own threads would meet at the end of each small step, and wait there for whichever
+    does not get a processor.
+    """
+    before = torch.get_num_threads()
+    count = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+    pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(before)
+
+
+def _sum_of_squares(values: Tensor) -> float:
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
+
+
+def _write(buffer: Tensor, piece: StoredPiece, kind: RowType, begin: int, encoded: Tensor) -> None:
+    """Put what the piece has of rows ``[begin, begin + len(encoded))`` into its place."""
+    at = piece.placement
+    first, last = max(begin, at.row_begin), min(begin + len(encoded), at.row_end)
+    if first >= last:
+        return
+    own = kind.take_columns(encoded[first - begin : last - begin], at.column_begin, at.column_end)
+    header, data = _views(buffer, piece, kind)
+    to = slice(first - at.row_begin, last - at.row_begin)
+    if kind.scaled:
+        header[to] = own[:, : kind.header_bytes]
+    data[to] = own[:, kind.header_bytes :]
+
+
+def _check_range(name: str, first_row: int, chunk: Tensor, kind: RowType) -> None:
+    low, high = chunk.aminmax()  # NaN where one element is
+    limit = min(kind.largest, LARGEST_FLOAT32)  # infinity is beyond it
+    if low.item() >= -limit and high.item() <= limit:
+        return
+    bad = ~(chunk.abs() <= limit).all(dim=1)  # written so that a NaN counts
+    row = int(bad.nonzero()[0])
+    raise UserError(
+        f"table {name!r}, row {first_row + row} holds a number that {kind.name} cannot store "
+        f"(not finite, or larger than {kind.largest:g}); the training diverged, or package "
+        "with --dtype fp32"
+    )

@@ -1,0 +1,121 @@
+"""Choose the inputs of the golden answers: every rule and every edge of the schema."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from tessera.serving.package.manifest import GoldenInfo
+from tessera.serving.package.runner import HostBatch
+from tessera.serving.package.schema import FeatureSpec, InputSchema
+
+LONG_BAG = 50
+"""Ids in each bag of the sample of long bags."""
+
+TOLERANCE = {"cpu": 1e-5, "cuda": 1e-4}
+"""By the kind of device, how far an answer may be off, for answers of up to 1 in magnitude.
+
+They come from float32 sums whose order differs between processors; a relative difference of 1e-6
+in a logit of size 10 moves a score by 2.5e-6 at most.  A GPU's order differs from that of the CPU
+that packaged in every sum.
+"""
+
+BF16_TOLERANCE = 2**-8
+"""The same where dense layers are bfloat16: the distance of two neighbours below 1.
+
+On a CPU their own sums have the same bits on every processor, but what they take in (interactions,
+torch's functions) differs in the last bit, and an input between two bfloat16 numbers may then be rounded
+the other way.  On a GPU the sums' order differs as well, with the same effect on their results.
+"""
+
+_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
+_RANDOM_SAMPLES = 4
+
+
+def golden_info(
+    batch: HostBatch,
+    answers: Mapping[str, Tensor],
+    *,
+    device: str = "cpu",
+    dense_dtype: str = "fp32",
+) -> GoldenInfo:
+    """How a loader must meet the ``answers`` to ``batch`` on a kind of device."""
+    tolerance = BF16_TOLERANCE if dense_dtype == "bf16" else TOLERANCE[device]
+    largest = max((float(answer.abs().max()) for answer in answers.values()), default=0.0)
+    return GoldenInfo(samples=batch.batch_size, atol=tolerance * max(1.0, largest), rtol=0.0)
+
+
+def golden_batch(schema: InputSchema, *, seed: int = 0) -> HostBatch:
+    """A batch that meets every edge once.
+
+    Sample 0 has empty bags only, 1 the lowest id, 2 the highest, 3 ids outside the table and
+    at the ends of int64 (where the feature's rule serves them), 4 long bags; the others are
+    random.  Dense values are normal, in sample 1 missing where the schema admits that.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def bags(feature: FeatureSpec) -> list[Tensor]:
+        lengths = torch.randint(0, 6, (_RANDOM_SAMPLES,), generator=generator)
+        return [
+            torch.empty(0, dtype=torch.int64),
+            torch.tensor([0]),
+            torch.tensor([feature.rows - 1]),
+            torch.tensor(_outside(feature), dtype=torch.int64),
+            _random_ids(feature, LONG_BAG, generator),
+            *(_random_ids(feature, int(length), generator) for length in lengths),
+        ]
+
+    batch = _batch(schema, bags, 5 + _RANDOM_SAMPLES, generator)
+    if schema.dense_missing == "nan":
+        batch.float_features[1] = math.nan
+    return batch
+
+
+def long_batch(schema: InputSchema, ids: int) -> HostBatch:
+    """One sample of ``ids`` random ids per bag."""
+    generator = torch.Generator().manual_seed(0)
+    return _batch(schema, lambda feature: [_random_ids(feature, ids, generator)], 1, generator)
+
+
+def _random_ids(feature: FeatureSpec, count: int, generator: torch.Generator) -> Tensor:
+    raw = feature.hashing != "none"
+    low, high = (_INT64_MIN, _INT64_MAX) if raw else (0, feature.rows)
+    return torch.randint(low, high, (count,), generator=generator)
+
+
+def _batch(
+    schema: InputSchema,
+    bags: Callable[[FeatureSpec], list[Tensor]],
+    samples: int,
+    generator: torch.Generator,
+) -> HostBatch:
+    """``bags`` of each feature, normal dense values and random weights."""
+    plain_lengths, plain_values = _jagged([bags(f) for f in schema.group("id_list")])
+    scored_lengths, scored_values = _jagged([bags(f) for f in schema.group("id_score_list")])
+    dense = torch.randn(samples, len(schema.dense_features), generator=generator)
+    return HostBatch(
+        float_features=dense,
+        id_list_features_lengths=plain_lengths,
+        id_list_features_values=plain_values,
+        id_score_list_features_lengths=scored_lengths,
+        id_score_list_features_values=scored_values,
+        id_score_list_features_weights=torch.rand(scored_values.numel(), generator=generator),
+        batch_size=samples,
+    )
+
+
+def _outside(feature: FeatureSpec) -> list[int]:
+    # A server refuses these before the model sees them, so there is no answer to record.
+    if feature.hashing == "none" and feature.out_of_range == "reject":
+        return []
+    return [-1, feature.rows, _INT64_MIN, _INT64_MAX]
+
+
+def _jagged(features: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
+    bags = [bag for feature in features for bag in feature]
+    lengths = torch.tensor([len(bag) for bag in bags], dtype=torch.int32)
+    values = torch.cat(bags) if bags else torch.empty(0, dtype=torch.int64)
+    return lengths, values

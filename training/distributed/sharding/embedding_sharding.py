@@ -1,0 +1,269 @@
+"""The tables of a collection that share a strategy: their lookup, and the ways there and back.
+
+Nothing here depends on the strategy, which is composed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed._shard.metadata import ShardMetadata
+
+from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
+from tessera.training.distributed.comm.column_order import ColumnOrder
+from tessera.training.distributed.comm.environment import ShardingEnv
+from tessera.training.distributed.sharding.ids import LocalSparseFeaturesDist
+from tessera.training.distributed.sharding.interfaces import (
+    BaseEmbeddingDist,
+    BaseSparseFeaturesDist,
+    EmbeddingShardingInfo,
+    OutputColumns,
+    Part,
+)
+from tessera.training.distributed.sharding.layout import Layout, Way, output_columns
+from tessera.training.distributed.sharding.mixins import FeatureShardingMixIn
+from tessera.training.distributed.sharding.pooled_vectors import LocalEmbeddingDist, in_order
+from tessera.training.distributed.sharding.registry import ShardingStrategy
+from tessera.training.distributed.sharding.sequence_sharding import LocalSequenceEmbeddingDist
+from tessera.training.distributed.tables.grouped_lookup import (
+    GroupedEmbeddingsLookup,
+    GroupedPooledEmbeddingsLookup,
+    common_output_dtype,
+)
+from tessera.training.distributed.tables.interfaces import (
+    BaseEmbeddingLookup,
+    BaseGroupedFeatureProcessor,
+)
+from tessera.training.distributed.tables.table_shards import (
+    GroupedEmbeddingConfig,
+    ShardedEmbeddingTable,
+)
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+from tessera.training.streamable import Multistreamable
+
+C = TypeVar("C", bound=Multistreamable)
+F = TypeVar("F", bound=Multistreamable)
+T = TypeVar("T")
+W = TypeVar("W")
+
+
+class EmbeddingSharding(FeatureShardingMixIn, Generic[C, F, T, W]):
+    """The tables of one collection that share a strategy.
+
+    Args:
+        strategy: of all of the tables.
+        sharding_infos: the tables.
+        env: who takes part.
+        device: where this rank computes; None: the CPU.
+        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+        is_sequence: whether each id has a vector of its own; otherwise bags are pooled.
+        permute_embeddings: whether the columns of pooled vectors come in the tables' order, the
+            parts of a vector side by side; otherwise they come team by team.
+
+    Attributes:
+        strategy: as given.
+        layout: who holds what.
+        order: of the columns that arrive; None: they come so.
+
+    Raises:
+        ValueError: a placement that does not fit the table, the ranks or the strategy; also for
+            unpooled blocks of one table that differ in width on one rank: an operator serves one
+            width, and a table has one place in the optimizer of a rank.
+    """
+
+    def __init__(
+        self,
+        strategy: ShardingStrategy,
+        sharding_infos: Sequence[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+        *,
+        is_sequence: bool = False,
+        permute_embeddings: bool = False,
+    ) -> None:
+        self.strategy = strategy
+        self._device = device or torch.device("cpu")
+        self._qcomm_codecs_registry = qcomm_codecs_registry
+        self._is_sequence, self._in_table_order = is_sequence, permute_embeddings
+        self._configs = [info.embedding_config for info in sharding_infos]
+        self.layout = Layout(
+            sharding_infos,
+            env,
+            strategy.name,
+            strategy.teams,
+            replicated=strategy.replicated,
+            splits_bags=strategy.splits_bags,
+        )
+        if is_sequence:
+            self.layout.refuse_blocks_of_different_widths()
+        self.order = self._table_order() if permute_embeddings else None
+
+    def _table_order(self) -> ColumnOrder | None:
+        places: dict[str, list[tuple[int, int, int, int]]] = {}
+        widths = [sum(dims) for dims in self.layout.dims_per_team()]
+        for team, groups in enumerate(self.layout.groups_per_team()):
+            column = 0
+            for part in output_columns(groups):
+                where = (part.first, team, column, part.width)
+                places.setdefault(part.embedding_name, []).append(where)
+                column += part.width
+        order = ColumnOrder(
+            widths,
+            [
+                (team, column, width)
+                for table in self._configs
+                for name in table.embedding_names
+                for _, team, column, width in sorted(places[name])
+            ],
+        )
+        return None if order.is_rank_by_rank else order
+
+    @property
+    def qcomm_codecs_registry(self) -> dict[str, QuantizedCommCodecs] | None:
+        """How vectors are written for the network, by `CommOp` name."""
+        return self._qcomm_codecs_registry
+
+    def is_local(self) -> bool:
+        """Whether nothing travels, because there is nobody else."""
+        return self.layout.pg is None
+
+    def _way(self, pg: dist.ProcessGroup, device: torch.device | None) -> Way:
+        codecs = self.qcomm_codecs_registry or {}
+        return Way(
+            layout=self.layout,
+            pg=pg,
+            device=device or self._device,
+            codecs=lambda operation: codecs.get(operation.name),
+            order=self.order,
+            is_sequence=self._is_sequence,
+        )
+
+    def create_input_dist(
+        self, device: torch.device | None = None
+    ) -> BaseSparseFeaturesDist[KeyedJaggedTensor]:
+        """How ids travel; without a process group they stay.
+
+        Args:
+            device: of the ids; None: the sharding's.
+        """
+        if self.layout.pg is None:
+            return LocalSparseFeaturesDist()
+        return self.strategy.ids(self._way(self.layout.pg, device))
+
+    def create_lookup(
+        self,
+        device: torch.device | None = None,
+        fused_params: dict[str, Any] | None = None,
+        feature_processor: BaseGroupedFeatureProcessor | None = None,
+    ) -> BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]:
+        """Which rows are here.
+
+        Args:
+            device: None: the sharding's.
+            fused_params: in place of all groups' own, if given.
+            feature_processor: puts weights on ids; None where each id has a vector of its own.
+        """
+        groups = [group for groups in self.layout.groups_per_rank for group in groups]
+        if fused_params is not None:
+            for group in groups:
+                group.fused_params = fused_params
+        here = self.layout.groups_per_rank[self.layout.world.rank]
+        device = device or self._device
+        # What is sent and what is received is of one dtype.
+        dtype = common_output_dtype(groups)
+        kind = self.strategy.kernels_know_it_as
+        if self._is_sequence:
+            assert feature_processor is None, "single vectors have no weights"
+            return GroupedEmbeddingsLookup(
+                here, self.layout.pg, device, sharding_type=kind, output_dtype=dtype
+            )
+        return GroupedPooledEmbeddingsLookup(
+            here,
+            device,
+            self.layout.pg,
+            feature_processor,
+            # On a replica the gradients of ids' weights are those of its own samples already.
+            scale_weight_gradients=not self.strategy.replicated,
+            sharding_type=kind,
+            output_dtype=dtype,
+        )
+
+    def create_output_dist(
+        self, device: torch.device | None = None
+    ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
+        """How vectors travel back; without a process group they stay.
+
+        Args:
+            device: of the vectors; None: the sharding's.
+        """
+        if self.layout.pg is None:
+            if self._is_sequence:
+                return LocalSequenceEmbeddingDist(self.layout.dims_here())
+            return in_order(LocalEmbeddingDist(), self.order)
+        make = self.strategy.unpooled if self._is_sequence else self.strategy.pooled
+        return make(self._way(self.layout.pg, device))
+
+    def feature_names(self) -> list[str]:
+        """The features that are sent, in order."""
+        return _names(self.layout.groups_per_team())
+
+    def feature_names_per_rank(self) -> list[list[str]]:
+        """The features that each rank receives."""
+        return [_names([groups]) for groups in self.layout.groups_per_rank]
+
+    def flat_parts(self) -> list[Part]:
+        """What comes team by team, with its feature: the order where the batch varies."""
+        columns = [
+            own for groups in self.layout.groups_per_team() for own in output_columns(groups)
+        ]
+        return [Part(name, own) for name, own in zip(self.feature_names(), columns, strict=True)]
+
+    def output_parts(self) -> list[Part]:
+        """What the columns of the output are, in order, with their features."""
+        if not self._in_table_order:
+            return self.flat_parts()
+        return [
+            Part(feature, OutputColumns(name, 0, table.embedding_dim))
+            for table in self._configs
+            for feature, name in zip(table.feature_names, table.embedding_names, strict=True)
+        ]
+
+    def embedding_names(self) -> list[str]:
+        """The output's names, in order; one per column shard unless they are put together."""
+        return [part.columns.embedding_name for part in self.output_parts()]
+
+    def embedding_dims(self) -> list[int]:
+        """Columns per name of `embedding_names`."""
+        return [part.columns.width for part in self.output_parts()]
+
+    def embedding_names_per_rank(self) -> list[list[str]]:
+        """The names that each rank's lookup makes."""
+        return [
+            [columns.embedding_name for columns in output_columns(groups)]
+            for groups in self.layout.groups_per_rank
+        ]
+
+    def embedding_shard_metadata(self) -> list[ShardMetadata | None]:
+        """The shard's place in its table, per column shard that comes team by team."""
+        return [
+            place
+            for groups in self.layout.groups_per_team()
+            for group in groups
+            for place in group.embedding_shard_metadata()
+        ]
+
+    def embedding_tables(self) -> list[ShardedEmbeddingTable]:
+        """The shards of all ranks."""
+        return [table for tables in self.layout.tables_per_rank for table in tables]
+
+
+def _names(per_rank: Sequence[Sequence[GroupedEmbeddingConfig]]) -> list[str]:
+    return [name for groups in per_rank for group in groups for name in group.feature_names()]
+
+
+TableSharding = EmbeddingSharding[Any, KeyedJaggedTensor, Tensor, Tensor]

@@ -1,0 +1,357 @@
+"""Who holds what under a plan, for the tables of one collection that share a strategy.
+
+Legend: ``W`` ranks, ``F`` features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
+from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
+
+from tessera.training.distributed.comm.codec_types import CommOp, QuantizedCommCodecs
+from tessera.training.distributed.comm.column_order import ColumnOrder
+from tessera.training.distributed.comm.environment import ShardingEnv
+from tessera.training.distributed.comm.nodes import get_local_size
+from tessera.training.distributed.sharding.interfaces import EmbeddingShardingInfo, OutputColumns
+from tessera.training.distributed.tables.table_shards import (
+    EmbeddingComputeKernel,
+    GroupedEmbeddingConfig,
+    ShardedEmbeddingTable,
+)
+from tessera.training.modules.embedding_configs import EmbeddingTableConfig, PoolingType
+
+Team = Sequence[int]
+"""Ranks that look up the same features, each in its own rows: in the order of their rows."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Where this rank stands.
+
+    Attributes:
+        rank: this rank.
+        size: number of ranks.
+        local_size: ranks per node.
+    """
+
+    rank: int
+    size: int
+    local_size: int
+
+
+def _shard(
+    info: EmbeddingShardingInfo,
+    local: ShardMetadata | None,
+    whole: ShardedTensorMetadata | None,
+    pooling: PoolingType,
+) -> ShardedEmbeddingTable:
+    config = info.embedding_config
+    rows, columns = (
+        (config.num_embeddings, config.embedding_dim) if local is None else local.shard_sizes
+    )
+    own = {
+        **{own.name: getattr(config, own.name) for own in fields(EmbeddingTableConfig)},
+        "feature_names": list(config.feature_names),
+        "embedding_names": list(config.embedding_names),
+        "weight_init_max": config.get_weight_init_max(),
+        "weight_init_min": config.get_weight_init_min(),
+        "pooling": pooling,
+    }
+    return ShardedEmbeddingTable(
+        **own,
+        compute_kernel=EmbeddingComputeKernel(info.param_sharding.compute_kernel),
+        local_rows=rows,
+        local_cols=columns,
+        local_metadata=local,
+        global_metadata=whole,
+        fused_params=info.fused_params,
+    )
+
+
+def _shards_of(info: EmbeddingShardingInfo) -> tuple[list[ShardMetadata], ShardedTensorMetadata]:
+    spec = info.param_sharding.sharding_spec
+    config = info.embedding_config
+    if not isinstance(spec, EnumerableShardingSpec):
+        raise ValueError(  # noqa: TRY004 - the plan's value is wrong, not an argument's type
+            f"table {config.name!r}: the plan has no list of shards (sharding_spec is {spec!r}); "
+            "make it with tessera.training.distributed.sharding_plan or the planner"
+        )
+    shards = list(spec.shards)
+    covered = sum(shard.shard_sizes[0] * shard.shard_sizes[1] for shard in shards)
+    if covered != config.num_embeddings * config.embedding_dim:
+        raise ValueError(
+            f"table {config.name!r}: the plan's shards hold {covered} numbers, the table has "
+            f"{config.num_embeddings} x {config.embedding_dim}; make the plan for this table"
+        )
+    metadata = ShardedTensorMetadata(
+        shards_metadata=shards,
+        size=torch.Size([config.num_embeddings, config.embedding_dim]),
+        tensor_properties=TensorProperties(
+            dtype=info.param.dtype,
+            layout=torch.strided,
+            requires_grad=False,
+            memory_format=torch.contiguous_format,
+            pin_memory=False,
+        ),
+    )
+    return shards, metadata
+
+
+def tables_on_ranks(
+    infos: Sequence[EmbeddingShardingInfo],
+    world_size: int,
+    *,
+    replicated: bool,
+    splits_bags: bool,
+) -> list[list[ShardedEmbeddingTable]]:
+    """Which rows and columns each rank holds.
+
+    Args:
+        infos: the tables of one sharding.
+        world_size: ``W``.
+        replicated: whether every rank holds every table whole.
+        splits_bags: whether the ids of a bag may be looked up on several ranks.
+
+    Returns:
+        Per rank its shards, in the tables' order and column by column.
+
+    Raises:
+        ValueError: a placement that does not cover the table, or outside the world.
+    """
+    ranks: list[list[ShardedEmbeddingTable]] = [[] for _ in range(world_size)]
+    for info in infos:
+        pooling = info.embedding_config.pooling
+        if splits_bags and pooling is PoolingType.MEAN:
+            # A rank that sees a part of a bag cannot divide by the bag's size: the mean is made
+            # of the sum after the ranks' parts were added.
+            pooling = PoolingType.SUM
+        if replicated:
+            for tables in ranks:
+                tables.append(_shard(info, None, None, pooling))
+            continue
+        shards, metadata = _shards_of(info)
+        for shard in sorted(shards, key=lambda shard: shard.shard_offsets[::-1]):
+            rank = shard.placement.rank() if shard.placement is not None else None
+            if rank is None or not 0 <= rank < world_size:
+                raise ValueError(
+                    f"table {info.embedding_config.name!r}: the plan puts a shard at "
+                    f"{shard.placement}; there are ranks 0 to {world_size - 1}"
+                )
+            ranks[rank].append(_shard(info, shard, metadata, pooling))
+    return ranks
+
+
+def _same_fused_params(table: ShardedEmbeddingTable) -> str:
+    # By value: dicts have no hash, and equal ones print alike when their keys are in order.
+    return repr(sorted((table.fused_params or {}).items(), key=lambda item: item[0]))
+
+
+def group_tables(
+    tables_per_rank: list[list[ShardedEmbeddingTable]],
+) -> list[list[GroupedEmbeddingConfig]]:
+    """Group each rank's shards into those that one operator can serve.
+
+    Alike are shards of one data type, pooling, weighting, feature processing, kernel and
+    settings, and of one width if they are not pooled.  Groups come in the order of their first shard.
+    """
+    grouped_per_rank: list[list[GroupedEmbeddingConfig]] = []
+    for tables in tables_per_rank:
+        groups: dict[tuple[Any, ...], list[ShardedEmbeddingTable]] = {}
+        for table in tables:
+            key = (
+                table.data_type,
+                table.pooling,
+                table.is_weighted,
+                table.has_feature_processor,
+                table.compute_kernel,
+                _same_fused_params(table),
+                # Vectors that are not pooled lie in rows of one length.
+                table.local_cols if table.pooling is PoolingType.NONE else None,
+            )
+            groups.setdefault(key, []).append(table)
+        grouped_per_rank.append(
+            [
+                GroupedEmbeddingConfig(
+                    data_type=alike[0].data_type,
+                    pooling=alike[0].pooling,
+                    is_weighted=alike[0].is_weighted,
+                    has_feature_processor=alike[0].has_feature_processor,
+                    compute_kernel=alike[0].compute_kernel,
+                    embedding_tables=alike,
+                    fused_params=alike[0].fused_params,
+                )
+                for alike in groups.values()
+            ]
+        )
+    return grouped_per_rank
+
+
+def output_columns(groups: Sequence[GroupedEmbeddingConfig]) -> list[OutputColumns]:
+    """What the columns of the output of a rank's lookup are, in order."""
+    return [
+        OutputColumns(
+            name,
+            0 if table.local_metadata is None else table.local_metadata.shard_offsets[1],
+            table.local_cols,
+        )
+        for group in groups
+        for table in group.embedding_tables
+        for name in table.embedding_names
+    ]
+
+
+class Layout:
+    """Which rank holds which shards, and which ranks look up the same features.
+
+    The ranks of a `Team` send one result together, in the place of the team's first rank.  The
+    features that are sent, and the columns that arrive, are the teams', one after the other.
+
+    Args:
+        infos: the tables.
+        env: who takes part.
+        strategy_name: for messages.
+        teams: see `Team`.
+        replicated: whether every rank holds every table whole.
+        splits_bags: whether the ranks of a team hold successive blocks of rows.
+
+    Attributes:
+        pg: the group of the ranks; None: nothing travels.
+        world: where this rank stands.
+        teams: see `Team`.
+        tables_per_rank: ``[W]`` lists of shards.
+        groups_per_rank: ``[W]`` lists of groups of shards that one operator serves.
+        row_bounds: ``[F]``, where each rows' block begins within a team, and the end; empty unless
+            ``splits_bags``.
+
+    Raises:
+        ValueError: a placement that does not fit the table, the ranks or the strategy.
+    """
+
+    def __init__(
+        self,
+        infos: Sequence[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        strategy_name: str,
+        teams: Callable[[World], list[Team]],
+        *,
+        replicated: bool,
+        splits_bags: bool,
+    ) -> None:
+        self.pg: dist.ProcessGroup | None = env.process_group
+        local_size = 1 if self.pg is None else get_local_size(env.world_size)
+        self.world = World(env.rank, env.world_size, local_size)
+        self.teams = teams(self.world)
+        self.tables_per_rank = tables_on_ranks(
+            infos, env.world_size, replicated=replicated, splits_bags=splits_bags
+        )
+        self.groups_per_rank = group_tables(self.tables_per_rank)
+        self.row_bounds = [
+            bounds
+            for team in (self.teams if splits_bags else ())
+            for bounds in self._row_bounds_of(team, strategy_name)
+        ]
+
+    def groups_per_team(self) -> list[list[GroupedEmbeddingConfig]]:
+        """The groups of each team's first rank, which stand for all of its ranks' features."""
+        return [self.groups_per_rank[team[0]] for team in self.teams]
+
+    def features_per_team(self) -> list[int]:
+        """How many features each team looks up."""
+        return [sum(group.num_features() for group in groups) for groups in self.groups_per_team()]
+
+    def dims_per_team(self) -> list[list[int]]:
+        """Columns of each feature that each team looks up."""
+        return [_dims(groups) for groups in self.groups_per_team()]
+
+    def dims_per_rank(self) -> list[list[int]]:
+        """``[W]``: columns of each feature that each rank looks up."""
+        return [_dims(groups) for groups in self.groups_per_rank]
+
+    def dims_here(self) -> list[int]:
+        """Columns of each feature that this rank looks up."""
+        return _dims(self.groups_per_rank[self.world.rank])
+
+    def has_feature_processor(self) -> bool:
+        """Whether ids get weights where they are looked up."""
+        return any(
+            group.has_feature_processor for groups in self.groups_per_rank for group in groups
+        )
+
+    def refuse_blocks_of_different_widths(self) -> None:
+        """Refuse blocks of one table on one rank that differ in width.
+
+        Raises:
+            ValueError: naming the table, the widths and the rank.
+        """
+        for rank, tables in enumerate(self.tables_per_rank):
+            widths: dict[str, set[int]] = {}
+            for table in tables:
+                widths.setdefault(table.name, set()).add(table.local_cols)
+            for name, own in widths.items():
+                if len(own) > 1:
+                    raise ValueError(
+                        f"table {name!r}: the plan puts blocks of {sorted(own)} columns on rank "
+                        f"{rank}; unpooled blocks of a table on one rank are equally wide, so cut "
+                        "it evenly or place them on different ranks"
+                    )
+
+    def _row_bounds_of(self, team: Team, strategy_name: str) -> list[list[int]]:
+        bounds: list[list[int]] = []
+        shards_per_rank = [
+            [table for group in self.groups_per_rank[rank] for table in group.embedding_tables]
+            for rank in team
+        ]
+        if len({len(shards) for shards in shards_per_rank}) > 1:
+            names = sorted({table.name for tables in shards_per_rank for table in tables})
+            raise ValueError(
+                f"tables {names} are {strategy_name}: ranks {list(team)} must each hold one block "
+                "of rows of each (which may be empty)"
+            )
+        for shards in zip(*shards_per_rank, strict=True):
+            places = [table.local_metadata for table in shards]
+            starts = [place.shard_offsets[0] for place in places if place is not None]
+            ends = [
+                place.shard_offsets[0] + place.shard_sizes[0]
+                for place in places
+                if place is not None
+            ]
+            alike = len({(table.name, table.local_cols) for table in shards}) == 1
+            if not alike or starts != [0, *ends[:-1]] or ends[-1] != shards[0].num_embeddings:
+                raise ValueError(
+                    f"table {shards[0].name!r} is {strategy_name}: ranks {list(team)} must hold "
+                    f"successive blocks of rows, but they begin at {starts}"
+                )
+            bounds += [[*starts, ends[-1]]] * shards[0].num_features()
+        return bounds
+
+
+def _dims(groups: Sequence[GroupedEmbeddingConfig]) -> list[int]:
+    return [dim for group in groups for dim in group.embedding_dims()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """What the module is told that takes ids to the rows of a `Layout`, or vectors back.
+
+    Attributes:
+        layout: who holds what.
+        pg: the group of the ranks.
+        device: where this rank computes.
+        codecs: how vectors of an operation are written for the network; None: as they are.
+        order: of the columns of pooled vectors; None: as they come, team by team.
+        is_sequence: whether each id has a vector of its own; otherwise bags are pooled.
+    """
+
+    layout: Layout
+    pg: dist.ProcessGroup
+    device: torch.device
+    codecs: Callable[[CommOp], QuantizedCommCodecs | None]
+    order: ColumnOrder | None = None
+    is_sequence: bool = False

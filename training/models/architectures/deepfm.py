@@ -1,0 +1,117 @@
+"""``arch: deepfm``: first-order weights, a factorization machine and an MLP, added.
+
+Source: Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction"
+(2017).  As in DLRM, a bottom MLP turns the dense values into one vector beside those of the
+sparse features.
+
+Shapes: ``B`` samples, ``N`` dense columns, ``F`` sparse features, ``D`` embedding dimension.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tessera.training.models.config import MLPModelConfig, architecture
+from tessera.training.models.dlrm import DenseArch, OverArch, SparseArch
+from tessera.training.models.inputs import ModelInputs
+from tessera.training.modules.embedding_modules import EmbeddingBagCollection
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+
+
+class FirstOrder(nn.Module):
+    """One weight per dense column and per id, summed.
+
+    Args:
+        collection: tables of dimension 1, one per feature.
+        dense_columns: ``N``.
+    """
+
+    def __init__(self, collection: EmbeddingBagCollection, dense_columns: int) -> None:
+        super().__init__()
+        self.embedding_bag_collection = collection
+        self.dense = nn.Linear(dense_columns, 1, bias=False)
+
+    def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
+        """``[B, N]`` and the features' rows to ``[B, 1]``."""
+        weights: Tensor = self.embedding_bag_collection(sparse).values()
+        result: Tensor = self.dense(dense) + weights.sum(dim=1, keepdim=True)
+        return result
+
+
+class FactorizationMachine(nn.Module):
+    """The sum of the dot products of all pairs of vectors."""
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """``[B, F + 1, D]`` to ``[B, 1]``: half of (square of the sum - sum of the squares)."""
+        square_of_sum = vectors.sum(dim=1).square()
+        sum_of_squares = vectors.square().sum(dim=1)
+        return (square_of_sum - sum_of_squares).sum(dim=1, keepdim=True).mul(0.5)
+
+
+class DeepFM(nn.Module):
+    """The three parts, each of which makes a term of the logit.
+
+    Args:
+        tables: one vector of size ``D`` per feature.
+        first_order: one weight per feature.
+        dense_columns: ``N``.
+        dense_sizes: columns after each layer of the bottom MLP; the last is ``D``.
+        over_sizes: columns after each layer of the deep part; the last is 1.
+        dropout: of the deep part's hidden outputs, while training.
+    """
+
+    def __init__(
+        self,
+        *,
+        tables: EmbeddingBagCollection,
+        first_order: EmbeddingBagCollection,
+        dense_columns: int,
+        dense_sizes: list[int],
+        over_sizes: list[int],
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.sparse_arch = SparseArch(tables)
+        self.first_order = FirstOrder(first_order, dense_columns)
+        self.dense_arch = DenseArch(dense_columns, dense_sizes)
+        self.fm = FactorizationMachine()
+        width = dense_sizes[-1] * (1 + len(self.sparse_arch.dims))
+        self.over_arch = OverArch(width, over_sizes, dropout=dropout)
+
+    def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
+        """``[B, N]`` and the features' rows to logits ``[B, 1]``."""
+        own: Tensor = self.dense_arch(dense)
+        vectors = torch.cat([own.unsqueeze(1), self.sparse_arch(sparse)], dim=1)
+        deep = self.over_arch(vectors.flatten(1))
+        logits: Tensor = deep + self.fm(vectors) + self.first_order(dense, sparse)
+        return logits
+
+
+@architecture
+@dataclass(frozen=True, kw_only=True)
+class DeepFMConfig(MLPModelConfig):
+    """`DeepFM`; every feature has the same embedding dimension.
+
+    Its first-order weights are a second collection of tables, with the rows of the first one's.
+    """
+
+    arch: Literal["deepfm"] = "deepfm"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_one_dim()
+
+    def build(self, inputs: ModelInputs) -> nn.Module:
+        """See `ModelConfig.build`."""
+        return DeepFM(
+            tables=inputs.collection(),
+            first_order=inputs.collection(prefix="first_order_", dim=1, init=0.0),
+            dense_columns=inputs.dense_columns,
+            dense_sizes=[*self.dense_layers, self.embedding_dim],
+            over_sizes=[*self.over_layers, 1],
+            dropout=self.dropout,
+        )

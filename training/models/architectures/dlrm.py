@@ -1,0 +1,34 @@
+"""``arch: dlrm``: bottom MLP, dot products of every pair of vectors, top MLP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from tessera.training.models.config import MLPModelConfig, architecture
+from tessera.training.models.dlrm import DLRM
+from tessera.training.models.inputs import ModelInputs
+
+
+@architecture
+@dataclass(frozen=True, kw_only=True)
+class DLRMConfig(MLPModelConfig):
+    """`tessera.training.models.dlrm.DLRM`; every feature has the same embedding dimension."""
+
+    arch: Literal["dlrm"] = "dlrm"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_one_dim()
+
+    def build(self, inputs: ModelInputs) -> nn.Module:
+        """See `ModelConfig.build`."""
+        return DLRM(
+            inputs.collection(),
+            inputs.dense_columns,
+            [*self.dense_layers, self.embedding_dim],
+            [*self.over_layers, 1],
+            dropout=self.dropout,
+        )
