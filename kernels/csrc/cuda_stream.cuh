@@ -2,8 +2,9 @@
 //
 // Rows travel by cp.async into a ring in shared memory, kRing rows ahead of the sum.  Each thread
 // reads back only the bytes that it copied, so there is no barrier.  The ring is what registers
-// could not hold: 8 rows x 16 bytes x 768 threads keep 96 KB in flight on a multiprocessor, where
-// about 30 KB are needed to cover 4.2 TB/s times the latency of a random row.
+// could not hold: 8 rows x 16 bytes x 512 threads keep 64 KB in flight on a multiprocessor (twice that
+// in the kernels of cuda_express.cuh), where about 30 KB are needed to cover 4.2 TB/s times the
+// latency of a random row.
 //
 // The sum is the CPU's, in its order: acc = fma(weight * scale, q, acc), bias apart.
 #pragma once
@@ -18,7 +19,7 @@ namespace tessera {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocksPerMultiprocessor = 3;  // 80 registers a thread: with 64 they spill
+constexpr int kBlocksPerMultiprocessor = 3;  // that a call must fill before groups take several bags
 constexpr int kStep = 4;                     // ids issued together
 constexpr int kRing = 8;                     // rows in flight of a group
 constexpr int kMaxBagsPerGroup = 4;
