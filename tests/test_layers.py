@@ -174,10 +174,7 @@ TRAINING_ORDER = (
     "commands",
 )
 
-STILL_CIRCLES = (
-    "tessera.training.models.",
-    "tessera.training.trainer.",
-)
+STILL_CIRCLES = ("tessera.training.trainer.",)
 
 # These only forward names: TorchRec's module paths, and the packages' lazy tables of names.
 FORWARDING = {module_of(path) for path in PATHS}

@@ -39,8 +39,8 @@ from tessera.serving.packaging.package import PackageOptions, make_servable, wri
 from tessera.serving.packaging.script import script
 from tessera.serving.packaging.trace import trace
 from tessera.training.models.architectures.dlrm import DLRMConfig
-from tessera.training.models.config import Hashing
 from tessera.training.models.ranking import RankingModel, build_ranking_model
+from tessera.training.modules.choices import Hashing
 
 DENSE = 13
 TABLES = 26

@@ -199,7 +199,7 @@ def cpu_seconds(http_address: str) -> float:
 def measure_server(
     addresses: tuple[str, str], messages: dict[str, bytes], seconds: float
 ) -> dict[str, tuple[float, float]]:
-    """Of each message: median latency, and CPU time of the server per call, in microseconds."""
+    """The median latency, and the server's CPU time per call, of each message, in microseconds."""
     address, http_address = addresses
     latencies: dict[str, list[float]] = {name: [] for name in messages}
     spent = dict.fromkeys(messages, 0.0)

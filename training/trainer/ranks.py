@@ -23,7 +23,7 @@ from tessera.errors import UserError
 T = TypeVar("T")
 
 PARENT_LOOK_S = 0.5
-"""So often a rank looks whether the process that started it is still there."""
+"""Seconds between a rank's looks whether the process that started it still runs."""
 
 
 def world_size_of_environment() -> int:

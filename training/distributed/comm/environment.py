@@ -28,12 +28,12 @@ class ShardingEnv:
 
     @classmethod
     def from_process_group(cls, pg: dist.ProcessGroup) -> ShardingEnv:
-        """From an initialized ``torch.distributed`` group."""
+        """The environment of this rank in an initialized ``torch.distributed`` group."""
         return cls(dist.get_world_size(pg), dist.get_rank(pg), pg)
 
     @classmethod
     def from_local(cls, world_size: int, rank: int) -> ShardingEnv:
-        """Without a group."""
+        """The environment of rank ``rank`` of ``world_size``, without a process group."""
         return cls(world_size, rank)
 
 
