@@ -188,6 +188,7 @@ def assemble(
     try:
         parallel = DistributedModelParallel(
             model,
+            env=ranks.env,
             device=device,
             sharders=[sharder],
             plan=plan_for(model, sharder, config, ranks, device),
