@@ -37,7 +37,8 @@ import torch
 from tessera.serving.bench.forward import CLOCKS, DENSE, TABLES, Clock, dlrm
 from tessera.serving.package.loading import load_package
 from tessera.serving.package.runner import HostBatch, Runner
-from tessera.serving.packaging.package import PackageOptions, write_model
+from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.package import write_model
 from tessera.serving.protocol import predictor_pb2 as pb
 
 USER = 20
