@@ -21,31 +21,34 @@ import torch
 
 import tessera
 from tessera.errors import UserError
-from tessera.serving.server.arrivals import Arrivals
-from tessera.serving.server.budget import ByteBudget
-from tessera.serving.server.catalogue import Catalogue
+from tessera.serving.server.batching.batch_scheduler import Engine
 from tessera.serving.server.config import ModelSource, ServerConfig
-from tessera.serving.server.decode import RequestDecoder
-from tessera.serving.server.encode import ResponseEncoder
-from tessera.serving.server.engine import Engine
-from tessera.serving.server.grpc_service import GrpcFront
-from tessera.serving.server.health import Health, Serving
-from tessera.serving.server.http_server import HttpFront
-from tessera.serving.server.infer_decode import InferDecoder
-from tessera.serving.server.infer_encode import InferEncoder
-from tessera.serving.server.logs import make_logger
-from tessera.serving.server.metrics import Metrics, ModelInfo, ModelMetrics
-from tessera.serving.server.models import (
-    Copies,
+from tessera.serving.server.front.admission import Gate
+from tessera.serving.server.front.byte_budget import ByteBudget
+from tessera.serving.server.front.grpc_front import GrpcFront
+from tessera.serving.server.front.health_service import Health, Serving
+from tessera.serving.server.front.http_front import HttpFront
+from tessera.serving.server.front.kserve_metadata import Catalogue
+from tessera.serving.server.front.message_receiver import Arrivals
+from tessera.serving.server.front.predict_service import Predictor
+from tessera.serving.server.front.status_page import StatusBoard
+from tessera.serving.server.log import make_logger
+from tessera.serving.server.metrics.metrics_page import Metrics
+from tessera.serving.server.metrics.model_metrics import ModelInfo, ModelMetrics
+from tessera.serving.server.model.loader import (
     LoadedModel,
     ModelIdentity,
     ModelLoader,
     PackageLoader,
 )
-from tessera.serving.server.predictor import Gate, Predictor
-from tessera.serving.server.registry import Registry, ServedModel
+from tessera.serving.server.model.registry import Registry
+from tessera.serving.server.model.replicas import Copies
+from tessera.serving.server.model.served_model import ServedModel
+from tessera.serving.server.request.decoder import RequestDecoder
+from tessera.serving.server.request.encoder import ResponseEncoder
+from tessera.serving.server.request.infer_decoder import InferDecoder
+from tessera.serving.server.request.infer_encoder import InferEncoder
 from tessera.serving.server.signals import HANDLED_SIGNALS, SignalMeaning, SignalReader
-from tessera.serving.server.status import StatusBoard
 
 EXIT_NOT_DRAINED = 1
 _FLUSH_SECONDS = 1.0

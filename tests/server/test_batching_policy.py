@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from tessera.serving.server.batching import (
+from tessera.serving.server.batching.policy import (
     BatchPolicy,
     CutNow,
     CutReason,

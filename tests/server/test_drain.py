@@ -14,7 +14,7 @@ from tessera.serving.client import RequestDrawer, read_schema
 from tessera.serving.client.encode import encode_request
 from tessera.serving.server.background import ServerProcess
 from tessera.serving.server.config import ModelLimits
-from tessera.serving.server.logs import make_logger
+from tessera.serving.server.log import make_logger
 from tessera.serving.server.server import Server
 from tessera.serving.server.signals import SignalMeaning, SignalReader
 from tests.package_factory import make_package

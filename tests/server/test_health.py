@@ -5,7 +5,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from tessera.serving.server.health import Health, Serving
+from tessera.serving.server.front.health_service import Health, Serving
 from tests.patience import PATIENCE_S
 from tests.server.server_harness import config, serving
 

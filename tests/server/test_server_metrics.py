@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.serving.server.errors import Code
-from tessera.serving.server.metrics import LATENCY_BUCKETS, Histogram, Metrics, ModelMetrics
-from tessera.serving.server.status import WINDOW_SECONDS, StatusBoard
+from tessera.serving.server.front.status_page import WINDOW_SECONDS, StatusBoard
+from tessera.serving.server.metrics.histogram import Histogram
+from tessera.serving.server.metrics.metrics_page import Metrics
+from tessera.serving.server.metrics.model_metrics import LATENCY_BUCKETS, ModelMetrics
 from tests.server.server_harness import FakeLoader, config, parse_metrics, request, serving, value
 
 MODEL = {"model", "version"}

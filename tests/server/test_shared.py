@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.server.config import ModelLimits
-from tessera.serving.server.decode import RequestDecoder
 from tessera.serving.server.errors import InvalidRequestError
+from tessera.serving.server.request.decoder import RequestDecoder
 from tests.server.server_harness import f32, i32, i64, make_schema
 
 NAMES = ["a", "b", "c"]

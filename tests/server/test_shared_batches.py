@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.serving.server.merge import Merger, merge_slowly
-from tessera.serving.server.parts import cut_request
-from tessera.serving.server.queue import Entry, RequestQueue
-from tessera.serving.server.request import DecodedRequest, JaggedGroup, SharedRows
+from tessera.serving.server.batching.merger import Merger, merge_slowly
+from tessera.serving.server.batching.parts import cut_request
+from tessera.serving.server.batching.request_queue import Entry, RequestQueue
+from tessera.serving.server.request.decoded_request import DecodedRequest, JaggedGroup, SharedRows
 from tests.server.server_harness import feature, make_schema
 
 FEATURES = 4

@@ -1,0 +1,203 @@
+"""The bounded queue of one model, owned by the event loop's thread: it needs no lock.
+
+Order: higher priority first, then arrival.  A request that was cancelled, or whose deadline
+passed, is dropped when a batch is cut (or when its place is needed), never computed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tessera.serving.server.errors import QueueFullError, Reason
+from tessera.serving.server.request.decoded_request import (
+    NO_DEADLINE,
+    DecodedRequest,
+    ended_by_deadline,
+)
+
+
+class Owner(Protocol):
+    """Whoever waits for the entry's scores."""
+
+    def is_done(self) -> bool:
+        """Whether nobody waits any more: cancelled, or failed already."""
+        ...
+
+    def drop(self, reason: Reason) -> bool:
+        """Its entry was dropped for this reason; whoever still waits is told.
+
+        Returns:
+            Whether the queue's owner must count the drop: nobody waits any more who would
+            count it, and no other part of the same request was counted.
+        """
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One piece of work: a request, or a part of a request that was too large for a batch.
+
+    Attributes:
+        request: what to compute.
+        owner: see `Owner`.
+        part: which part of the owner's request this is.
+        last: whether it is the request's last part.
+        arrived: the clock when it came (seconds).
+        deadline: the clock when it is too late (seconds), or `NO_DEADLINE`.
+        priority: higher is served first.
+    """
+
+    request: DecodedRequest
+    owner: Owner
+    part: int
+    last: bool
+    arrived: float
+    deadline: float = NO_DEADLINE
+    priority: int = 0
+
+
+@dataclass(slots=True)
+class Cut:
+    """What one cut took out: a batch, and the drops that are to be counted.
+
+    ``shared`` are the features that entries of the batch share, if any does.
+    """
+
+    entries: list[Entry] = field(default_factory=list)
+    dropped: list[Reason] = field(default_factory=list)
+    samples: int = 0
+    ids: int = 0
+    shared: tuple[int, ...] | None = None
+
+
+class RequestQueue:
+    """See the module's docstring.
+
+    Args:
+        max_requests: requests that may wait, in however many parts: one that may be sent at all fits an
+            empty queue.
+        max_samples: samples that may wait.
+
+    Attributes:
+        requests: those whose last part waits.
+        samples: of the entries that wait.
+        ids: of the entries that wait.
+    """
+
+    def __init__(self, *, max_requests: int, max_samples: int) -> None:
+        self._max_requests = max_requests
+        self._max_samples = max_samples
+        self._heap: list[tuple[int, int, Entry]] = []
+        self._arrivals = 0
+        self.requests = 0
+        self.samples = 0
+        self.ids = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, entries: list[Entry], now: float) -> list[Reason]:
+        """Let all of ``entries``, the parts of one request in their order, wait, or none.
+
+        Returns:
+            The drops to count, if dead entries had to make room.
+
+        Raises:
+            QueueFullError: there is no room even without the dead ones.
+        """
+        samples = sum(entry.request.samples for entry in entries)
+        dropped: list[Reason] = []
+        if not self._fits(samples):
+            dropped = self._purge(now)
+            if not self._fits(samples):
+                raise QueueFullError(
+                    f"the queue is full: {self.requests} requests with {self.samples} samples "
+                    f"wait (limits {self._max_requests} and {self._max_samples}), this request "
+                    f"brings {samples}; try again later"
+                )
+        for entry in entries:
+            heapq.heappush(self._heap, (-entry.priority, self._arrivals, entry))
+            self._arrivals += 1
+            self.samples += entry.request.samples
+            self.ids += entry.request.ids
+        self.requests += 1
+        return dropped
+
+    def cut(self, *, max_samples: int, max_ids: int, now: float) -> Cut:
+        """Take the first entries that fit together, dropping the dead ones on the way.
+
+        The first living entry is taken whatever its size, so that none waits for ever.  Entries that
+        share other features than those before them do not fit: a batch has one set of them.
+
+        Args:
+            max_samples: samples of the batch.
+            max_ids: ids of the batch.
+            now: the clock (seconds).
+        """
+        cut = Cut()
+        while self._heap:
+            entry = self._heap[0][2]
+            request = entry.request
+            reason = _death(entry, now)
+            if reason is None and cut.entries:
+                fits = (
+                    cut.samples + request.samples <= max_samples
+                    and cut.ids + request.ids <= max_ids
+                    and (request.shared is None or cut.shared in {None, request.shared.features})
+                )
+                if not fits:
+                    break
+            heapq.heappop(self._heap)
+            self._forget(entry)
+            if reason is not None:
+                if entry.owner.drop(reason):
+                    cut.dropped.append(reason)
+                continue
+            cut.entries.append(entry)
+            cut.samples += request.samples
+            cut.ids += request.ids
+            if request.shared is not None:
+                cut.shared = request.shared.features
+        return cut
+
+    def oldest(self) -> float:
+        """When the entry that waits longest came; `NO_DEADLINE` when none waits."""
+        return min((entry.arrived for _, _, entry in self._heap), default=NO_DEADLINE)
+
+    def earliest_deadline(self) -> float:
+        """The next deadline of a waiting entry; `NO_DEADLINE` when there is none."""
+        return min((entry.deadline for _, _, entry in self._heap), default=NO_DEADLINE)
+
+    def _fits(self, samples: int) -> bool:
+        return self.requests < self._max_requests and self.samples + samples <= self._max_samples
+
+    def _forget(self, entry: Entry) -> None:
+        self.requests -= entry.last
+        self.samples -= entry.request.samples
+        self.ids -= entry.request.ids
+
+    def _purge(self, now: float) -> list[Reason]:
+        living: list[tuple[int, int, Entry]] = []
+        dropped: list[Reason] = []
+        for item in self._heap:
+            reason = _death(item[2], now)
+            if reason is None:
+                living.append(item)
+                continue
+            self._forget(item[2])
+            if item[2].owner.drop(reason):
+                dropped.append(reason)
+        heapq.heapify(living)
+        self._heap = living
+        return dropped
+
+
+def _death(entry: Entry, now: float) -> Reason | None:
+    if now >= entry.deadline:
+        return Reason.DEADLINE
+    if not entry.owner.is_done():
+        return None
+    late = ended_by_deadline(now, entry.arrived, entry.deadline)
+    return Reason.DEADLINE if late else Reason.CANCELLED
