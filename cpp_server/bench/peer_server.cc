@@ -14,15 +14,15 @@
 #include <vector>
 
 #include "batching/merger.h"
+#include "batching/pending_request.h"
 #include "common/grpc_setup.h"
-#include "batching/pending.h"
+#include "front/grpc_front.h"
 #include "model/loader.h"
 #include "model/operator_libraries.h"
+#include "model/registry.h"
+#include "model/served_model.h"
 #include "predictor.grpc.pb.h"
 #include "request/decoder.h"
-#include "server/grpc_front.h"
-#include "server/registry.h"
-#include "server/served_model.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <deque>
 #include <thread>
 
-#include "batching/batch_queue.h"
+#include "batching/batch_scheduler.h"
 #include "batching/cost_model.h"
 #include "batching/policy.h"
 #include "batching/request_queue.h"

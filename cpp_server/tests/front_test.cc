@@ -15,12 +15,12 @@
 #include <thread>
 
 #include "common/grpc_setup.h"
+#include "front/grpc_front.h"
 #include "health.grpc.pb.h"
 #include "inference.grpc.pb.h"
+#include "model/served_model.h"
 #include "package/package_error.h"
 #include "predictor.grpc.pb.h"
-#include "server/grpc_front.h"
-#include "server/served_model.h"
 #include "support.h"
 
 namespace tessera {

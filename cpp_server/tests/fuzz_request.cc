@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "batching/merger.h"
-#include "batching/pending.h"
+#include "batching/pending_request.h"
 #include "request/decoder.h"
 #include "request/infer_decoder.h"
 #include "request/infer_wire.h"

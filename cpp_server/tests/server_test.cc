@@ -6,15 +6,15 @@
 #include <csignal>
 #include <thread>
 
+#include "front/admission.h"
+#include "front/http_front.h"
+#include "front/status_page.h"
+#include "metrics/histogram.h"
+#include "metrics/metrics_page.h"
 #include "server/config.h"
-#include "server/events.h"
-#include "server/gate.h"
 #include "server/heap_trimmer.h"
-#include "server/histogram.h"
-#include "server/http_front.h"
 #include "server/log.h"
-#include "server/metrics.h"
-#include "server/status_board.h"
+#include "server/signals.h"
 #include "support.h"
 
 namespace tessera {

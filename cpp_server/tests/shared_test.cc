@@ -6,7 +6,7 @@
 #include <deque>
 
 #include "batching/merger.h"
-#include "batching/pending.h"
+#include "batching/pending_request.h"
 #include "batching/request_queue.h"
 #include "request/decoder.h"
 #include "request/packed.h"

@@ -12,7 +12,7 @@
 #include <span>
 
 #include "batching/buffer.h"
-#include "batching/pending.h"
+#include "batching/pending_request.h"
 #include "model/runner.h"
 #include "package/schema.h"
 

@@ -13,7 +13,7 @@
 #include <map>
 #include <vector>
 
-#include "batching/pending.h"
+#include "batching/pending_request.h"
 #include "common/clock.h"
 
 namespace tessera {

@@ -9,8 +9,8 @@
 #include <string_view>
 
 #include "common/status.h"
+#include "request/decoded_request.h"
 #include "request/field_names.h"
-#include "request/request.h"
 #include "request/wire.h"
 
 namespace tessera {

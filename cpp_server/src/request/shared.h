@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "common/status.h"
-#include "request/request.h"
+#include "request/decoded_request.h"
 #include "request/wire.h"
 
 namespace tessera {

@@ -9,10 +9,10 @@
 #include "common/text.h"
 #include "model/loader.h"
 #include "model/operator_libraries.h"
+#include "model/served_model.h"
 #include "package/manifest.h"
 #include "package/package_file.h"
 #include "package/records.h"
-#include "server/served_model.h"
 #include "server/version.h"
 
 namespace tessera {

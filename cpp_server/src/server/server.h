@@ -13,19 +13,19 @@
 #include <vector>
 
 #include "common/clock.h"
+#include "front/admission.h"
+#include "front/byte_budget.h"
+#include "front/grpc_front.h"
+#include "front/http_front.h"
+#include "front/predict_service.h"
+#include "front/status_page.h"
+#include "metrics/metrics_page.h"
+#include "model/registry.h"
 #include "package/signature.h"
-#include "server/byte_budget.h"
 #include "server/config.h"
-#include "server/events.h"
-#include "server/gate.h"
-#include "server/grpc_front.h"
 #include "server/heap_trimmer.h"
-#include "server/http_front.h"
 #include "server/log.h"
-#include "server/metrics.h"
-#include "server/predict_service.h"
-#include "server/registry.h"
-#include "server/status_board.h"
+#include "server/signals.h"
 
 namespace tessera {
 
