@@ -92,7 +92,7 @@ class SyncService final : public predictor::Predictor::Service {
     const Status status = decoder_.decode(view, direct.request);
     if (!status.ok()) return {static_cast<grpc::StatusCode>(status.code), status.message};
     Merger merger(package_.manifest.schema);
-    const std::vector<Part> parts = split_request(direct, 1, direct.request.samples,
+    const std::vector<Part> parts = cut_request(direct, 1, direct.request.samples,
                                                   direct.request.ids);
     const auto scores = session->forward(merger.merge(parts, *session));
     auto& data = *(*response->mutable_predictions())[package_.manifest.schema.outputs[0].name]
@@ -132,16 +132,16 @@ void serve_no_model(const std::string& path) {
   ModelMetrics metrics(package.manifest.name, package.manifest.version);
   ModelMetrics unresolved("", "");
   Registry registry({package.manifest.name});
-  Gate gate([] {});
+  Admission admission([] {});
   ByteBudget budget(config.max_inflight_bytes);
-  const PredictContext context{registry, unresolved, gate, budget, clock, log};
+  const PredictContext context{registry, unresolved, admission, budget, clock, log};
   GrpcFront front(context, {registry, config, clock, "peer", [] { return false; }});
   registry.publish(0, std::make_unique<ServedModel>(std::move(package), config, metrics, clock,
                                                     log));
   std::cout << front.start({.host = "127.0.0.1",
                             .port = 0,
                             .max_message_bytes = config.max_message_bytes,
-                            .max_arriving_bytes = config.max_inflight_bytes,
+                            .max_incoming_bytes = config.max_inflight_bytes,
                             .threads = default_workers()})
             << std::endl;
   while (true) std::this_thread::sleep_for(std::chrono::hours(1));

@@ -259,9 +259,9 @@ TEST(SharedFeatures, CountAgainstTheLimitBeforeTheyAreSpread) {
 TEST(SharedFeatures, AreRefusedWithFieldAndNumbers) {
   SharedData data = shared();
   EXPECT_EQ(refusal(data.view({"genre", "nobody"})),
-            "shared_features.names has 'nobody', which is no id_list feature of the model");
+            "shared_features.names has 'nobody', which is not an id_list feature of the model");
   EXPECT_EQ(refusal(data.view({"genre", "score"})),
-            "shared_features.names has 'score', which is no id_list feature of the model");
+            "shared_features.names has 'score', which is not an id_list feature of the model");
   EXPECT_EQ(refusal(data.view({"user", "user"})),
             "shared_features.names has 2 names of which 1 differ");
   EXPECT_EQ(refusal(data.view({})), "shared_features.names has 0 names, expected at least 1");

@@ -136,7 +136,7 @@ struct ExecutorTest : testing::Test {
 
   std::vector<Part> parts_of(Request& request, std::int64_t max_samples = 1'000) {
     request.arrival = clock.now();
-    return split_request(request, 1, max_samples, 1'000'000);
+    return cut_request(request, 1, max_samples, 1'000'000);
   }
 
   static void expect_answered(const Request& request) {
@@ -232,7 +232,7 @@ TEST_F(ExecutorTest, APartThatFailsFailsItsRequestOnce) {
   for (const Part& part : parts) executor.execute({&part, 1});
   EXPECT_EQ(request.answers, 0);
   ASSERT_TRUE(request.refusal.has_value());
-  EXPECT_TRUE(request.dead());
+  EXPECT_TRUE(request.abandoned());
 }
 
 TEST_F(ExecutorTest, RefusesScoresOfAnotherSize) {

@@ -209,9 +209,9 @@ struct FrontTest : testing::Test {
 
   // What Server::drain and Server::close do, without their waits.
   void end() {
-    gate.shut();
+    admission.shut();
     for (ServedModel* model : registry.loaded()) model->drain();
-    while (gate.active() > 0) std::this_thread::yield();
+    while (admission.active() > 0) std::this_thread::yield();
     EXPECT_EQ(budget.held(), 0);
     front.stop(1s);
     for (ServedModel* model : registry.loaded()) model->close();
@@ -228,10 +228,10 @@ struct FrontTest : testing::Test {
   Log log{LogLevel::kError, true};
   ModelMetrics metrics{"m", "1"};
   ModelMetrics unresolved{"", ""};
-  Gate gate{[] {}};
+  Admission admission{[] {}};
   ByteBudget budget;
   Registry registry{{"m"}};
-  PredictContext context{registry, unresolved, gate, budget, clock, log};
+  PredictContext context{registry, unresolved, admission, budget, clock, log};
   GrpcFront front{context, {registry, config, clock, "1.2.3", [] { return false; }}};
   std::shared_ptr<grpc::Channel> channel;
 };

@@ -64,7 +64,7 @@ void check_sharing(const HostBatch& batch) {
 
 void compute(FuzzedRequest& pending, Merger& into, FuzzSession& memory) {
   for (const std::int64_t max_samples : {std::int64_t{1'000}, std::int64_t{3}}) {
-    const std::vector<Part> parts = split_request(pending, 1, max_samples, 50);
+    const std::vector<Part> parts = cut_request(pending, 1, max_samples, 50);
     std::int64_t ids = 0;
     for (const Part& part : parts) {
       const HostBatch batch = into.merge({&part, 1}, memory);

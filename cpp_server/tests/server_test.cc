@@ -1,4 +1,4 @@
-// Flags, metrics, the HTTP port's answers, the gate, log lines.
+// Flags, metrics, the HTTP port's answers, admission, log lines.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -6,6 +6,7 @@
 #include <csignal>
 #include <thread>
 
+#include "common/enums.h"
 #include "front/admission.h"
 #include "front/http_front.h"
 #include "front/status_page.h"
@@ -19,6 +20,11 @@
 
 namespace tessera {
 namespace {
+
+enum class Colour { kRed, kGreen, kBlue };
+static_assert(enum_size<Colour::kBlue>() == 3);
+static_assert(is_enumerator<Colour::kGreen>());
+static_assert(!is_enumerator<static_cast<Colour>(3)>());
 
 std::string usage_error(const std::vector<std::string>& arguments) {
   try {
@@ -180,7 +186,7 @@ TEST(MetricsTest, PageHasEveryFamily) {
   ModelMetrics unresolved("", "");
   model.count_request(Code::kOk, std::chrono::microseconds(2'500));
   unresolved.count_request(Code::kNotFound, std::chrono::microseconds(100));
-  const std::string page = Metrics({&model}, unresolved, "9.9").render();
+  const std::string page = MetricsPage({&model}, unresolved, "9.9").render();
   for (const char* line : {
            "tessera_requests_total{model=\"ranker\",version=\"3\",code=\"OK\"} 1\n",
            "tessera_requests_total{model=\"\",version=\"\",code=\"NOT_FOUND\"} 1\n",
@@ -216,7 +222,7 @@ TEST(Http, AnswersGetAndHead) {
 TEST(StatusPage, ShowsTheLastMinute) {
   test::FakeClock clock;
   ModelMetrics model("<ranker>", "3");
-  StatusBoard board({&model}, clock);
+  StatusPage board({&model}, clock);
   for (int i = 0; i < 100; ++i) model.count_request(Code::kOk, std::chrono::microseconds(3'500));
   clock.advance(std::chrono::seconds(10));
   board.tick();
@@ -232,17 +238,17 @@ TEST(StatusPage, ShowsTheLastMinute) {
 
 TEST(GateTest, TellsWhenTheLastCallHasLeft) {
   int empty = 0;
-  Gate gate([&] { ++empty; });
-  EXPECT_TRUE(gate.enter());
-  EXPECT_TRUE(gate.enter());
-  gate.leave();
-  gate.shut();
+  Admission admission([&] { ++empty; });
+  EXPECT_TRUE(admission.enter());
+  EXPECT_TRUE(admission.enter());
+  admission.leave();
+  admission.shut();
   EXPECT_EQ(empty, 0);
-  EXPECT_FALSE(gate.enter());
-  EXPECT_EQ(gate.active(), 1);
-  gate.leave();
+  EXPECT_FALSE(admission.enter());
+  EXPECT_EQ(admission.active(), 1);
+  admission.leave();
   EXPECT_GE(empty, 1);
-  EXPECT_EQ(gate.active(), 0);
+  EXPECT_EQ(admission.active(), 0);
 }
 
 std::string logged(LogLevel level, bool json) {

@@ -90,7 +90,7 @@ struct Batch {
     Request& request = requests.emplace_back();
     const Status status = decoder.decode(ranking.view(), request.request);
     ASSERT_TRUE(status.ok()) << status.message;
-    for (Part& part : split_request(request, 1, max_samples, max_ids)) {
+    for (Part& part : cut_request(request, 1, max_samples, max_ids)) {
       EXPECT_LE(part.samples(), max_samples);
       EXPECT_TRUE(part.samples() == 1 || part.ids <= max_ids || own_ids(part) <= max_ids / 2);
       parts.push_back(std::move(part));

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-Status BatchQueue::submit(std::vector<Part> parts, std::vector<DroppedPart>& dropped) {
+Status BatchScheduler::submit(std::vector<Part> parts, std::vector<DroppedPart>& dropped) {
   Condition* woken = nullptr;
   {
     const MutexLock lock(mutex_);
@@ -19,21 +19,21 @@ Status BatchQueue::submit(std::vector<Part> parts, std::vector<DroppedPart>& dro
                    queue_limits_.max_samples, "), this request brings ", samples,
                    "; try again later")};
     }
-    woken = sleeper();
+    woken = worker_to_wake();
   }
   // Outside the lock, so that the woken worker does not run into it.
   if (woken != nullptr) woken->notify_one();
   return {};
 }
 
-QueueState BatchQueue::state(WorkerKind asks) const {
-  QueueState state{.entries = queue_.parts(),
+QueueState BatchScheduler::state(WorkerKind asks) const {
+  QueueState state{.parts = queue_.parts(),
                    .samples = queue_.samples(),
                    .ids = queue_.ids(),
                    .work = work_.cost(),
                    .draining = draining_ || closed_,
                    .asks = asks};
-  if (batch_limits_.max_delay > Duration::zero() && state.entries > 0) {
+  if (batch_limits_.max_delay > Duration::zero() && state.parts > 0) {
     state.oldest = queue_.oldest();
     state.earliest_deadline = queue_.earliest_deadline();
     state.time = time_.cost();
@@ -41,14 +41,14 @@ QueueState BatchQueue::state(WorkerKind asks) const {
   return state;
 }
 
-Condition* BatchQueue::sleeper() {
+Condition* BatchScheduler::worker_to_wake() {
   if (queue_.parts() == 0) return nullptr;
   if (idle_workers_.count > 0) return &idle_workers_.changed;
   if (idle_spares_.count > 0 && heavy(state(WorkerKind::kSpare))) return &idle_spares_.changed;
   return nullptr;
 }
 
-bool BatchQueue::next(WorkerKind kind, CutBatch& batch) {
+bool BatchScheduler::next(WorkerKind kind, CutBatch& batch) {
   batch.parts.clear();
   batch.dropped.clear();
   MutexLock lock(mutex_);
@@ -60,7 +60,7 @@ bool BatchQueue::next(WorkerKind kind, CutBatch& batch) {
       queue_.cut(decision.samples, batch_limits_.max_ids, now, batch.parts, batch.dropped);
       // What is left is for another worker; the submitter that brought it may have seen none
       // idle or may have woken this one.
-      Condition* const woken = sleeper();
+      Condition* const woken = worker_to_wake();
       lock.release();
       if (woken != nullptr) woken->notify_one();
       return true;
@@ -77,28 +77,28 @@ bool BatchQueue::next(WorkerKind kind, CutBatch& batch) {
   }
 }
 
-void BatchQueue::observe(std::int64_t samples, Duration took, Duration cpu) {
+void BatchScheduler::observe(std::int64_t samples, Duration took, Duration cpu) {
   if (batch_limits_.max_delay == Duration::zero() && batch_limits_.sharers == 1) return;
   const MutexLock lock(mutex_);
   time_.observe(samples, took);
   work_.observe(samples, cpu);
 }
 
-void BatchQueue::drain() {
+void BatchScheduler::drain() {
   const MutexLock lock(mutex_);
   draining_ = true;
   idle_workers_.changed.notify_all();
   idle_spares_.changed.notify_all();
 }
 
-void BatchQueue::close() {
+void BatchScheduler::close() {
   const MutexLock lock(mutex_);
   closed_ = true;
   idle_workers_.changed.notify_all();
   idle_spares_.changed.notify_all();
 }
 
-QueueDepth BatchQueue::depth() const {
+QueueDepth BatchScheduler::depth() const {
   const MutexLock lock(mutex_);
   return {queue_.requests(), queue_.samples()};
 }

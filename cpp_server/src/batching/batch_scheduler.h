@@ -1,4 +1,4 @@
-// Where requests wait and workers take batches: the one place where the front end's threads
+// The batch scheduler of one model: requests wait here and workers take batches, the one place where the front end's threads
 // and the workers meet.
 //
 // The queue, the policy's view of it and the cost model are behind one mutex that is held for
@@ -34,10 +34,10 @@ struct QueueDepth {
   std::int64_t samples = 0;
 };
 
-class BatchQueue {
+class BatchScheduler {
  public:
   // `clock` must outlive the queue.
-  BatchQueue(QueueLimits queue_limits, BatchLimits batch_limits, const Clock& clock)
+  BatchScheduler(QueueLimits queue_limits, BatchLimits batch_limits, const Clock& clock)
       : queue_limits_(queue_limits), batch_limits_(batch_limits), clock_(clock),
         queue_(queue_limits) {}
 
@@ -47,7 +47,7 @@ class BatchQueue {
   // full) the status says why, and the request is still the caller's.
   Status submit(std::vector<Part> parts, std::vector<DroppedPart>& dropped);
 
-  // Fills `batch`, whose memory is reused, with at least one living or dropped part, for a worker
+  // Fills `batch`, whose memory is reused, with at least one part to compute or to drop, for a worker
   // of kind `kind`. False: the queue is closed, and empty or not worth a spare worker.
   bool next(WorkerKind kind, CutBatch& batch);
 
@@ -55,7 +55,7 @@ class BatchQueue {
   // nobody asks for them.
   void observe(std::int64_t samples, Duration took, Duration cpu);
 
-  // From now on batches are cut without waiting for company.
+  // From now on batches are cut without waiting for more requests.
   void drain();
 
   // Wakes every worker; next returns false once nothing is queued.
@@ -75,7 +75,7 @@ class BatchQueue {
   }
   QueueState state(WorkerKind asks) const TESSERA_REQUIRES(mutex_);
   // Whom to wake for what is queued; null: nobody. A condition may be notified without the mutex.
-  Condition* sleeper() TESSERA_REQUIRES(mutex_);
+  Condition* worker_to_wake() TESSERA_REQUIRES(mutex_);
 
   const QueueLimits queue_limits_;
   const BatchLimits batch_limits_;

@@ -84,7 +84,7 @@ void PendingRequest::drop(const Refusal& refusal) {
   {
     const MutexLock lock(joined.mutex);
     if (!joined.refusal.has_value()) joined.refusal = refusal;
-    joined.dead = true;
+    joined.failed = true;
     if (--joined.left > 0) return;
   }
   finish_joined(joined);
@@ -199,7 +199,7 @@ RowRange widened(RowRange range, const SharedRows& shared, std::int64_t sample) 
 
 }  // namespace
 
-std::vector<Part> split_request(PendingRequest& pending, std::size_t outputs,
+std::vector<Part> cut_request(PendingRequest& pending, std::size_t outputs,
                                 std::int64_t max_samples, std::int64_t max_ids) {
   const DecodedRequest& request = pending.request;
   std::vector<Part> parts;

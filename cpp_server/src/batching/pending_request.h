@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/clock.h"
+#include "common/enums.h"
 #include "common/mutex.h"
 #include "common/status.h"
 #include "request/decoded_request.h"
@@ -24,7 +25,7 @@ namespace tessera {
 
 // Why a request was refused: the `reason` label of tessera_rejected_total.
 enum class RejectReason { kQueueFull, kDeadline, kCancelled, kInvalid, kDraining };
-inline constexpr int kRejectReasons = 5;
+inline constexpr auto kRejectReasons = enum_size<RejectReason::kDraining>();
 
 std::string_view reason_name(RejectReason reason);
 
@@ -81,8 +82,8 @@ class PendingRequest {
   void drop(const Refusal& refusal);
 
   // Nobody wants its remaining parts: the client is gone or another part has failed.
-  bool dead() const {
-    return cancelled.load(std::memory_order_relaxed) || (joined_ != nullptr && joined_->dead);
+  bool abandoned() const {
+    return cancelled.load(std::memory_order_relaxed) || (joined_ != nullptr && joined_->failed);
   }
 
  protected:
@@ -99,7 +100,7 @@ class PendingRequest {
     std::vector<std::string_view> names TESSERA_GUARDED_BY(mutex);
     StageTimings timings TESSERA_GUARDED_BY(mutex);            // summed over the parts
     std::optional<Refusal> refusal TESSERA_GUARDED_BY(mutex);  // the first one
-    std::atomic<bool> dead = false;
+    std::atomic<bool> failed = false;
   };
 
   StageTimings stage_timings(const PassTimings& pass) const;
@@ -133,7 +134,7 @@ struct Part {
 // The request itself if it fits a batch, else consecutive parts of its rows that do. A row
 // with more than `max_ids` ids becomes a part of its own, and samples that share many ids stay
 // together as long as those that they do not share are at most half of `max_ids`. Calls expect_parts.
-std::vector<Part> split_request(PendingRequest& request, std::size_t outputs,
+std::vector<Part> cut_request(PendingRequest& request, std::size_t outputs,
                                 std::int64_t max_samples, std::int64_t max_ids);
 
 }  // namespace tessera

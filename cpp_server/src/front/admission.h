@@ -1,6 +1,6 @@
-// Counts the calls that are inside, and refuses new ones once it is shut.
+// Admission of calls: counts those that are inside, and refuses new ones once it is shut.
 //
-// Contract: any thread; nothing blocks. `on_empty` is called when the gate is shut and the
+// Contract: any thread; nothing blocks. `on_empty` is called when admission is shut and the
 // last call has left, from whichever thread noticed; perhaps more than once.
 #pragma once
 
@@ -11,11 +11,11 @@
 
 namespace tessera {
 
-class Gate {
+class Admission {
  public:
-  explicit Gate(std::function<void()> on_empty) : on_empty_(std::move(on_empty)) {}
+  explicit Admission(std::function<void()> on_empty) : on_empty_(std::move(on_empty)) {}
 
-  // False: the gate is shut, and the caller is not inside.
+  // False: admission is shut, and the caller is not inside.
   bool enter() {
     // First in, then look: shut() either sees this call or is seen by it.
     active_.fetch_add(1);

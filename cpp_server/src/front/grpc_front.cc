@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/enums.h"
 #include "common/grpc_setup.h"
 #include "common/text.h"
 #include "front/connections.h"
@@ -37,7 +38,7 @@ constexpr std::size_t kKeptBytes = 256 * 1024;
 // Calls of one connection at a time. Clients wait with more; what misbehaving ones make gRPC hold is some
 // 10 KiB for each.
 constexpr int kCallsPerConnection = 1'000;
-// What gRPC may hold beside the messages that arrive: connections, calls, answers on their way.
+// What gRPC may hold beside the messages that are being received: connections, calls, answers on their way.
 constexpr std::int64_t kNetworkBytes = 64 * 1024 * 1024;
 
 using PredictService = predictor::Predictor::WithRawMethod_Predict<predictor::Predictor::Service>;
@@ -52,8 +53,9 @@ struct Services {
 // What a call on a completion queue may be.
 enum class Method { kPredict, kModelInfer };
 constexpr Method kMethods[] = {Method::kPredict, Method::kModelInfer};
+static_assert(std::size(kMethods) == enum_size<Method::kModelInfer>());
 
-std::unique_ptr<Protocol> make_protocol(Method method) {
+std::unique_ptr<WireProtocol> make_protocol(Method method) {
   return method == Method::kPredict ? make_predict_protocol() : make_infer_protocol();
 }
 
@@ -75,15 +77,15 @@ struct Event {
 // The process's server is being stopped.
 std::atomic<bool> stopping = false;
 
-class Lane;
+class CompletionThread;
 
-// One call, used again and again. It belongs to its lane's thread; only begin_reply,
+// One call, used again and again. It belongs to its completion thread; only begin_reply,
 // send_reply and refuse may come from a worker, and touch nothing after they have handed the
 // answer to gRPC.
 class GrpcCall final : public PredictCall {
  public:
-  GrpcCall(const PredictContext& context, Method method, Lane& lane)
-      : PredictCall(context, make_protocol(method)), method_(method), lane_(lane) {}
+  GrpcCall(const PredictContext& context, Method method, CompletionThread& thread)
+      : PredictCall(context, make_protocol(method)), method_(method), owner_(thread) {}
 
   Method method() const { return method_; }
 
@@ -106,7 +108,7 @@ class GrpcCall final : public PredictCall {
   bool release_request() override;
 
   const Method method_;
-  Lane& lane_;
+  CompletionThread& owner_;
   std::optional<grpc::ServerContext> context_;
   std::optional<grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>> writer_;
   grpc::ByteBuffer message_;
@@ -119,9 +121,9 @@ class GrpcCall final : public PredictCall {
 };
 
 // A completion queue, its thread and its calls.
-class Lane {
+class CompletionThread {
  public:
-  Lane(const PredictContext& context, Services& services,
+  CompletionThread(const PredictContext& context, Services& services,
        std::unique_ptr<grpc::ServerCompletionQueue> queue)
       : context_(context), services_(services), queue_(std::move(queue)) {}
 
@@ -193,11 +195,11 @@ class Lane {
   const PredictContext& context_;
   Services& services_;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
-  // The lane's thread's, both.
+  // Both belong to the thread.
   std::array<std::vector<std::unique_ptr<GrpcCall>>, std::size(kMethods)> free_;
   int in_work_ = 0;
   grpc::Alarm alarm_;
-  Event looked_{[](void* target, bool ok) { static_cast<Lane*>(target)->on_look(ok); }, this};
+  Event looked_{[](void* target, bool ok) { static_cast<CompletionThread*>(target)->on_look(ok); }, this};
   std::jthread thread_;
 };
 
@@ -207,23 +209,23 @@ void GrpcCall::arm() {
   message_.Clear();
   cancelled.store(false, std::memory_order_relaxed);
   context_->AsyncNotifyWhenDone(&done_);
-  grpc::ServerCompletionQueue* const queue = lane_.queue();
+  grpc::ServerCompletionQueue* const queue = owner_.queue();
   if (method_ == Method::kPredict) {
-    lane_.services().predict.RequestPredict(&*context_, &message_, &*writer_, queue, queue,
+    owner_.services().predict.RequestPredict(&*context_, &message_, &*writer_, queue, queue,
                                             &received_);
   } else {
-    lane_.services().kserve.RequestModelInfer(&*context_, &message_, &*writer_, queue, queue,
+    owner_.services().kserve.RequestModelInfer(&*context_, &message_, &*writer_, queue, queue,
                                               &received_);
   }
 }
 
 void GrpcCall::on_received(bool ok) {
   if (!ok) {  // the server is shutting down; without a call there is no "done" to come either
-    lane_.put(this);
+    owner_.put(this);
     return;
   }
-  lane_.count(+1);
-  lane_.take(method_)->arm();
+  owner_.count(+1);
+  owner_.take(method_)->arm();
   events_ = 2;  // done and sent
   deadline = deadline_of(*context_);
   // One piece, without a copy where it came as one.
@@ -250,8 +252,8 @@ void GrpcCall::one_event_fewer() {
   response_ = grpc::Slice();
   writer_.reset();
   context_.reset();
-  lane_.count(-1);
-  lane_.put(this);
+  owner_.count(-1);
+  owner_.put(this);
 }
 
 std::byte* GrpcCall::begin_reply(std::size_t bytes) {
@@ -289,7 +291,7 @@ struct GrpcFront::State {
   const PredictContext& context;
   Services services;
   HealthService health;
-  std::vector<std::unique_ptr<Lane>> lanes;
+  std::vector<std::unique_ptr<CompletionThread>> threads;
   std::unique_ptr<grpc::Server> server;
   int port = 0;
 };
@@ -310,7 +312,7 @@ void GrpcFront::log_to(const Log& log) {
     const Log::Fields fields = {{"message", std::string(message->message)},
                                 {"file", std::string(message->file)},
                                 {"line", std::int64_t{message->line}}};
-    // That its sockets have ended is no news while we end them.
+    // That its sockets have ended is expected while we end them.
     if (message->severity == GPR_LOG_SEVERITY_ERROR && !stopping) {
       target.load()->warning("grpc", fields);
     } else {
@@ -344,14 +346,14 @@ int GrpcFront::start(const GrpcOptions& options) {
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kCallsPerConnection);
   // gRPC reads a message whole before it says that there is one. Where those take too much, it ends calls
   // with RESOURCE_EXHAUSTED.
-  grpc::ResourceQuota quota("arriving");
-  quota.Resize(static_cast<std::size_t>(options.max_arriving_bytes + kNetworkBytes));
+  grpc::ResourceQuota quota("incoming");
+  quota.Resize(static_cast<std::size_t>(options.max_incoming_bytes + kNetworkBytes));
   builder.SetResourceQuota(quota);
   // gRPC unpacks a message before it looks at its size, to a thousand times what came.
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   for (int i = 0; i < options.threads; ++i) {
-    state_->lanes.push_back(std::make_unique<Lane>(state_->context, state_->services,
+    state_->threads.push_back(std::make_unique<CompletionThread>(state_->context, state_->services,
                                                    builder.AddCompletionQueue()));
   }
   state_->server = builder.BuildAndStart();
@@ -361,7 +363,7 @@ int GrpcFront::start(const GrpcOptions& options) {
                           "not this machine's; choose another --port or --host"));
   }
   state_->port = port;
-  for (const auto& lane : state_->lanes) lane->start();
+  for (const auto& thread : state_->threads) thread->start();
   return port;
 }
 
@@ -381,8 +383,8 @@ void GrpcFront::stop(Duration grace) {
 }
 
 void GrpcFront::release() {
-  for (const auto& lane : state_->lanes) lane->end();
-  state_->lanes.clear();
+  for (const auto& thread : state_->threads) thread->end();
+  state_->threads.clear();
   state_->server.reset();
 }
 

@@ -102,7 +102,7 @@ std::string http_response(const std::string& head,
   std::string protocol;
   words >> method >> target >> protocol;
   if (!protocol.starts_with("HTTP/1.") || !target.starts_with('/')) {
-    return rendered({.status = 400, .body = "this is no HTTP/1.1 request\n"}, true);
+    return rendered({.status = 400, .body = "this is not an HTTP/1.1 request\n"}, true);
   }
   if (method != "GET" && method != "HEAD") {
     return rendered({.status = 405, .body = "only GET and HEAD\n"}, true);

@@ -70,19 +70,19 @@ void add_gpus(const ModelMetrics& metrics, inference::ModelInstanceGroup& group)
 
 }  // namespace
 
-Status Catalogue::answer(const inference::ServerLiveRequest&,
+Status KserveMetadata::answer(const inference::ServerLiveRequest&,
                          inference::ServerLiveResponse& response) const {
   response.set_live(true);
   return {};
 }
 
-Status Catalogue::answer(const inference::ServerReadyRequest&,
+Status KserveMetadata::answer(const inference::ServerReadyRequest&,
                          inference::ServerReadyResponse& response) const {
   response.set_ready(facts_.registry.ready() && !facts_.draining());
   return {};
 }
 
-Status Catalogue::answer(const inference::ModelReadyRequest& request,
+Status KserveMetadata::answer(const inference::ModelReadyRequest& request,
                          inference::ModelReadyResponse& response) const {
   Status status;
   const bool found =
@@ -92,7 +92,7 @@ Status Catalogue::answer(const inference::ModelReadyRequest& request,
   return status;
 }
 
-Status Catalogue::answer(const inference::ServerMetadataRequest&,
+Status KserveMetadata::answer(const inference::ServerMetadataRequest&,
                          inference::ServerMetadataResponse& response) const {
   response.set_name("tessera");
   response.set_version(facts_.version);
@@ -102,7 +102,7 @@ Status Catalogue::answer(const inference::ServerMetadataRequest&,
   return {};
 }
 
-Status Catalogue::answer(const inference::ModelMetadataRequest& request,
+Status KserveMetadata::answer(const inference::ModelMetadataRequest& request,
                          inference::ModelMetadataResponse& response) const {
   Status status;
   const auto model = facts_.registry.find(request.name(), request.version(), status);
@@ -126,7 +126,7 @@ Status Catalogue::answer(const inference::ModelMetadataRequest& request,
   return {};
 }
 
-Status Catalogue::answer(const inference::ModelConfigRequest& request,
+Status KserveMetadata::answer(const inference::ModelConfigRequest& request,
                          inference::ModelConfigResponse& response) const {
   Status status;
   const auto model = facts_.registry.find(request.name(), request.version(), status);
@@ -135,7 +135,7 @@ Status Catalogue::answer(const inference::ModelConfigRequest& request,
   return {};
 }
 
-void Catalogue::describe(const ServedModel& model, inference::ModelConfig& config) const {
+void KserveMetadata::describe(const ServedModel& model, inference::ModelConfig& config) const {
   const ServerConfig& flags = facts_.config;
   const Manifest& manifest = model.manifest();
   config.set_name(model.name());
@@ -181,7 +181,7 @@ void Catalogue::describe(const ServedModel& model, inference::ModelConfig& confi
   }
 }
 
-Status Catalogue::answer(const inference::ModelStatisticsRequest& request,
+Status KserveMetadata::answer(const inference::ModelStatisticsRequest& request,
                          inference::ModelStatisticsResponse& response) const {
   if (request.name().empty()) {
     for (const auto& model : facts_.registry.loaded()) count(*model, *response.add_model_stats());
@@ -193,7 +193,7 @@ Status Catalogue::answer(const inference::ModelStatisticsRequest& request,
   return status;
 }
 
-void Catalogue::count(const ServedModel& model, inference::ModelStatistics& statistics) const {
+void KserveMetadata::count(const ServedModel& model, inference::ModelStatistics& statistics) const {
   const tessera::ModelStatistics counted = statistics_of(model.metrics(), facts_.clock.now(),
                                                          std::chrono::system_clock::now());
   statistics.set_name(model.name());
@@ -210,7 +210,7 @@ void Catalogue::count(const ServedModel& model, inference::ModelStatistics& stat
   set_duration(counted.compute_output, *times.mutable_compute_output());
 }
 
-Status Catalogue::answer(const inference::RepositoryIndexRequest& request,
+Status KserveMetadata::answer(const inference::RepositoryIndexRequest& request,
                          inference::RepositoryIndexResponse& response) const {
   if (const Status status = check_repository(request.repository_name()); !status.ok()) {
     return status;

@@ -1,7 +1,7 @@
 // What the KServe protocol and Triton's extensions of it ask of a server and its models, without
 // gRPC: every call of inference.GRPCInferenceService but ModelInfer.
 //
-// Contract: any thread; nothing blocks. What `facts` refers to outlives the catalogue. A refusal
+// Contract: any thread; nothing blocks. What `facts` refers to outlives KserveMetadata. A refusal
 // leaves the response in no particular state. Compiled against protobuf alone.
 #pragma once
 
@@ -13,9 +13,9 @@
 
 namespace tessera {
 
-class Catalogue {
+class KserveMetadata {
  public:
-  explicit Catalogue(ServerFacts facts) : facts_(std::move(facts)) {}
+  explicit KserveMetadata(ServerFacts facts) : facts_(std::move(facts)) {}
 
   Status answer(const inference::ServerLiveRequest& request,
                 inference::ServerLiveResponse& response) const;

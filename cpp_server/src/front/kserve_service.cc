@@ -10,7 +10,7 @@ template <typename Message>
 Status parse(grpc::ByteBuffer bytes, Message& message) {
   const std::size_t size = bytes.Length();
   if (grpc::SerializationTraits<Message>::Deserialize(&bytes, &message).ok()) return {};
-  return Status::invalid(text("the ", size, " bytes are no ", Message::descriptor()->name()));
+  return Status::invalid(text("the message (", size, " bytes) is not a valid ", Message::descriptor()->name()));
 }
 
 template <typename Message>
@@ -28,7 +28,7 @@ auto KserveService::tell(Context* context, const Bytes& request, Bytes* response
   Request asked;
   Response told;
   Status status = parse(request, asked);
-  if (status.ok()) status = catalogue_.answer(asked, told);
+  if (status.ok()) status = metadata_.answer(asked, told);
   if (status.ok()) write(told, response);
   Reactor* const reactor = context->DefaultReactor();
   reactor->Finish(to_grpc(status));

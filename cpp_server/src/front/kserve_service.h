@@ -1,5 +1,5 @@
 // inference.GRPCInferenceService: ModelInfer, which grpc_front.cc's completion queues answer, and the
-// calls that the catalogue answers. Those come as bytes, too, so that a message that cannot be parsed
+// calls that KserveMetadata answers. Those come as bytes, too, so that a message that cannot be parsed
 // gets our status rather than gRPC's.
 //
 // Contract: gRPC calls its methods from threads of its own; none blocks. What `facts` refers to
@@ -30,7 +30,7 @@ using Methods = Service::WithRawMethod_ModelInfer<Metadata<Extensions<Service::S
 
 class KserveService final : public kserve::Methods {
  public:
-  explicit KserveService(ServerFacts facts) : catalogue_(std::move(facts)) {}
+  explicit KserveService(ServerFacts facts) : metadata_(std::move(facts)) {}
 
  private:
   using Context = grpc::CallbackServerContext;
@@ -49,7 +49,7 @@ class KserveService final : public kserve::Methods {
   Reactor* ModelStatistics(Context* context, const Bytes* request, Bytes* response) override;
   Reactor* RepositoryIndex(Context* context, const Bytes* request, Bytes* response) override;
 
-  const Catalogue catalogue_;
+  const KserveMetadata metadata_;
 };
 
 }  // namespace tessera

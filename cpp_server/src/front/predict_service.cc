@@ -15,14 +15,14 @@ void PredictCall::start(Bytes message) {
   model_ = nullptr;
   held_bytes_ = 0;
   expect_parts(1, 0);
-  inside_ = context_.gate.enter();
+  inside_ = context_.admission.enter();
   if (!inside_) {
     fail({{Code::kUnavailable, "the server is draining"}, RejectReason::kDraining});
     return;
   }
   if (!protocol_->parse(message)) {
     fail({Status::invalid(
-              text("the ", message.size(), " bytes are no ", protocol_->message_name())),
+              text("the message (", message.size(), " bytes) is not a valid ", protocol_->message_name())),
           RejectReason::kInvalid});
     return;
   }
@@ -121,7 +121,7 @@ void PredictCall::leave() {
   held_bytes_ = 0;
   if (!inside_) return;
   inside_ = false;
-  context_.gate.leave();
+  context_.admission.leave();
 }
 
 }  // namespace tessera

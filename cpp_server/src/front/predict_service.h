@@ -1,5 +1,5 @@
 // A call for scores between its bytes and its model, without gRPC: parse, find the model,
-// check, submit; and on the way back count and encode. protocol.h has what differs between Predict
+// check, submit; and on the way back count and encode. wire_protocol.h has what differs between Predict
 // and ModelInfer. Every call ends in exactly one count of tessera_requests_total and, when it was
 // refused, one of tessera_rejected_total.
 //
@@ -30,7 +30,7 @@ namespace tessera {
 struct PredictContext {
   const Registry& registry;
   ModelMetrics& unresolved;  // counts calls that name no known model
-  Gate& gate;
+  Admission& admission;
   ByteBudget& budget;
   const Clock& clock;
   const Log& log;
@@ -38,7 +38,7 @@ struct PredictContext {
 
 class PredictCall : public PendingRequest {
  public:
-  PredictCall(const PredictContext& context, std::unique_ptr<Protocol> protocol)
+  PredictCall(const PredictContext& context, std::unique_ptr<WireProtocol> protocol)
       : context_(context), protocol_(std::move(protocol)) {}
 
  protected:
@@ -75,7 +75,7 @@ class PredictCall : public PendingRequest {
   bool hold(std::size_t message_bytes);
 
   const PredictContext& context_;
-  const std::unique_ptr<Protocol> protocol_;
+  const std::unique_ptr<WireProtocol> protocol_;
   bool inside_ = false;
   std::int64_t held_bytes_ = 0;  // of the budget
   // Set last by whoever answers, taken first when the answer has left. The transport orders

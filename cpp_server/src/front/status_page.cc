@@ -61,12 +61,12 @@ std::string html_escaped(const std::string& text) {
   return escaped;
 }
 
-StatusBoard::StatusBoard(std::vector<const ModelMetrics*> models, const Clock& clock)
+StatusPage::StatusPage(std::vector<const ModelMetrics*> models, const Clock& clock)
     : models_(std::move(models)), clock_(clock), began_(clock.now()) {
   for (const ModelMetrics* model : models_) snapshots_.push_back({snapshot(*model, began_)});
 }
 
-StatusBoard::Snapshot StatusBoard::snapshot(const ModelMetrics& model, TimePoint now) {
+StatusPage::Snapshot StatusPage::snapshot(const ModelMetrics& model, TimePoint now) {
   std::uint64_t failures = 0;
   for (std::size_t i = 0; i < kCountedCodes.size(); ++i) {
     if (kCountedCodes[i] != Code::kOk) failures += model.requests[i].load();
@@ -74,7 +74,7 @@ StatusBoard::Snapshot StatusBoard::snapshot(const ModelMetrics& model, TimePoint
   return {now, model.duration.counts(), failures};
 }
 
-void StatusBoard::tick() {
+void StatusPage::tick() {
   const TimePoint now = clock_.now();
   for (std::size_t i = 0; i < models_.size(); ++i) {
     snapshots_[i].push_back(snapshot(*models_[i], now));
@@ -82,7 +82,7 @@ void StatusBoard::tick() {
   }
 }
 
-std::string StatusBoard::row(const ModelMetrics& model, const Snapshot& past,
+std::string StatusPage::row(const ModelMetrics& model, const Snapshot& past,
                              TimePoint now) const {
   const Snapshot current = snapshot(model, now);
   std::vector<std::uint64_t> window;
@@ -108,7 +108,7 @@ std::string StatusBoard::row(const ModelMetrics& model, const Snapshot& past,
          cell(text(model.inflight_batches())) + cell(figure(samples, 1)) + "</tr>\n";
 }
 
-std::string StatusBoard::page(const std::string& state, const std::string& version) const {
+std::string StatusPage::page(const std::string& state, const std::string& version) const {
   const TimePoint now = clock_.now();
   std::string html = kHead;
   html += "<h1>tessera-server <span class=\"state " + html_escaped(state) + "\">" +

@@ -1,6 +1,6 @@
 // The status page: what happened in the last minute, from snapshots taken every second.
 //
-// Contract: one thread (the HTTP port's) calls tick and page; the models outlive the board.
+// Contract: one thread (the HTTP port's) calls tick and page; the models outlive the page.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@
 
 namespace tessera {
 
-class StatusBoard {
+class StatusPage {
  public:
-  StatusBoard(std::vector<const ModelMetrics*> models, const Clock& clock);
+  StatusPage(std::vector<const ModelMetrics*> models, const Clock& clock);
 
   // Takes a snapshot; to be called about once a second.
   void tick();

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-class PredictProtocol final : public Protocol {
+class PredictProtocol final : public WireProtocol {
  public:
   std::string_view message_name() const override { return "PredictionRequest"; }
   bool parse(Bytes message) override { return parse_request(message, view_); }
@@ -39,7 +39,7 @@ class PredictProtocol final : public Protocol {
   PredictionRequestView view_;
 };
 
-class InferProtocol final : public Protocol {
+class InferProtocol final : public WireProtocol {
  public:
   std::string_view message_name() const override { return "ModelInferRequest"; }
   bool parse(Bytes message) override { return parse_infer(message, view_); }
@@ -103,8 +103,8 @@ class InferProtocol final : public Protocol {
 
 }  // namespace
 
-std::unique_ptr<Protocol> make_predict_protocol() { return std::make_unique<PredictProtocol>(); }
+std::unique_ptr<WireProtocol> make_predict_protocol() { return std::make_unique<PredictProtocol>(); }
 
-std::unique_ptr<Protocol> make_infer_protocol() { return std::make_unique<InferProtocol>(); }
+std::unique_ptr<WireProtocol> make_infer_protocol() { return std::make_unique<InferProtocol>(); }
 
 }  // namespace tessera

@@ -1,7 +1,7 @@
-// What differs between the protocols that a model is called by: how a message says what it wants,
+// What differs between the wire protocols that a model is called by: how a message says what it wants,
 // and how an answer is written. predict_service.h has the rest of a call's way.
 //
-// Contract: a Protocol belongs to one call, is used again and again, and keeps views of the message
+// Contract: a WireProtocol belongs to one call, is used again and again, and keeps views of the message
 // from parse until the answer is written. Nothing blocks.
 #pragma once
 
@@ -17,14 +17,14 @@
 
 namespace tessera {
 
-class Protocol {
+class WireProtocol {
  public:
-  virtual ~Protocol() = default;
+  virtual ~WireProtocol() = default;
 
   // The message's type, for messages.
   virtual std::string_view message_name() const = 0;
 
-  // False: `message` is none of this protocol's.
+  // False: `message` is not a valid message of this protocol.
   virtual bool parse(Bytes message) = 0;
 
   // What was parsed, until the next parse.
@@ -48,9 +48,9 @@ class Protocol {
 };
 
 // protos/predictor.proto: Predict.
-std::unique_ptr<Protocol> make_predict_protocol();
+std::unique_ptr<WireProtocol> make_predict_protocol();
 
 // protos/inference.proto: ModelInfer.
-std::unique_ptr<Protocol> make_infer_protocol();
+std::unique_ptr<WireProtocol> make_infer_protocol();
 
 }  // namespace tessera

@@ -185,13 +185,13 @@ void add_gauges(std::vector<MetricFamily>& page, const Models& models,
 
 }  // namespace
 
-Metrics::Metrics(std::vector<const ModelMetrics*> models, const ModelMetrics& unresolved,
+MetricsPage::MetricsPage(std::vector<const ModelMetrics*> models, const ModelMetrics& unresolved,
                  std::string server_version)
     : models_(std::move(models)),
       unresolved_(unresolved),
       server_version_(std::move(server_version)) {}
 
-std::string Metrics::render() const {
+std::string MetricsPage::render() const {
   std::vector<MetricFamily> page;
   add_requests(page, models_, unresolved_);
   add_counters(page, models_);

@@ -12,10 +12,10 @@
 
 namespace tessera {
 
-class Metrics {
+class MetricsPage {
  public:
   // `unresolved` counts requests that name no known model; it is shown only where it is not 0.
-  Metrics(std::vector<const ModelMetrics*> models, const ModelMetrics& unresolved,
+  MetricsPage(std::vector<const ModelMetrics*> models, const ModelMetrics& unresolved,
           std::string server_version);
 
   // Text format, version 0.0.4.

@@ -1,4 +1,4 @@
-// One model's counters: plain atomics that metrics.h renders when somebody asks.
+// One model's counters: plain atomics that metrics_page.h renders when somebody asks.
 //
 // Contract: every member may be used from any thread and does not block. `facts` and `gauges`
 // are written once, by the loader, before `loaded` is set.
@@ -16,6 +16,7 @@
 
 #include "batching/pending_request.h"
 #include "batching/policy.h"
+#include "common/enums.h"
 #include "common/status.h"
 #include "metrics/histogram.h"
 #include "model/runner.h"
@@ -23,8 +24,9 @@
 namespace tessera {
 
 enum class Stage { kDecode, kQueue, kAssemble, kTransfer, kForward, kSplit, kEncode };
-inline constexpr std::array<std::string_view, 7> kStageNames = {
-    "decode", "queue", "assemble", "transfer", "forward", "split", "encode"};
+inline constexpr auto kStageNames = std::to_array<std::string_view>(
+    {"decode", "queue", "assemble", "transfer", "forward", "split", "encode"});
+static_assert(kStageNames.size() == enum_size<Stage::kEncode>());
 
 // The codes that requests end with, in the order in which they are shown.
 inline constexpr std::array<Code, 8> kCountedCodes = {

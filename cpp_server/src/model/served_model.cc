@@ -72,15 +72,15 @@ ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config,
       infer_decoder_(package_.manifest.schema, config.request_limits),
       sample_answer_bytes_(bytes_per_sample(package_.manifest.schema)),
       plan_(plan_workers(config, package_.manifest.device == "cpu", available_cpus())),
-      queue_(config.queue_limits, shared(config.batch_limits, plan_), clock) {
+      scheduler_(config.queue_limits, shared(config.batch_limits, plan_), clock) {
   const Manifest& manifest = package_.manifest;
   metrics_.facts = {.sha256 = [this] { return package_.file_hash->known(); },
                     .torch = manifest.torch_version,
                     .dtype = manifest.dtype,
                     .device = manifest.device,
                     .load_seconds = seconds(package_.load_time)};
-  metrics_.gauges = {.queue_requests = [this] { return queue_.depth().requests; },
-                     .queue_samples = [this] { return queue_.depth().samples; },
+  metrics_.gauges = {.queue_requests = [this] { return scheduler_.depth().requests; },
+                     .queue_samples = [this] { return scheduler_.depth().samples; },
                      .memory = [this] { return package_.runner->memory(); }};
   for (const std::string& device : package_.runner->devices()) {
     metrics_.devices.emplace_back(device);
@@ -130,7 +130,7 @@ void ServedModel::log_file_hash() const {
 }
 
 void ServedModel::close() {
-  queue_.close();
+  scheduler_.close();
   workers_.clear();  // joins
 }
 
@@ -142,12 +142,12 @@ void ServedModel::submit(PendingRequest& request) {
                   RejectReason::kDeadline});
     return;
   }
-  const BatchLimits& limits = queue_.batch_limits();
-  std::vector<Part> parts = split_request(request, package_.manifest.schema.outputs.size(),
+  const BatchLimits& limits = scheduler_.batch_limits();
+  std::vector<Part> parts = cut_request(request, package_.manifest.schema.outputs.size(),
                                           limits.max_samples, limits.max_ids);
   const std::size_t count = parts.size();
   std::vector<DroppedPart> dropped;
-  Status status = queue_.submit(std::move(parts), dropped);
+  Status status = scheduler_.submit(std::move(parts), dropped);
   drop_all(dropped);
   if (!status.ok()) {
     const Refusal refusal{std::move(status), RejectReason::kQueueFull};
@@ -161,7 +161,7 @@ void ServedModel::work(WorkerKind kind, Session& session, ModelMetrics::DeviceCo
   Executor executor(package_.manifest.schema, session, clock_, *this);
   CutBatch batch;
   std::size_t counted_bytes = 0;
-  while (queue_.next(kind, batch)) {
+  while (scheduler_.next(kind, batch)) {
     drop_all(batch.dropped);
     if (batch.parts.empty()) continue;
     metrics_.count_batch(batch.reason);
@@ -187,7 +187,7 @@ void ServedModel::work(WorkerKind kind, Session& session, ModelMetrics::DeviceCo
 
 void ServedModel::on_pass(const PassTimings& pass, Duration split) {
   metrics_.observe_pass(pass, split);
-  queue_.observe(pass.samples, pass.assemble + pass.transfer + pass.forward + split, pass.cpu);
+  scheduler_.observe(pass.samples, pass.assemble + pass.transfer + pass.forward + split, pass.cpu);
 }
 
 void ServedModel::on_retry(std::size_t parts, const std::string& error) {

@@ -49,8 +49,8 @@ class ServedModel final : private ExecutionObserver {
   // Logs the SHA-256 of the package's file, or why it cannot be had, once that is known.
   void log_file_hash() const;
 
-  // From now on batches do not wait for company.
-  void drain() { queue_.drain(); }
+  // From now on batches do not wait for more requests.
+  void drain() { scheduler_.drain(); }
   void close();
 
  private:
@@ -69,7 +69,7 @@ class ServedModel final : private ExecutionObserver {
   const InferDecoder infer_decoder_;
   const std::int64_t sample_answer_bytes_;
   const WorkerPlan plan_;
-  BatchQueue queue_;
+  BatchScheduler scheduler_;
   std::vector<std::unique_ptr<Session>> sessions_;  // one per worker
   std::vector<std::jthread> workers_;
 };

@@ -23,7 +23,8 @@ constexpr std::array<std::string_view, 3> kGroups = {"float_features", "id_list_
                                                      "id_score_list_features"};
 
 enum class DataType { kFp32, kInt32, kInt64 };
-constexpr std::array<std::string_view, 3> kDataTypes = {"FP32", "INT32", "INT64"};
+constexpr auto kDataTypes = std::to_array<std::string_view>({"FP32", "INT32", "INT64"});
+static_assert(kDataTypes.size() == enum_size<DataType::kInt64>());
 
 std::size_t width_of(DataType type) { return type == DataType::kInt64 ? 8 : 4; }
 

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/enums.h"
 #include "request/wire.h"
 
 namespace tessera {
@@ -31,9 +32,10 @@ struct ParameterView {
 
 // The fields of InferTensorContents, by their number less one.
 enum class ContentField { kBool, kInt, kInt64, kUint, kUint64, kFp32, kFp64, kBytes };
-inline constexpr std::array<std::string_view, 8> kContentFields = {
-    "bool_contents", "int_contents",  "int64_contents", "uint_contents",
-    "uint64_contents", "fp32_contents", "fp64_contents",  "bytes_contents"};
+inline constexpr auto kContentFields = std::to_array<std::string_view>(
+    {"bool_contents", "int_contents", "int64_contents", "uint_contents", "uint64_contents",
+     "fp32_contents", "fp64_contents", "bytes_contents"});
+static_assert(kContentFields.size() == enum_size<ContentField::kBytes>());
 
 struct InferTensorView {
   static constexpr std::size_t kMaxRank = 2;
@@ -66,7 +68,7 @@ struct InferRequestView {
   Bytes message;                           // all of it
 };
 
-// Reads `message` into `view`, which is overwritten. False: this is no ModelInferRequest.
+// Reads `message` into `view`, which is overwritten. False: it is not a valid ModelInferRequest.
 bool parse_infer(Bytes message, InferRequestView& view);
 
 // The names of the first `most` requested outputs of a message that was parsed.

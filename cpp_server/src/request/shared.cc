@@ -17,7 +17,7 @@ Status decode_names(const SharedFeaturesView& message,
     const auto found = position.find(std::string(name));
     if (found == position.end()) {
       return Status::invalid(text("shared_features.names has '", name,
-                                  "', which is no id_list feature of the model"));
+                                  "', which is not an id_list feature of the model"));
     }
     positions.push_back(found->second);
   }

@@ -66,13 +66,13 @@ Server::Server(const ServerConfig& config, const Log& log)
       log_(log),
       trusted_(read_keys(config)),
       names_(read_names(config)),
-      gate_([this] { events_.raise(); }),
+      admission_([this] { signal_waiter_.wake(); }),
       budget_(config.max_inflight_bytes),
       counters_(make_counters(names_.names, names_.versions)),
       registry_(names_.names),
-      metrics_(all_metrics(), unresolved_, kVersion),
-      board_(all_metrics(), clock_),
-      context_{registry_, unresolved_, gate_, budget_, clock_, log},
+      metrics_page_(all_metrics(), unresolved_, kVersion),
+      status_page_(all_metrics(), clock_),
+      context_{registry_, unresolved_, admission_, budget_, clock_, log},
       grpc_(context_, {registry_, config, clock_, kVersion, [this] { return draining_.load(); }}) {}
 
 Server::~Server() { close(); }
@@ -91,7 +91,7 @@ std::string Server::state() const {
 HttpAnswer Server::page(const std::string& path) const {
   if (path == "/metrics") {
     return {.content_type = "text/plain; version=0.0.4; charset=utf-8",
-            .body = metrics_.render()};
+            .body = metrics_page_.render()};
   }
   if (path == "/healthz") return {.body = "ok\n"};
   if (path == "/readyz") {
@@ -99,7 +99,7 @@ HttpAnswer Server::page(const std::string& path) const {
     return {.status = now == "ready" ? 200 : 503, .body = now + "\n"};
   }
   if (path == "/") {
-    return {.content_type = "text/html; charset=utf-8", .body = board_.page(state(), kVersion)};
+    return {.content_type = "text/html; charset=utf-8", .body = status_page_.page(state(), kVersion)};
   }
   return {.status = 404, .body = "there is /, /metrics, /healthz and /readyz\n"};
 }
@@ -111,14 +111,14 @@ void Server::open() {
   http_ = std::make_unique<HttpFront>(
       config_.host, config_.http_port, [this](const std::string& path) { return page(path); },
       [this] {
-        board_.tick();
+        status_page_.tick();
         const std::int64_t unused = heap_.tick();
         if (unused > 0) log_.debug("heap_trimmed", {{"unused_bytes", unused}});
       });
   port_ = grpc_.start({.host = config_.host,
                        .port = config_.port,
                        .max_message_bytes = config_.max_message_bytes,
-                       .max_arriving_bytes = config_.max_inflight_bytes,
+                       .max_incoming_bytes = config_.max_inflight_bytes,
                        .threads = default_workers()});
 }
 
@@ -134,7 +134,7 @@ void Server::load() {
     load_failure_ = std::current_exception();
     loading_ = Loading::kFailed;
   }
-  events_.raise();
+  signal_waiter_.wake();
 }
 
 void Server::load_all() {
@@ -173,9 +173,9 @@ void Server::load_all() {
   if (!draining_) grpc_.set_serving("", true);
 }
 
-// Waits as Events::wait does, for signals that end the server or its drain.
+// Waits as SignalWaiter::wait does, for signals that end the server or its drain.
 std::optional<int> Server::wait_for_stop(TimePoint until) {
-  const std::optional<int> signal = events_.wait(until);
+  const std::optional<int> signal = signal_waiter_.wait(until);
   if (!signal.has_value()) return std::nullopt;
   switch (signals_.read(*signal, clock_.now())) {
     case SignalMeaning::kDrain:
@@ -225,10 +225,10 @@ bool Server::drain() {
   for (const std::string& name : names_.names) grpc_.set_serving(name, false);
   grpc_.set_serving("", false);
   for (const auto& model : counters_) model->ready = false;
-  log_.info("drain", {{"active", gate_.active()}, {"limit_s", config_.drain_limit_s}});
+  log_.info("drain", {{"active", admission_.active()}, {"limit_s", config_.drain_limit_s}});
 
   const auto forced = [&] {
-    log_.error("forced", {{"unanswered", gate_.active()}});
+    log_.error("forced", {{"unanswered", admission_.active()}});
     return false;
   };
   const TimePoint refuse_from =
@@ -236,22 +236,22 @@ bool Server::drain() {
   while (clock_.now() < refuse_from) {
     if (wait_for_stop(refuse_from).has_value()) return forced();
   }
-  gate_.shut();
+  admission_.shut();
   for (ServedModel* model : registry_.loaded()) model->drain();
-  while (gate_.active() > 0) {
+  while (admission_.active() > 0) {
     if (clock_.now() >= limit) {
-      log_.error("drain_limit_passed", {{"unanswered", gate_.active()}});
+      log_.error("drain_limit_passed", {{"unanswered", admission_.active()}});
       return false;
     }
     if (wait_for_stop(limit).has_value()) return forced();
   }
   for (int i = 0; i < kQuietTries; ++i) {
-    const std::uint64_t refused = gate_.refused();
+    const std::uint64_t refused = admission_.refused();
     const TimePoint until = clock_.now() + kQuiet;
     while (clock_.now() < until) {
       if (wait_for_stop(until).has_value()) return forced();
     }
-    if (gate_.refused() == refused) break;
+    if (admission_.refused() == refused) break;
   }
   return true;
 }

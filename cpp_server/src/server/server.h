@@ -66,16 +66,16 @@ class Server {
   const Log& log_;
   SteadyClock clock_;
   const std::vector<PublicKey> trusted_;
-  Events events_;
+  SignalWaiter signal_waiter_;
   SignalReader signals_;
   Names names_;
-  Gate gate_;
+  Admission admission_;
   ByteBudget budget_;
   std::vector<std::unique_ptr<ModelMetrics>> counters_;
   ModelMetrics unresolved_{"", ""};
   Registry registry_;
-  Metrics metrics_;
-  StatusBoard board_;
+  MetricsPage metrics_page_;
+  StatusPage status_page_;
   HeapTrimmer heap_;  // the HTTP thread's
   PredictContext context_;
   GrpcFront grpc_;

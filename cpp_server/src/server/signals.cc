@@ -44,27 +44,27 @@ SignalMeaning SignalReader::read(int number, TimePoint now) {
   return now - *first_stop_ < kSameSignal ? SignalMeaning::kRepeat : SignalMeaning::kEnd;
 }
 
-Events::Events() {
+SignalWaiter::SignalWaiter() {
   const sigset_t set = handled_signals();
   signals_ = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-  raised_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (signals_ < 0 || raised_ < 0) {
+  woken_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (signals_ < 0 || woken_ < 0) {
     throw std::system_error(errno, std::generic_category(), "signalfd or eventfd");
   }
 }
 
-Events::~Events() {
+SignalWaiter::~SignalWaiter() {
   ::close(signals_);
-  ::close(raised_);
+  ::close(woken_);
 }
 
-void Events::raise() {
+void SignalWaiter::wake() {
   const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = ::write(raised_, &one, sizeof(one));
+  [[maybe_unused]] const ssize_t written = ::write(woken_, &one, sizeof(one));
 }
 
-std::optional<int> Events::wait(TimePoint until) {
-  pollfd polled[] = {{signals_, POLLIN, 0}, {raised_, POLLIN, 0}};
+std::optional<int> SignalWaiter::wait(TimePoint until) {
+  pollfd polled[] = {{signals_, POLLIN, 0}, {woken_, POLLIN, 0}};
   int timeout_ms = -1;
   if (until != kNever) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(
@@ -73,7 +73,7 @@ std::optional<int> Events::wait(TimePoint until) {
   }
   ::poll(polled, 2, timeout_ms);
   std::uint64_t ignored = 0;
-  [[maybe_unused]] const ssize_t drained = ::read(raised_, &ignored, sizeof(ignored));
+  [[maybe_unused]] const ssize_t drained = ::read(woken_, &ignored, sizeof(ignored));
   signalfd_siginfo info{};
   if (::read(signals_, &info, sizeof(info)) == sizeof(info)) {
     return static_cast<int>(info.ssi_signo);

@@ -1,7 +1,6 @@
-// What the main thread waits for: signals, and a flag that other threads raise; and what a signal
-// means.
+// What a signal means, and where the main thread waits for one or for another thread to wake it.
 //
-// Contract: one thread waits; raise may be called from any thread (not from a signal
+// Contract: one thread waits; wake may be called from any thread (not from a signal
 // handler). The signals must be blocked in every thread before the first thread is started,
 // which block_signals does when main calls it first.
 #pragma once
@@ -31,22 +30,22 @@ class SignalReader {
   std::optional<TimePoint> first_stop_;
 };
 
-class Events {
+class SignalWaiter {
  public:
-  Events();
-  ~Events();
-  Events(const Events&) = delete;
-  Events& operator=(const Events&) = delete;
+  SignalWaiter();
+  ~SignalWaiter();
+  SignalWaiter(const SignalWaiter&) = delete;
+  SignalWaiter& operator=(const SignalWaiter&) = delete;
 
-  // Wakes the waiting thread, now or when it next waits.
-  void raise();
+  // Wakes the waiting thread, now or when it waits next.
+  void wake();
 
-  // Waits for a signal, a raise, or `until`. Returns the signal's number if there was one.
+  // Waits for a signal, a wake, or `until`. Returns the signal's number if there was one.
   std::optional<int> wait(TimePoint until);
 
  private:
   int signals_ = -1;
-  int raised_ = -1;
+  int woken_ = -1;
 };
 
 }  // namespace tessera
