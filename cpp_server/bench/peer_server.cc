@@ -92,8 +92,8 @@ class SyncService final : public predictor::Predictor::Service {
     const Status status = decoder_.decode(view, direct.request);
     if (!status.ok()) return {static_cast<grpc::StatusCode>(status.code), status.message};
     Merger merger(package_.manifest.schema);
-    const std::vector<Part> parts = cut_request(direct, 1, direct.request.samples,
-                                                  direct.request.ids);
+    const std::vector<Part> parts =
+        cut_request(direct, 1, direct.request.samples, direct.request.ids);
     const auto scores = session->forward(merger.merge(parts, *session));
     auto& data = *(*response->mutable_predictions())[package_.manifest.schema.outputs[0].name]
                       .mutable_data();
@@ -136,8 +136,8 @@ void serve_no_model(const std::string& path) {
   ByteBudget budget(config.max_inflight_bytes);
   const PredictContext context{registry, unresolved, admission, budget, clock, log};
   GrpcFront front(context, {registry, config, clock, "peer", [] { return false; }});
-  registry.publish(0, std::make_unique<ServedModel>(std::move(package), config, metrics, clock,
-                                                    log));
+  registry.publish(0,
+                   std::make_unique<ServedModel>(std::move(package), config, metrics, clock, log));
   std::cout << front.start({.host = "127.0.0.1",
                             .port = 0,
                             .max_message_bytes = config.max_message_bytes,

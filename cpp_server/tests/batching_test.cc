@@ -178,7 +178,7 @@ TEST(CostModel, FollowsTheMachine) {
   CostModel model;
   for (int i = 0; i < 100; ++i) model.observe(8, 1ms);
   EXPECT_NEAR(seconds(model.cost().of(64)), 1e-3, 1e-9);  // one size says nothing of the slope
-  for (int i = 0; i < 640; ++i) model.observe(8, 2ms);  // ten half-lives
+  for (int i = 0; i < 640; ++i) model.observe(8, 2ms);    // ten half-lives
   EXPECT_NEAR(seconds(model.cost().of(8)), 2e-3, 2e-6);
 }
 

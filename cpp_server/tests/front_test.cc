@@ -285,7 +285,8 @@ TEST_F(FullFrontTest, HoldsAsManyBytesAsItMay) {
     }
   });
   EXPECT_GT(answered, 0);
-  EXPECT_EQ(metrics.rejected[static_cast<std::size_t>(RejectReason::kQueueFull)], static_cast<std::uint64_t>(refused));
+  EXPECT_EQ(metrics.rejected[static_cast<std::size_t>(RejectReason::kQueueFull)],
+            static_cast<std::uint64_t>(refused));
   end();
 }
 
@@ -300,8 +301,9 @@ TEST_F(NarrowFrontTest, ARequestThatCanNeverComeInIsInvalid) {
   const predictor::PredictionRequest message = message_of(0, 100);
   const grpc::Status status = stub->Predict(&of_call, message, &response);
   EXPECT_EQ(status.error_code(), grpc::INVALID_ARGUMENT);
-  EXPECT_EQ(status.error_message(), text("the request takes ", 16'384 + 400 + message.ByteSizeLong(),
-                                         " bytes in the server, the limit is 20000"));
+  EXPECT_EQ(status.error_message(),
+            text("the request takes ", 16'384 + 400 + message.ByteSizeLong(),
+                 " bytes in the server, the limit is 20000"));
   end();
 }
 

@@ -36,10 +36,26 @@ std::string usage_error(const std::vector<std::string>& arguments) {
 }
 
 TEST(Flags, SetWhatTheySay) {
-  const ServerConfig config = parse_flags(
-      {"--model", "a.pt", "--model=b=dir/b=1.pt", "--port", "0", "--http-port=9", "--workers",
-       "3", "--max-delay-us", "250", "--drain-limit-s", "2.5", "--log-format", "text",
-       "--log-level=debug", "--skip-golden", "--ops-dir", "x", "--max-queue-requests", "5"});
+  const ServerConfig config = parse_flags({"--model",
+                                           "a.pt",
+                                           "--model=b=dir/b=1.pt",
+                                           "--port",
+                                           "0",
+                                           "--http-port=9",
+                                           "--workers",
+                                           "3",
+                                           "--max-delay-us",
+                                           "250",
+                                           "--drain-limit-s",
+                                           "2.5",
+                                           "--log-format",
+                                           "text",
+                                           "--log-level=debug",
+                                           "--skip-golden",
+                                           "--ops-dir",
+                                           "x",
+                                           "--max-queue-requests",
+                                           "5"});
   ASSERT_EQ(config.models.size(), 2u);
   EXPECT_EQ(config.models[0].path, "a.pt");
   EXPECT_EQ(config.models[0].name, "");
@@ -57,9 +73,9 @@ TEST(Flags, SetWhatTheySay) {
 }
 
 TEST(Flags, ANameOfAModelHoldsNoSlash) {
-  const ServerConfig config = parse_flags(
-      {"--model", "models/date=2026-11-22/model.pt", "--model", "./date=1.pt", "--model",
-       "n=models/date=1.pt", "--model", "date=1.pt"});
+  const ServerConfig config =
+      parse_flags({"--model", "models/date=2026-11-22/model.pt", "--model", "./date=1.pt",
+                   "--model", "n=models/date=1.pt", "--model", "date=1.pt"});
   const auto& models = config.models;
   ASSERT_EQ(models.size(), 4u);
   EXPECT_EQ(models[0].path, "models/date=2026-11-22/model.pt");
@@ -89,8 +105,7 @@ TEST(Flags, RefuseWithTheRemedy) {
   EXPECT_EQ(usage_error({"--model", "=x"}), "--model is '=x'; give MODEL.pt or NAME=MODEL.pt");
   EXPECT_EQ(usage_error({"--model", "a", "--port", "70000"}),
             "--port is 70000; give a number of at most 65535");
-  EXPECT_EQ(usage_error({"--model", "a", "--port", "1x"}),
-            "--port is '1x'; give a whole number");
+  EXPECT_EQ(usage_error({"--model", "a", "--port", "1x"}), "--port is '1x'; give a whole number");
   EXPECT_EQ(usage_error({"--model", "a", "--workers", "0"}),
             "--workers is 0; give a whole number of at least 1");
   EXPECT_EQ(usage_error({"--model", "a", "--port", "5", "--http-port", "5"}),
@@ -98,9 +113,10 @@ TEST(Flags, RefuseWithTheRemedy) {
   EXPECT_EQ(usage_error({"--model", "a", "--max-queue-samples", "5"}),
             "--max-queue-samples is 5; a request of --max-request-samples 16384 could never wait "
             "in it: raise the one or lower the other");
-  EXPECT_EQ(usage_error({"--model", "a", "--max-inflight-bytes", "5000000"}),
-            "--max-inflight-bytes is 5000000; a message of --max-message-bytes 67108864 could never "
-            "come in: raise the one or lower the other");
+  EXPECT_EQ(
+      usage_error({"--model", "a", "--max-inflight-bytes", "5000000"}),
+      "--max-inflight-bytes is 5000000; a message of --max-message-bytes 67108864 could never "
+      "come in: raise the one or lower the other");
   EXPECT_EQ(usage_error({"--model", "a", "--drain-limit-s", "nan"}).substr(0, 22),
             "--drain-limit-s is nan");
   EXPECT_EQ(usage_error({"--model", "a", "--frobnicate"}),
@@ -266,8 +282,9 @@ std::string logged(LogLevel level, bool json) {
 
 TEST(LogTest, WritesOneLinePerEvent) {
   const std::string json = logged(LogLevel::kInfo, true);
-  EXPECT_TRUE(json.starts_with("{\"event\":\"ready\",\"port\":5,\"name\":\"a\\\"\xef\xbf\xbd\","
-                               "\"level\":\"info\",\"timestamp\":\"20"))
+  EXPECT_TRUE(
+      json.starts_with("{\"event\":\"ready\",\"port\":5,\"name\":\"a\\\"\xef\xbf\xbd\","
+                       "\"level\":\"info\",\"timestamp\":\"20"))
       << json;
   EXPECT_EQ(std::count(json.begin(), json.end(), '\n'), 1);
   EXPECT_NE(logged(LogLevel::kInfo, false).find(" [info] ready port=5 name="), std::string::npos);

@@ -13,11 +13,11 @@ Status BatchScheduler::submit(std::vector<Part> parts, std::vector<DroppedPart>&
     if (!queue_.push(parts, clock_.now(), dropped)) {
       std::int64_t samples = 0;
       for (const Part& part : parts) samples += part.samples();
-      return {Code::kResourceExhausted,
-              text("the queue is full: ", queue_.requests(), " requests with ", queue_.samples(),
-                   " samples wait (limits ", queue_limits_.max_requests, " and ",
-                   queue_limits_.max_samples, "), this request brings ", samples,
-                   "; try again later")};
+      return {
+          Code::kResourceExhausted,
+          text("the queue is full: ", queue_.requests(), " requests with ", queue_.samples(),
+               " samples wait (limits ", queue_limits_.max_requests, " and ",
+               queue_limits_.max_samples, "), this request brings ", samples, "; try again later")};
     }
     woken = worker_to_wake();
   }

@@ -1,5 +1,5 @@
-// The batch scheduler of one model: requests wait here and workers take batches, the one place where the front end's threads
-// and the workers meet.
+// The batch scheduler of one model: requests wait here and workers take batches, the one place
+// where the front end's threads and the workers meet.
 //
 // The queue, the policy's view of it and the cost model are behind one mutex that is held for
 // a push or a cut and for nothing else: no request is answered, no metric's lock is taken and
@@ -38,7 +38,9 @@ class BatchScheduler {
  public:
   // `clock` must outlive the queue.
   BatchScheduler(QueueLimits queue_limits, BatchLimits batch_limits, const Clock& clock)
-      : queue_limits_(queue_limits), batch_limits_(batch_limits), clock_(clock),
+      : queue_limits_(queue_limits),
+        batch_limits_(batch_limits),
+        clock_(clock),
         queue_(queue_limits) {}
 
   const BatchLimits& batch_limits() const { return batch_limits_; }
@@ -47,8 +49,8 @@ class BatchScheduler {
   // full) the status says why, and the request is still the caller's.
   Status submit(std::vector<Part> parts, std::vector<DroppedPart>& dropped);
 
-  // Fills `batch`, whose memory is reused, with at least one part to compute or to drop, for a worker
-  // of kind `kind`. False: the queue is closed, and empty or not worth a spare worker.
+  // Fills `batch`, whose memory is reused, with at least one part to compute or to drop, for a
+  // worker of kind `kind`. False: the queue is closed, and empty or not worth a spare worker.
   bool next(WorkerKind kind, CutBatch& batch);
 
   // What a pass took of time and of its thread's CPU, for the policy's estimates; ignored where

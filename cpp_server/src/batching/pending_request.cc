@@ -200,7 +200,7 @@ RowRange widened(RowRange range, const SharedRows& shared, std::int64_t sample) 
 }  // namespace
 
 std::vector<Part> cut_request(PendingRequest& pending, std::size_t outputs,
-                                std::int64_t max_samples, std::int64_t max_ids) {
+                              std::int64_t max_samples, std::int64_t max_ids) {
   const DecodedRequest& request = pending.request;
   std::vector<Part> parts;
   if (request.samples <= max_samples && (request.ids <= max_ids || request.samples == 1)) {
@@ -239,8 +239,9 @@ std::vector<Part> cut_request(PendingRequest& pending, std::size_t outputs,
     while (row < request.samples && row - part.row_begin < max_samples) {
       const std::int64_t own = own_ids + row_ids[static_cast<std::size_t>(row)];
       const RowRange wider = widened(rows, shared, row);
-      // A row is looked up again in every part that has it. So the rows that a part has leave own ids
-      // at least half of the room, and once parts have looked up as many ids as there are, so do all.
+      // A row is looked up again in every part that has it. So the rows that a part has leave own
+      // ids at least half of the room, and once parts have looked up as many ids as there are, so
+      // do all.
       const bool rows_pay = wider == rows || looked_up >= request.ids;
       const bool fits = own + ids_of(wider) <= max_ids || (rows_pay && own <= max_ids / 2);
       if (row > part.row_begin && !fits) break;

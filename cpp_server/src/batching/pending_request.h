@@ -133,8 +133,9 @@ struct Part {
 
 // The request itself if it fits a batch, else consecutive parts of its rows that do. A row
 // with more than `max_ids` ids becomes a part of its own, and samples that share many ids stay
-// together as long as those that they do not share are at most half of `max_ids`. Calls expect_parts.
+// together as long as those that they do not share are at most half of `max_ids`. Calls
+// expect_parts.
 std::vector<Part> cut_request(PendingRequest& request, std::size_t outputs,
-                                std::int64_t max_samples, std::int64_t max_ids);
+                              std::int64_t max_samples, std::int64_t max_ids);
 
 }  // namespace tessera

@@ -62,8 +62,8 @@ struct QueueState {
 
 struct Decision {
   enum class Kind {
-    kCut,           // cut now, for `reason`
-    kWaitUntil,     // ask again at `time`
+    kCut,             // cut now, for `reason`
+    kWaitUntil,       // ask again at `time`
     kWaitForRequest,  // nothing to do before a request comes
   };
   Kind kind = Kind::kWaitForRequest;

@@ -11,7 +11,7 @@ std::optional<RejectReason> drop_reason(const Part& part, TimePoint now) {
   if (!part.request->abandoned()) return std::nullopt;
   // gRPC cancels a call when its deadline passes.
   return ended_by_deadline(now, part.request->arrival, deadline) ? RejectReason::kDeadline
-                                                                  : RejectReason::kCancelled;
+                                                                 : RejectReason::kCancelled;
 }
 
 bool RequestQueue::fits(std::int64_t samples) const {
@@ -73,8 +73,9 @@ void RequestQueue::cut(std::int64_t max_samples, std::int64_t max_ids, TimePoint
       Part& part = parts.front();
       const auto reason = drop_reason(part, now);
       const SharedRows& shared = part.request->request.shared;
-      const bool full = samples + part.samples() > max_samples || ids + part.ids > max_ids ||
-                        (sharing != nullptr && shared.any() && shared.features != sharing->features);
+      const bool full =
+          samples + part.samples() > max_samples || ids + part.ids > max_ids ||
+          (sharing != nullptr && shared.any() && shared.features != sharing->features);
       if (!reason.has_value() && !taken.empty() && full) return;
       forget(part);
       if (reason.has_value()) {

@@ -18,8 +18,8 @@
 
 namespace tessera {
 
-// A request waits from its arrival until its last part is taken, however many parts it has: one that
-// may be sent at all fits an empty queue.
+// A request waits from its arrival until its last part is taken, however many parts it has: one
+// that may be sent at all fits an empty queue.
 struct QueueLimits {
   std::int64_t max_requests = 4'096;
   std::int64_t max_samples = 65'536;
@@ -39,11 +39,12 @@ class RequestQueue {
   // those that need not be computed, which are moved to `dropped`.
   bool push(std::vector<Part>& parts, TimePoint now, std::vector<DroppedPart>& dropped);
 
-  // Moves the first parts that fit together to `taken` and those before them that need not be computed to
-  // `dropped`. The first part to compute is taken whatever its size, so that none waits for ever. Parts
-  // that share other features than those before them do not fit: a batch has one set of them.
-  void cut(std::int64_t max_samples, std::int64_t max_ids, TimePoint now,
-           std::vector<Part>& taken, std::vector<DroppedPart>& dropped);
+  // Moves the first parts that fit together to `taken` and those before them that need not be
+  // computed to `dropped`. The first part to compute is taken whatever its size, so that none waits
+  // for ever. Parts that share other features than those before them do not fit: a batch has one
+  // set of them.
+  void cut(std::int64_t max_samples, std::int64_t max_ids, TimePoint now, std::vector<Part>& taken,
+           std::vector<DroppedPart>& dropped);
 
   std::int64_t parts() const { return parts_; }
   // Whose last part waits.

@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-// Whether `value` is one of its enum's enumerators. GCC and Clang write another value as a cast of a
-// number, "(tessera::Stage)7".
+// Whether `value` is one of its enum's enumerators. GCC and Clang write another value as a cast of
+// a number, "(tessera::Stage)7".
 template <auto value>
 constexpr bool is_enumerator() {
   const std::string_view text = __PRETTY_FUNCTION__;  // ends with "value = VALUE]"

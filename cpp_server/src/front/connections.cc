@@ -39,8 +39,8 @@ bool connected(int descriptor) {
   return ::getpeername(descriptor, reinterpret_cast<sockaddr*>(&address), &length) == 0;
 }
 
-// The process's sockets on `port` for which `wanted` holds. A descriptor that is closed meanwhile is
-// none of them any more.
+// The process's sockets on `port` for which `wanted` holds. A descriptor that is closed meanwhile
+// is none of them any more.
 std::vector<int> sockets(int port, bool (*wanted)(int)) {
   std::vector<int> found;
   std::error_code failed;

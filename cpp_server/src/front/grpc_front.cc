@@ -27,18 +27,20 @@
 namespace tessera {
 namespace {
 
-// Calls of each method that wait on each queue for a client: a burst of so many needs no turn of the
-// queue.
+// Calls of each method that wait on each queue for a client: a burst of so many needs no turn of
+// the queue.
 constexpr int kWaitingCalls = 32;
 // Calls of each method kept for reuse on each queue; a burst above it allocates and frees.
 constexpr std::size_t kKeptCalls = 1'024;
-// A call that holds a larger message, or has made more of it, gives that memory back instead of keeping it.
+// A call that holds a larger message, or has made more of it, gives that memory back instead of
+// keeping it.
 constexpr std::size_t kKeptBytes = 256 * 1024;
 
-// Calls of one connection at a time. Clients wait with more; what misbehaving ones make gRPC hold is some
-// 10 KiB for each.
+// Calls of one connection at a time. Clients wait with more; what misbehaving ones make gRPC hold
+// is some 10 KiB for each.
 constexpr int kCallsPerConnection = 1'000;
-// What gRPC may hold beside the messages that are being received: connections, calls, answers on their way.
+// What gRPC may hold beside the messages that are being received: connections, calls, answers on
+// their way.
 constexpr std::int64_t kNetworkBytes = 64 * 1024 * 1024;
 
 using PredictService = predictor::Predictor::WithRawMethod_Predict<predictor::Predictor::Service>;
@@ -62,8 +64,8 @@ std::unique_ptr<WireProtocol> make_protocol(Method method) {
 TimePoint deadline_of(const grpc::ServerContext& context) {
   const gpr_timespec deadline = context.raw_deadline();
   if (gpr_time_cmp(deadline, gpr_inf_future(deadline.clock_type)) == 0) return kNever;
-  const gpr_timespec left = gpr_time_sub(
-      gpr_convert_clock_type(deadline, GPR_CLOCK_MONOTONIC), gpr_now(GPR_CLOCK_MONOTONIC));
+  const gpr_timespec left = gpr_time_sub(gpr_convert_clock_type(deadline, GPR_CLOCK_MONOTONIC),
+                                         gpr_now(GPR_CLOCK_MONOTONIC));
   return later(std::chrono::steady_clock::now(), std::chrono::seconds(left.tv_sec),
                std::chrono::nanoseconds(left.tv_nsec));
 }
@@ -124,7 +126,7 @@ class GrpcCall final : public PredictCall {
 class CompletionThread {
  public:
   CompletionThread(const PredictContext& context, Services& services,
-       std::unique_ptr<grpc::ServerCompletionQueue> queue)
+                   std::unique_ptr<grpc::ServerCompletionQueue> queue)
       : context_(context), services_(services), queue_(std::move(queue)) {}
 
   void start() {
@@ -199,7 +201,8 @@ class CompletionThread {
   std::array<std::vector<std::unique_ptr<GrpcCall>>, std::size(kMethods)> free_;
   int in_work_ = 0;
   grpc::Alarm alarm_;
-  Event looked_{[](void* target, bool ok) { static_cast<CompletionThread*>(target)->on_look(ok); }, this};
+  Event looked_{[](void* target, bool ok) { static_cast<CompletionThread*>(target)->on_look(ok); },
+                this};
   std::jthread thread_;
 };
 
@@ -212,10 +215,10 @@ void GrpcCall::arm() {
   grpc::ServerCompletionQueue* const queue = owner_.queue();
   if (method_ == Method::kPredict) {
     owner_.services().predict.RequestPredict(&*context_, &message_, &*writer_, queue, queue,
-                                            &received_);
+                                             &received_);
   } else {
     owner_.services().kserve.RequestModelInfer(&*context_, &message_, &*writer_, queue, queue,
-                                              &received_);
+                                               &received_);
   }
 }
 
@@ -327,8 +330,8 @@ int GrpcFront::start(const GrpcOptions& options) {
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   const bool v6 = options.host.find(':') != std::string::npos;
-  const std::string address = v6 ? text("[", options.host, "]:", options.port)
-                                 : text(options.host, ":", options.port);
+  const std::string address =
+      v6 ? text("[", options.host, "]:", options.port) : text(options.host, ":", options.port);
   int port = 0;
   builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(&state_->services.predict);
@@ -344,8 +347,8 @@ int GrpcFront::start(const GrpcOptions& options) {
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1'000);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kCallsPerConnection);
-  // gRPC reads a message whole before it says that there is one. Where those take too much, it ends calls
-  // with RESOURCE_EXHAUSTED.
+  // gRPC reads a message whole before it says that there is one. Where those take too much, it ends
+  // calls with RESOURCE_EXHAUSTED.
   grpc::ResourceQuota quota("incoming");
   quota.Resize(static_cast<std::size_t>(options.max_incoming_bytes + kNetworkBytes));
   builder.SetResourceQuota(quota);
@@ -354,7 +357,7 @@ int GrpcFront::start(const GrpcOptions& options) {
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   for (int i = 0; i < options.threads; ++i) {
     state_->threads.push_back(std::make_unique<CompletionThread>(state_->context, state_->services,
-                                                   builder.AddCompletionQueue()));
+                                                                 builder.AddCompletionQueue()));
   }
   state_->server = builder.BuildAndStart();
   if (state_->server == nullptr || port == 0) {

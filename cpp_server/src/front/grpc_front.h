@@ -23,7 +23,7 @@ struct GrpcOptions {
   int port = 0;  // 0: any free one
   int max_message_bytes = 0;
   std::int64_t max_incoming_bytes = 0;  // of messages that have not come whole
-  int threads = 1;  // completion queues, each with a thread of its own
+  int threads = 1;                      // completion queues, each with a thread of its own
 };
 
 class GrpcFront {

@@ -8,11 +8,10 @@ namespace tessera {
 // or Finish, so that the service's mutex may be held over those.
 class HealthService::Watcher final : public grpc::ServerWriteReactor<Response> {
  public:
-  Watcher(HealthService& service, std::string name)
-      : service_(service), name_(std::move(name)) {}
+  Watcher(HealthService& service, std::string name) : service_(service), name_(std::move(name)) {}
 
-  // The service's mutex is held for the next three. Only the analysis does not know that a watcher's
-  // service is the one that calls it.
+  // The service's mutex is held for the next three. Only the analysis does not know that a
+  // watcher's service is the one that calls it.
   void tell() {
     service_.mutex_.assert_held();
     if (writing_ || finished_) return;

@@ -2,10 +2,10 @@
 // moment that the port is open until it is told otherwise; here everything begins NOT_SERVING.
 //
 // Contract: set may be called from any thread and does not block; it takes effect before it
-// returns, and watches hear of it. close ends every watch, so that none holds a shutdown up, when it
-// has been told the last state, and every later one as well; it waits for the clients of those that
-// there are, but not beyond `until`. The service outlives the gRPC server it is registered with.
-// Compiled against gRPC alone.
+// returns, and watches hear of it. close ends every watch, so that none holds a shutdown up, when
+// it has been told the last state, and every later one as well; it waits for the clients of those
+// that there are, but not beyond `until`. The service outlives the gRPC server it is registered
+// with. Compiled against gRPC alone.
 #pragma once
 
 #include <grpcpp/grpcpp.h>

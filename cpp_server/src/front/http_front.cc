@@ -36,9 +36,8 @@ const char* reason_phrase(int status) {
 
 std::string rendered(const HttpAnswer& answer, bool with_body) {
   return text("HTTP/1.1 ", answer.status, " ", reason_phrase(answer.status),
-              "\r\nContent-Type: ", answer.content_type,
-              "\r\nContent-Length: ", answer.body.size(), "\r\nConnection: close\r\n\r\n",
-              with_body ? answer.body : "");
+              "\r\nContent-Type: ", answer.content_type, "\r\nContent-Length: ", answer.body.size(),
+              "\r\nConnection: close\r\n\r\n", with_body ? answer.body : "");
 }
 
 struct Connection {
@@ -57,8 +56,8 @@ bool no_room(int error) {
 
 void send_some(Connection& connection) {
   while (!connection.out.empty()) {
-    const ssize_t sent = ::send(connection.descriptor, connection.out.data(),
-                                connection.out.size(), MSG_NOSIGNAL);
+    const ssize_t sent =
+        ::send(connection.descriptor, connection.out.data(), connection.out.size(), MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) {
       connection.closing = errno != EAGAIN && errno != EWOULDBLOCK;
@@ -164,8 +163,8 @@ void HttpFront::run() {
     }
     std::erase_if(connections, [](const Connection& one) { return one.closing; });
     if ((polled[1].revents & POLLIN) != 0) {
-      const int accepted = ::accept4(socket_.descriptor(), nullptr, nullptr,
-                                     SOCK_NONBLOCK | SOCK_CLOEXEC);
+      const int accepted =
+          ::accept4(socket_.descriptor(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
       if (accepted >= 0) {
         connections.push_back({accepted, then + kTimeLimit, "", "", false});
       } else {

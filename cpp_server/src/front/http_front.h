@@ -24,8 +24,7 @@ class HttpFront {
   // `answer` gives the page of a path. `tick` is called about once a second.
   // Throws UsageError when the address cannot be had.
   HttpFront(const std::string& host, int port,
-            std::function<HttpAnswer(const std::string& path)> answer,
-            std::function<void()> tick);
+            std::function<HttpAnswer(const std::string& path)> answer, std::function<void()> tick);
   ~HttpFront();
   HttpFront(const HttpFront&) = delete;
   HttpFront& operator=(const HttpFront&) = delete;

@@ -71,29 +71,28 @@ void add_gpus(const ModelMetrics& metrics, inference::ModelInstanceGroup& group)
 }  // namespace
 
 Status KserveMetadata::answer(const inference::ServerLiveRequest&,
-                         inference::ServerLiveResponse& response) const {
+                              inference::ServerLiveResponse& response) const {
   response.set_live(true);
   return {};
 }
 
 Status KserveMetadata::answer(const inference::ServerReadyRequest&,
-                         inference::ServerReadyResponse& response) const {
+                              inference::ServerReadyResponse& response) const {
   response.set_ready(facts_.registry.ready() && !facts_.draining());
   return {};
 }
 
 Status KserveMetadata::answer(const inference::ModelReadyRequest& request,
-                         inference::ModelReadyResponse& response) const {
+                              inference::ModelReadyResponse& response) const {
   Status status;
-  const bool found =
-      facts_.registry.find(request.name(), request.version(), status) != nullptr;
+  const bool found = facts_.registry.find(request.name(), request.version(), status) != nullptr;
   if (status.code == Code::kUnavailable) status = {};
   response.set_ready(found && !facts_.draining());
   return status;
 }
 
 Status KserveMetadata::answer(const inference::ServerMetadataRequest&,
-                         inference::ServerMetadataResponse& response) const {
+                              inference::ServerMetadataResponse& response) const {
   response.set_name("tessera");
   response.set_version(facts_.version);
   for (const char* extension : {"model_configuration", "schedule_policy", "statistics"}) {
@@ -103,7 +102,7 @@ Status KserveMetadata::answer(const inference::ServerMetadataRequest&,
 }
 
 Status KserveMetadata::answer(const inference::ModelMetadataRequest& request,
-                         inference::ModelMetadataResponse& response) const {
+                              inference::ModelMetadataResponse& response) const {
   Status status;
   const auto model = facts_.registry.find(request.name(), request.version(), status);
   if (model == nullptr) return status;
@@ -127,7 +126,7 @@ Status KserveMetadata::answer(const inference::ModelMetadataRequest& request,
 }
 
 Status KserveMetadata::answer(const inference::ModelConfigRequest& request,
-                         inference::ModelConfigResponse& response) const {
+                              inference::ModelConfigResponse& response) const {
   Status status;
   const auto model = facts_.registry.find(request.name(), request.version(), status);
   if (model == nullptr) return status;
@@ -159,8 +158,8 @@ void KserveMetadata::describe(const ServedModel& model, inference::ModelConfig& 
   batching.set_priority_levels(kPriorityLevels);
   batching.set_default_priority_level(kPriorityLevels);
   batching.mutable_default_queue_policy()->set_max_queue_size(
-      static_cast<std::uint32_t>(std::min<std::int64_t>(flags.queue_limits.max_requests,
-                                                        std::numeric_limits<std::uint32_t>::max())));
+      static_cast<std::uint32_t>(std::min<std::int64_t>(
+          flags.queue_limits.max_requests, std::numeric_limits<std::uint32_t>::max())));
   auto& group = *config.add_instance_group();
   group.set_name(model.name());
   group.set_kind(manifest.device == "cpu" ? inference::ModelInstanceGroup::KIND_CPU
@@ -182,7 +181,7 @@ void KserveMetadata::describe(const ServedModel& model, inference::ModelConfig& 
 }
 
 Status KserveMetadata::answer(const inference::ModelStatisticsRequest& request,
-                         inference::ModelStatisticsResponse& response) const {
+                              inference::ModelStatisticsResponse& response) const {
   if (request.name().empty()) {
     for (const auto& model : facts_.registry.loaded()) count(*model, *response.add_model_stats());
     return {};
@@ -194,8 +193,8 @@ Status KserveMetadata::answer(const inference::ModelStatisticsRequest& request,
 }
 
 void KserveMetadata::count(const ServedModel& model, inference::ModelStatistics& statistics) const {
-  const tessera::ModelStatistics counted = statistics_of(model.metrics(), facts_.clock.now(),
-                                                         std::chrono::system_clock::now());
+  const tessera::ModelStatistics counted =
+      statistics_of(model.metrics(), facts_.clock.now(), std::chrono::system_clock::now());
   statistics.set_name(model.name());
   statistics.set_version(model.version());
   statistics.set_last_inference(counted.last_inference_ms);
@@ -211,7 +210,7 @@ void KserveMetadata::count(const ServedModel& model, inference::ModelStatistics&
 }
 
 Status KserveMetadata::answer(const inference::RepositoryIndexRequest& request,
-                         inference::RepositoryIndexResponse& response) const {
+                              inference::RepositoryIndexResponse& response) const {
   if (const Status status = check_repository(request.repository_name()); !status.ok()) {
     return status;
   }

@@ -10,7 +10,8 @@ template <typename Message>
 Status parse(grpc::ByteBuffer bytes, Message& message) {
   const std::size_t size = bytes.Length();
   if (grpc::SerializationTraits<Message>::Deserialize(&bytes, &message).ok()) return {};
-  return Status::invalid(text("the message (", size, " bytes) is not a valid ", Message::descriptor()->name()));
+  return Status::invalid(
+      text("the message (", size, " bytes) is not a valid ", Message::descriptor()->name()));
 }
 
 template <typename Message>
@@ -37,20 +38,20 @@ auto KserveService::tell(Context* context, const Bytes& request, Bytes* response
 
 auto KserveService::ServerLive(Context* context, const Bytes* request, Bytes* response)
     -> Reactor* {
-  return tell<inference::ServerLiveRequest, inference::ServerLiveResponse>(
-      context, *request, response);
+  return tell<inference::ServerLiveRequest, inference::ServerLiveResponse>(context, *request,
+                                                                           response);
 }
 
 auto KserveService::ServerReady(Context* context, const Bytes* request, Bytes* response)
     -> Reactor* {
-  return tell<inference::ServerReadyRequest, inference::ServerReadyResponse>(
-      context, *request, response);
+  return tell<inference::ServerReadyRequest, inference::ServerReadyResponse>(context, *request,
+                                                                             response);
 }
 
 auto KserveService::ModelReady(Context* context, const Bytes* request, Bytes* response)
     -> Reactor* {
-  return tell<inference::ModelReadyRequest, inference::ModelReadyResponse>(
-      context, *request, response);
+  return tell<inference::ModelReadyRequest, inference::ModelReadyResponse>(context, *request,
+                                                                           response);
 }
 
 auto KserveService::ServerMetadata(Context* context, const Bytes* request, Bytes* response)
@@ -61,14 +62,14 @@ auto KserveService::ServerMetadata(Context* context, const Bytes* request, Bytes
 
 auto KserveService::ModelMetadata(Context* context, const Bytes* request, Bytes* response)
     -> Reactor* {
-  return tell<inference::ModelMetadataRequest, inference::ModelMetadataResponse>(
-      context, *request, response);
+  return tell<inference::ModelMetadataRequest, inference::ModelMetadataResponse>(context, *request,
+                                                                                 response);
 }
 
 auto KserveService::ModelConfig(Context* context, const Bytes* request, Bytes* response)
     -> Reactor* {
-  return tell<inference::ModelConfigRequest, inference::ModelConfigResponse>(
-      context, *request, response);
+  return tell<inference::ModelConfigRequest, inference::ModelConfigResponse>(context, *request,
+                                                                             response);
 }
 
 auto KserveService::ModelStatistics(Context* context, const Bytes* request, Bytes* response)

@@ -1,10 +1,10 @@
-// inference.GRPCInferenceService: ModelInfer, which grpc_front.cc's completion queues answer, and the
-// calls that KserveMetadata answers. Those come as bytes, too, so that a message that cannot be parsed
-// gets our status rather than gRPC's.
+// inference.GRPCInferenceService: ModelInfer, which grpc_front.cc's completion queues answer, and
+// the calls that KserveMetadata answers. Those come as bytes, too, so that a message that cannot be
+// parsed gets our status rather than gRPC's.
 //
 // Contract: gRPC calls its methods from threads of its own; none blocks. What `facts` refers to
-// outlives the service, and the service the gRPC server that it is registered with. Compiled against
-// gRPC alone.
+// outlives the service, and the service the gRPC server that it is registered with. Compiled
+// against gRPC alone.
 #pragma once
 
 #include <utility>
@@ -18,12 +18,14 @@ namespace kserve {
 
 using Service = inference::GRPCInferenceService;
 template <typename Base>
-using Metadata = Service::WithRawCallbackMethod_ServerLive<Service::WithRawCallbackMethod_ServerReady<
-    Service::WithRawCallbackMethod_ModelReady<Service::WithRawCallbackMethod_ServerMetadata<
-        Service::WithRawCallbackMethod_ModelMetadata<Base>>>>>;
+using Metadata =
+    Service::WithRawCallbackMethod_ServerLive<Service::WithRawCallbackMethod_ServerReady<
+        Service::WithRawCallbackMethod_ModelReady<Service::WithRawCallbackMethod_ServerMetadata<
+            Service::WithRawCallbackMethod_ModelMetadata<Base>>>>>;
 template <typename Base>
-using Extensions = Service::WithRawCallbackMethod_ModelConfig<
-    Service::WithRawCallbackMethod_ModelStatistics<Service::WithRawCallbackMethod_RepositoryIndex<Base>>>;
+using Extensions =
+    Service::WithRawCallbackMethod_ModelConfig<Service::WithRawCallbackMethod_ModelStatistics<
+        Service::WithRawCallbackMethod_RepositoryIndex<Base>>>;
 using Methods = Service::WithRawMethod_ModelInfer<Metadata<Extensions<Service::Service>>>;
 
 }  // namespace kserve

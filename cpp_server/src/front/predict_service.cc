@@ -21,8 +21,8 @@ void PredictCall::start(Bytes message) {
     return;
   }
   if (!protocol_->parse(message)) {
-    fail({Status::invalid(
-              text("the message (", message.size(), " bytes) is not a valid ", protocol_->message_name())),
+    fail({Status::invalid(text("the message (", message.size(), " bytes) is not a valid ",
+                               protocol_->message_name())),
           RejectReason::kInvalid});
     return;
   }
@@ -56,10 +56,9 @@ bool PredictCall::hold(std::size_t message_bytes) {
     return false;
   }
   if (!budget.take(bytes)) {
-    fail({{Code::kResourceExhausted,
-           text("the server is full: requests and answers in it take ", budget.held(),
-                " bytes (limit ", budget.limit(), "), this request brings ", bytes,
-                "; try again later")},
+    fail({{Code::kResourceExhausted, text("the server is full: requests and answers in it take ",
+                                          budget.held(), " bytes (limit ", budget.limit(),
+                                          "), this request brings ", bytes, "; try again later")},
           RejectReason::kQueueFull});
     return false;
   }
@@ -78,7 +77,8 @@ void PredictCall::answer(std::span<const OutputView> outputs, const StageTimings
   const TimePoint encoded = context_.clock.now();
   model_->metrics().observe_stage(Stage::kEncode, seconds(encoded - encoding));
   if (cancelled.load(std::memory_order_relaxed)) {
-    count(ended_by_deadline(encoded, arrival, deadline) ? Code::kDeadlineExceeded : Code::kCancelled);
+    count(ended_by_deadline(encoded, arrival, deadline) ? Code::kDeadlineExceeded
+                                                        : Code::kCancelled);
   } else {
     count(Code::kOk);
     model_->metrics().count_answered(request.samples, encoded);
@@ -108,8 +108,7 @@ void PredictCall::count(Code code) {
         "request",
         {{"model", metrics.model},
          {"code", std::string(code_name(code))},
-         {"duration_us",
-          std::chrono::duration_cast<std::chrono::microseconds>(took).count()}});
+         {"duration_us", std::chrono::duration_cast<std::chrono::microseconds>(took).count()}});
   }
 }
 

@@ -1,7 +1,7 @@
 // A call for scores between its bytes and its model, without gRPC: parse, find the model,
-// check, submit; and on the way back count and encode. wire_protocol.h has what differs between Predict
-// and ModelInfer. Every call ends in exactly one count of tessera_requests_total and, when it was
-// refused, one of tessera_rejected_total.
+// check, submit; and on the way back count and encode. wire_protocol.h has what differs between
+// Predict and ModelInfer. Every call ends in exactly one count of tessera_requests_total and, when
+// it was refused, one of tessera_rejected_total.
 //
 // Contract: start is called once per use of a PredictCall, from any thread, and does not
 // block; send_reply (after begin_reply) or refuse is called exactly once after it, from any
@@ -51,8 +51,8 @@ class PredictCall : public PendingRequest {
   virtual void send_reply() = 0;
   virtual void refuse(const Status& status) = 0;
 
-  // Nobody looks at the message or at `request` any more. Whether the transport has given their memory
-  // back, as it does with what is large: a client may take its time to read the answer.
+  // Nobody looks at the message or at `request` any more. Whether the transport has given their
+  // memory back, as it does with what is large: a client may take its time to read the answer.
   virtual bool release_request() = 0;
 
   // Memory that the call has for what it makes of messages, and an end of it; for release_request.

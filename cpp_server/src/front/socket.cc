@@ -16,9 +16,8 @@ namespace tessera {
 namespace {
 
 int listen_on(const addrinfo& address) {
-  const int descriptor = ::socket(address.ai_family,
-                                  address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC,
-                                  address.ai_protocol);
+  const int descriptor = ::socket(
+      address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol);
   if (descriptor < 0) return -1;
   const int on = 1;
   ::setsockopt(descriptor, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
@@ -50,9 +49,8 @@ ListeningSocket::ListeningSocket(const std::string& host, int port, const std::s
     if (descriptor_ < 0) reason = std::strerror(errno);
   }
   if (descriptor_ < 0) {
-    throw UsageError(text("the ", what, " address ", host, ":", port,
-                          " cannot be listened on (", reason, "); choose another ", flag,
-                          " or --host"));
+    throw UsageError(text("the ", what, " address ", host, ":", port, " cannot be listened on (",
+                          reason, "); choose another ", flag, " or --host"));
   }
 }
 

@@ -82,16 +82,15 @@ void StatusPage::tick() {
   }
 }
 
-std::string StatusPage::row(const ModelMetrics& model, const Snapshot& past,
-                             TimePoint now) const {
+std::string StatusPage::row(const ModelMetrics& model, const Snapshot& past, TimePoint now) const {
   const Snapshot current = snapshot(model, now);
   std::vector<std::uint64_t> window;
   for (std::size_t i = 0; i < current.durations.size(); ++i) {
     window.push_back(current.durations[i] - past.durations[i]);
   }
   const double lasted = std::max(seconds(now - past.time), 1e-9);
-  const auto requests = static_cast<double>(
-      std::accumulate(window.begin(), window.end(), std::uint64_t{0}));
+  const auto requests =
+      static_cast<double>(std::accumulate(window.begin(), window.end(), std::uint64_t{0}));
   const auto failures = static_cast<double>(current.failures - past.failures);
   const std::vector<std::uint64_t> batch_counts = model.batch_samples.counts();
   const auto batches = static_cast<double>(
@@ -101,8 +100,7 @@ std::string StatusPage::row(const ModelMetrics& model, const Snapshot& past,
   const auto bounds = model.duration.bounds();
   return "<tr>" + cell(html_escaped(model.model)) + cell(html_escaped(model.version)) +
          cell(model.ready.load() ? "ready" : "loading") + cell(figure(requests / lasted, 1)) +
-         cell(figure(failures / lasted, 1)) +
-         cell(figure(quantile(bounds, window, 0.5) * 1e3, 2)) +
+         cell(figure(failures / lasted, 1)) + cell(figure(quantile(bounds, window, 0.5) * 1e3, 2)) +
          cell(figure(quantile(bounds, window, 0.99) * 1e3, 2)) +
          cell(text(loaded ? model.gauges.queue_requests() : 0)) +
          cell(text(model.inflight_batches())) + cell(figure(samples, 1)) + "</tr>\n";

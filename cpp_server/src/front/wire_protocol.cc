@@ -103,7 +103,9 @@ class InferProtocol final : public WireProtocol {
 
 }  // namespace
 
-std::unique_ptr<WireProtocol> make_predict_protocol() { return std::make_unique<PredictProtocol>(); }
+std::unique_ptr<WireProtocol> make_predict_protocol() {
+  return std::make_unique<PredictProtocol>();
+}
 
 std::unique_ptr<WireProtocol> make_infer_protocol() { return std::make_unique<InferProtocol>(); }
 

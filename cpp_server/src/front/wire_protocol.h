@@ -1,8 +1,8 @@
-// What differs between the wire protocols that a model is called by: how a message says what it wants,
-// and how an answer is written. predict_service.h has the rest of a call's way.
+// What differs between the wire protocols that a model is called by: how a message says what it
+// wants, and how an answer is written. predict_service.h has the rest of a call's way.
 //
-// Contract: a WireProtocol belongs to one call, is used again and again, and keeps views of the message
-// from parse until the answer is written. Nothing blocks.
+// Contract: a WireProtocol belongs to one call, is used again and again, and keeps views of the
+// message from parse until the answer is written. Nothing blocks.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +31,8 @@ class WireProtocol {
   virtual std::string_view model_name() const = 0;
   virtual std::string_view model_version() const = 0;
 
-  // Checks what was parsed against what `model` takes and fills `call`'s request, its priority, and,
-  // where it asks for less time than `call` has had since `began`, its deadline.
+  // Checks what was parsed against what `model` takes and fills `call`'s request, its priority,
+  // and, where it asks for less time than `call` has had since `began`, its deadline.
   virtual Status decode(const ServedModel& model, TimePoint began, PendingRequest& call) = 0;
 
   // Bytes of the answer that `write` will write of `outputs`, in the model's order, for `call`.

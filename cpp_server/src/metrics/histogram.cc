@@ -7,8 +7,8 @@ namespace tessera {
 
 double quantile(std::span<const double> bounds, std::span<const std::uint64_t> counts,
                 double fraction) {
-  const auto total = static_cast<double>(
-      std::accumulate(counts.begin(), counts.end(), std::uint64_t{0}));
+  const auto total =
+      static_cast<double>(std::accumulate(counts.begin(), counts.end(), std::uint64_t{0}));
   if (total == 0) return std::numeric_limits<double>::quiet_NaN();
   const double rank = fraction * total;
   double below = 0;

@@ -72,8 +72,8 @@ void add_requests(std::vector<MetricFamily>& page, const Models& models,
                   const ModelMetrics& unresolved) {
   MetricFamily requests =
       family("tessera_requests_total", "Requests by how they ended", MetricType::Counter);
-  MetricFamily rejected = family("tessera_rejected_total",
-                                 "Requests refused or dropped, by reason", MetricType::Counter);
+  MetricFamily rejected = family("tessera_rejected_total", "Requests refused or dropped, by reason",
+                                 MetricType::Counter);
   const auto show = [&](const ModelMetrics& model, bool zeros) {
     for (std::size_t i = 0; i < kCountedCodes.size(); ++i) {
       const double count = value(model.requests[i]);
@@ -84,8 +84,8 @@ void add_requests(std::vector<MetricFamily>& page, const Models& models,
     for (std::size_t i = 0; i < model.rejected.size(); ++i) {
       const double count = value(model.rejected[i]);
       if (zeros || count > 0) {
-        add(rejected,
-            with(labels_of(model), "reason", reason_name(static_cast<RejectReason>(i))), count);
+        add(rejected, with(labels_of(model), "reason", reason_name(static_cast<RejectReason>(i))),
+            count);
       }
     }
   };
@@ -118,8 +118,8 @@ void add_histograms(std::vector<MetricFamily>& page, const Models& models) {
                                "Where a request's time goes, by stage", MetricType::Histogram);
   MetricFamily duration = family("tessera_request_duration_seconds",
                                  "From the first byte to the answer", MetricType::Histogram);
-  MetricFamily requests = family("tessera_batch_requests",
-                                 "Requests that shared a forward pass", MetricType::Histogram);
+  MetricFamily requests = family("tessera_batch_requests", "Requests that shared a forward pass",
+                                 MetricType::Histogram);
   MetricFamily samples =
       family("tessera_batch_samples", "Samples of a forward pass", MetricType::Histogram);
   MetricFamily ids = family("tessera_batch_ids", "Ids of a forward pass", MetricType::Histogram);
@@ -152,8 +152,7 @@ void add_gauges(std::vector<MetricFamily>& page, const Models& models,
   for (const ModelMetrics* model : models) {
     const Labels labels = labels_of(*model);
     const bool loaded = model->loaded.load(std::memory_order_acquire);
-    add(requests, labels,
-        loaded ? static_cast<double>(model->gauges.queue_requests()) : 0.0);
+    add(requests, labels, loaded ? static_cast<double>(model->gauges.queue_requests()) : 0.0);
     add(samples, labels, loaded ? static_cast<double>(model->gauges.queue_samples()) : 0.0);
     add(ready, labels, model->ready.load(std::memory_order_relaxed) ? 1.0 : 0.0);
     if (!loaded) continue;
@@ -172,13 +171,12 @@ void add_gauges(std::vector<MetricFamily>& page, const Models& models,
       add(memory, with(with(labels, "device", held.device), "kind", held.kind),
           static_cast<double>(held.bytes));
     }
-    add(memory, with(with(labels, "device", "cpu"), "kind", "buffers"),
-        value(model->buffer_bytes));
+    add(memory, with(with(labels, "device", "cpu"), "kind", "buffers"), value(model->buffer_bytes));
   }
   MetricFamily build = gauge("tessera_build_info", "Always 1");
   add(build, {{"server", "cpp"}, {"version", server_version}}, 1);
-  for (MetricFamily* made : {&requests, &samples, &inflight, &load, &ready, &info, &memory,
-                             &build}) {
+  for (MetricFamily* made :
+       {&requests, &samples, &inflight, &load, &ready, &info, &memory, &build}) {
     page.push_back(std::move(*made));
   }
 }
@@ -186,7 +184,7 @@ void add_gauges(std::vector<MetricFamily>& page, const Models& models,
 }  // namespace
 
 MetricsPage::MetricsPage(std::vector<const ModelMetrics*> models, const ModelMetrics& unresolved,
-                 std::string server_version)
+                         std::string server_version)
     : models_(std::move(models)),
       unresolved_(unresolved),
       server_version_(std::move(server_version)) {}
@@ -198,8 +196,8 @@ std::string MetricsPage::render() const {
   add_histograms(page, models_);
   add_gauges(page, models_, server_version_);
   for (const ProcessMetric& metric : process_metrics()) {
-    page.push_back(family(metric.name, metric.help,
-                          metric.counter ? MetricType::Counter : MetricType::Gauge));
+    page.push_back(
+        family(metric.name, metric.help, metric.counter ? MetricType::Counter : MetricType::Gauge));
     add(page.back(), {}, metric.value);
   }
   return prometheus::TextSerializer().Serialize(page);

@@ -16,7 +16,7 @@ class MetricsPage {
  public:
   // `unresolved` counts requests that name no known model; it is shown only where it is not 0.
   MetricsPage(std::vector<const ModelMetrics*> models, const ModelMetrics& unresolved,
-          std::string server_version);
+              std::string server_version);
 
   // Text format, version 0.0.4.
   std::string render() const;

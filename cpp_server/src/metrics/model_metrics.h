@@ -29,9 +29,14 @@ inline constexpr auto kStageNames = std::to_array<std::string_view>(
 static_assert(kStageNames.size() == enum_size<Stage::kEncode>());
 
 // The codes that requests end with, in the order in which they are shown.
-inline constexpr std::array<Code, 8> kCountedCodes = {
-    Code::kOk,       Code::kInvalidArgument,  Code::kNotFound,    Code::kResourceExhausted,
-    Code::kDeadlineExceeded, Code::kCancelled, Code::kUnavailable, Code::kInternal};
+inline constexpr std::array<Code, 8> kCountedCodes = {Code::kOk,
+                                                      Code::kInvalidArgument,
+                                                      Code::kNotFound,
+                                                      Code::kResourceExhausted,
+                                                      Code::kDeadlineExceeded,
+                                                      Code::kCancelled,
+                                                      Code::kUnavailable,
+                                                      Code::kInternal};
 
 class ModelMetrics {
  public:
@@ -109,7 +114,8 @@ class ModelMetrics {
   // The durations of requests that were answered OK, and of all others.
   std::atomic<std::uint64_t> answered_ns = 0;
   std::atomic<std::uint64_t> failed_ns = 0;
-  // Of those answered OK: their samples, and when (by the server's clock) the last was; 0: none yet.
+  // Of those answered OK: their samples, and when (by the server's clock) the last was; 0: none
+  // yet.
   std::atomic<std::uint64_t> answered_samples = 0;
   std::atomic<std::int64_t> last_answer_ns = 0;
   std::array<Histogram, kStageNames.size()> stages{

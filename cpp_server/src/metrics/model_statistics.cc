@@ -27,8 +27,8 @@ std::uint64_t last_inference_ms(const ModelMetrics& model, TimePoint now,
   const std::int64_t last = model.last_answer_ns.load(std::memory_order_relaxed);
   if (last == 0) return 0;
   const Duration ago = now.time_since_epoch() - std::chrono::nanoseconds(last);
-  const auto when = std::chrono::floor<std::chrono::milliseconds>(
-      now_of_day.time_since_epoch() - ago);
+  const auto when =
+      std::chrono::floor<std::chrono::milliseconds>(now_of_day.time_since_epoch() - ago);
   return static_cast<std::uint64_t>(when.count());
 }
 

@@ -1,5 +1,5 @@
-// What the KServe protocol's ModelStatistics tells of a model, from the counters that the metrics page
-// shows.
+// What the KServe protocol's ModelStatistics tells of a model, from the counters that the metrics
+// page shows.
 //
 // Contract: free function; any thread; nothing blocks.
 #pragma once

@@ -47,8 +47,8 @@ std::vector<ProcessMetric> process_metrics() {
     const auto field = [&](std::size_t number) { return std::stod(fields.at(number - 3)); };
     const auto ticks = static_cast<double>(sysconf(_SC_CLK_TCK));
     const auto page = static_cast<double>(sysconf(_SC_PAGESIZE));
-    metrics.push_back({"process_virtual_memory_bytes", "Virtual memory size in bytes.", false,
-                       field(23)});
+    metrics.push_back(
+        {"process_virtual_memory_bytes", "Virtual memory size in bytes.", false, field(23)});
     metrics.push_back({"process_resident_memory_bytes", "Resident memory size in bytes.", false,
                        field(24) * page});
     metrics.push_back({"process_start_time_seconds",

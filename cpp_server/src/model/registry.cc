@@ -16,8 +16,7 @@ void Registry::publish(std::size_t index, std::unique_ptr<ServedModel> model) {
   slot.model.store(slot.owner.get(), std::memory_order_release);
 }
 
-ServedModel* Registry::find(std::string_view name, std::string_view version,
-                            Status& status) const {
+ServedModel* Registry::find(std::string_view name, std::string_view version, Status& status) const {
   std::size_t index = 0;
   if (!name.empty()) {
     index = this->index(name);
@@ -35,9 +34,8 @@ ServedModel* Registry::find(std::string_view name, std::string_view version,
     return nullptr;
   }
   if (!version.empty() && version != model->version()) {
-    status = {Code::kNotFound,
-              text("model_version '", version, "' of model '", names_[index],
-                   "' is not loaded; version '", model->version(), "' is")};
+    status = {Code::kNotFound, text("model_version '", version, "' of model '", names_[index],
+                                    "' is not loaded; version '", model->version(), "' is")};
     return nullptr;
   }
   return model;

@@ -27,8 +27,7 @@ std::int64_t bytes_per_sample(const InputSchema& schema) {
 
 Refusal refusal_of(RejectReason reason) {
   if (reason == RejectReason::kDeadline) {
-    return {{Code::kDeadlineExceeded,
-             "the deadline passed while the request waited for a worker"},
+    return {{Code::kDeadlineExceeded, "the deadline passed while the request waited for a worker"},
             reason};
   }
   return {{Code::kCancelled, "the client cancelled the request"}, reason};
@@ -60,8 +59,8 @@ std::string new_error_id() {
   return id;
 }
 
-ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config,
-                         ModelMetrics& metrics, const Clock& clock, const Log& log)
+ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config, ModelMetrics& metrics,
+                         const Clock& clock, const Log& log)
     : package_(std::move(package)),
       metrics_(metrics),
       clock_(clock),
@@ -100,9 +99,8 @@ ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config,
   try {
     for (std::size_t i = 0; i < sessions_.size(); ++i) {
       const WorkerKind kind = i < ordinary ? WorkerKind::kOrdinary : WorkerKind::kSpare;
-      workers_.emplace_back([this, i, kind, devices] {
-        work(kind, *sessions_[i], metrics_.devices[i % devices]);
-      });
+      workers_.emplace_back(
+          [this, i, kind, devices] { work(kind, *sessions_[i], metrics_.devices[i % devices]); });
     }
   } catch (const std::system_error& error) {
     const std::size_t started = workers_.size();
@@ -144,7 +142,7 @@ void ServedModel::submit(PendingRequest& request) {
   }
   const BatchLimits& limits = scheduler_.batch_limits();
   std::vector<Part> parts = cut_request(request, package_.manifest.schema.outputs.size(),
-                                          limits.max_samples, limits.max_ids);
+                                        limits.max_samples, limits.max_ids);
   const std::size_t count = parts.size();
   std::vector<DroppedPart> dropped;
   Status status = scheduler_.submit(std::move(parts), dropped);

@@ -1,9 +1,9 @@
 // A model that answers: its decoder, its queue, its workers and its counters.
 //
 // Contract: construction opens a session per worker, which may take long, and starts them; throws
-// UsageError where the system gives no thread for one. submit may be called from any thread and does
-// not block. drain, then close; close blocks until the workers have finished what is queued. The
-// destructor closes.
+// UsageError where the system gives no thread for one. submit may be called from any thread and
+// does not block. drain, then close; close blocks until the workers have finished what is queued.
+// The destructor closes.
 #pragma once
 
 #include <memory>

@@ -15,10 +15,10 @@
 namespace tessera {
 
 struct JaggedView {
-  Bytes lengths;  // int32 [F * B], feature-major, none negative; of a SharedRows feature [R]
-  Bytes values;   // int32 or int64 [N], feature-major
-  Bytes weights;  // float32 [N]; empty for a group without weights
-  bool wide = false;                     // values are int64
+  Bytes lengths;      // int32 [F * B], feature-major, none negative; of a SharedRows feature [R]
+  Bytes values;       // int32 or int64 [N], feature-major
+  Bytes weights;      // float32 [N]; empty for a group without weights
+  bool wide = false;  // values are int64
   std::vector<std::int64_t> ids;  // [F]: ids of each feature over all samples
 };
 
@@ -58,7 +58,9 @@ struct DecodedRequest {
   JoinedStorage joined;
 
   // How many bags of the id_list feature `feature` there are.
-  std::int64_t bags(std::size_t feature) const { return shared.has(feature) ? shared.rows : samples; }
+  std::int64_t bags(std::size_t feature) const {
+    return shared.has(feature) ? shared.rows : samples;
+  }
 };
 
 }  // namespace tessera

@@ -51,9 +51,11 @@ Server::Names Server::read_names(const ServerConfig& config) {
     const std::string name = source.name.empty() ? manifest.name : source.name;
     const auto [other, is_new] = paths.emplace(name, source.path);
     if (!is_new) {
-      throw UsageError(text("--model: ", other->second, " and ", source.path,
-                            " are both named '", name, "'; give one another name with --model "
-                            "NAME=", source.path));
+      throw UsageError(text("--model: ", other->second, " and ", source.path, " are both named '",
+                            name,
+                            "'; give one another name with --model "
+                            "NAME=",
+                            source.path));
     }
     result.names.push_back(name);
     result.versions.push_back(manifest.version);
@@ -99,7 +101,8 @@ HttpAnswer Server::page(const std::string& path) const {
     return {.status = now == "ready" ? 200 : 503, .body = now + "\n"};
   }
   if (path == "/") {
-    return {.content_type = "text/html; charset=utf-8", .body = status_page_.page(state(), kVersion)};
+    return {.content_type = "text/html; charset=utf-8",
+            .body = status_page_.page(state(), kVersion)};
   }
   return {.status = 404, .body = "there is /, /metrics, /healthz and /readyz\n"};
 }
@@ -138,35 +141,32 @@ void Server::load() {
 }
 
 void Server::load_all() {
-  const LoadOptions options{.verify_golden = config_.verify_golden,
-                            .require_signature = config_.require_signature,
-                            .trusted = trusted_,
-                            .library_folders = library_folders(config_.ops_dirs),
-                            .gpu = {.devices = config_.gpus,
-                                    .max_batch_samples = config_.batch_limits.max_samples}};
+  const LoadOptions options{
+      .verify_golden = config_.verify_golden,
+      .require_signature = config_.require_signature,
+      .trusted = trusted_,
+      .library_folders = library_folders(config_.ops_dirs),
+      .gpu = {.devices = config_.gpus, .max_batch_samples = config_.batch_limits.max_samples}};
   for (std::size_t i = 0; i < config_.models.size(); ++i) {
     const std::string& path = config_.models[i].path;
-    log_.info("load", {{"model", names_.names[i]},
-                       {"version", names_.versions[i]},
-                       {"path", path}});
+    log_.info("load",
+              {{"model", names_.names[i]}, {"version", names_.versions[i]}, {"path", path}});
     LoadedPackage package = load_package(path, options);
     const double took = seconds(package.load_time);
     const auto steps = package.steps;
-    auto model = std::make_unique<ServedModel>(std::move(package), config_, *counters_[i], clock_,
-                                               log_);
+    auto model =
+        std::make_unique<ServedModel>(std::move(package), config_, *counters_[i], clock_, log_);
     const ServedModel& served = *model;
     registry_.publish(i, std::move(model));
     if (!draining_) {
       counters_[i]->ready = true;
       grpc_.set_serving(names_.names[i], true);
     }
-    log_.info("loaded", {{"model", names_.names[i]},
-                         {"version", names_.versions[i]},
-                         {"seconds", took}});
+    log_.info("loaded",
+              {{"model", names_.names[i]}, {"version", names_.versions[i]}, {"seconds", took}});
     for (const auto& [step, time] : steps) {
-      log_.debug("load_step", {{"model", names_.names[i]},
-                               {"step", step},
-                               {"seconds", seconds(time)}});
+      log_.debug("load_step",
+                 {{"model", names_.names[i]}, {"step", step}, {"seconds", seconds(time)}});
     }
     served.log_file_hash();
   }
@@ -179,8 +179,7 @@ std::optional<int> Server::wait_for_stop(TimePoint until) {
   if (!signal.has_value()) return std::nullopt;
   switch (signals_.read(*signal, clock_.now())) {
     case SignalMeaning::kDrain:
-    case SignalMeaning::kEnd:
-      return signal;
+    case SignalMeaning::kEnd: return signal;
     case SignalMeaning::kRepeat:
       log_.info("signal_repeated", {{"number", std::int64_t{*signal}}});
       return std::nullopt;
@@ -218,9 +217,8 @@ int Server::run() {
 
 bool Server::drain() {
   const TimePoint begin = clock_.now();
-  const TimePoint limit =
-      begin + std::chrono::duration_cast<Duration>(
-                  std::chrono::duration<double>(config_.drain_limit_s));
+  const TimePoint limit = begin + std::chrono::duration_cast<Duration>(
+                                      std::chrono::duration<double>(config_.drain_limit_s));
   draining_ = true;
   for (const std::string& name : names_.names) grpc_.set_serving(name, false);
   grpc_.set_serving("", false);
@@ -231,8 +229,7 @@ bool Server::drain() {
     log_.error("forced", {{"unanswered", admission_.active()}});
     return false;
   };
-  const TimePoint refuse_from =
-      begin + std::chrono::milliseconds(config_.drain_propagation_ms);
+  const TimePoint refuse_from = begin + std::chrono::milliseconds(config_.drain_propagation_ms);
   while (clock_.now() < refuse_from) {
     if (wait_for_stop(refuse_from).has_value()) return forced();
   }

@@ -31,16 +31,17 @@ namespace tessera {
 
 class Server {
  public:
-  // Reads the trusted keys and every package's manifest. Throws PackageError, or UsageError when two models have
-  // the same name.
+  // Reads the trusted keys and every package's manifest. Throws PackageError, or UsageError when
+  // two models have the same name.
   Server(const ServerConfig& config, const Log& log);
   ~Server();
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
   // Serves until SIGTERM or SIGINT, then drains; another one a second later ends at once. SIGHUP
-  // is logged and changes nothing. Returns the exit status: 0 when every accepted request was answered, else 1. Throws UsageError or
-  // PackageError when a port cannot be had or a package not be served.
+  // is logged and changes nothing. Returns the exit status: 0 when every accepted request was
+  // answered, else 1. Throws UsageError or PackageError when a port cannot be had or a package not
+  // be served.
   int run();
 
  private:

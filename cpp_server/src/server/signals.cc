@@ -67,8 +67,8 @@ std::optional<int> SignalWaiter::wait(TimePoint until) {
   pollfd polled[] = {{signals_, POLLIN, 0}, {woken_, POLLIN, 0}};
   int timeout_ms = -1;
   if (until != kNever) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(
-        until - std::chrono::steady_clock::now());
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
     timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 1'000'000'000));
   }
   ::poll(polled, 2, timeout_ms);
