@@ -10,10 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.serving.server.batching.batch_scheduler import Engine
+from tessera.serving.server.batching.batch_scheduler import BatchScheduler
 from tessera.serving.server.batching.policy import CutReason
 from tessera.serving.server.config import ModelLimits
-from tessera.serving.server.errors import Code, DeadlineError, QueueFullError, Reason, ServeError
+from tessera.serving.server.errors import (
+    Code,
+    DeadlineError,
+    QueueFullError,
+    RejectReason,
+    ServeError,
+)
 from tessera.serving.server.log import make_logger
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
 from tessera.serving.server.request.decoded_request import NO_DEADLINE
@@ -30,7 +36,7 @@ class Clock:
 
 
 class Bench:
-    """An engine with a model that can be held."""
+    """A batch scheduler with a model that can be held."""
 
     def __init__(self, **limits):
         limits = ModelLimits(**({"workers": 1} | limits))
@@ -40,7 +46,7 @@ class Bench:
         self.clock = Clock()
         self.log = io.StringIO()
         self.decoder = RequestDecoder(self.schema, limits)
-        self.engine = Engine(
+        self.scheduler = BatchScheduler(
             schema=self.schema,
             runner=self.runner,
             limits=limits,
@@ -52,7 +58,7 @@ class Bench:
 
     def submit(self, message, *, priority=0, deadline=NO_DEADLINE):
         decoded = self.decoder.decode(message)
-        return self.engine.submit(decoded, priority=priority, deadline=deadline)
+        return self.scheduler.submit(decoded, priority=priority, deadline=deadline)
 
     async def hold(self):
         """Keep the only worker busy; returns the future of what it works on."""
@@ -72,7 +78,7 @@ async def bench(**limits):
         yield made
     finally:
         made.release()
-        made.engine.close(10)
+        made.scheduler.close(10)
 
 
 def run(body):
@@ -207,7 +213,7 @@ def test_what_expires_in_the_queue_is_not_computed():
 
 
 @pytest.mark.parametrize(
-    ("deadline", "reason"), [(math.inf, Reason.CANCELLED), (101.0, Reason.DEADLINE)]
+    ("deadline", "reason"), [(math.inf, RejectReason.CANCELLED), (101.0, RejectReason.DEADLINE)]
 )
 def test_what_is_cancelled_in_the_queue_is_not_computed_and_counted_once(deadline, reason):
     async def body():
@@ -220,7 +226,7 @@ def test_what_is_cancelled_in_the_queue_is_not_computed_and_counted_once(deadlin
             b.release()
             await asyncio.gather(held, stays)
             assert b.runner.batch_sizes == [1, 2]
-            assert b.metrics.rejected == dict.fromkeys(Reason, 0) | {reason: 1}
+            assert b.metrics.rejected == dict.fromkeys(RejectReason, 0) | {reason: 1}
 
     run(body)
 
@@ -233,7 +239,9 @@ def test_a_cancelled_request_in_work_does_not_disturb_its_neighbours():
             b.release()
             message = request(4)
             np.testing.assert_array_equal(scores(await b.submit(message)), scores_of(message))
-            assert b.metrics.rejected[Reason.CANCELLED] == 0  # it was not dropped: it had begun
+            assert (
+                b.metrics.rejected[RejectReason.CANCELLED] == 0
+            )  # it was not dropped: it had begun
 
     run(body)
 
@@ -273,7 +281,7 @@ def test_a_lone_bad_request_is_run_once_and_its_other_parts_are_dropped():
             b.runner.fails_on = set()
             await b.submit(request(1))
             assert len(b.runner.batch_sizes) <= 4
-            assert b.metrics.rejected == dict.fromkeys(Reason, 0)
+            assert b.metrics.rejected == dict.fromkeys(RejectReason, 0)
 
     run(body)
 
@@ -312,7 +320,7 @@ def test_delay_waits_for_company_until_the_clock_says_so():
 def test_delay_is_cut_short_by_a_deadline():
     async def body():
         async with bench(max_delay_us=60_000_000) as b:
-            b.engine._expected_forward = 1.0  # so 2 s are kept free before a deadline
+            b.scheduler._expected_forward = 1.0  # so 2 s are kept free before a deadline
             first = b.submit(request(), deadline=b.clock.now + 5)
             for _ in range(5):
                 await asyncio.sleep(0)
@@ -329,7 +337,7 @@ def test_draining_does_not_wait_for_company():
     async def body():
         async with bench(max_delay_us=60_000_000) as b:
             waiting = b.submit(request())
-            b.engine.start_draining()
+            b.scheduler.start_draining()
             await waiting
             assert b.metrics.batches[CutReason.DRAIN] == 1
 

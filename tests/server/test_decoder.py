@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.server.config import ModelLimits
-from tessera.serving.server.errors import Code, InvalidRequestError, Reason
+from tessera.serving.server.errors import Code, InvalidRequestError, RejectReason
 from tessera.serving.server.request.decoder import RequestDecoder
 from tests.server.server_harness import f32, feature, i32, i64, make_schema, random_request, request
 
@@ -123,7 +123,7 @@ def test_refused_with_the_field_and_both_numbers(edit, message):
     with pytest.raises(InvalidRequestError, match=message) as caught:
         decode(edited(edit))
     assert caught.value.code is Code.INVALID_ARGUMENT
-    assert caught.value.reason is Reason.INVALID
+    assert caught.value.reason is RejectReason.INVALID
 
 
 def test_too_many_ids():

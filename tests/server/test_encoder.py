@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from tessera.serving.package.schema import OutputSpec
 from tessera.serving.protocol import predictor_pb2 as pb
-from tessera.serving.server.request.decoded_request import Answer, BatchTimings
+from tessera.serving.server.request.decoded_request import Answer, PassTimings
 from tessera.serving.server.request.encoder import ResponseEncoder
 
 
@@ -21,7 +21,7 @@ def test_bytes_are_what_protobuf_reads(sizes, name, version, microseconds):
     answer = Answer(
         outputs={key: numbers.tobytes() for key, numbers in scores.items()},
         queue_seconds=2 * microseconds / 1e6,
-        timings=BatchTimings(3e-6, 4e-6, 5e-6, 6e-6, requests=7, samples=8, ids=9),
+        timings=PassTimings(3e-6, 4e-6, 5e-6, 6e-6, requests=7, samples=8, ids=9),
     )
     encoder = ResponseEncoder(outputs, model_name=name, model_version=version)
     response = pb.PredictionResponse.FromString(encoder.encode(answer, microseconds / 1e6))

@@ -113,7 +113,7 @@ def test_bytes_that_are_no_message(server):
     with pytest.raises(grpc.RpcError) as caught:
         server.raw(b"\xff" * 7, timeout=PATIENCE_S)
     assert status(caught.value) == "INVALID_ARGUMENT"
-    assert "the 7 bytes are no PredictionRequest" in caught.value.details()
+    assert "the message (7 bytes) is not a valid PredictionRequest" in caught.value.details()
     assert value(server.metrics(), "tessera_requests_total", code="INVALID_ARGUMENT", model="") >= 1
 
 

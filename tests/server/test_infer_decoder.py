@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.server.config import ModelLimits
-from tessera.serving.server.errors import Code, InvalidRequestError, Reason
+from tessera.serving.server.errors import Code, InvalidRequestError, RejectReason
 from tessera.serving.server.request.decoder import RequestDecoder
 from tessera.serving.server.request.infer_decoder import InferDecoder, inputs_of
 from tests.kserve_messages import infer_request
@@ -28,7 +28,7 @@ def decode(message, schema=SCHEMA):
 def refusal(message, schema=SCHEMA):
     with pytest.raises(InvalidRequestError) as caught:
         decode(message, schema)
-    assert (caught.value.code, caught.value.reason) == (Code.INVALID_ARGUMENT, Reason.INVALID)
+    assert (caught.value.code, caught.value.reason) == (Code.INVALID_ARGUMENT, RejectReason.INVALID)
     return caught.value.message
 
 

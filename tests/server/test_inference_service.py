@@ -137,7 +137,9 @@ def test_a_model_on_gpus():
 def test_a_bug_has_an_id_that_is_in_the_log(monkeypatch):
     with serving() as server:
         module = "tessera.serving.server"
-        monkeypatch.setattr(f"{module}.request.infer_encoder.InferEncoder.encode", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr(
+            f"{module}.request.infer_encoder.InferEncoder.encode", lambda *_, **__: 1 / 0
+        )
         monkeypatch.setattr(f"{module}.front.kserve_metadata._statistics", lambda _: 1 / 0)
         asked = [
             (stub_of(server).ModelInfer, infer_request(request())),

@@ -1,24 +1,26 @@
-"""Calls whose message is still arriving: how many are asked for it, and which are refused."""
+"""Calls whose message is being received: how many are asked for it, and which are refused."""
 
 import asyncio
 
 import pytest
 
-from tessera.serving.server import arrivals
 from tessera.serving.server.errors import QueueFullError
-from tessera.serving.server.front.message_receiver import Arrivals
+from tessera.serving.server.front import message_receiver
+from tessera.serving.server.front.message_receiver import MessageReceiver
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(arrivals, "_SLOW_S", 0.02)
-    monkeypatch.setattr(arrivals, "_LOOK_S", 0.01)
+    monkeypatch.setattr(message_receiver, "_SLOW_S", 0.02)
+    monkeypatch.setattr(message_receiver, "_LOOK_S", 0.01)
 
 
 def make(patience_s=60.0):
     """Four are asked for at once, of which two may be slow; three wait."""
-    max_bytes = 2 * 3 * (arrivals.WINDOW_BYTES + arrivals._CALL_BYTES)
-    return Arrivals(max_bytes=max_bytes, max_message_bytes=max_bytes // 4, patience_s=patience_s)
+    max_bytes = 2 * 3 * (message_receiver.WINDOW_BYTES + message_receiver._CALL_BYTES)
+    return MessageReceiver(
+        max_bytes=max_bytes, max_message_bytes=max_bytes // 4, patience_s=patience_s
+    )
 
 
 class Call:

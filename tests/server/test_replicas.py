@@ -8,7 +8,7 @@ import pytest
 from tessera.errors import UserError
 from tessera.serving.server.config import ModelSource
 from tessera.serving.server.model.loader import PackageLoader
-from tessera.serving.server.model.replicas import Copies, copies
+from tessera.serving.server.model.replicas import Replicas, replica_devices
 from tests.package_factory import make_package
 from tests.patience import PATIENCE_S
 
@@ -25,7 +25,7 @@ from tests.patience import PATIENCE_S
     ],
 )
 def test_copies(devices, shards, expected):
-    assert list(copies(devices, shards)) == expected
+    assert list(replica_devices(devices, shards)) == expected
 
 
 def test_calls_take_turns():
@@ -38,7 +38,7 @@ def test_calls_take_turns():
         def forward(self, batch):
             return self.name, batch
 
-    model = Copies([Named("a"), Named("b")])
+    model = Replicas([Named("a"), Named("b")])
     assert model.shares_rows
     assert [model.forward(n) for n in range(3)] == [("a", 0), ("b", 1), ("a", 2)]
 
@@ -59,7 +59,7 @@ def test_each_copy_knows_what_it_computes():
             return batch
 
     runners = [Waits(), Waits()]
-    model = Copies(runners)
+    model = Replicas(runners)
     assert [model.in_work(copy) for copy in range(2)] == [0, 0]
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(model.forward, "batch")

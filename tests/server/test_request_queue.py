@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from tessera.serving.server.batching.request_queue import Entry, RequestQueue
-from tessera.serving.server.errors import QueueFullError, Reason
+from tessera.serving.server.batching.request_queue import Part, RequestQueue
+from tessera.serving.server.errors import QueueFullError, RejectReason
 from tessera.serving.server.request.decoded_request import (
     NO_DEADLINE,
     DecodedRequest,
@@ -26,9 +26,9 @@ class Waiter:
         return self.done
 
 
-def entry(*, samples=1, ids=0, last=True, arrived=0.0, deadline=NO_DEADLINE, priority=0):
+def make_part(*, samples=1, ids=0, last=True, arrived=0.0, deadline=NO_DEADLINE, priority=0):
     request = DecodedRequest(samples, ids, np.empty(0, np.float32), EMPTY, EMPTY)
-    return Entry(request, Waiter(), 0, last, arrived, deadline, priority)
+    return Part(request, Waiter(), 0, last, arrived, deadline, priority)
 
 
 def queue(max_requests=100, max_samples=1000):
@@ -41,10 +41,10 @@ def cut(q, *, max_samples=1000, max_ids=1000, now=0.0):
 
 def test_higher_priority_first_then_arrival():
     q = queue()
-    entries = [entry(priority=p) for p in (0, 5, 0, 5, -1)]
-    for e in entries:
+    parts = [make_part(priority=p) for p in (0, 5, 0, 5, -1)]
+    for e in parts:
         q.push([e], 0.0)
-    assert cut(q).entries == [entries[i] for i in (1, 3, 0, 2, 4)]
+    assert cut(q).parts == [parts[i] for i in (1, 3, 0, 2, 4)]
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def test_higher_priority_first_then_arrival():
 def test_cut_takes_what_fits(sizes, max_samples, max_ids, taken):
     q = queue()
     for samples, ids in sizes:
-        q.push([entry(samples=samples, ids=ids)], 0.0)
+        q.push([make_part(samples=samples, ids=ids)], 0.0)
     batch = cut(q, max_samples=max_samples, max_ids=max_ids)
-    assert len(batch.entries) == taken
+    assert len(batch.parts) == taken
     assert batch.samples == sum(s for s, _ in sizes[:taken])
     assert batch.ids == sum(i for _, i in sizes[:taken])
     assert len(q) == len(sizes) - taken
@@ -72,23 +72,23 @@ def test_cut_takes_what_fits(sizes, max_samples, max_ids, taken):
 
 def test_cancelled_entries_are_dropped_and_counted():
     q = queue()
-    dead, alive = entry(), entry()
-    q.push([dead], 0.0)
+    abandoned, alive = make_part(), make_part()
+    q.push([abandoned], 0.0)
     q.push([alive], 0.0)
-    dead.owner.done = True
+    abandoned.owner.done = True
     batch = cut(q)
-    assert batch.entries == [alive]
-    assert batch.dropped == [Reason.CANCELLED]
+    assert batch.parts == [alive]
+    assert batch.dropped == [RejectReason.CANCELLED]
     assert q.samples == 0
 
 
 def test_a_call_that_grpc_ended_just_before_its_deadline_counts_as_late():
     q = queue()
-    ended, cancelled = entry(deadline=5.0), entry(deadline=9.0)
+    ended, cancelled = make_part(deadline=5.0), make_part(deadline=9.0)
     q.push([ended], 0.0)
     q.push([cancelled], 0.0)
     ended.owner.done = cancelled.owner.done = True
-    assert cut(q, now=4.999).dropped == [Reason.DEADLINE, Reason.CANCELLED]
+    assert cut(q, now=4.999).dropped == [RejectReason.DEADLINE, RejectReason.CANCELLED]
 
 
 @pytest.mark.parametrize(
@@ -107,72 +107,75 @@ def test_a_call_ended_by_its_client_was_late_within_what_grpc_rounds(now, began,
 
 def test_expired_entries_are_dropped_and_their_owner_is_told():
     q = queue()
-    late, on_time = entry(deadline=5.0), entry(deadline=5.1)
+    late, on_time = make_part(deadline=5.0), make_part(deadline=5.1)
     q.push([late], 0.0)
     q.push([on_time], 0.0)
     batch = cut(q, now=5.0)
-    assert batch.entries == [on_time]
-    assert late.owner.dropped == [Reason.DEADLINE]
+    assert batch.parts == [on_time]
+    assert late.owner.dropped == [RejectReason.DEADLINE]
     assert batch.dropped == []  # the owner still waits, and counts it when it is told
 
 
 def test_full_by_requests_and_by_samples():
     q = queue(max_requests=2, max_samples=10)
-    q.push([entry(samples=4)], 0.0)
+    q.push([make_part(samples=4)], 0.0)
     with pytest.raises(QueueFullError, match=r"1 requests with 4 samples .* 10\), .* brings 7"):
-        q.push([entry(samples=7)], 0.0)
-    q.push([entry(samples=6)], 0.0)
+        q.push([make_part(samples=7)], 0.0)
+    q.push([make_part(samples=6)], 0.0)
     with pytest.raises(QueueFullError, match="2 requests with 10 samples"):
-        q.push([entry(samples=0)], 0.0)
+        q.push([make_part(samples=0)], 0.0)
     assert len(q) == 2
 
 
 def test_all_parts_of_a_request_wait_or_none():
     q = queue(max_samples=2)
     with pytest.raises(QueueFullError):
-        q.push([entry(last=False), entry(last=False), entry()], 0.0)
+        q.push([make_part(last=False), make_part(last=False), make_part()], 0.0)
     assert len(q) == q.requests == q.samples == 0
 
 
 def test_a_request_counts_once_until_its_last_part_is_taken():
     q = queue(max_requests=1)
-    q.push([entry(samples=2, last=False), entry(samples=2, last=False), entry(samples=2)], 0.0)
+    q.push(
+        [make_part(samples=2, last=False), make_part(samples=2, last=False), make_part(samples=2)],
+        0.0,
+    )
     assert (q.requests, len(q), q.samples) == (1, 3, 6)
     for requests_left in (1, 1, 0):
         with pytest.raises(QueueFullError, match="1 requests"):
-            q.push([entry()], 0.0)
-        assert len(cut(q, max_samples=2).entries) == 1
+            q.push([make_part()], 0.0)
+        assert len(cut(q, max_samples=2).parts) == 1
         assert q.requests == requests_left
-    q.push([entry()], 0.0)
+    q.push([make_part()], 0.0)
 
 
 def test_the_parts_of_a_dead_request_make_room_for_one():
     q = queue(max_requests=1)
-    parts = [entry(last=False), entry()]
+    parts = [make_part(last=False), make_part()]
     q.push(parts, 0.0)
     for part in parts:
         part.owner.done = True
-    living = entry()
-    assert q.push([living], 0.0) == [Reason.CANCELLED] * 2
-    assert (q.requests, cut(q).entries) == (1, [living])
+    wanted = make_part()
+    assert q.push([wanted], 0.0) == [RejectReason.CANCELLED] * 2
+    assert (q.requests, cut(q).parts) == (1, [wanted])
 
 
 def test_the_dead_make_room():
     q = queue(max_requests=2)
-    dead, late = entry(), entry(deadline=1.0)
-    q.push([dead], 0.0)
+    abandoned, late = make_part(), make_part(deadline=1.0)
+    q.push([abandoned], 0.0)
     q.push([late], 0.0)
-    dead.owner.done = True
-    living = entry()
-    assert q.push([living], 1.0) == [Reason.CANCELLED]
-    assert late.owner.dropped == [Reason.DEADLINE]
-    assert cut(q, now=1.0).entries == [living]
+    abandoned.owner.done = True
+    wanted = make_part()
+    assert q.push([wanted], 1.0) == [RejectReason.CANCELLED]
+    assert late.owner.dropped == [RejectReason.DEADLINE]
+    assert cut(q, now=1.0).parts == [wanted]
 
 
 def test_oldest_and_earliest_deadline():
     q = queue()
     assert q.oldest() == q.earliest_deadline() == NO_DEADLINE
-    q.push([entry(arrived=3.0, deadline=9.0, priority=1)], 3.0)
-    q.push([entry(arrived=2.0)], 3.0)
+    q.push([make_part(arrived=3.0, deadline=9.0, priority=1)], 3.0)
+    q.push([make_part(arrived=2.0)], 3.0)
     assert q.oldest() == 2.0
     assert q.earliest_deadline() == 9.0

@@ -88,7 +88,7 @@ std::vector<Flag> flags(ServerConfig& config) {
       number_flag(
           "max-inflight-bytes",
           "what requests and answers inside the server may take, of all models together, bytes; "
-          "messages that are still arriving may take about as much again",
+          "messages that are still being received may take about as much again",
           config.max_inflight_bytes, 1'024, std::int64_t{1} << 50),
       number_flag("drain-propagation-ms", "between NOT_SERVING and the first refusal, milliseconds",
                   config.drain_propagation_ms, 0),

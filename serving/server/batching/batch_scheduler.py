@@ -1,4 +1,4 @@
-"""One model's way from a checked request to its scores: queue, batches, workers.
+"""The batch scheduler of one model: from a checked request to its scores by queue and workers.
 
 Everything here runs on the event loop's thread; only `WorkerPool` has threads of its own.
 The clock is handed in, so that tests own the time.
@@ -14,30 +14,30 @@ from tessera.serving.package.runner import Runner
 from tessera.serving.package.schema import InputSchema
 from tessera.serving.server.batching.parts import cut_request, join_outputs
 from tessera.serving.server.batching.policy import (
-    BatchPolicy,
+    BatchLimits,
     CutNow,
     CutReason,
     QueueState,
     WaitUntil,
     decide,
 )
-from tessera.serving.server.batching.request_queue import Entry, RequestQueue
+from tessera.serving.server.batching.request_queue import Part, RequestQueue
 from tessera.serving.server.batching.workers import BatchOutcome, WorkerPool
 from tessera.serving.server.config import ModelLimits
-from tessera.serving.server.errors import DeadlineError, Reason, ServeError
+from tessera.serving.server.errors import DeadlineError, RejectReason, ServeError
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
 from tessera.serving.server.request.decoded_request import (
     NO_DEADLINE,
     Answer,
-    BatchTimings,
     DecodedRequest,
+    PassTimings,
 )
 
 _KEEP = 0.8
 """Weight of the past in the running mean of a forward pass's duration."""
 
 
-class Ticket:
+class PendingRequest:
     """Collects the parts of one request; its future is what the caller waits for.
 
     Attributes:
@@ -58,23 +58,23 @@ class Ticket:
     def __init__(self, future: asyncio.Future[Answer], parts: int) -> None:
         self.future = future
         self._answers: list[Mapping[str, bytes] | None] = [None] * parts
-        self._timings: list[BatchTimings] = []
+        self._timings: list[PassTimings] = []
         self._missing = parts
         self._queue_seconds = 0.0
         self._dropped = False
         self.begun = False
 
     def is_done(self) -> bool:
-        """See `Owner`."""
+        """See `PartOwner`."""
         return self.future.done()
 
-    def drop(self, reason: Reason) -> bool:
-        """See `Owner`."""
+    def drop(self, reason: RejectReason) -> bool:
+        """See `PartOwner`."""
         if self._dropped:
             return False
         self._dropped = True
         if not self.future.done():
-            assert reason is Reason.DEADLINE, reason
+            assert reason is RejectReason.DEADLINE, reason
             self._refuse_late()
             return False
         return self.future.cancelled()
@@ -90,10 +90,10 @@ class Ticket:
         )
 
     def add(
-        self, part: int, outputs: Mapping[str, bytes], timings: BatchTimings, queued: float
+        self, index: int, outputs: Mapping[str, bytes], timings: PassTimings, queued: float
     ) -> None:
         """Take one part's scores; the last one answers the request."""
-        self._answers[part] = outputs
+        self._answers[index] = outputs
         self._timings.append(timings)
         self._queue_seconds = max(self._queue_seconds, queued)
         self._missing -= 1
@@ -104,7 +104,7 @@ class Ticket:
             )
 
 
-class Engine:
+class BatchScheduler:
     """See the module's docstring.
 
     Args:
@@ -132,7 +132,7 @@ class Engine:
         self._metrics = metrics
         self._loop = loop
         self._clock = clock
-        self._policy = BatchPolicy(
+        self._limits = BatchLimits(
             max_samples=limits.max_batch_samples,
             max_ids=limits.max_batch_ids,
             max_delay_s=limits.max_delay_us / 1e6,
@@ -175,7 +175,7 @@ class Engine:
             request: checked by `RequestDecoder`.
             priority: higher is served first.
             deadline: seconds of the clock, or `NO_DEADLINE`; whoever waits cancels the future then.
-            timeout: the same where whoever waits leaves it to the engine to say so.
+            timeout: the same where whoever waits leaves it to the scheduler to say so.
 
         Raises:
             DeadlineError: it is too late already.
@@ -186,26 +186,26 @@ class Engine:
         deadline = min(deadline, timeout)
         if now >= deadline:
             raise DeadlineError("the deadline passed before the request was queued")
-        parts = cut_request(
+        requests = cut_request(
             request,
             self._schema,
-            max_samples=self._policy.max_samples,
-            max_ids=self._policy.max_ids,
+            max_samples=self._limits.max_samples,
+            max_ids=self._limits.max_ids,
         )
-        ticket = Ticket(self._loop.create_future(), len(parts))
-        entries = [
-            Entry(part, ticket, number, number == len(parts) - 1, now, deadline, priority)
-            for number, part in enumerate(parts)
+        pending = PendingRequest(self._loop.create_future(), len(requests))
+        parts = [
+            Part(each, pending, index, index == len(requests) - 1, now, deadline, priority)
+            for index, each in enumerate(requests)
         ]
-        self._count_dropped(self._queue.push(entries, now))
+        self._count_dropped(self._queue.push(parts, now))
         self._schedule_pump()
         if left_to_us:
-            timer = self._loop.call_later(timeout - now, ticket.time_out)
-            ticket.future.add_done_callback(lambda _: timer.cancel())
-        return ticket.future
+            timer = self._loop.call_later(timeout - now, pending.time_out)
+            pending.future.add_done_callback(lambda _: timer.cancel())
+        return pending.future
 
     def start_draining(self) -> None:
-        """No more requests will come: nothing waits for company from now on."""
+        """No more requests will come: no batch waits for more requests from now on."""
         self._draining = True
         self._schedule_pump()
 
@@ -228,7 +228,7 @@ class Engine:
             self._timer = None
         while True:
             now = self._clock()
-            decision = decide(self._state(), self._policy, now)
+            decision = decide(self._state(), self._limits, now)
             if isinstance(decision, CutNow):
                 self._cut(decision.reason, now)
                 continue
@@ -238,9 +238,9 @@ class Engine:
 
     def _state(self) -> QueueState:
         queue = self._queue
-        waits = self._policy.max_delay_s > 0
+        waits = self._limits.max_delay_s > 0
         return QueueState(
-            requests=len(queue),
+            parts=len(queue),
             samples=queue.samples,
             ids=queue.ids,
             free_workers=self._free_workers,
@@ -252,17 +252,17 @@ class Engine:
 
     def _cut(self, reason: CutReason, now: float) -> None:
         cut = self._queue.cut(
-            max_samples=self._policy.max_samples, max_ids=self._policy.max_ids, now=now
+            max_samples=self._limits.max_samples, max_ids=self._limits.max_ids, now=now
         )
         self._count_dropped(cut.dropped)
-        if cut.entries:
+        if cut.parts:
             self._metrics.batches[reason] += 1
             self._free_workers -= 1
-            for entry in cut.entries:
-                _ticket(entry).begun = True
-            self._pool.start_batch(cut.entries)
+            for part in cut.parts:
+                _pending(part).begun = True
+            self._pool.start_batch(cut.parts)
 
-    def _count_dropped(self, dropped: list[Reason]) -> None:
+    def _count_dropped(self, dropped: list[RejectReason]) -> None:
         for reason in dropped:
             self._metrics.rejected[reason] += 1
 
@@ -278,28 +278,28 @@ class Engine:
             self._expected_forward = _KEEP * past + (1 - _KEEP) * spent
         metrics.out_of_range_ids += outcome.out_of_range_ids
         waited = metrics.stages["queue"].observe
-        rows = zip(outcome.entries, outcome.outcomes, outcome.timings, strict=True)
-        for entry, result, timings in rows:
-            queued = outcome.started - entry.arrived
+        rows = zip(outcome.parts, outcome.outcomes, outcome.timings, strict=True)
+        for part, result, timings in rows:
+            queued = outcome.started - part.arrived
             waited(queued)
-            ticket = _ticket(entry)
-            if ticket.future.done():
+            pending = _pending(part)
+            if pending.future.done():
                 continue
             if isinstance(result, ServeError):
-                ticket.future.set_exception(result)
+                pending.future.set_exception(result)
             else:
-                ticket.add(entry.part, result, timings, queued)
+                pending.add(part.index, result, timings, queued)
 
 
-def _ticket(entry: Entry) -> Ticket:
-    assert isinstance(entry.owner, Ticket)
-    return entry.owner
+def _pending(part: Part) -> PendingRequest:
+    assert isinstance(part.owner, PendingRequest)
+    return part.owner
 
 
-def _total(timings: list[BatchTimings]) -> BatchTimings:
+def _total(timings: list[PassTimings]) -> PassTimings:
     if len(timings) == 1:
         return timings[0]
-    return BatchTimings(
+    return PassTimings(
         assemble=sum(t.assemble for t in timings),
         transfer=sum(t.transfer for t in timings),
         forward=sum(t.forward for t in timings),

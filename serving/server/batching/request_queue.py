@@ -10,7 +10,7 @@ import heapq
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tessera.serving.server.errors import QueueFullError, Reason
+from tessera.serving.server.errors import QueueFullError, RejectReason
 from tessera.serving.server.request.decoded_request import (
     NO_DEADLINE,
     DecodedRequest,
@@ -18,15 +18,15 @@ from tessera.serving.server.request.decoded_request import (
 )
 
 
-class Owner(Protocol):
-    """Whoever waits for the entry's scores."""
+class PartOwner(Protocol):
+    """Whoever waits for the part's scores."""
 
     def is_done(self) -> bool:
         """Whether nobody waits any more: cancelled, or failed already."""
         ...
 
-    def drop(self, reason: Reason) -> bool:
-        """Its entry was dropped for this reason; whoever still waits is told.
+    def drop(self, reason: RejectReason) -> bool:
+        """Its part was dropped for this reason; whoever still waits is told.
 
         Returns:
             Whether the queue's owner must count the drop: nobody waits any more who would
@@ -36,12 +36,12 @@ class Owner(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class Part:
     """One piece of work: a request, or a part of a request that was too large for a batch.
 
     Attributes:
         request: what to compute.
-        owner: see `Owner`.
+        owner: see `PartOwner`.
         part: which part of the owner's request this is.
         last: whether it is the request's last part.
         arrived: the clock when it came (seconds).
@@ -50,8 +50,8 @@ class Entry:
     """
 
     request: DecodedRequest
-    owner: Owner
-    part: int
+    owner: PartOwner
+    index: int
     last: bool
     arrived: float
     deadline: float = NO_DEADLINE
@@ -59,14 +59,14 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Cut:
+class CutBatch:
     """What one cut took out: a batch, and the drops that are to be counted.
 
-    ``shared`` are the features that entries of the batch share, if any does.
+    ``shared`` are the features that parts of the batch share, if any does.
     """
 
-    entries: list[Entry] = field(default_factory=list)
-    dropped: list[Reason] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    dropped: list[RejectReason] = field(default_factory=list)
     samples: int = 0
     ids: int = 0
     shared: tuple[int, ...] | None = None
@@ -82,15 +82,15 @@ class RequestQueue:
 
     Attributes:
         requests: those whose last part waits.
-        samples: of the entries that wait.
-        ids: of the entries that wait.
+        samples: of the parts that wait.
+        ids: of the parts that wait.
     """
 
     def __init__(self, *, max_requests: int, max_samples: int) -> None:
         self._max_requests = max_requests
         self._max_samples = max_samples
-        self._heap: list[tuple[int, int, Entry]] = []
-        self._arrivals = 0
+        self._heap: list[tuple[int, int, Part]] = []
+        self._pushed = 0
         self.requests = 0
         self.samples = 0
         self.ids = 0
@@ -98,17 +98,17 @@ class RequestQueue:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def push(self, entries: list[Entry], now: float) -> list[Reason]:
-        """Let all of ``entries``, the parts of one request in their order, wait, or none.
+    def push(self, parts: list[Part], now: float) -> list[RejectReason]:
+        """Let all of ``parts``, the parts of one request in their order, wait, or none.
 
         Returns:
-            The drops to count, if dead entries had to make room.
+            The drops to count, if parts that need not be computed had to make room.
 
         Raises:
-            QueueFullError: there is no room even without the dead ones.
+            QueueFullError: there is no room even without parts that need not be computed.
         """
-        samples = sum(entry.request.samples for entry in entries)
-        dropped: list[Reason] = []
+        samples = sum(part.request.samples for part in parts)
+        dropped: list[RejectReason] = []
         if not self._fits(samples):
             dropped = self._purge(now)
             if not self._fits(samples):
@@ -117,18 +117,18 @@ class RequestQueue:
                     f"wait (limits {self._max_requests} and {self._max_samples}), this request "
                     f"brings {samples}; try again later"
                 )
-        for entry in entries:
-            heapq.heappush(self._heap, (-entry.priority, self._arrivals, entry))
-            self._arrivals += 1
-            self.samples += entry.request.samples
-            self.ids += entry.request.ids
+        for part in parts:
+            heapq.heappush(self._heap, (-part.priority, self._pushed, part))
+            self._pushed += 1
+            self.samples += part.request.samples
+            self.ids += part.request.ids
         self.requests += 1
         return dropped
 
-    def cut(self, *, max_samples: int, max_ids: int, now: float) -> Cut:
-        """Take the first entries that fit together, dropping the dead ones on the way.
+    def cut(self, *, max_samples: int, max_ids: int, now: float) -> CutBatch:
+        """Take the first parts that fit together, dropping those that need not be computed.
 
-        The first living entry is taken whatever its size, so that none waits for ever.  Entries that
+        The first part to compute is taken whatever its size, so that none waits for ever.  Parts that
         share other features than those before them do not fit: a batch has one set of them.
 
         Args:
@@ -136,12 +136,12 @@ class RequestQueue:
             max_ids: ids of the batch.
             now: the clock (seconds).
         """
-        cut = Cut()
+        cut = CutBatch()
         while self._heap:
-            entry = self._heap[0][2]
-            request = entry.request
-            reason = _death(entry, now)
-            if reason is None and cut.entries:
+            part = self._heap[0][2]
+            request = part.request
+            reason = _drop_reason(part, now)
+            if reason is None and cut.parts:
                 fits = (
                     cut.samples + request.samples <= max_samples
                     and cut.ids + request.ids <= max_ids
@@ -150,12 +150,12 @@ class RequestQueue:
                 if not fits:
                     break
             heapq.heappop(self._heap)
-            self._forget(entry)
+            self._forget(part)
             if reason is not None:
-                if entry.owner.drop(reason):
+                if part.owner.drop(reason):
                     cut.dropped.append(reason)
                 continue
-            cut.entries.append(entry)
+            cut.parts.append(part)
             cut.samples += request.samples
             cut.ids += request.ids
             if request.shared is not None:
@@ -163,41 +163,41 @@ class RequestQueue:
         return cut
 
     def oldest(self) -> float:
-        """When the entry that waits longest came; `NO_DEADLINE` when none waits."""
-        return min((entry.arrived for _, _, entry in self._heap), default=NO_DEADLINE)
+        """When the part that waits longest came; `NO_DEADLINE` when none waits."""
+        return min((part.arrived for _, _, part in self._heap), default=NO_DEADLINE)
 
     def earliest_deadline(self) -> float:
-        """The next deadline of a waiting entry; `NO_DEADLINE` when there is none."""
-        return min((entry.deadline for _, _, entry in self._heap), default=NO_DEADLINE)
+        """The next deadline of a waiting part; `NO_DEADLINE` when there is none."""
+        return min((part.deadline for _, _, part in self._heap), default=NO_DEADLINE)
 
     def _fits(self, samples: int) -> bool:
         return self.requests < self._max_requests and self.samples + samples <= self._max_samples
 
-    def _forget(self, entry: Entry) -> None:
-        self.requests -= entry.last
-        self.samples -= entry.request.samples
-        self.ids -= entry.request.ids
+    def _forget(self, part: Part) -> None:
+        self.requests -= part.last
+        self.samples -= part.request.samples
+        self.ids -= part.request.ids
 
-    def _purge(self, now: float) -> list[Reason]:
-        living: list[tuple[int, int, Entry]] = []
-        dropped: list[Reason] = []
+    def _purge(self, now: float) -> list[RejectReason]:
+        kept: list[tuple[int, int, Part]] = []
+        dropped: list[RejectReason] = []
         for item in self._heap:
-            reason = _death(item[2], now)
+            reason = _drop_reason(item[2], now)
             if reason is None:
-                living.append(item)
+                kept.append(item)
                 continue
             self._forget(item[2])
             if item[2].owner.drop(reason):
                 dropped.append(reason)
-        heapq.heapify(living)
-        self._heap = living
+        heapq.heapify(kept)
+        self._heap = kept
         return dropped
 
 
-def _death(entry: Entry, now: float) -> Reason | None:
-    if now >= entry.deadline:
-        return Reason.DEADLINE
-    if not entry.owner.is_done():
+def _drop_reason(part: Part, now: float) -> RejectReason | None:
+    if now >= part.deadline:
+        return RejectReason.DEADLINE
+    if not part.owner.is_done():
         return None
-    late = ended_by_deadline(now, entry.arrived, entry.deadline)
-    return Reason.DEADLINE if late else Reason.CANCELLED
+    late = ended_by_deadline(now, part.arrived, part.deadline)
+    return RejectReason.DEADLINE if late else RejectReason.CANCELLED

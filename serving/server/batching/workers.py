@@ -24,9 +24,9 @@ from tessera.errors import UserError
 from tessera.serving.package.runner import HostBatch, Runner
 from tessera.serving.package.schema import InputSchema, OutputSpec
 from tessera.serving.server.batching.merger import MergedBatch, Merger
-from tessera.serving.server.batching.request_queue import Entry
+from tessera.serving.server.batching.request_queue import Part
 from tessera.serving.server.errors import Code, ServeError
-from tessera.serving.server.request.decoded_request import BatchTimings, DecodedRequest
+from tessera.serving.server.request.decoded_request import DecodedRequest, PassTimings
 
 Outcome = Mapping[str, bytes] | ServeError
 
@@ -36,18 +36,18 @@ class BatchOutcome:
     """What became of a batch.
 
     Attributes:
-        entries: the batch.
-        outcomes: per entry, its outputs or its error.
-        timings: per entry, of the forward pass that served it.
+        parts: the batch.
+        outcomes: per part, its outputs or its error.
+        timings: per part, of the forward pass that served it.
         passes: every forward pass that succeeded: one, unless the batch had to be retried.
         out_of_range_ids: ids that were clamped or hashed into their table.
         started: the clock when the worker took the batch (seconds).
     """
 
-    entries: list[Entry]
+    parts: list[Part]
     outcomes: list[Outcome]
-    timings: list[BatchTimings]
-    passes: list[BatchTimings]
+    timings: list[PassTimings]
+    passes: list[PassTimings]
     out_of_range_ids: int
     started: float
 
@@ -88,7 +88,7 @@ class WorkerPool:
         self._loop = loop
         self._deliver = deliver
         self._log = log
-        self._inbox: SimpleQueue[list[Entry] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[list[Part] | None] = SimpleQueue()
         self._mergers = [Merger(schema) for _ in range(workers)]
         self._threads = [
             threading.Thread(target=self._run, args=(merger,), name=f"worker-{i}", daemon=True)
@@ -107,9 +107,9 @@ class WorkerPool:
                 "fewer with --workers, or let the process have more threads"
             ) from error
 
-    def start_batch(self, entries: list[Entry]) -> None:
+    def start_batch(self, parts: list[Part]) -> None:
         """Hand a batch to whichever worker is free next."""
-        self._inbox.put(entries)
+        self._inbox.put(parts)
 
     def close(self, timeout_s: float) -> None:
         """Let every worker finish what it has, then end; wait ``timeout_s`` seconds for it."""
@@ -133,18 +133,18 @@ class WorkerPool:
             this = threading.get_native_id()
             own = os.getpriority(os.PRIO_PROCESS, this)
             os.setpriority(os.PRIO_PROCESS, this, own + self._niceness)
-        execute = BatchExecutor(self._schema, self._runner, merger, self._log).execute
-        while (entries := self._inbox.get()) is not None:
-            outcome = execute(entries)
+        execute = Executor(self._schema, self._runner, merger, self._log).execute
+        while (parts := self._inbox.get()) is not None:
+            outcome = execute(parts)
             with contextlib.suppress(RuntimeError):  # the loop was closed without waiting
                 self._loop.call_soon_threadsafe(self._deliver, outcome)
             del (
-                entries,
+                parts,
                 outcome,
             )  # they hold whole requests, and the next batch may be long in coming
 
 
-class BatchExecutor:
+class Executor:
     """Runs batches on the calling thread, with the calling thread's own buffers."""
 
     def __init__(self, schema: InputSchema, runner: Runner, merger: Merger, log: Any) -> None:
@@ -153,44 +153,42 @@ class BatchExecutor:
         self._merger = merger
         self._log = log
 
-    def execute(self, entries: list[Entry]) -> BatchOutcome:
-        """Scores or an error for every entry; never raises for what a model may raise."""
+    def execute(self, parts: list[Part]) -> BatchOutcome:
+        """Scores or an error for every part; never raises for what a model may raise."""
         started = time.monotonic()
-        requests = [entry.request for entry in entries]
+        requests = [part.request for part in parts]
         try:
             outputs, timings, outside = self._forward(requests)
         except Exception as error:  # noqa: BLE001 - whatever a model raises, the server lives on
-            return self._one_by_one(entries, started, error)
-        count = len(entries)
-        return BatchOutcome(entries, list(outputs), [timings] * count, [timings], outside, started)
+            return self._one_by_one(parts, started, error)
+        count = len(parts)
+        return BatchOutcome(parts, list(outputs), [timings] * count, [timings], outside, started)
 
-    def _one_by_one(self, entries: list[Entry], started: float, error: Exception) -> BatchOutcome:
-        if len(entries) > 1:
-            self._log.warning(
-                "batch_failed_retrying_each", requests=len(entries), error=repr(error)
-            )
+    def _one_by_one(self, parts: list[Part], started: float, error: Exception) -> BatchOutcome:
+        if len(parts) > 1:
+            self._log.warning("batch_failed_retrying_each", requests=len(parts), error=repr(error))
         outcomes: list[Outcome] = []
-        per_entry: list[BatchTimings] = []
-        passes: list[BatchTimings] = []
+        per_part: list[PassTimings] = []
+        passes: list[PassTimings] = []
         outside = 0
-        for entry in entries:
+        for part in parts:
             try:
-                if len(entries) == 1:
+                if len(parts) == 1:
                     raise error  # noqa: TRY301 - it was alone already
-                outputs, timings, count = self._forward([entry.request])
+                outputs, timings, count = self._forward([part.request])
             except Exception as failure:  # noqa: BLE001 - see execute
                 outcomes.append(internal_error(self._log, failure))
-                per_entry.append(_NO_TIMINGS)
+                per_part.append(_NO_TIMINGS)
                 continue
             outcomes += outputs
-            per_entry.append(timings)
+            per_part.append(timings)
             passes.append(timings)
             outside += count
-        return BatchOutcome(entries, outcomes, per_entry, passes, outside, started)
+        return BatchOutcome(parts, outcomes, per_part, passes, outside, started)
 
     def _forward(
         self, requests: list[DecodedRequest]
-    ) -> tuple[list[Mapping[str, bytes]], BatchTimings, int]:
+    ) -> tuple[list[Mapping[str, bytes]], PassTimings, int]:
         begin = time.perf_counter()
         merged = self._merger.merge(requests)
         assembled = time.perf_counter()
@@ -200,7 +198,7 @@ class BatchExecutor:
         computed = time.perf_counter()
         outputs = split_scores(scores, self._outputs, [request.samples for request in requests])
         end = time.perf_counter()
-        timings = BatchTimings(
+        timings = PassTimings(
             assembled - begin,
             wrapped - assembled,
             computed - wrapped,
@@ -212,7 +210,7 @@ class BatchExecutor:
         return outputs, timings, merged.out_of_range_ids
 
 
-_NO_TIMINGS = BatchTimings(0.0, 0.0, 0.0, 0.0, 0, 0, 0)
+_NO_TIMINGS = PassTimings(0.0, 0.0, 0.0, 0.0, 0, 0, 0)
 
 
 def _wrap(merged: MergedBatch) -> HostBatch:

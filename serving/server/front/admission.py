@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from tessera.serving.server.errors import Code, Reason, ServeError
+from tessera.serving.server.errors import Code, RejectReason, ServeError
 
 
-class Gate:
+class Admission:
     """Counts the calls that are inside, and refuses new ones once it is shut.
 
     Attributes:
@@ -29,7 +29,7 @@ class Gate:
         """
         if self._shut:
             self.refused += 1
-            raise ServeError(Code.UNAVAILABLE, "the server is draining", Reason.DRAINING)
+            raise ServeError(Code.UNAVAILABLE, "the server is draining", RejectReason.DRAINING)
         self.active += 1
 
     def leave(self) -> None:

@@ -24,7 +24,7 @@ class ByteBudget:
         self.held = 0
 
 
-class Held:
+class HeldBytes:
     """One call's share, from its request's arrival until its answer has left.
 
     Args:

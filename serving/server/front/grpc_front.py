@@ -19,12 +19,12 @@ from tessera.errors import UserError
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.server.errors import Code, ServeError
-from tessera.serving.server.front.byte_budget import ByteBudget, Held
-from tessera.serving.server.front.health_service import Health, Serving
-from tessera.serving.server.front.kserve_metadata import Catalogue
-from tessera.serving.server.front.message_receiver import WINDOW_BYTES, Arrivals
-from tessera.serving.server.front.predict_service import Predictor
-from tessera.serving.server.front.wire_protocol import Dialect, InferDialect, PredictDialect
+from tessera.serving.server.front.byte_budget import ByteBudget, HeldBytes
+from tessera.serving.server.front.health_service import HealthService, Serving
+from tessera.serving.server.front.kserve_metadata import KserveMetadata
+from tessera.serving.server.front.message_receiver import WINDOW_BYTES, MessageReceiver
+from tessera.serving.server.front.predict_service import PredictService
+from tessera.serving.server.front.wire_protocol import InferProtocol, PredictProtocol, WireProtocol
 from tessera.serving.server.request.decoded_request import NO_DEADLINE
 
 _STATUS = {
@@ -55,35 +55,35 @@ class GrpcFront:
     """The listening server.
 
     Args:
-        predictor: answers Predict and ModelInfer.
-        catalogue: answers what else the KServe protocol has.
+        predict_service: answers Predict and ModelInfer.
+        metadata: answers what else the KServe protocol has.
         health: answers Check and Watch.
         budget: of the bytes that calls hold.
-        arrivals: see `Arrivals`.
+        receiver: see `MessageReceiver`.
         max_message_bytes: largest request or response.
     """
 
     def __init__(
         self,
         *,
-        predictor: Predictor,
-        catalogue: Catalogue,
-        health: Health,
+        predict_service: PredictService,
+        metadata: KserveMetadata,
+        health: HealthService,
         budget: ByteBudget,
-        arrivals: Arrivals,
+        receiver: MessageReceiver,
         max_message_bytes: int,
     ) -> None:
-        self._predictor = predictor
-        self._catalogue = catalogue
+        self._predict_service = predict_service
+        self._metadata = metadata
         self._budget = budget
-        self._arrivals = arrivals
+        self._receiver = receiver
         self._health = health
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", max_message_bytes),
                 ("grpc.max_concurrent_streams", _CALLS_PER_CONNECTION),
-                # Of a message that nobody has asked for, only a window is taken; see `Arrivals`.
+                # Of a message that nobody has asked for, only a window is taken; see `MessageReceiver`.
                 ("grpc.http2.bdp_probe", 0),
                 ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
                 # gRPC may unpack a message before it looks at its size, to a thousand times what came.
@@ -100,13 +100,13 @@ class GrpcFront:
         self._server.add_generic_rpc_handlers(
             (
                 grpc.method_handlers_generic_handler(
-                    _PREDICTOR, {"Predict": self._scoring(PredictDialect())}
+                    _PREDICTOR, {"Predict": self._scoring(PredictProtocol())}
                 ),
                 grpc.method_handlers_generic_handler(
                     _INFERENCE,
                     {
-                        "ModelInfer": self._scoring(InferDialect()),
-                        **{method: self._telling(method) for method in catalogue.methods()},
+                        "ModelInfer": self._scoring(InferProtocol()),
+                        **{method: self._telling(method) for method in metadata.methods()},
                     },
                 ),
                 grpc.method_handlers_generic_handler(
@@ -156,18 +156,18 @@ class GrpcFront:
         """Refuse new calls and let those that run end; after ``grace_s`` seconds, cut them."""
         await self._server.stop(grace_s)
 
-    def _scoring(self, dialect: Dialect) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """The call of ``dialect`` that asks for scores."""
+    def _scoring(self, protocol: WireProtocol) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """The call of ``protocol`` that asks for scores."""
 
         async def answer(_messages: Any, context: Any) -> bytes:
-            held = Held(self._budget)
+            held = HeldBytes(self._budget)
             # Called when the answer has left.
             context.add_done_callback(lambda _: held.keep(0))
             remaining = context.time_remaining()
             deadline = NO_DEADLINE if remaining is None else time.monotonic() + remaining
             try:
-                return await self._predictor.predict(
-                    dialect, lambda: self._receive(context), deadline, held
+                return await self._predict_service.predict(
+                    protocol, lambda: self._receive(context), deadline, held
                 )
             except ServeError as error:
                 refusal = error.code, error.message
@@ -178,11 +178,11 @@ class GrpcFront:
         return grpc.stream_unary_rpc_method_handler(answer)
 
     def _telling(self, method: str) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """A call that the catalogue answers."""
+        """A call that `KserveMetadata` answers."""
 
         async def answer(_messages: Any, context: Any) -> bytes:
             try:
-                return self._catalogue.answer(method, await self._receive(context))
+                return self._metadata.answer(method, await self._receive(context))
             except ServeError as error:
                 refusal = error.code, error.message
             return await _abort(context, *refusal)
@@ -192,7 +192,7 @@ class GrpcFront:
     async def _receive(self, context: Any) -> bytes:
         # On the wire the calls are unary; as a stream of one message it is read when there is room for
         # it.
-        content = await self._arrivals.receive(context.read)
+        content = await self._receiver.receive(context.read)
         return content if isinstance(content, bytes) else b""  # the client sent none
 
     async def _check(

@@ -18,7 +18,7 @@ class Serving(Enum):
     SERVICE_UNKNOWN = "SERVICE_UNKNOWN"
 
 
-class Health:
+class HealthService:
     """The state per name, and a way to watch it.
 
     Args:

@@ -18,8 +18,8 @@ from jinja2 import Environment, StrictUndefined, select_autoescape
 
 import tessera
 from tessera.errors import UserError
-from tessera.serving.server.front.status_page import StatusBoard
-from tessera.serving.server.metrics.metrics_page import Metrics
+from tessera.serving.server.front.status_page import StatusPage
+from tessera.serving.server.metrics.metrics_page import MetricsPage
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SNAPSHOT_SECONDS = 1.0
@@ -30,13 +30,15 @@ class HttpFront:
 
     Args:
         metrics: rendered by ``/metrics``.
-        board: shown by ``/``.
+        status_page: shown by ``/``.
         state: ``ready`` or the word for why it is not.
     """
 
-    def __init__(self, *, metrics: Metrics, board: StatusBoard, state: Callable[[], str]) -> None:
+    def __init__(
+        self, *, metrics: MetricsPage, status_page: StatusPage, state: Callable[[], str]
+    ) -> None:
         self._metrics = metrics
-        self._board = board
+        self._status_page = status_page
         self._state = state
         self._began = time.monotonic()
         self._runner: web.AppRunner | None = None
@@ -86,7 +88,7 @@ class HttpFront:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_SNAPSHOT_SECONDS)
-            self._board.tick()
+            self._status_page.tick()
 
     async def _get_metrics(self, _request: web.Request) -> web.Response:
         return web.Response(body=self._metrics.render(), headers={"Content-Type": _METRICS_TYPE})
@@ -101,7 +103,7 @@ class HttpFront:
     async def _get_page(self, _request: web.Request) -> web.Response:
         page = self._template.render(
             state=self._state(),
-            rows=self._board.rows(),
+            rows=self._status_page.rows(),
             version=tessera.__version__,
             uptime=round(time.monotonic() - self._began),
         )

@@ -1,6 +1,6 @@
 """What the KServe protocol's calls tell of the server and its models, without gRPC.
 
-ModelInfer is answered like Predict (`dialects`); everything else of the service is here.
+ModelInfer is answered like Predict (`wire_protocol`); everything else of the service is here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.server.batching.workers import internal_error
 from tessera.serving.server.config import ModelLimits
 from tessera.serving.server.errors import Code, InvalidRequestError, ServeError
-from tessera.serving.server.front.wire_protocol import no_message
+from tessera.serving.server.front.wire_protocol import invalid_message
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
 from tessera.serving.server.model.registry import Registry
 from tessera.serving.server.model.served_model import ServedModel
@@ -26,7 +26,7 @@ _BACKEND = "tessera"
 _EXTENSIONS = ("model_configuration", "schedule_policy", "statistics")
 
 
-class Catalogue:
+class KserveMetadata:
     """Answers every call of the service but ModelInfer.
 
     Args:
@@ -77,7 +77,7 @@ class Catalogue:
         try:
             request = kind.FromString(content)
         except DecodeError as error:
-            raise no_message(content, f"{method}Request", error) from None
+            raise invalid_message(content, f"{method}Request", error) from None
         try:
             return call(request).SerializeToString()
         except ServeError:
@@ -169,7 +169,7 @@ class Catalogue:
                 "start are the only repository"
             )
         response = ipb.RepositoryIndexResponse()
-        for name, model in self._registry.entries():
+        for name, model in self._registry.models():
             if model is not None:
                 response.models.add(name=name, version=model.version, state="READY")
             elif not request.ready:

@@ -1,11 +1,13 @@
-"""Bounds what messages hold that have not come whole.
+"""Bounds what messages hold that are still being received.
 
-gRPC takes a message in, however long, once it is asked for; of one that nobody has asked for, it takes a
-window of `WINDOW_BYTES`.  So only so many are asked for at once as may all be the largest, and the others
-wait for their turn.  Most messages are there when they are asked for; of those that are not soon, there
-are half as many at most.  Where there are more, those that have taken longer than `_PATIENCE_S` are
-refused, the longest first, and then the last ones: whoever stalls keeps nobody out for long, and small
-messages not at all.
+gRPC takes a message in, however long, once it is asked for; of one that nobody has asked for, it
+takes a window of `WINDOW_BYTES`.  So no more messages are asked for at once than fit the bound if
+each is as large as a message may be, and the others wait for their turn.
+
+A message that is not complete `_SLOW_S` after it was asked for is slow.  At most half of those
+asked for may be slow.  Where more are, the surplus is refused: first the slow messages that have
+taken longer than ``patience_s``, the longest first, then those that were asked for last.  So a
+client that stalls does not keep others out for long, and never keeps out small messages.
 """
 
 from __future__ import annotations
@@ -29,14 +31,14 @@ _PATIENCE_S = 10.0
 _Message = TypeVar("_Message")
 
 
-class Arrivals:
-    """See the module's docstring.  Belongs to the event loop.
+class MessageReceiver:
+    """Receives messages in turn; used on the event loop's thread alone.
 
     Args:
         max_bytes: what messages may hold that have been asked for; those that wait for it may hold half
             as much.
         max_message_bytes: the largest message.
-        patience_s: see the module's docstring.
+        patience_s: seconds after which a slow message is refused first.
     """
 
     def __init__(
@@ -52,10 +54,10 @@ class Arrivals:
         self._timer: asyncio.TimerHandle | None = None
 
     async def receive(self, read: Callable[[], Awaitable[_Message]]) -> _Message:
-        """What ``read()`` gives, in the turn of the task that calls this.
+        """Wait for the calling task's turn, then return what ``read()`` gives.
 
         Raises:
-            QueueFullError: too many messages are arriving.
+            QueueFullError: too many messages are being received.
         """
         if self._free:
             self._free -= 1

@@ -13,43 +13,49 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.serving.server.batching.workers import internal_error
-from tessera.serving.server.errors import Code, QueueFullError, Reason, ServeError
-from tessera.serving.server.front.admission import Gate
-from tessera.serving.server.front.byte_budget import CALL_BYTES, Held
-from tessera.serving.server.front.wire_protocol import Dialect, Work
-from tessera.serving.server.metrics.metrics_page import Metrics
+from tessera.serving.server.errors import Code, QueueFullError, RejectReason, ServeError
+from tessera.serving.server.front.admission import Admission
+from tessera.serving.server.front.byte_budget import CALL_BYTES, HeldBytes
+from tessera.serving.server.front.wire_protocol import DecodedCall, WireProtocol
+from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
 from tessera.serving.server.model.registry import Registry
 from tessera.serving.server.model.served_model import ServedModel
 from tessera.serving.server.request.decoded_request import ended_by_deadline
 
 
-class Predictor:
+class PredictService:
     """See the module's docstring.
 
     Args:
         registry: the models.
         metrics: counts calls that name no known model.
-        gate: see `Gate`.
+        admission: see `Admission`.
         log: where bugs go, and the line per call.
         log_requests: write a line per call, at level debug.
     """
 
     def __init__(
-        self, *, registry: Registry, metrics: Metrics, gate: Gate, log: Any, log_requests: bool
+        self,
+        *,
+        registry: Registry,
+        metrics: MetricsPage,
+        admission: Admission,
+        log: Any,
+        log_requests: bool,
     ) -> None:
         self._log_requests = log_requests
         self._registry = registry
         self._unresolved = metrics.unresolved
-        self._gate = gate
+        self._admission = admission
         self._log = log
 
     async def predict(
         self,
-        dialect: Dialect,
+        protocol: WireProtocol,
         receive: Callable[[], Awaitable[bytes]],
         deadline: float,
-        held: Held,
+        held: HeldBytes,
     ) -> bytes:
         """Score one request.
 
@@ -57,7 +63,7 @@ class Predictor:
         that is refused before belongs to no model.
 
         Args:
-            dialect: the call's protocol.
+            protocol: the call's protocol.
             receive: gives its serialised request, or raises `QueueFullError`; called once.
             deadline: seconds of ``time.monotonic``, or `NO_DEADLINE`.
             held: takes what the request holds; to be given back once the answer has left.
@@ -72,14 +78,14 @@ class Predictor:
             content = await receive()
         except QueueFullError:
             self._unresolved.requests[Code.RESOURCE_EXHAUSTED] += 1
-            self._unresolved.rejected[Reason.QUEUE_FULL] += 1
+            self._unresolved.rejected[RejectReason.QUEUE_FULL] += 1
             raise
         began = time.monotonic()
         call = _Call(self._unresolved)
         code = Code.INTERNAL
         try:
             # The message goes as soon as its arrays are there, not when its answer is.
-            opened = self._open(dialect, content, began, call, held)
+            opened = self._open(protocol, content, began, call, held)
             del content
             response = await self._score(opened, deadline, began, call.metrics, held)
             code = Code.OK
@@ -97,7 +103,7 @@ class Predictor:
             raise internal_error(self._log, failure) from failure
         finally:
             if call.inside:
-                self._gate.leave()
+                self._admission.leave()
             seconds = time.monotonic() - began
             call.metrics.observe_call(code, seconds, call.samples)
             if self._log_requests:
@@ -110,36 +116,36 @@ class Predictor:
         return response
 
     def _open(
-        self, dialect: Dialect, content: bytes, began: float, call: _Call, held: Held
+        self, protocol: WireProtocol, content: bytes, began: float, call: _Call, held: HeldBytes
     ) -> _Opened:
-        model, read = dialect.open(content, self._registry)
+        model, read = protocol.open(content, self._registry)
         call.metrics = model.metrics
-        self._gate.enter()
+        self._admission.enter()
         call.inside = True
-        work = read()
-        call.samples = work.request.samples
+        decoded = read()
+        call.samples = decoded.request.samples
         held.take(
             CALL_BYTES
             + len(content)
-            + work.copied_bytes
-            + work.request.samples * model.sample_answer_bytes
+            + decoded.copied_bytes
+            + decoded.request.samples * model.sample_answer_bytes
         )
         decode_seconds = time.monotonic() - began
         model.metrics.stages["decode"].observe(decode_seconds)
-        return _Opened(model, work, decode_seconds)
+        return _Opened(model, decoded, decode_seconds)
 
     async def _score(
-        self, opened: _Opened, deadline: float, began: float, metrics: ModelMetrics, held: Held
+        self, opened: _Opened, deadline: float, began: float, metrics: ModelMetrics, held: HeldBytes
     ) -> bytes:
-        work = opened.work
-        answer = await opened.model.engine.submit(
-            work.request,
-            priority=work.priority,
+        decoded = opened.decoded
+        answer = await opened.model.scheduler.submit(
+            decoded.request,
+            priority=decoded.priority,
             deadline=deadline,
-            timeout=began + work.timeout_s,
+            timeout=began + decoded.timeout_s,
         )
         encoding = time.monotonic()
-        response = work.encode(answer, opened.decode_seconds)
+        response = decoded.encode(answer, opened.decode_seconds)
         metrics.stages["encode"].observe(time.monotonic() - encoding)
         held.keep(CALL_BYTES + len(response))
         return response
@@ -164,5 +170,5 @@ class _Opened:
     """A request that has been read and let in."""
 
     model: ServedModel
-    work: Work
+    decoded: DecodedCall
     decode_seconds: float

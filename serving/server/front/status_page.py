@@ -54,7 +54,7 @@ class ModelStatus:
     mean_batch_samples: float
 
 
-class StatusBoard:
+class StatusPage:
     """Keeps a minute of snapshots per model.
 
     Args:

@@ -1,4 +1,4 @@
-"""The protocols in which scores are asked for: how a call's bytes become work, and scores bytes.
+"""The wire protocols in which scores are asked for: from a call's bytes to a request and back.
 
 Everything between the two, and everything that is counted, is the same for all of them.
 """
@@ -20,7 +20,7 @@ from tessera.serving.server.request.decoded_request import NO_DEADLINE, Answer, 
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class DecodedCall:
     """A call whose request has been checked.
 
     Attributes:
@@ -39,52 +39,59 @@ class Work:
     encode: Callable[[Answer, float], bytes]
 
 
-class Dialect(Protocol):
-    """One protocol."""
+class WireProtocol(Protocol):
+    """What differs between the wire protocols that a model is called by."""
 
-    def open(self, content: bytes, registry: Registry) -> tuple[ServedModel, Callable[[], Work]]:
+    def open(
+        self, content: bytes, registry: Registry
+    ) -> tuple[ServedModel, Callable[[], DecodedCall]]:
         """The model that a call asks for, and what checks the rest of its request.
 
         Raises:
-            InvalidRequestError: the bytes are no message; the second half raises it for the rest.
+            InvalidRequestError: the bytes are not a valid message; the returned function raises it for the
+                rest of the request.
             ServeError: see `Registry.find`.
         """
         ...
 
 
-class PredictDialect:
+class PredictProtocol:
     """``predictor.Predictor``'s Predict."""
 
-    def open(self, content: bytes, registry: Registry) -> tuple[ServedModel, Callable[[], Work]]:
-        """See `Dialect`."""
+    def open(
+        self, content: bytes, registry: Registry
+    ) -> tuple[ServedModel, Callable[[], DecodedCall]]:
+        """See `WireProtocol`."""
         try:
             message = pb.PredictionRequest.FromString(content)
         except DecodeError as error:
-            raise no_message(content, "PredictionRequest", error) from None
+            raise invalid_message(content, "PredictionRequest", error) from None
         model = registry.find(message.model_name, message.model_version)
 
-        def read() -> Work:
+        def read() -> DecodedCall:
             request = model.decoder.decode(message)
             copied = 0
             if message.HasField("shared_features"):
                 copied = 4 * request.id_list.lengths.size + 8 * request.id_list.values.size
-            return Work(request, message.priority, NO_DEADLINE, copied, model.encoder.encode)
+            return DecodedCall(request, message.priority, NO_DEADLINE, copied, model.encoder.encode)
 
         return model, read
 
 
-class InferDialect:
+class InferProtocol:
     """``inference.GRPCInferenceService``'s ModelInfer."""
 
-    def open(self, content: bytes, registry: Registry) -> tuple[ServedModel, Callable[[], Work]]:
-        """See `Dialect`."""
+    def open(
+        self, content: bytes, registry: Registry
+    ) -> tuple[ServedModel, Callable[[], DecodedCall]]:
+        """See `WireProtocol`."""
         try:
             message = ipb.ModelInferRequest.FromString(content)
         except DecodeError as error:
-            raise no_message(content, "ModelInferRequest", error) from None
+            raise invalid_message(content, "ModelInferRequest", error) from None
         model = registry.find(message.model_name, message.model_version)
 
-        def read() -> Work:
+        def read() -> DecodedCall:
             asked = model.infer_decoder.decode(message)
             call_id = message.id
 
@@ -93,11 +100,13 @@ class InferDialect:
                     answer, samples=asked.request.samples, outputs=asked.outputs, call_id=call_id
                 )
 
-            return Work(asked.request, asked.priority, asked.timeout_s, asked.copied_bytes, encode)
+            return DecodedCall(
+                asked.request, asked.priority, asked.timeout_s, asked.copied_bytes, encode
+            )
 
         return model, read
 
 
-def no_message(content: bytes, name: str, error: DecodeError) -> InvalidRequestError:
+def invalid_message(content: bytes, name: str, error: DecodeError) -> InvalidRequestError:
     """The refusal of bytes that are not the message they should be."""
-    return InvalidRequestError(f"the {len(content)} bytes are no {name}: {error}")
+    return InvalidRequestError(f"the message ({len(content)} bytes) is not a valid {name}: {error}")

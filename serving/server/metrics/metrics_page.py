@@ -136,7 +136,7 @@ def _histogram(name: str, text: str, *labels: str) -> HistogramMetricFamily:
     return HistogramMetricFamily(name, text, labels=(*_MODEL, *labels))
 
 
-class Metrics:
+class MetricsPage:
     """A server's registry: the models' counters and the process's own figures."""
 
     def __init__(self, server_version: str) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tessera.serving.server.batching.policy import CutReason
-from tessera.serving.server.errors import Code, Reason
+from tessera.serving.server.errors import Code, RejectReason
 from tessera.serving.server.metrics.histogram import Histogram
-from tessera.serving.server.request.decoded_request import BatchTimings
+from tessera.serving.server.request.decoded_request import PassTimings
 
 # fmt: off
 LATENCY_BUCKETS = (
@@ -58,7 +58,7 @@ class ModelMetrics:
         self.model = model
         self.version = version
         self.requests = dict.fromkeys(Code, 0)
-        self.rejected = dict.fromkeys(Reason, 0)
+        self.rejected = dict.fromkeys(RejectReason, 0)
         self.batches = dict.fromkeys(CutReason, 0)
         self.duration = Histogram(LATENCY_BUCKETS)
         self.answered_seconds = 0.0
@@ -91,7 +91,7 @@ class ModelMetrics:
             self.answered_samples += samples
             self.last_answer_ms = time.time_ns() // 1_000_000
 
-    def observe_pass(self, timings: BatchTimings) -> None:
+    def observe_pass(self, timings: PassTimings) -> None:
         """Count one forward pass."""
         stages = self.stages
         stages["assemble"].observe(timings.assemble)

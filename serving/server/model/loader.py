@@ -16,7 +16,7 @@ from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.runner import Runner
 from tessera.serving.package.schema import InputSchema
 from tessera.serving.server.config import ModelSource
-from tessera.serving.server.model.replicas import Copies, copies
+from tessera.serving.server.model.replicas import Replicas, replica_devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class LoadedModel:
         torch: the torch version that made it.
         dtype: the weight type of its tables.
         device: where it runs, ``cpu`` or ``cuda``.
-        devices: of each copy of it, the device that its batches come to, such as ``cpu`` and ``cuda:0``.
+        devices: of each replica, the device that its batches come to, such as ``cpu`` and ``cuda:0``.
         table_bytes: bytes of its tables by device, such as ``cpu`` and ``cuda:0``.
         load_seconds: how long loading took.
     """
@@ -76,7 +76,7 @@ class PackageLoader:
         gpus: see `ServerConfig`.
 
     Raises:
-        UserError: a file of ``public_keys`` is none.
+        UserError: a file of ``public_keys`` does not hold a public key.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class PackageLoader:
         """See `ModelLoader`."""
         packages: list[LoadedPackage] = []
         names: list[str] = []
-        for devices in self._copies(Path(source.path)):
+        for devices in self._replica_devices(Path(source.path)):
             packages.append(
                 load_package(
                     source.path,
@@ -115,7 +115,7 @@ class PackageLoader:
         manifest = package.manifest
         return LoadedModel(
             schema=manifest.schema,
-            runner=runners[0] if len(runners) == 1 else Copies(runners),
+            runner=runners[0] if len(runners) == 1 else Replicas(runners),
             file_hash=package.file_hash,
             torch=manifest.versions.torch,
             dtype=manifest.dtype,
@@ -125,8 +125,8 @@ class PackageLoader:
             load_seconds=sum(package.load_seconds for package in packages),
         )
 
-    def _copies(self, path: Path) -> list[list[str] | None]:
-        """For each copy of the model, the device of each shard; None: as the package says."""
+    def _replica_devices(self, path: Path) -> list[list[str] | None]:
+        """For each replica of the model, the device of each shard; None: as the package says."""
         manifest = Records(path).manifest()
         if manifest.device == "cpu":
             return [None]
@@ -139,4 +139,6 @@ class PackageLoader:
                 f"was to be served on GPU {missing[0]}, but there are {found} here, numbered from 0; "
                 "change --gpus",
             )
-        return list(copies([f"cuda:{gpu}" for gpu in gpus], manifest.plan.num_shards)) or [None]
+        return list(replica_devices([f"cuda:{gpu}" for gpu in gpus], manifest.plan.num_shards)) or [
+            None
+        ]

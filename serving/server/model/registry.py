@@ -27,7 +27,7 @@ class Registry:
         """``model`` answers from now on."""
         self._models[model.name] = model
 
-    def entries(self) -> list[tuple[str, ServedModel | None]]:
+    def models(self) -> list[tuple[str, ServedModel | None]]:
         """Every name, with its model if that is loaded."""
         return list(self._models.items())
 

@@ -11,11 +11,11 @@ from torch import Tensor
 from tessera.serving.package.runner import HostBatch, Runner
 
 
-class Copies:
+class Replicas:
     """The same model on several devices; calls take turns in them.
 
     Args:
-        runners: one per copy.
+        runners: one per replica.
     """
 
     def __init__(self, runners: Sequence[Runner]) -> None:
@@ -32,26 +32,26 @@ class Copies:
 
     def forward(self, batch: HostBatch) -> dict[str, Tensor]:
         """See `Runner.forward`."""
-        copy = next(self._turns)
-        self._count(copy, +1)
+        replica = next(self._turns)
+        self._count(replica, +1)
         try:
-            return self._runners[copy].forward(batch)
+            return self._runners[replica].forward(batch)
         finally:
-            self._count(copy, -1)
+            self._count(replica, -1)
 
-    def in_work(self, copy: int) -> int:
-        """Batches that this copy computes now."""
-        return self._in_work[copy]
+    def in_work(self, replica: int) -> int:
+        """Batches that this replica computes now."""
+        return self._in_work[replica]
 
-    def _count(self, copy: int, change: int) -> None:
+    def _count(self, replica: int, change: int) -> None:
         with self._lock:
-            self._in_work[copy] += change
+            self._in_work[replica] += change
 
 
-def copies(devices: Sequence[str], shards: int) -> Iterator[list[str]]:
-    """For each copy of a model of so many shards, the device of each shard.
+def replica_devices(devices: Sequence[str], shards: int) -> Iterator[list[str]]:
+    """For each replica of a model of so many shards, the device of each shard.
 
-    As many copies as there are devices for; where there are too few for one, its shards take turns.
+    As many replicas as there are devices for; where there are too few for one, its shards take turns.
     """
     if not devices:
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tessera.serving.package.schema import InputSchema
-from tessera.serving.server.batching.batch_scheduler import Engine
+from tessera.serving.server.batching.batch_scheduler import BatchScheduler
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
 from tessera.serving.server.request.decoder import RequestDecoder
 from tessera.serving.server.request.encoder import ResponseEncoder
@@ -27,7 +27,7 @@ class ServedModel:
         encoder: writes its responses.
         infer_decoder: checks its requests in the KServe protocol.
         infer_encoder: writes its responses in the KServe protocol.
-        engine: computes its scores.
+        scheduler: computes its scores.
         metrics: counts its requests.
         sample_answer_bytes: the scores of one sample.
     """
@@ -41,6 +41,6 @@ class ServedModel:
     encoder: ResponseEncoder
     infer_decoder: InferDecoder
     infer_encoder: InferEncoder
-    engine: Engine
+    scheduler: BatchScheduler
     metrics: ModelMetrics
     sample_answer_bytes: int

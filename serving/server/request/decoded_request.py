@@ -95,7 +95,7 @@ class DecodedRequest:
 
 
 @dataclass(slots=True, eq=False)
-class BatchTimings:
+class PassTimings:
     """How long the stages of one forward pass took (seconds), and who shared it."""
 
     assemble: float
@@ -119,4 +119,4 @@ class Answer:
 
     outputs: Mapping[str, bytes]
     queue_seconds: float
-    timings: BatchTimings
+    timings: PassTimings

@@ -68,7 +68,7 @@ def decode_shared(
     for name in message.names:
         if name not in known:
             raise InvalidRequestError(
-                f"shared_features.names has {name!r}, which is no id_list feature of the model"
+                f"shared_features.names has {name!r}, which is not an id_list feature of the model"
             )
         positions.append(known[name])
     S, R = len(positions), message.num_rows
