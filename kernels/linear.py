@@ -42,7 +42,7 @@ BF16_INPUTS = 32
 """Inputs of a tile of bfloat16 weights."""
 
 BF16_OUTPUTS = 16
-"""Its outputs."""
+"""Outputs of a tile of bfloat16 weights."""
 
 
 def pack_linear_bf16(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,7 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
 
 Arguments:
     weights: uint8 ``[bytes]``, all tables (`tessera.kernels.tables.pack_tables`).
-    plan: int64 ``[F, 15]`` on the same device (`tessera.kernels.tables.make_plan`).
+    plan: int64 ``[F, PLAN_COLUMNS]`` on the same device (`tessera.kernels.tables.make_plan`).
     indices: int32 or int64 ``[N]``, feature-major: raw ids where the plan hashes them.
     lengths: int32 or int64 ``[F * B]``; with ``offsets=True`` instead ``[F * B + 1]`` bag starts.
     id_weights: float32 ``[N]``, a factor per id; None: one.
@@ -59,24 +59,20 @@ import torch
 from torch import Tensor
 
 from tessera.kernels.libraries import load_libraries
-from tessera.kernels.tables import IdRule, OutOfRange, Pooling, ScaleType, WeightType
+from tessera.kernels.plan import IdRule, OutOfRange, PlanRow, Pooling, ScaleType, plan_rows
+from tessera.kernels.row_types import kernel_types
 
 LIBRARY = "tessera_ops"
 
 
-_COLUMNS_PER_THREAD = {
-    WeightType.FLOAT32: 4,
-    WeightType.FLOAT16: 8,
-    WeightType.BFLOAT16: 8,
-    WeightType.FLOAT8: 16,
-    WeightType.INT8: 16,
-    WeightType.INT4: 16,
-    WeightType.BLOCK_INT8: 16,
-}
+def _columns_per_thread(kernel_number: int) -> int:
+    """The columns of a row that a GPU thread reads at once: 16, or 16 bytes."""
+    (bits,) = (kind.bits for kind in kernel_types() if kind.kernel_number == kernel_number)
+    return min(16, 128 // bits)
 
 
 def launch_hint(plan: Tensor) -> int:
-    """What a GPU launch has to know of a plan [F, 15] before it can read it there.
+    """What a GPU launch has to know of a plan before it can read it there.
 
     Bits 0 to 7: the number of threads that the widest bag takes, 1 to 32.  Bits 8 to 15: 0 where
     the features differ in kind or an id may have no row; 1 where all have one weight type and one
@@ -85,32 +81,33 @@ def launch_hint(plan: Tensor) -> int:
     one width, which fills the threads of bits 0 to 7, a power of two.  Bit 25: not every id is a
     row, clamped.
     """
-    columns = plan.tolist()
-    widest = max(-(-row[3] // _COLUMNS_PER_THREAD[WeightType(row[4])]) for row in columns)
+    features = plan_rows(plan)
+    widest = max(-(-row.dim // _columns_per_thread(row.weight_type)) for row in features)
     lanes = min(int(widest), 32)
-    weight_types = {row[4] for row in columns}
-    kinds = set.intersection(*(_kinds(row) for row in columns))
+    weight_types = {row.weight_type for row in features}
+    kinds = set.intersection(*(_kinds(row) for row in features))
     if len(weight_types) > 1 or not kinds:
         return lanes
     weight_type = weight_types.pop()
-    width = lanes * _COLUMNS_PER_THREAD[WeightType(weight_type)]
-    one_width = all(row[3] == width and row[9] == Pooling.SUM for row in columns)
+    width = lanes * _columns_per_thread(weight_type)
+    one_width = all(row.dim == width and row.pooling == Pooling.SUM for row in features)
     exact = one_width and lanes & (lanes - 1) == 0
-    rows = all(row[10] == IdRule.NONE and row[11] == OutOfRange.CLAMP for row in columns)
+    rows = all(
+        row.id_rule == IdRule.NONE and row.out_of_range == OutOfRange.CLAMP for row in features
+    )
     return int(lanes | min(kinds) << 8 | weight_type << 16 | exact << 24 | (not rows) << 25)
 
 
-def _kinds(row: list[int]) -> set[int]:
+def _kinds(row: PlanRow) -> set[int]:
     """The values of the hint's bits 8 to 15 that hold for a feature."""
-    rows, scale_type, id_rule, out_of_range, scale_shift = (row[k] for k in (2, 7, 10, 11, 13))
-    if id_rule == IdRule.NONE and out_of_range == OutOfRange.ZERO:
+    if row.id_rule == IdRule.NONE and row.out_of_range == OutOfRange.ZERO:
         return set()
     kinds = set()
-    if scale_type == ScaleType.NONE or (rows - 1) >> scale_shift == 0:
+    if row.scale_type == ScaleType.NONE or (row.rows - 1) >> row.scale_shift == 0:
         kinds.add(1)
-    if scale_type == ScaleType.FLOAT16:
+    if row.scale_type == ScaleType.FLOAT16:
         kinds.add(2)
-    if scale_type == ScaleType.BOOK:
+    if row.scale_type == ScaleType.BOOK:
         kinds = {3}
     return kinds
 

@@ -16,15 +16,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.kernels.tables import (
-    BLOCK_COLUMNS,
-    BOOK_SCALES,
+from tessera.kernels.plan import (
     IdRule,
     OutOfRange,
+    PlanRow,
     Pooling,
     ScaleType,
-    WeightType,
+    plan_rows,
+    scale_bytes,
 )
+from tessera.kernels.row_codecs import BLOCK_COLUMNS
+from tessera.kernels.row_types import kernel_types
 
 _MASK = 2**64 - 1
 _Floats = NDArray[np.float32]
@@ -56,43 +58,30 @@ def resolve_id(raw: int, rows: int, id_rule: IdRule, out_of_range: OutOfRange) -
 
 
 class _Feature:
-    """One row of the plan, decoded."""
+    """One row of the plan over its weights."""
 
-    def __init__(self, weights: Tensor, columns: list[int]) -> None:
+    def __init__(self, weights: Tensor, plan: PlanRow) -> None:
         self.weights = weights.numpy()
-        self.data_offset, self.row_stride, self.rows, self.dim = columns[:4]
-        self.weight_type = WeightType(columns[4])
-        self.scale_offset, self.scale_stride = columns[5:7]
-        self.scale_type = ScaleType(columns[7])
-        self.out_column = columns[8]
-        self.pooling = Pooling(columns[9])
-        self.id_rule = IdRule(columns[10])
-        self.out_of_range = OutOfRange(columns[11])
-        self.scale_shift = columns[13]
+        self.plan = plan
+        self.rows, self.dim, self.out_column = plan.rows, plan.dim, plan.out_column
+        (self.row_type,) = (t for t in kernel_types() if t.kernel_number == plan.weight_type)
+        self.scale_type = ScaleType(plan.scale_type)
+        self.pooling = Pooling(plan.pooling)
+        self.id_rule = IdRule(plan.id_rule)
+        self.out_of_range = OutOfRange(plan.out_of_range)
 
     def data(self, row: int) -> _Floats:
         """The stored values of a row before scale and bias, float32 [D]."""
-        start = self.data_offset + row * self.row_stride
-        if self.weight_type is WeightType.INT4:
-            packed = self.weights[start : start + (self.dim + 1) // 2]
-            halves = np.stack([packed & 0xF, packed >> 4], axis=1).reshape(-1)
-            return halves[: self.dim].astype(np.float32)
-        dtype, size = {
-            WeightType.FLOAT32: (torch.float32, 4),
-            WeightType.FLOAT16: (torch.float16, 2),
-            WeightType.BFLOAT16: (torch.bfloat16, 2),
-            WeightType.FLOAT8: (torch.float8_e4m3fn, 1),
-            WeightType.INT8: (torch.uint8, 1),
-            WeightType.BLOCK_INT8: (torch.uint8, 1),
-        }[self.weight_type]
-        row_bytes = torch.from_numpy(self.weights[start : start + size * self.dim].copy())
-        values: _Floats = row_bytes.view(dtype).float().numpy()
-        return values - np.float32(128) if self.weight_type is WeightType.BLOCK_INT8 else values
+        start = self.plan.data_offset + row * self.plan.row_stride
+        stored = self.weights[start : start + self.row_type.data_bytes(self.dim)].copy()
+        values: _Floats = self.row_type.numbers(torch.from_numpy(stored)[None], self.dim)[0].numpy()
+        return values
 
     def block_scales(self, row: int) -> _Floats:
-        """The scale of each column of a BLOCK_INT8 row, float32 [D]."""
-        start = self.data_offset + row * self.row_stride
-        book = self.weights[self.scale_offset : self.scale_offset + 4 * BOOK_SCALES]
+        """The scale of each column of a row in blocks, float32 [D]."""
+        start = self.plan.data_offset + row * self.plan.row_stride
+        at = self.plan.scale_offset
+        book = self.weights[at : at + scale_bytes(ScaleType.BOOK)]
         scales = []
         for column in range(0, self.dim, BLOCK_COLUMNS):
             bits = self.weights[start + column : start + column + 4] & 1
@@ -102,9 +91,9 @@ class _Feature:
 
     def scale_and_bias(self, row: int) -> tuple[np.float32, np.float32]:
         """The row's scale and bias."""
-        start = self.scale_offset + (row >> self.scale_shift) * self.scale_stride
+        start = self.plan.scale_offset + (row >> self.plan.scale_shift) * self.plan.scale_stride
         dtype = np.float16 if self.scale_type is ScaleType.FLOAT16 else np.float32
-        size = 4 * int(self.scale_type)
+        size = scale_bytes(self.scale_type)
         pair = self.weights[start : start + size].copy().view(dtype).astype(np.float32)
         return pair[0], pair[1]
 
@@ -135,7 +124,7 @@ class _Feature:
 
 
 def _features(weights: Tensor, plan: Tensor) -> list[_Feature]:
-    return [_Feature(weights, columns) for columns in plan.tolist()]
+    return [_Feature(weights, row) for row in plan_rows(plan)]
 
 
 def lookup(

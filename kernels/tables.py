@@ -2,8 +2,7 @@
 
 A call's tables live in one uint8 buffer.  `pack_tables` lays them out and remembers each table's
 `TablePlace`; `make_plan` turns places and per-feature rules into the int64 ``plan`` tensor that
-every ``tessera::lookup*`` operator takes.  ``csrc/plan.h`` documents the plan's columns for the
-kernels; the numbers here and there are one format.
+every ``tessera::lookup*`` operator takes.  `tessera.kernels.plan` names its columns.
 
 Shapes: ``R`` rows of a table, ``D`` its dimension, ``F`` features.
 """
@@ -12,97 +11,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import IntEnum
 
 import torch
 from torch import Tensor
 
 from tessera.errors import UserError
+from tessera.kernels.plan import (
+    BOOK_SCALES,
+    IdRule,
+    OutOfRange,
+    PlanRow,
+    Pooling,
+    ScaleType,
+    scale_bytes,
+)
+from tessera.kernels.row_types import RowType, kernel_types
 
-PLAN_COLUMNS = 15
 TABLE_ALIGNMENT_BYTES = 128
 """Every table and every scale array starts on a GPU's cache line (two of a CPU's)."""
 MAX_ROWS = 2**31 - 1
 TABLE_SCALE_SHIFT = 32
 """A scale shift under which all rows share one scale."""
-BLOCK_COLUMNS = 16
-"""Columns, and bytes, of a block of a BLOCK_INT8 row."""
-BOOK_SCALES = 16
-"""Scales of a table of BLOCK_INT8 rows."""
 DEFAULT_ROW_ALIGNMENT_BYTES = 16
 """The CUDA kernels read 16 bytes per thread where rows allow it."""
 
 
-class WeightType(IntEnum):
-    """How a row's values are stored."""
-
-    FLOAT32 = 0
-    FLOAT16 = 1
-    BFLOAT16 = 2
-    FLOAT8 = 3
-    """e4m3fn"""
-    INT8 = 4
-    """unsigned byte q: value = scale * q + bias"""
-    INT4 = 5
-    """two per byte, the even column in the low half"""
-    BLOCK_INT8 = 6
-    """unsigned bytes q in blocks of 16: value = book[code of the block] * (q - 128)"""
-
-
-class ScaleType(IntEnum):
-    """How a row's scale and bias are stored, side by side."""
-
-    NONE = 0
-    FLOAT16 = 1
-    FLOAT32 = 2
-    BOOK = 3
-    """16 float32 scales per table, no bias; each block of a BLOCK_INT8 row tells its scale"""
-
-
-class Pooling(IntEnum):
-    """How the vectors of a bag become one."""
-
-    SUM = 0
-    MEAN = 1
-
-
-class IdRule(IntEnum):
-    """How a raw id becomes a row (the rules of `tessera.serving.package.schema.FeatureSpec`)."""
-
-    NONE = 0
-    MODULO = 1
-    MURMUR3 = 2
-
-
-class OutOfRange(IntEnum):
-    """What becomes of an id outside ``[0, rows)`` under `IdRule.NONE`."""
-
-    CLAMP = 0
-    ZERO = 1
-    """contributes nothing; under mean pooling it still counts as an id"""
-    HASH = 2
-
-
 def _round_up(value: int, step: int) -> int:
     return -(-value // step) * step
-
-
-def row_data_bytes(weight_type: WeightType, dim: int) -> int:
-    """Bytes of one row's data, without scale and padding."""
-    if weight_type is WeightType.FLOAT32:
-        return 4 * dim
-    if weight_type in (WeightType.FLOAT16, WeightType.BFLOAT16):
-        return 2 * dim
-    if weight_type is WeightType.INT4:
-        return (dim + 1) // 2
-    if weight_type is WeightType.BLOCK_INT8:
-        return _round_up(dim, BLOCK_COLUMNS)
-    return dim
-
-
-def scale_bytes(scale_type: ScaleType) -> int:
-    """Bytes of one pair of scale and bias, or of a table's book."""
-    return 4 * BOOK_SCALES if scale_type is ScaleType.BOOK else 4 * int(scale_type)
 
 
 def scale_count(rows: int, scale_shift: int) -> int:
@@ -115,24 +50,24 @@ class TableRows:
     """One table as rows of bytes.
 
     Attributes:
-        data: uint8 ``[R, row_data_bytes(weight_type, dim)]``.
+        data: uint8 ``[R, weight_type.data_bytes(dim)]``.
         weight_type: what the bytes are.
         dim: columns.
         scale: fp16 or fp32 ``[S, 2]``, pairs of scale and bias, or None where the bytes are the
-            values.  Row r uses pair ``r >> scale_shift``.  Of BLOCK_INT8 rows: fp32 ``[16]``, the
+            values.  Row r uses pair ``r >> scale_shift``.  Of rows in blocks: fp32 ``[16]``, the
             table's book.
         scale_shift: 0 for a pair per row; k for one per ``2**k`` neighbouring rows;
             `TABLE_SCALE_SHIFT` for one pair, ``S = 1``.
     """
 
     data: Tensor
-    weight_type: WeightType
+    weight_type: RowType
     dim: int
     scale: Tensor | None = None
     scale_shift: int = 0
 
     def __post_init__(self) -> None:
-        expected = row_data_bytes(self.weight_type, self.dim) if self.dim >= 1 else 0
+        expected = self.weight_type.data_bytes(self.dim) if self.dim >= 1 else 0
         if self.dim < 1 or self.data.dim() != 2 or self.data.shape[1] != expected:
             raise UserError(
                 f"data: {list(self.data.shape)} is not [rows, {expected}], the bytes of "
@@ -143,12 +78,11 @@ class TableRows:
                 f"data: uint8 with at least one row is needed, got {self.data.dtype} "
                 f"{list(self.data.shape)}"
             )
-        needs_scale = self.weight_type in (WeightType.INT8, WeightType.INT4)
-        if needs_scale and self.scale is None:
+        if self.weight_type.scaled and not self.weight_type.scale_optional and self.scale is None:
             raise UserError(f"scale: {self.weight_type.name} rows need one; quantize the table")
         if self.rows > MAX_ROWS:
             raise UserError(f"data: {self.rows} rows are more than {MAX_ROWS}; split the table")
-        if self.weight_type is WeightType.BLOCK_INT8:
+        if self.weight_type.blocks:
             self._check_book()
         elif self.scale is not None and (
             self.scale.dtype not in (torch.float16, torch.float32)
@@ -171,13 +105,13 @@ class TableRows:
         ):
             found = None if self.scale is None else (self.scale.dtype, list(self.scale.shape))
             raise UserError(
-                f"scale: BLOCK_INT8 rows need float32 [{BOOK_SCALES}] and scale_shift=0, got "
+                f"scale: {self.weight_type.name} rows need float32 [{BOOK_SCALES}] and scale_shift=0, got "
                 f"{found} and scale_shift={self.scale_shift}"
             )
 
     @property
     def rows(self) -> int:
-        """R."""
+        """The number of rows."""
         return int(self.data.shape[0])
 
 
@@ -189,7 +123,7 @@ class TablePlace:
     row_stride: int
     rows: int
     dim: int
-    weight_type: WeightType
+    weight_type: RowType
     scale_offset: int = 0
     scale_stride: int = 0
     scale_type: ScaleType = ScaleType.NONE
@@ -205,7 +139,7 @@ class FeatureLookup:
         out_column: first output column (elements).
         pooling: sum or mean.
         id_rule: how a raw id becomes a row.
-        out_of_range: what happens to an id that is no row, under `IdRule.NONE`.
+        out_of_range: what happens to an id that is not a row, under `IdRule.NONE`.
         expected_ids: about how many ids a bag holds.  A GPU starts the features with the longest
             bags first, so that none of them is left running alone at the end; values never
             depend on it.
@@ -235,7 +169,7 @@ class PackedTables:
 def _scale_type(table: TableRows) -> ScaleType:
     if table.scale is None:
         return ScaleType.NONE
-    if table.weight_type is WeightType.BLOCK_INT8:
+    if table.weight_type.blocks:
         return ScaleType.BOOK
     return ScaleType.FLOAT16 if table.scale.dtype == torch.float16 else ScaleType.FLOAT32
 
@@ -244,7 +178,7 @@ def _place_table(
     table: TableRows, start: int, *, scale_beside: bool, row_alignment: int
 ) -> tuple[TablePlace, int]:
     """The table's place from byte ``start`` on, and the first byte after it."""
-    data_bytes = row_data_bytes(table.weight_type, table.dim)
+    data_bytes = table.weight_type.data_bytes(table.dim)
     scale_type = _scale_type(table)
     pair_bytes = scale_bytes(scale_type)
     place = TablePlace(
@@ -327,7 +261,7 @@ def _write_table(weights: Tensor, table: TableRows, place: TablePlace) -> None:
         target.copy_(scale)
 
 
-def from_fbgemm_rows(rows: Tensor, *, dim: int, weight_type: WeightType) -> TableRows:
+def from_fbgemm_rows(rows: Tensor, *, dim: int, weight_type: RowType) -> TableRows:
     """Convert rows in FBGEMM's inference layout.
 
     Args:
@@ -339,44 +273,40 @@ def from_fbgemm_rows(rows: Tensor, *, dim: int, weight_type: WeightType) -> Tabl
     Raises:
         UserError: the type has no such layout, or the rows are too short.
     """
-    data_bytes = row_data_bytes(weight_type, dim)
-    if weight_type in (WeightType.FLOAT16, WeightType.FLOAT32):
-        header = 0
-    elif weight_type in (WeightType.INT8, WeightType.INT4):
-        header = 4
-    else:
+    data_bytes = weight_type.data_bytes(dim)
+    header = weight_type.header_bytes
+    if weight_type.fbgemm_code is None:
         raise UserError(f"weight_type: FBGEMM has no row layout for {weight_type.name}")
     if rows.dim() != 2 or rows.shape[1] < header + data_bytes:
         raise UserError(
             f"rows: {list(rows.shape)} is too short for {header + data_bytes} bytes a row"
         )
     data = rows[:, header : header + data_bytes].contiguous()
-    scale = rows[:, :4].contiguous().view(torch.float16) if header else None
+    scale = rows[:, :header].contiguous().view(torch.float16) if header else None
     return TableRows(data=data, weight_type=weight_type, dim=dim, scale=scale)
 
 
 def fbgemm_place(
-    *, offset: int, row_stride: int, rows: int, dim: int, weight_type: WeightType
+    *, offset: int, row_stride: int, rows: int, dim: int, weight_type: RowType
 ) -> TablePlace:
     """The place of a table that stays in FBGEMM's layout, ``offset`` bytes into its buffer."""
-    quantized = weight_type in (WeightType.INT8, WeightType.INT4)
     return TablePlace(
-        data_offset=offset + (4 if quantized else 0),
+        data_offset=offset + weight_type.header_bytes,
         row_stride=row_stride,
         rows=rows,
         dim=dim,
         weight_type=weight_type,
         scale_offset=offset,
-        scale_stride=row_stride if quantized else 0,
-        scale_type=ScaleType.FLOAT16 if quantized else ScaleType.NONE,
+        scale_stride=row_stride if weight_type.scaled else 0,
+        scale_type=weight_type.scale,
     )
 
 
 def make_plan(features: Sequence[FeatureLookup]) -> Tensor:
-    """The ``plan`` of a call: int64 ``[F, 15]`` on the CPU (move it beside the weights).
+    """The ``plan`` of a call: int64 ``[F, PLAN_COLUMNS]`` on the CPU (move it beside the weights).
 
     Raises:
-        UserError: there is no feature.
+        UserError: there is no feature, or one of rows that no kernel reads.
     """
     if not features:
         raise UserError("features: there is none; a lookup needs at least one")
@@ -385,23 +315,31 @@ def make_plan(features: Sequence[FeatureLookup]) -> Tensor:
     for feature, launched in zip(features, order, strict=True):
         place = feature.table
         reciprocal = (2**64 - 1) // place.rows
-        rows.append(
-            [
-                place.data_offset,
-                place.row_stride,
-                place.rows,
-                place.dim,
-                int(place.weight_type),
-                place.scale_offset,
-                place.scale_stride,
-                int(place.scale_type),
-                feature.out_column,
-                int(feature.pooling),
-                int(feature.id_rule),
-                int(feature.out_of_range),
-                reciprocal - 2**64 if reciprocal >= 2**63 else reciprocal,
-                place.scale_shift,
-                launched,
-            ]
+        row = PlanRow(
+            data_offset=place.data_offset,
+            row_stride=place.row_stride,
+            rows=place.rows,
+            dim=place.dim,
+            weight_type=_kernel_number(place.weight_type),
+            scale_offset=place.scale_offset,
+            scale_stride=place.scale_stride,
+            scale_type=int(place.scale_type),
+            out_column=feature.out_column,
+            pooling=int(feature.pooling),
+            id_rule=int(feature.id_rule),
+            out_of_range=int(feature.out_of_range),
+            reciprocal=reciprocal - 2**64 if reciprocal >= 2**63 else reciprocal,
+            scale_shift=place.scale_shift,
+            launch_order=launched,
         )
+        rows.append(row)
     return torch.tensor(rows, dtype=torch.int64)
+
+
+def _kernel_number(weight_type: RowType) -> int:
+    if weight_type.kernel_number is None:
+        raise UserError(
+            f"weight_type: no kernel reads {weight_type.name} rows; take one of "
+            f"{', '.join(kind.name for kind in kernel_types())}"
+        )
+    return weight_type.kernel_number

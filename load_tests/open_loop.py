@@ -252,7 +252,7 @@ async def measure(args: argparse.Namespace, requests: Sequence[bytes], times_s: 
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The flags."""
+    """The parser of this program's flags."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -112,7 +112,7 @@ def summary(out: Path) -> str:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The flags."""
+    """The parser of this program's flags."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

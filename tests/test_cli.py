@@ -119,5 +119,5 @@ def test_a_terminated_writer_leaves_nothing(tmp_path):
 @pytest.mark.parametrize("path", [Path("/"), Path("/dev/null")])
 def test_a_package_takes_the_place_of_files_only(path):
     # The superuser could otherwise turn a device into a file.
-    with pytest.raises(UserError, match="is there and is no file"), replacing(path):
+    with pytest.raises(UserError, match="exists and is not a file"), replacing(path):
         pytest.fail("the file was begun")

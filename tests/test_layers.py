@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from tessera.cli import COMMANDS
+from tessera.training.torchrec_paths import PATHS, module_of
+from tests.write_torchrec_paths import stale
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("kernels", "training", "serving")
@@ -135,6 +137,151 @@ def test_the_files_of_a_room_import_in_no_circle(room):
     order = list(graphlib.TopologicalSorter(graph).static_order())  # raises on a circle
     if room == "tessera.serving.package":
         assert order.index(f"{room}.schema") < order.index(f"{room}.manifest")
+
+
+# The folders and files of training/ and, in the place of training/distributed/, its rooms: each
+# may import itself and what stands before it.
+TRAINING_ORDER = (
+    "torchrec_paths",
+    "variants",
+    "config_source",
+    "typed_config",
+    "streamable",
+    "fbgemm",
+    "sparse",
+    "modules",
+    "optim",
+    "quant",
+    "distributed.comm",
+    "distributed.plan",
+    "distributed.travel",
+    "distributed.tables",
+    "distributed.sharding",
+    "distributed.collections",
+    "distributed.inference",
+    "distributed.planner",
+    "distributed.model",
+    "distributed.train_pipeline",
+    "distributed.checkpoint",
+    "fx",
+    "inference",
+    "models",
+    "data",
+    "config",
+    "trainer",
+    "trained",
+    "bench",
+    "commands",
+)
+
+STILL_CIRCLES = (
+    "tessera.training.models.",
+    "tessera.training.trainer.",
+)
+
+# These only forward names: TorchRec's module paths, and the packages' lazy tables of names.
+FORWARDING = {module_of(path) for path in PATHS}
+
+
+def training_imports():
+    """Module of training/ -> the modules of training/ that it imports, in functions as well."""
+    names = {module for _, module, _ in MODULES}
+    graph = {}
+    for path, module, _ in MODULES:
+        if below(module, "tessera.training"):
+            graph[module] = {
+                full if (full := f"{base}.{name}") in names else base
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.ImportFrom)
+                for base in [node.module]
+                for name in [alias.name for alias in node.names]
+                if below(base, "tessera.training")
+            } - {module}
+    return graph
+
+
+def place_in_training(module):
+    name = module.removeprefix("tessera.training.")
+    places = [place for place, room in enumerate(TRAINING_ORDER) if below(name, room)]
+    assert len(places) == 1, f"say in TRAINING_ORDER where {module} stands"
+    return places[0]
+
+
+def arrows_back(graph):
+    """(importing, imported) where the imported module stands later than the importing one, or
+    is one that only forwards names (which only measurements use, as programs of users do)."""
+    return [
+        (module, name)
+        for module, imported in sorted(graph.items())
+        if module not in FORWARDING
+        for name in sorted(imported)
+        if (name in FORWARDING and not below(module, "tessera.training.bench"))
+        or (name not in FORWARDING and place_in_training(name) > place_in_training(module))
+    ]
+
+
+def circle(graph):
+    """Some modules of ``graph`` that import one another in a circle, in order; [] if none do."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_training_imports_no_later_room():
+    graph = training_imports()
+    assert len(graph) > 150
+    assert arrows_back(graph) == []
+    assert {place_in_training(m) for m in graph if m not in FORWARDING} == set(
+        range(len(TRAINING_ORDER))
+    )
+
+
+def test_no_modules_of_training_import_in_a_circle():
+    graph = training_imports()
+    # To be cut open next: these still have a circle each.
+    assert circle({m: i for m, i in graph.items() if not m.startswith(STILL_CIRCLES)}) == []
+
+
+def test_the_checks_see_an_arrow_back_and_a_circle():
+    room = "tessera.training.distributed"
+    assert arrows_back({f"{room}.tables.x": {f"{room}.sharding.x", f"{room}.comm.x"}}) == [
+        (f"{room}.tables.x", f"{room}.sharding.x")
+    ]
+    assert arrows_back({f"{room}.tables.x": {f"{room}.types"}}) == [
+        (f"{room}.tables.x", f"{room}.types")
+    ]
+    assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})) == {"a", "b", "c"}
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_torchrecs_module_paths_are_as_their_table_says():
+    assert stale() == []
+    for path, homes in PATHS.items():
+        for home, names in homes.items():
+            module = importlib.import_module(module_of(home))
+            forwarded = importlib.import_module(module_of(path))
+            for name in names.split():
+                assert getattr(forwarded, name) is getattr(module, name)
+                # sparse.jagged_tensor registers the types that it offers.
+                if not home.startswith("torch.") and home != "sparse.jagged_tensor":
+                    # The home defines the name: it does not forward it in turn.
+                    tree = ast.parse(Path(module.__file__).read_text())
+                    assert name in defined(tree), f"{home} does not define {name}"
+
+
+def defined(tree):
+    """The names that a module's own statements define at its top level."""
+    names = set()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign):
+            names.add(node.target.id)
+    return names
 
 
 def test_packages_that_hold_layers_import_none_of_them():

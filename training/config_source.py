@@ -89,8 +89,8 @@ def apply_overrides(source: ConfigSource, overrides: Sequence[str]) -> ConfigSou
     """``source`` with every ``dotted.key=value`` put in, later ones last; value is YAML.
 
     Raises:
-        ConfigError: an override is not of that form or leads through something that is no
-            section.
+        ConfigError: an override is not of that form or leads through something that is not
+            a section.
     """
     result = ConfigSource(values=_copy_tree(source.values), origins=dict(source.origins))
     for override in overrides:

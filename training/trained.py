@@ -14,7 +14,7 @@ from tessera.training.config import ExperimentConfig
 from tessera.training.data import open_data
 from tessera.training.data.batch import Batch
 from tessera.training.data.loader import BatchLoader
-from tessera.training.distributed.checkpoint_room import Room
+from tessera.training.distributed.checkpoint.room import Room
 from tessera.training.models.ranking import RankingModel, build_ranking_model
 from tessera.training.trainer.checkpoint import (
     Checkpoint,

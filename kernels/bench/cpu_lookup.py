@@ -27,15 +27,9 @@ from torch import Tensor
 
 from tessera.kernels import ops
 from tessera.kernels.memory import use_huge_pages
-from tessera.kernels.tables import (
-    BOOK_SCALES,
-    FeatureLookup,
-    ScaleType,
-    TablePlace,
-    WeightType,
-    fbgemm_place,
-    make_plan,
-)
+from tessera.kernels.plan import BOOK_SCALES, ScaleType
+from tessera.kernels.row_types import BLOCK_INT8, INT8
+from tessera.kernels.tables import FeatureLookup, TablePlace, fbgemm_place, make_plan
 
 DIM = 64
 STRIDE = 4 + DIM
@@ -113,7 +107,7 @@ def lookup_calls(tables: int, rows: int) -> tuple[dict[str, Call], Tensor]:
                     row_stride=STRIDE,
                     rows=rows,
                     dim=DIM,
-                    weight_type=WeightType.INT8,
+                    weight_type=INT8,
                 ),
                 out_column=t * DIM,
             )
@@ -129,7 +123,7 @@ def lookup_calls(tables: int, rows: int) -> tuple[dict[str, Call], Tensor]:
                     row_stride=DIM,
                     rows=rows,
                     dim=DIM,
-                    weight_type=WeightType.BLOCK_INT8,
+                    weight_type=BLOCK_INT8,
                     scale_offset=tables * rows * STRIDE,
                     scale_type=ScaleType.BOOK,
                 ),

@@ -27,24 +27,19 @@ from tessera.kernels.bench.gpu_lookup import (
     draw_ids,
     median_us,
 )
-from tessera.kernels.tables import (
-    FeatureLookup,
-    IdRule,
-    TableRows,
-    WeightType,
-    make_plan,
-    pack_tables,
-)
+from tessera.kernels.plan import IdRule
+from tessera.kernels.row_types import BLOCK_INT8, INT8, RowType
+from tessera.kernels.tables import FeatureLookup, TableRows, make_plan, pack_tables
 
 ROWS = [min(rows, 4_000_000) for rows in MLPERF_ROWS]
 
 
-def random_tables(weight_type: WeightType, id_rule: IdRule) -> tuple[Tensor, Tensor]:
+def random_tables(weight_type: RowType, id_rule: IdRule) -> tuple[Tensor, Tensor]:
     """Weights and plan, on the GPU."""
     tables = []
     for rows in ROWS:
         scale = torch.rand(rows, 2, device="cuda").mul_(0.01).half()
-        if weight_type is WeightType.BLOCK_INT8:
+        if weight_type is BLOCK_INT8:
             scale = torch.tensor(BOOK, device="cuda")
         data = torch.empty(rows, DIM, dtype=torch.uint8, device="cuda").random_(0, 256)
         tables.append(TableRows(data=data, weight_type=weight_type, dim=DIM, scale=scale))
@@ -58,7 +53,7 @@ def random_tables(weight_type: WeightType, id_rule: IdRule) -> tuple[Tensor, Ten
     return packed.weights, plan
 
 
-def interaction_contenders(weight_type: WeightType, batch: int) -> dict[str, Launch]:
+def interaction_contenders(weight_type: RowType, batch: int) -> dict[str, Launch]:
     """Lookup and interaction three ways."""
     weights, plan = random_tables(weight_type, IdRule.NONE)
     hint = ops.launch_hint(plan)
@@ -101,7 +96,7 @@ def hashing_contenders(batch: int) -> dict[str, Launch]:
     offsets = torch.arange(count * batch + 1, dtype=torch.int32, device="cuda")
     raw = [torch.randint(2**62, (count * batch,), device="cuda") for _ in range(ID_SETS)]
     rows = torch.tensor(ROWS, device="cuda").repeat_interleave(batch)
-    weights, hashed = random_tables(WeightType.BLOCK_INT8, IdRule.MODULO)
+    weights, hashed = random_tables(BLOCK_INT8, IdRule.MODULO)
     plain = hashed.clone()
     plain[:, 10] = IdRule.NONE
     hints = {"rows": ops.launch_hint(plain), "hashed": ops.launch_hint(hashed)}
@@ -137,7 +132,7 @@ def main() -> int:
     for batch in (16384, 2048):
         cases = {
             f"interaction {kind.name}": interaction_contenders(kind, batch)
-            for kind in (WeightType.INT8, WeightType.BLOCK_INT8)
+            for kind in (INT8, BLOCK_INT8)
         }
         cases["hashing BLOCK_INT8"] = hashing_contenders(batch)
         for name, contenders in cases.items():

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from tessera.kernels import ops
+from tessera.kernels.row_types import BLOCK_INT8, FLOAT16, INT4, INT8, RowType
 from tessera.kernels.tables import (
     TABLE_SCALE_SHIFT,
     FeatureLookup,
     TableRows,
-    WeightType,
     make_plan,
     pack_tables,
 )
@@ -60,14 +60,14 @@ SHAPES = {
     "oneid": Shape(MLPERF_ROWS, [1] * 26),
     "uniform20": Shape([10_000_000] * 10, [20] * 10),
 }
-FBGEMM_TYPES = {WeightType.FLOAT16: 1, WeightType.INT8: 2, WeightType.INT4: 3}
-HEADER_BYTES = {WeightType.FLOAT16: 0, WeightType.INT8: 4, WeightType.INT4: 4}
-DATA_BYTES = {WeightType.FLOAT16: 256, WeightType.INT8: 128, WeightType.INT4: 64}
+FBGEMM_TYPES = {FLOAT16: 1, INT8: 2, INT4: 3}
+HEADER_BYTES = {FLOAT16: 0, INT8: 4, INT4: 4}
+DATA_BYTES = {FLOAT16: 256, INT8: 128, INT4: 64}
 
 Launch = Callable[[int], Any]
 
 
-def fbgemm_rows(rows: int, weight_type: WeightType) -> Tensor:
+def fbgemm_rows(rows: int, weight_type: RowType) -> Tensor:
     """Random rows in FBGEMM's GPU layout (16-byte multiples): uint8 [rows, stride]."""
     header, data = HEADER_BYTES[weight_type], DATA_BYTES[weight_type]
     stride = -(-(header + data) // 16) * 16
@@ -106,7 +106,7 @@ class Layout:
 
 
 def our_tables(
-    flat: Tensor, shape: Shape, weight_type: WeightType, layout: Layout
+    flat: Tensor, shape: Shape, weight_type: RowType, layout: Layout
 ) -> tuple[Tensor, Tensor]:
     """Weights and plan converted from FBGEMM's rows [total rows, stride]."""
     scale_shift = layout.scale_shift
@@ -120,7 +120,7 @@ def our_tables(
         tables.append(
             TableRows(
                 data=mine[:, header : header + data],
-                weight_type=WeightType.BLOCK_INT8 if layout.blocks else weight_type,
+                weight_type=BLOCK_INT8 if layout.blocks else weight_type,
                 dim=DIM,
                 scale=scale if header else None,
                 scale_shift=scale_shift if header else 0,
@@ -205,7 +205,7 @@ def checked(weights: Tensor, empty: Tensor, places: Tensor, starts: Tensor, type
 """The operators as a TorchScript program calls them; dtype 5 is float16."""
 
 
-def fbgemm_arguments(flat: Tensor, shape: Shape, weight_type: WeightType) -> tuple[Any, ...]:
+def fbgemm_arguments(flat: Tensor, shape: Shape, weight_type: RowType) -> tuple[Any, ...]:
     """What FBGEMM's operator takes before ids and offsets."""
     count = len(shape.rows)
     stride = flat.shape[1]
@@ -220,13 +220,13 @@ def fbgemm_arguments(flat: Tensor, shape: Shape, weight_type: WeightType) -> tup
         torch.full((count,), FBGEMM_TYPES[weight_type], dtype=torch.uint8, device="cuda"),
         torch.arange(count + 1, dtype=torch.int32, device="cuda") * DIM,
         count * DIM,
-        DIM if weight_type is WeightType.INT4 else 0,
-        DIM if weight_type is WeightType.INT8 else 0,
-        DIM if weight_type is WeightType.FLOAT16 else 0,
+        DIM if weight_type is INT4 else 0,
+        DIM if weight_type is INT8 else 0,
+        DIM if weight_type is FLOAT16 else 0,
     )
 
 
-def must_move_bytes(shape: Shape, weight_type: WeightType, batch: int, *, row_scale: bool) -> int:
+def must_move_bytes(shape: Shape, weight_type: RowType, batch: int, *, row_scale: bool) -> int:
     """Bytes of a call: whole 32-byte sectors of rows, ids, offsets and the result."""
     row = -(-DATA_BYTES[weight_type] // SECTOR_BYTES) * SECTOR_BYTES
     row += SECTOR_BYTES if row_scale and HEADER_BYTES[weight_type] else 0
@@ -267,15 +267,15 @@ def check_blocks(ours: Tensor, flat: Tensor, shape: Shape, ids: Tensor) -> None:
 
 
 def measure(
-    name: str, weight_type: WeightType, *, power_laws: list[bool], bandwidth: float
+    name: str, weight_type: RowType, *, power_laws: list[bool], bandwidth: float
 ) -> list[dict[str, Any]]:
     """All batch sizes and layouts of one shape and weight type."""
     shape = SHAPES[name]
     flat = fbgemm_rows(sum(shape.rows), weight_type)
     layouts = {"row scale": Layout()}
-    if weight_type is WeightType.INT4:
+    if weight_type is INT4:
         layouts["row scale beside"] = Layout(beside=True)
-    if weight_type is WeightType.INT8:
+    if weight_type is INT8:
         layouts |= {
             "scale in the row": Layout(blocks=True),
             "scale per 64 rows": Layout(scale_shift=6),
@@ -391,8 +391,8 @@ def main() -> int:
     print(f"{machine}; device copy {bandwidth / 1e12:.2f} TB/s")
     results = []
     for name in args.shapes.split(","):
-        for weight_type in (WeightType.INT8, WeightType.INT4, WeightType.FLOAT16):
-            power_laws = [False, True] if weight_type is WeightType.INT8 else [False]
+        for weight_type in (INT8, INT4, FLOAT16):
+            power_laws = [False, True] if weight_type is INT8 else [False]
             results += measure(name, weight_type, power_laws=power_laws, bandwidth=bandwidth)
             gc.collect()  # closures that hold the tables
             torch.cuda.empty_cache()

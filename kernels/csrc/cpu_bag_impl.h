@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu_kernels.h"
+#include "row_values.h"
 
 namespace {
 
@@ -49,12 +50,14 @@ inline Vec load_weights(const uint8_t* row, int64_t column) {
     return Vec::load_int8(row + column);
   } else if constexpr (T == tessera::kBlockInt8) {
     return add(Vec::load_int8(row + column), Vec::set(-128.0f));
-  } else {
-    if constexpr (Vec::kWidth == 1) {
-      const uint8_t half = static_cast<uint8_t>(row[column / 2] >> (4 * (column & 1)));
-      return Vec::load_int4(&half);
-    }
+  } else if constexpr (T == tessera::kInt4 && Vec::kWidth > 1) {
     return Vec::load_int4(row + column / 2);
+  } else {
+    float values[Vec::kWidth];
+    for (int64_t k = 0; k < Vec::kWidth; ++k) {
+      values[k] = tessera::RowValues<T>::number(row, column + k);
+    }
+    return Vec::load(values);
   }
 }
 
@@ -62,10 +65,8 @@ inline Vec load_weights(const uint8_t* row, int64_t column) {
 template <int64_t T>
 inline Vec load_some_weights(const uint8_t* row, int64_t column, int64_t count) {
   uint8_t copy[4 * Vec::kWidth] = {};
-  // A block's columns are bytes; only whole rows of them are filled up.
-  constexpr int64_t kType = T == tessera::kBlockInt8 ? tessera::kInt8 : T;
-  std::memcpy(copy, row + tessera::row_data_bytes(kType, column),
-              static_cast<size_t>(tessera::row_data_bytes(kType, count)));
+  constexpr int64_t kBits = tessera::number_bits(T);
+  std::memcpy(copy, row + column * kBits / 8, static_cast<size_t>((count * kBits + 7) / 8));
   return load_weights<T>(copy, 0);
 }
 

@@ -10,7 +10,7 @@ namespace {
 // quantize.py, in fp16, and float32 out.
 template <int64_t T>
 inline bool fixed_serves(const LookupJob& job, const FeaturePlan& plan) {
-  constexpr bool kScaled = T == tessera::kInt8 || T == tessera::kInt4 || T == tessera::kFloat8;
+  constexpr bool kScaled = tessera::scale_rule(T) == tessera::kHalfScale;
   return job.out_type == OutType::kFloat32 &&
          (T == tessera::kBlockInt8 ||
           plan.scale_type == (kScaled ? tessera::kHalfScale : tessera::kNoScale));
@@ -21,7 +21,7 @@ inline bool fixed_serves(const LookupJob& job, const FeaturePlan& plan) {
 template <int64_t T, int N, bool Apart, bool Weighted>
 void pool_fixed_bags(const LookupJob& job, const FeaturePlan& plan, int64_t feature, int64_t begin,
                      int64_t end, Prefetcher* prefetcher) {
-  constexpr bool kScaled = T == tessera::kInt8 || T == tessera::kInt4 || T == tessera::kFloat8;
+  constexpr bool kScaled = tessera::scale_rule(T) == tessera::kHalfScale;
   constexpr int64_t kRowBytes = tessera::row_data_bytes(T, N * Vec::kWidth);
   const Bag table = feature_bag(job, plan);
   const uint8_t* const weights = job.weights;
@@ -76,7 +76,7 @@ void pool_fixed_bags(const LookupJob& job, const FeaturePlan& plan, int64_t feat
 template <int64_t T, int N, bool Apart>
 void pool_single_ids(const LookupJob& job, const FeaturePlan& plan, int64_t first, int64_t last,
                      float* out, Prefetcher* prefetcher) {
-  constexpr bool kScaled = T == tessera::kInt8 || T == tessera::kInt4 || T == tessera::kFloat8;
+  constexpr bool kScaled = tessera::scale_rule(T) == tessera::kHalfScale;
   constexpr int64_t kRowBytes = tessera::row_data_bytes(T, N * Vec::kWidth);
   const Bag table = feature_bag(job, plan);
   const uint8_t* const weights = job.weights;

@@ -9,6 +9,8 @@
 // runs in front of the sum, across the ends of bags and features.
 #pragma once
 
+#include <iterator>
+
 #include "cpu_fixed_impl.h"
 
 namespace {
@@ -115,10 +117,10 @@ inline void pool_bag(const Bag& bag, int64_t dim, float divisor, Prefetcher* pre
 using PoolBag = void (*)(const Bag&, int64_t, float, Prefetcher*, OutType, void*);
 
 inline PoolBag pool_bag_for(int64_t weight_type) {
-  static constexpr PoolBag kByType[tessera::kWeightTypes] = {
-      pool_bag<tessera::kFloat32>, pool_bag<tessera::kFloat16>, pool_bag<tessera::kBFloat16>,
-      pool_bag<tessera::kFloat8>,  pool_bag<tessera::kInt8>,    pool_bag<tessera::kInt4>,
-      pool_bag<tessera::kBlockInt8>};
+#define TESSERA_POOL_BAG(type) pool_bag<tessera::type>,
+  static constexpr PoolBag kByType[] = {TESSERA_WEIGHT_TYPES(TESSERA_POOL_BAG)};
+#undef TESSERA_POOL_BAG
+  static_assert(std::size(kByType) == tessera::kWeightTypes, "one for each weight type");
   return kByType[weight_type];
 }
 
@@ -160,10 +162,10 @@ using PoolBags = void (*)(const LookupJob&, const FeaturePlan&, int64_t, int64_t
                           Prefetcher*);
 
 inline PoolBags pool_bags_for(int64_t weight_type) {
-  static constexpr PoolBags kByType[tessera::kWeightTypes] = {
-      pool_bags<tessera::kFloat32>, pool_bags<tessera::kFloat16>, pool_bags<tessera::kBFloat16>,
-      pool_bags<tessera::kFloat8>,  pool_bags<tessera::kInt8>,    pool_bags<tessera::kInt4>,
-      pool_bags<tessera::kBlockInt8>};
+#define TESSERA_POOL_BAGS(type) pool_bags<tessera::type>,
+  static constexpr PoolBags kByType[] = {TESSERA_WEIGHT_TYPES(TESSERA_POOL_BAGS)};
+#undef TESSERA_POOL_BAGS
+  static_assert(std::size(kByType) == tessera::kWeightTypes, "one for each weight type");
   return kByType[weight_type];
 }
 

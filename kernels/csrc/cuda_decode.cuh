@@ -7,16 +7,16 @@
 #include <cstdint>
 
 #include "plan.h"
+#include "row_values.h"
 
 namespace tessera {
 
 // One thread's share of a row: kBytes bytes (one load) that hold kColumns columns.
 template <int64_t T>
 struct Share {
-  static constexpr int kBytes = T == kInt4 ? 8 : 16;
-  static constexpr int kColumns = T == kFloat32                          ? 4
-                                  : (T == kFloat16 || T == kBFloat16) ? 8
-                                                                      : 16;
+  static constexpr int kBits = static_cast<int>(number_bits(T));
+  static constexpr int kColumns = 128 / kBits < 16 ? 128 / kBits : 16;
+  static constexpr int kBytes = kColumns * kBits / 8;
 };
 
 __device__ __forceinline__ float half_bits_to_float(uint32_t bits) {
@@ -71,7 +71,7 @@ __device__ __forceinline__ void decode_share(const uint32_t* words,
   } else if constexpr (T == kBlockInt8) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) bytes_to_floats<128>(words[k], out + 4 * k);
-  } else {
+  } else if constexpr (T == kInt4) {
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       float even[4];
@@ -84,31 +84,22 @@ __device__ __forceinline__ void decode_share(const uint32_t* words,
         out[8 * k + 2 * j + 1] = odd[j];
       }
     }
+  } else {
+    const uint8_t* bytes = reinterpret_cast<const uint8_t*>(words);
+#pragma unroll
+    for (int k = 0; k < Share<T>::kColumns; ++k) out[k] = RowValues<T>::number(bytes, k);
   }
 }
 
 // One column of a row, for rows that are not aligned for shares.
 __device__ __forceinline__ float decode_column(int64_t weight_type, const uint8_t* row,
                                                int64_t column) {
-  switch (weight_type) {
-    case kFloat32: {
-      const uint8_t* at = row + 4 * column;
-      return __uint_as_float(at[0] | at[1] << 8 | at[2] << 16 | static_cast<uint32_t>(at[3]) << 24);
-    }
-    case kFloat16:
-      return half_bits_to_float(row[2 * column] | row[2 * column + 1] << 8);
-    case kBFloat16:
-      return __uint_as_float(static_cast<uint32_t>(row[2 * column] | row[2 * column + 1] << 8)
-                             << 16);
-    case kFloat8:
-      return float8_to_float(row[column]);
-    case kInt8:
-      return static_cast<float>(row[column]);
-    case kBlockInt8:
-      return static_cast<float>(row[column]) - 128.0f;
-    default:
-      return static_cast<float>((row[column / 2] >> (4 * (column & 1))) & 0xf);
-  }
+#define TESSERA_DECODE(type) \
+  case type:                 \
+    return RowValues<type>::number(row, column);
+  switch (static_cast<WeightType>(weight_type)) { TESSERA_WEIGHT_TYPES(TESSERA_DECODE) }
+#undef TESSERA_DECODE
+  return 0.0f;  // not a weight type
 }
 
 // The book's scale for a column of a kBlockInt8 row, of any alignment.

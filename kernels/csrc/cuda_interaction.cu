@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(kMostWarps * 32)
     return hashed_row(plan, load_integer(lookup.indices, at, Wide));
   };
   for (int first = 0; first < features; first += 32) {
-    // Of feature `first + thread`.
+    // The bags of feature `first + thread`.
     int64_t begin = 0;
     int count = 0;
     bool served = true;
@@ -386,16 +386,12 @@ bool launch_lookup_interaction(const CudaLookup& lookup, const CudaInteraction& 
       lookup.ids > kMostIdsPerBag * lookup.features * lookup.batch) {
     return false;
   }
-  switch (lookup.weight_type) {
-    case kBlockInt8:
-      return launch_fused<kBlockInt8>(lookup, job, warps, stream, status);
-    case kInt8:
-      return launch_fused<kInt8>(lookup, job, warps, stream, status);
-    case kFloat16:
-      return launch_fused<kFloat16>(lookup, job, warps, stream, status);
-    default:
-      return false;
+  if (lookup.weight_type == kBlockInt8) {
+    return launch_fused<kBlockInt8>(lookup, job, warps, stream, status);
   }
+  if (lookup.weight_type == kInt8) return launch_fused<kInt8>(lookup, job, warps, stream, status);
+  if (lookup.weight_type == kFloat16) return launch_fused<kFloat16>(lookup, job, warps, stream, status);
+  return false;
 }
 
 }  // namespace tessera

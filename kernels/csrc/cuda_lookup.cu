@@ -138,22 +138,11 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int feature = feature_of_block(job);
   const FeaturePlan& plan = job.plan[feature];
   share_shape(job, plan, 32, &shape);
-  switch (plan.weight_type) {
-    case kFloat32:
-      return pool_feature<kFloat32>(job, plan, shape, feature, bags_per_group, ring);
-    case kFloat16:
-      return pool_feature<kFloat16>(job, plan, shape, feature, bags_per_group, ring);
-    case kBFloat16:
-      return pool_feature<kBFloat16>(job, plan, shape, feature, bags_per_group, ring);
-    case kFloat8:
-      return pool_feature<kFloat8>(job, plan, shape, feature, bags_per_group, ring);
-    case kInt8:
-      return pool_feature<kInt8>(job, plan, shape, feature, bags_per_group, ring);
-    case kBlockInt8:
-      return pool_feature<kBlockInt8>(job, plan, shape, feature, bags_per_group, ring);
-    default:
-      return pool_feature<kInt4>(job, plan, shape, feature, bags_per_group, ring);
-  }
+#define TESSERA_POOL(type) \
+  case type:               \
+    return pool_feature<type>(job, plan, shape, feature, bags_per_group, ring);
+  switch (static_cast<WeightType>(plan.weight_type)) { TESSERA_WEIGHT_TYPES(TESSERA_POOL) }
+#undef TESSERA_POOL
 }
 
 using Kernel = void (*)(CudaLookup, int);

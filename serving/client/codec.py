@@ -118,7 +118,7 @@ class Codec:
         """Read an answer.
 
         Raises:
-            ServerBug: it is no answer to a request of ``batch_size`` samples.
+            ServerBug: ``data`` is not an answer to a request of ``batch_size`` samples.
         """
         try:
             return decode_response(data, batch_size)

@@ -1,8 +1,8 @@
 # ruff: noqa: N818 -- these classes are named after the statuses that they stand for
-"""What a Predict call can fail with: one exception type per kind of trouble.
+"""The errors of a Predict call: one exception type for each status.
 
-The server's status codes are listed in the project's contract; `error_for_status` is the one
-place where a code becomes a type.  Every exception carries the server's own message.
+docs/client.md lists them with the server's status codes; `error_for_status` is the one place where a
+code becomes a type.  Every exception carries the server's own message.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import grpc
 
 
 class PredictError(Exception):
-    """A call that brought no answer.
+    """A call that was not answered.
 
     Attributes:
         code: the gRPC status.

@@ -66,7 +66,7 @@ def read_batches(
     Lines are read as they are needed, so the input may be longer than memory.
 
     Raises:
-        UserError: a line is no such sample; the message begins with its number.
+        UserError: a line is not such a sample; the message begins with the line's number.
     """
     samples: list[_Sample] = []
     first_line = last_line = 0
@@ -223,10 +223,10 @@ def _dense_value(value: Any, name: str) -> float:
 def _float(value: Any, what: str) -> float:
     if type(value) not in (int, float):
         raise UserError(f"{what}: a JSON {_kind(value)}; give a number")
-    # json reads NaN and Infinity, which are no JSON; a missing value is written null.
+    # The json module reads NaN and Infinity, which JSON does not have; a missing value is null.
     if not abs(value) <= _FLOAT32_MAX:
         raise UserError(
-            f"{what}: {value} is no finite 32-bit number; write null where it is missing"
+            f"{what}: {value} is not a finite 32-bit number; write null where it is missing"
         )
     return float(value)
 

@@ -39,7 +39,7 @@ class Prediction:
     Attributes:
         outputs: each output as float32 ``[B]``, or ``[B, k]`` where it has k values a sample.
         model_name: the model that answered; empty from a server that does not say.
-        model_version: its version; likewise.
+        model_version: the version of that model; empty from a server that does not say.
         timings: the server's stage times; all zero from a server that does not measure.
     """
 
@@ -53,8 +53,8 @@ def decode_response(data: bytes, batch_size: int) -> Prediction:
     """Read a serialized ``PredictionResponse`` to a request of ``batch_size`` samples.
 
     Raises:
-        ValueError: the bytes are no such message, or an output's size is no positive multiple
-            of ``batch_size``.
+        ValueError: the bytes are not such a message, or an output's size is not a positive
+            multiple of ``batch_size``.
     """
     try:
         response = pb.PredictionResponse.FromString(data)

@@ -75,7 +75,7 @@ class RequestDrawer:
             half of the ``id_list`` features where nothing is said.
 
     Raises:
-        UserError: a name in ``shared`` is no ``id_list`` feature of the model.
+        UserError: a name in ``shared`` is not an ``id_list`` feature of the model.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class RequestDrawer:
         self._shared = tuple(names[: len(names) // 2] if shared is None else shared)
         for name in self._shared:
             if name not in names:
-                raise UserError(f"shared feature {name!r} is no id_list feature of the model")
+                raise UserError(f"shared feature {name!r} is not an id_list feature of the model")
 
     def samples(self, batch_size: int) -> RequestArrays:
         """``batch_size`` samples that have nothing in common."""

@@ -23,7 +23,7 @@ def distance(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no distance; give 0 or a number above it")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a distance; give 0 or a number above it")
     return value
 
 

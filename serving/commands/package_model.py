@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tessera.errors import UserError
+from tessera.kernels.row_type_names import ROW_TYPE_NEEDS
 from tessera.serving.commands.numbers import positive
 from tessera.serving.inspect.summary import human_bytes, summarize
 
@@ -84,11 +85,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_storage(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
-        choices=["int8", "int8b", "int4", "int2", "fp8", "fp16", "bf16", "fp32"],
+        choices=list(ROW_TYPE_NEEDS),
         default="int8",
-        help="how the tables' elements are stored (default int8; int8b, fp8 and bf16 need the "
-        "tessera backend, int2 needs fbgemm; int8b keeps a scale per 16 columns inside the row, "
-        "for the fastest GPU lookups, and needs dimensions that are multiples of 16)",
+        help="how the tables' elements are stored (default int8; int8b keeps a scale per 16 columns "
+        "inside the row, for the fastest GPU lookups; "
+        + "; ".join(f"{name} needs {needs}" for name, needs in ROW_TYPE_NEEDS.items() if needs)
+        + ")",
     )
     parser.add_argument(
         "--table-dtype",
@@ -172,7 +174,7 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
 def _pair(text: str) -> tuple[str, str]:
     pattern, equals, value = text.rpartition("=")
     if not equals or not pattern or not value:
-        raise argparse.ArgumentTypeError(f"{text!r} is no PATTERN=VALUE, such as 'user_*=int4'")
+        raise argparse.ArgumentTypeError(f"{text!r} is not PATTERN=VALUE, such as 'user_*=int4'")
     return pattern, value
 
 

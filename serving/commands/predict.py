@@ -212,7 +212,7 @@ def _numbers(output: Array) -> list[Any]:
 
 
 def _shortest(value: np.float32) -> float | None:
-    """The shortest decimal that reads back as the same float32; NaN and infinity are no JSON."""
+    """The shortest decimal that reads back as the same float32; JSON has neither NaN nor infinity."""
     return float(str(value)) if math.isfinite(value) else None
 
 

@@ -149,7 +149,7 @@ def parse_gpus(text: str) -> tuple[int, ...]:
     """``N,N,...``: CUDA's numbers of GPUs, each once."""
     numbers = text.split(",")
     if not all(number.isascii() and number.isdigit() for number in numbers):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of GPUs' numbers such as 0,1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of GPUs' numbers such as 0,1")
     gpus = tuple(map(int, numbers))
     if len(set(gpus)) < len(gpus):
         raise argparse.ArgumentTypeError(f"{text!r} names a GPU twice")

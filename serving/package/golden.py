@@ -40,7 +40,7 @@ def read_golden(content: bytes) -> tuple[HostBatch, dict[str, Tensor]]:
     """Read what `write_golden` wrote.
 
     Raises:
-        ValueError: the content is no safetensors file or lacks a tensor.
+        ValueError: the content is not a safetensors file, or it lacks a tensor.
     """
     try:
         tensors = load(content)

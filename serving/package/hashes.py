@@ -57,7 +57,7 @@ class ContentHash:
                 del self._left[0]
 
     def sha256(self) -> str:
-        """Of all bytes, lower-case hex."""
+        """The SHA-256 of all bytes, in lower-case hexadecimal."""
         return self._whole.hexdigest()
 
     def chunks(self) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ def cpu_instead(path: str | Path) -> list[str] | None:
     None where the package's own devices are there.
 
     Raises:
-        PackageError: the file cannot be read, or is no package.
+        PackageError: the file cannot be read, or is not a package.
     """
     manifest = Records(Path(path)).manifest()
     if manifest.device == "cpu" or torch.cuda.is_available():

@@ -353,7 +353,7 @@ def _decode_fields(kind: Any, data: Any, where: str) -> Any:
 
 
 def _expect(data: Any, kind: Any, where: str) -> Any:
-    # `type() is`, so that true is no integer.
+    # `type() is`, so that true is not taken for an integer.
     if type(data) is not kind:
         raise ValueError(f"{where}: expected {kind.__name__}, found {type(data).__name__}")
     return data

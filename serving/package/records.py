@@ -50,7 +50,7 @@ class Records:
         identity: `file_identity` of what was read; compare it once the file has been used.
 
     Raises:
-        PackageError: the file is missing, is no regular file, is no archive, or has a byte
+        PackageError: the file is missing, is not a regular file, is not an archive, or has a byte
             outside its contents that is not as `FORMAT.md` says.
     """
 

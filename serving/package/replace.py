@@ -24,7 +24,7 @@ def replacing(path: Path) -> Iterator[Path]:
             than a file.
     """
     if path.exists() and not path.is_file():
-        raise UserError(f"{path} is there and is no file; give another place for it")
+        raise UserError(f"{path} exists and is not a file; give another place for it")
     try:
         folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     except OSError as error:

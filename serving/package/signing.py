@@ -33,7 +33,7 @@ def read_private_key(path: str | Path) -> Ed25519PrivateKey:
     """Read a private key: unencrypted PEM, as ``openssl genpkey -algorithm ed25519`` writes.
 
     Raises:
-        UserError: the file is missing or is no such key.
+        UserError: the file is missing or does not hold such a key.
     """
     try:
         key = serialization.load_pem_private_key(_read(path), password=None)
@@ -48,7 +48,7 @@ def read_public_key(path: str | Path) -> Ed25519PublicKey:
     """Read a public key: PEM, as ``openssl pkey -pubout`` writes.
 
     Raises:
-        UserError: the file is missing or is no such key.
+        UserError: the file is missing or does not hold such a key.
     """
     try:
         key = serialization.load_pem_public_key(_read(path))
@@ -177,6 +177,6 @@ def _read(path: str | Path) -> bytes:
 
 def _no_key(path: str | Path, kind: str, why: str) -> UserError:
     return UserError(
-        f"key {path} is no {kind} Ed25519 key in PEM without a password ({why}); "
+        f"key {path} is not a {kind} Ed25519 key in PEM without a password ({why}); "
         "tessera keygen writes a pair"
     )

@@ -184,7 +184,7 @@ def load_source(name: str) -> Source:
     """
     path, colon, function = name.partition(":")
     if not colon or not path or not function:
-        raise UserError(f"--factory {name!r} is no pkg.module:function")
+        raise UserError(f"--factory {name!r} is not of the form pkg.module:function")
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)

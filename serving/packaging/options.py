@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tessera.errors import UserError
+from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving.package.manifest import ShardingPlan
 from tessera.serving.package.signing import read_private_key
 from tessera.serving.packaging.dense_types import DENSE_TYPES
 from tessera.serving.packaging.lookups.backends import default_backend, lookup_backend
 from tessera.serving.packaging.tables.choose_types import TypeChoice
 from tessera.serving.packaging.tables.shard import SHARDINGS
-from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES
 
 DEVICES = ("cpu", "cuda")
 
@@ -85,8 +85,8 @@ class PackageOptions:
     def _check_types(self) -> None:
         backend = lookup_backend(self.backend)
         for kind in self.types.kinds():
-            if kind not in backend.weight_types and kind in WEIGHT_TYPES:
-                usable = ", ".join(name for name in WEIGHT_TYPES if name in backend.weight_types)
+            if kind not in backend.weight_types and kind in ROW_TYPES:
+                usable = ", ".join(name for name in ROW_TYPES if name in backend.weight_types)
                 raise UserError(
                     f"dtype {kind!r} cannot be looked up by the {self.backend} backend, which has "
                     f"{usable}; give one of these, or another --backend"
@@ -127,7 +127,7 @@ class PackageOptions:
             by_pattern=self.table_dtypes,
             max_error=self.max_table_error,
             usable=tuple(
-                name for name in WEIGHT_TYPES if name in lookup_backend(self.backend).weight_types
+                name for name in ROW_TYPES if name in lookup_backend(self.backend).weight_types
             ),
         )
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import tessera
 from tessera.errors import UserError
+from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving.inspect.summary import human_bytes, table_of
 from tessera.serving.package.manifest import Evaluation, TableInfo
 from tessera.serving.package.replace import replacing
@@ -23,7 +24,6 @@ from tessera.serving.package.torchscript import optimize
 from tessera.serving.packaging.lookups.backends import lookup_backend
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.servable import ServableModel
-from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES
 from tessera.serving.packaging.write.golden import golden_batch
 
 CHOSEN = "as packaged"
@@ -95,7 +95,7 @@ def compare_types(options: PackageOptions, make: Make, measure: Measure) -> Type
         UserError: ``options`` do not fit the model.
     """
     here = replace(options, shards=1, sharding="auto", table_sharding={}, plan=None)
-    usable = [name for name in WEIGHT_TYPES if name in lookup_backend(options.backend).weight_types]
+    usable = [name for name in ROW_TYPES if name in lookup_backend(options.backend).weight_types]
 
     def make_as(name: str, dense: str) -> ServableModel:
         if name in {CHOSEN, SAME_TABLES}:
@@ -243,10 +243,10 @@ def check_place(path: Path) -> None:
     """For before the long way to a report.
 
     Raises:
-        UserError: the folder of ``path`` is not there, or ``path`` is no file.
+        UserError: the folder of ``path`` does not exist, or ``path`` is not a file.
     """
     if path.exists() and not path.is_file():
-        raise UserError(f"--report {path} is there and is no file; name another")
+        raise UserError(f"--report {path} exists and is not a file; name another")
     if not path.parent.is_dir():
         raise UserError(f"--report {path}: the folder {path.parent} does not exist; make it first")
 

@@ -144,7 +144,7 @@ def test_unusable_draws(wrong):
 
 
 def test_unknown_shared_feature():
-    with pytest.raises(UserError, match="'weighted' is no id_list feature"):
+    with pytest.raises(UserError, match="'weighted' is not an id_list feature"):
         RequestDrawer(MODEL, shared=["weighted"])
 
 

@@ -195,7 +195,7 @@ def test_answers_that_nobody_reads(kind, package, drawn):
             for _ in range(900):
                 client.call(content)
 
-        # Answers fill the server until it refuses.  A refusal is no message, so that it does not wait.
+        # Answers fill the server until it refuses.  A refusal is not a message, so it does not wait.
         def ended():
             pump(clients)
             return sum(len(client.ended) for client in clients)

@@ -210,8 +210,8 @@ def test_a_full_disk_is_said_and_leaves_nothing(
     [
         ({"rows": -1}, "rows=-1"),
         ({"workers": -1}, "workers=-1"),
-        ({"out": Path("/")}, "is there and is no file"),
-        ({"out": Path("/dev/null")}, "is there and is no file"),
+        ({"out": Path("/")}, "exists and is not a file"),
+        ({"out": Path("/dev/null")}, "exists and is not a file"),
         ({"seed": -1}, "seed=-1"),
         ({"positive_rate": 1.0}, r"positive_rate=1\.0"),
         ({"out": Path("/absent/rows.tsv")}, "the folder /absent is not there"),

@@ -116,7 +116,7 @@ def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
 
 
 def runs(pid: int) -> bool:
-    """Whether the process is there and no zombie."""
+    """Whether the process exists and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

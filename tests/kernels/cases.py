@@ -8,15 +8,13 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tessera.kernels.plan import IdRule, OutOfRange, Pooling
 from tessera.kernels.quantize import quantize_table
+from tessera.kernels.row_types import kernel_types
 from tessera.kernels.tables import (
     TABLE_SCALE_SHIFT,
     FeatureLookup,
-    IdRule,
-    OutOfRange,
     PackedTables,
-    Pooling,
-    WeightType,
     make_plan,
     pack_tables,
 )
@@ -46,7 +44,7 @@ def random_table(generator, rows, dim, weight_type, *, scale_shift=0, scale_dtyp
 
 @st.composite
 def tables(draw, generator, *, dim=None):
-    weight_type = draw(st.sampled_from(list(WeightType)))
+    weight_type = draw(st.sampled_from(kernel_types()))
     return random_table(
         generator,
         rows=draw(st.integers(1, 9)),

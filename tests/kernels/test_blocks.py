@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.errors import UserError
-from tessera.kernels.quantize import dequantize_blocks, quantize_table
-from tessera.kernels.tables import FeatureLookup, TableRows, WeightType, make_plan, pack_tables
+from tessera.kernels.quantize import quantize_table
+from tessera.kernels.row_types import BLOCK_INT8, INT8
+from tessera.kernels.tables import FeatureLookup, TableRows, make_plan, pack_tables
 
 
 def looked_up(table):
@@ -40,11 +41,11 @@ def test_values_are_scale_times_steps_and_near_the_table(rows, dim, spread, seed
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(rows, dim, generator=generator)
     values *= torch.exp(spread * torch.rand(rows, 1, generator=generator))
-    table = quantize_table(values, WeightType.BLOCK_INT8)
+    table = quantize_table(values, BLOCK_INT8)
     scales = column_scales(table)
     steps = table.data[:, :dim].float() - 128
     assert torch.equal(looked_up(table), scales * steps)
-    assert torch.equal(dequantize_blocks(table.data, table.scale, dim), scales * steps)
+    assert torch.equal(table.weight_type.decode(table.data, dim), scales * steps)
     # Half a step; a whole one where the lowest bit is the code's.  The rest is float32's rounding.
     allowed = scales * (0.5 + 0.5 * (torch.arange(dim) % 16 < 4)) + values.abs() * 2**-20
     assert bool(((looked_up(table) - values).abs() <= allowed).all())
@@ -53,7 +54,7 @@ def test_values_are_scale_times_steps_and_near_the_table(rows, dim, spread, seed
 def test_a_block_takes_the_least_scale_that_holds_it():
     values = torch.randn(50, 64, generator=torch.Generator().manual_seed(1))
     values *= torch.linspace(1, 20, 50)[:, None]
-    table = quantize_table(values, WeightType.BLOCK_INT8)
+    table = quantize_table(values, BLOCK_INT8)
     needed = values.view(50, 4, 16).abs().amax(2) / 127
     taken = column_scales(table).view(50, 4, 16)[:, :, 0]
     below = torch.where(table.scale[None, None] >= needed[..., None], table.scale, torch.inf)
@@ -65,9 +66,9 @@ def test_a_block_takes_the_least_scale_that_holds_it():
 
 def test_zeros_stay_zeros():
     values = torch.zeros(3, 20)
-    assert torch.equal(looked_up(quantize_table(values, WeightType.BLOCK_INT8)), values)
+    assert torch.equal(looked_up(quantize_table(values, BLOCK_INT8)), values)
     values[1] = 5.0
-    assert torch.equal(looked_up(quantize_table(values, WeightType.BLOCK_INT8))[0], values[0])
+    assert torch.equal(looked_up(quantize_table(values, BLOCK_INT8))[0], values[0])
 
 
 def test_much_closer_than_one_scale_per_table_where_rows_differ():
@@ -78,9 +79,9 @@ def test_much_closer_than_one_scale_per_table_where_rows_differ():
     def error(table):
         return ((looked_up(table) - values).norm(dim=1) / values.norm(dim=1)).mean()
 
-    by_row = error(quantize_table(values, WeightType.INT8))
-    by_block = error(quantize_table(values, WeightType.BLOCK_INT8))
-    by_table = error(quantize_table(values, WeightType.INT8, scale_shift=32))
+    by_row = error(quantize_table(values, INT8))
+    by_block = error(quantize_table(values, BLOCK_INT8))
+    by_table = error(quantize_table(values, INT8, scale_shift=32))
     # 0.58%, 0.75% and 8.2% when written; the middle one is what a row of exactly D bytes costs.
     assert by_row < by_block < 1.4 * by_row
     assert by_table > 8 * by_block
@@ -99,10 +100,10 @@ def test_much_closer_than_one_scale_per_table_where_rows_differ():
 def test_unusable_blocks_are_refused(change):
     good = {
         "data": torch.zeros(2, 32, dtype=torch.uint8),
-        "weight_type": WeightType.BLOCK_INT8,
+        "weight_type": BLOCK_INT8,
         "dim": 20,
         "scale": torch.ones(16),
     }
     TableRows(**good)
-    with pytest.raises(UserError, match="BLOCK_INT8"):
+    with pytest.raises(UserError, match="int8b rows"):
         TableRows(**(good | change))

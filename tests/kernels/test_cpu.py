@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.kernels import reference
-from tessera.kernels.tables import FeatureLookup, WeightType, make_plan, pack_tables
+from tessera.kernels.plan import plan_column
+from tessera.kernels.row_types import INT8
+from tessera.kernels.tables import FeatureLookup, make_plan, pack_tables
 from tests import REPOSITORY
 from tests.kernels.cases import calls, random_table
 
@@ -23,7 +25,7 @@ from tessera.kernels import ops
 from tessera.kernels.tables import *
 ops.load()
 generator = torch.Generator().manual_seed(5)
-packed = pack_tables([random_table(generator, 20, 77, kind) for kind in WeightType])
+packed = pack_tables([random_table(generator, 20, 77, kind) for kind in kernel_types()])
 plan = make_plan(
     [FeatureLookup(table=p, out_column=77 * k) for k, p in enumerate(packed.places)]
 )
@@ -62,7 +64,7 @@ def test_every_instruction_set_gives_the_same_bits():
 
 def test_threads_give_the_same_bits():
     generator = torch.Generator().manual_seed(6)
-    packed = pack_tables([random_table(generator, 100, 64, WeightType.INT8) for _ in range(3)])
+    packed = pack_tables([random_table(generator, 100, 64, INT8) for _ in range(3)])
     plan = make_plan(
         [FeatureLookup(table=p, out_column=64 * k) for k, p in enumerate(packed.places)]
     )
@@ -119,7 +121,7 @@ def test_interaction_takes_rows_of_a_wider_buffer():
 def test_fused_lookup_and_interaction_equal_the_two_steps(call, upper):
     features = call.plan.shape[0]
     plan = call.plan.clone()
-    plan[:, 8] = torch.arange(features) * 32
+    plan[:, plan_column("out_column")] = torch.arange(features) * 32
     batch = call.lengths.numel() // features
     dense = torch.randn(batch, 32)
     args = (call.tables.weights, plan, call.indices, call.lengths)
@@ -130,7 +132,7 @@ def test_fused_lookup_and_interaction_equal_the_two_steps(call, upper):
 
 
 def good_call():
-    packed = pack_tables([random_table(torch.Generator().manual_seed(0), 4, 8, WeightType.INT8)])
+    packed = pack_tables([random_table(torch.Generator().manual_seed(0), 4, 8, INT8)])
     plan = make_plan([FeatureLookup(table=packed.places[0], out_column=0)])
     return {
         "weights": packed.weights,
@@ -143,7 +145,7 @@ def good_call():
 
 def plan_with(column, value):
     plan = good_call()["plan"].clone()
-    plan[0, column] = value
+    plan[0, plan_column(column)] = value
     return plan
 
 
@@ -163,17 +165,17 @@ def plan_with(column, value):
         ({"dtype": torch.float64}, "dtype: float32, float16 or bfloat16"),
         ({"weights": torch.zeros(40, dtype=torch.uint8)}, "reaches outside the weights' 40 bytes"),
         ({"width": 7}, "writes columns 0 to 8 of 7"),
-        ({"plan": plan_with(0, -1)}, "reaches outside"),
-        ({"plan": plan_with(1, 2**62)}, "reaches outside"),
-        ({"plan": plan_with(2, 5)}, "reciprocal"),
-        ({"plan": plan_with(3, 2**62)}, "outside|columns"),
-        ({"plan": plan_with(4, 7)}, "no kernel knows"),
-        ({"plan": plan_with(4, 6)}, "blocks without a book"),
-        ({"plan": plan_with(7, 3)}, "scale book without blocks"),
-        ({"plan": plan_with(5, 2**63 - 1)}, "reaches outside"),
-        ({"plan": plan_with(8, -1)}, "writes columns -1"),
-        ({"plan": plan_with(13, 64)}, "no kernel knows"),
-        ({"plan": plan_with(14, 1)}, "no kernel knows"),
+        ({"plan": plan_with("data_offset", -1)}, "reaches outside"),
+        ({"plan": plan_with("row_stride", 2**62)}, "reaches outside"),
+        ({"plan": plan_with("rows", 5)}, "reciprocal"),
+        ({"plan": plan_with("dim", 2**62)}, "outside|columns"),
+        ({"plan": plan_with("weight_type", 7)}, "no kernel knows"),
+        ({"plan": plan_with("weight_type", 6)}, "blocks without a book"),
+        ({"plan": plan_with("scale_type", 3)}, "scale book without blocks"),
+        ({"plan": plan_with("scale_offset", 2**63 - 1)}, "reaches outside"),
+        ({"plan": plan_with("out_column", -1)}, "writes columns -1"),
+        ({"plan": plan_with("scale_shift", 64)}, "no kernel knows"),
+        ({"plan": plan_with("launch_order", 1)}, "no kernel knows"),
     ],
 )
 def test_bad_calls_are_refused(change, message):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tessera.kernels.tables import FeatureLookup, WeightType, make_plan, pack_tables
+from tessera.kernels.row_types import INT8
+from tessera.kernels.tables import FeatureLookup, make_plan, pack_tables
 from tests.kernels.cases import random_table
 
 
@@ -13,7 +14,7 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         generator = torch.Generator().manual_seed(0)
-        packed = pack_tables([random_table(generator, 10, 16, WeightType.INT8) for _ in range(3)])
+        packed = pack_tables([random_table(generator, 10, 16, INT8) for _ in range(3)])
         features = [
             FeatureLookup(table=place, out_column=16 * k) for k, place in enumerate(packed.places)
         ]

@@ -8,15 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.kernels import ops, reference
-from tessera.kernels.tables import (
-    FeatureLookup,
-    IdRule,
-    OutOfRange,
-    Pooling,
-    WeightType,
-    make_plan,
-    pack_tables,
-)
+from tessera.kernels.plan import IdRule, OutOfRange, Pooling, plan_column
+from tessera.kernels.row_types import BLOCK_INT8, FLOAT16, INT8
+from tessera.kernels.tables import FeatureLookup, make_plan, pack_tables
 from tests.kernels.cases import calls, random_table
 
 
@@ -59,8 +53,8 @@ def test_more_vectors_than_shared_memory_holds(device):
 
 @settings(max_examples=40)
 @given(
-    kind=st.sampled_from([WeightType.INT8, WeightType.BLOCK_INT8, WeightType.FLOAT16]),
-    told=st.sampled_from([None, WeightType.INT8, WeightType.BLOCK_INT8, WeightType.FLOAT16]),
+    kind=st.sampled_from([INT8, BLOCK_INT8, FLOAT16]),
+    told=st.sampled_from([None, INT8, BLOCK_INT8, FLOAT16]),
     dim=st.sampled_from([32, 64, 128]),
     features=st.sampled_from([1, 5, 26, 40]),
     batch=st.sampled_from([1, 3, 9]),
@@ -124,7 +118,7 @@ def test_fused_over_any_features(device, call, upper):
     )
     expected = torch.ops.tessera.dot_interaction(dense, pooled, upper)
     # The features' own columns may lie anywhere: they are not read.
-    plan[:, 8] = 0
+    plan[:, plan_column("out_column")] = 0
     fused = torch.ops.tessera.lookup_dot_interaction(
         weights, plan, *jagged, dense, id_weights, fused_counts, upper=upper
     )

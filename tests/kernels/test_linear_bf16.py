@@ -15,7 +15,7 @@ from tessera.kernels import reference
 from tessera.kernels.linear import BF16_INPUTS, BF16_OUTPUTS, pack_linear_bf16
 
 # Every edge at once: odd sizes, rows on both sides of each way through the kernels, subnormal
-# weights, inputs, sums and biases, infinities and what is no number.
+# weights, inputs, sums and biases, infinities and NaN.
 CHILD = """
 import hashlib
 import torch

@@ -12,15 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tessera.kernels import ops, reference
-from tessera.kernels.tables import (
-    FeatureLookup,
-    IdRule,
-    OutOfRange,
-    Pooling,
-    WeightType,
-    make_plan,
-    pack_tables,
-)
+from tessera.kernels.plan import IdRule, OutOfRange, Pooling
+from tessera.kernels.row_types import BLOCK_INT8, FLOAT16, FLOAT32, INT4, INT8, kernel_types
+from tessera.kernels.tables import FeatureLookup, make_plan, pack_tables
 from tests.kernels.cases import calls, random_table
 
 SETTINGS = settings(
@@ -103,7 +97,7 @@ def test_unpooled_equals_the_reference(device, call):
     assert torch.equal(ours.cpu(), expected)
 
 
-@pytest.mark.parametrize("weight_type", list(WeightType))
+@pytest.mark.parametrize("weight_type", kernel_types())
 @pytest.mark.parametrize("dim", [512, 513, 1024, 2048])
 def test_wide_rows(device, weight_type, dim):
     generator = torch.Generator().manual_seed(dim)
@@ -118,7 +112,7 @@ def test_wide_rows(device, weight_type, dim):
 
 def test_a_thousand_tables(device):
     generator = torch.Generator().manual_seed(1)
-    kinds = list(WeightType)
+    kinds = kernel_types()
     packed = pack_tables(
         [random_table(generator, 1 + t % 5, 4 + t % 9, kinds[t % len(kinds)]) for t in range(1000)]
     )
@@ -138,7 +132,7 @@ def test_a_thousand_tables(device):
 def test_large_batches_of_long_and_short_bags(device, batch):
     generator = torch.Generator().manual_seed(batch)
     packed = pack_tables(
-        [random_table(generator, 50, 128, WeightType.INT8, scale_shift=s) for s in (0, 3, 32)]
+        [random_table(generator, 50, 128, INT8, scale_shift=s) for s in (0, 3, 32)]
     )
     features = [
         FeatureLookup(table=place, out_column=128 * k) for k, place in enumerate(packed.places)
@@ -158,14 +152,14 @@ def test_large_batches_of_long_and_short_bags(device, batch):
 
 
 ALIKE = [
-    (WeightType.INT8, 0),
-    (WeightType.INT8, 2),
-    (WeightType.INT8, 32),
-    (WeightType.INT4, 0),
-    (WeightType.INT4, 32),
-    (WeightType.BLOCK_INT8, 0),
-    (WeightType.FLOAT16, 0),
-    (WeightType.FLOAT32, 0),
+    (INT8, 0),
+    (INT8, 2),
+    (INT8, 32),
+    (INT4, 0),
+    (INT4, 32),
+    (BLOCK_INT8, 0),
+    (FLOAT16, 0),
+    (FLOAT32, 0),
 ]
 
 
@@ -271,7 +265,7 @@ def test_features_of_one_kind_and_one_width(  # noqa: PLR0917 (hypothesis draws 
 
 def test_the_dense_vector_fills_the_gap(device):
     generator = torch.Generator().manual_seed(3)
-    packed = pack_tables([random_table(generator, 4, 16, WeightType.FLOAT16)])
+    packed = pack_tables([random_table(generator, 4, 16, FLOAT16)])
     plan = make_plan([FeatureLookup(table=packed.places[0], out_column=8)])
     dense = torch.randn(3, 8, generator=generator)
     indices, lengths = torch.tensor([0, 1, 2]), torch.tensor([1, 0, 2])
@@ -288,7 +282,7 @@ def test_the_dense_vector_fills_the_gap(device):
 def test_wrong_offsets_never_leave_the_ids():
     """A GPU cannot refuse them without waiting; compute-sanitizer watches this test for reads."""
     generator = torch.Generator().manual_seed(4)
-    packed = pack_tables([random_table(generator, 4, 128, WeightType.INT8)])
+    packed = pack_tables([random_table(generator, 4, 128, INT8)])
     plan = make_plan([FeatureLookup(table=packed.places[0], out_column=0)])
     offsets = torch.tensor([5, -7, 10**12, 2, 2**40])
     weights, plan, indices, offsets = on("cuda", packed.weights, plan, torch.arange(6), offsets)

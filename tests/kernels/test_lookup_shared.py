@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.kernels import ops
-from tessera.kernels.tables import FeatureLookup, WeightType, make_plan, pack_tables
+from tessera.kernels.plan import plan_column
+from tessera.kernels.row_types import INT8
+from tessera.kernels.tables import FeatureLookup, make_plan, pack_tables
 from tests.kernels.cases import calls, random_table
 
 
@@ -79,13 +81,13 @@ def test_features_that_are_shared_and_others_in_one_call(call, samples, wide, da
     flags = torch.tensor(shared, dtype=torch.bool)
     found = lookup(mixed, torch.ops.tessera.lookup_partly_shared, flags, index)
     expected = lookup(repeated, torch.ops.tessera.lookup)
-    first = int(call.plan[:, 8].min())  # columns before it belong to nobody
+    first = int(call.plan[:, plan_column("out_column")].min())  # columns before it belong to nobody
     assert found.shape == (samples, call.width)
     assert torch.equal(found[:, first:], expected[:, first:])
 
 
 def test_partly_shared_calls_that_do_not_fit_are_refused():
-    packed = pack_tables([random_table(torch.Generator().manual_seed(0), 4, 8, WeightType.INT8)])
+    packed = pack_tables([random_table(torch.Generator().manual_seed(0), 4, 8, INT8)])
     plan = make_plan([FeatureLookup(table=packed.places[0], out_column=8 * k) for k in range(2)])
 
     def call(lengths, shared, rows):
@@ -114,7 +116,7 @@ def test_partly_shared_calls_that_do_not_fit_are_refused():
 
 def test_a_request_of_one_user_and_many_candidates(device):
     generator = torch.Generator().manual_seed(0)
-    packed = pack_tables([random_table(generator, 30, 64, WeightType.INT8) for _ in range(3)])
+    packed = pack_tables([random_table(generator, 30, 64, INT8) for _ in range(3)])
     user, item = packed.places[:2], packed.places[2]
     plan = make_plan([FeatureLookup(table=p, out_column=64 * k) for k, p in enumerate(user)])
     item_plan = make_plan([FeatureLookup(table=item, out_column=128)])
@@ -155,7 +157,7 @@ def test_a_request_of_one_user_and_many_candidates(device):
     ],
 )
 def test_rows_that_do_not_fit_are_refused(rows, lengths, message):
-    packed = pack_tables([random_table(torch.Generator().manual_seed(0), 4, 8, WeightType.INT8)])
+    packed = pack_tables([random_table(torch.Generator().manual_seed(0), 4, 8, INT8)])
     plan = make_plan([FeatureLookup(table=packed.places[0], out_column=0)])
     ids, lengths = torch.zeros(len(lengths)).long(), torch.tensor(lengths, dtype=torch.int64)
     with pytest.raises(RuntimeError, match=message):

@@ -30,10 +30,11 @@ PROGRAM = """
 import torch
 from tessera.kernels import ops
 from tessera.kernels.quantize import quantize_table
-from tessera.kernels.tables import FeatureLookup, WeightType, make_plan, pack_tables
+from tessera.kernels.row_types import FLOAT32
+from tessera.kernels.tables import FeatureLookup, make_plan, pack_tables
 ops.load()
 values = torch.arange(80_000.0)[:, None] + torch.arange(128.0) / 128
-packed = pack_tables([quantize_table(values, WeightType.FLOAT32)])  # 41 MB
+packed = pack_tables([quantize_table(values, FLOAT32)])  # 41 MB
 plan = make_plan([FeatureLookup(table=packed.places[0], out_column=0)])
 ids = torch.arange(0, 80_000, 97)
 for _ in range(2):

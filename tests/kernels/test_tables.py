@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 
 from tessera.errors import UserError
 from tessera.kernels import reference
+from tessera.kernels.plan import IdRule, OutOfRange, plan_column
 from tessera.kernels.quantize import quantize_table
+from tessera.kernels.row_types import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, INT4, INT8
 from tessera.kernels.tables import (
     TABLE_SCALE_SHIFT,
     FeatureLookup,
-    IdRule,
-    OutOfRange,
     TableRows,
-    WeightType,
     fbgemm_place,
     from_fbgemm_rows,
     make_plan,
@@ -33,7 +32,7 @@ def decoded(table):
 
 
 @pytest.mark.parametrize("scale_shift", [0, 2, TABLE_SCALE_SHIFT])
-@pytest.mark.parametrize(("weight_type", "levels"), [(WeightType.INT8, 255), (WeightType.INT4, 15)])
+@pytest.mark.parametrize(("weight_type", "levels"), [(INT8, 255), (INT4, 15)])
 def test_affine_error_is_half_a_step(weight_type, levels, scale_shift):
     values = torch.randn(37, 33, generator=torch.Generator().manual_seed(0))
     table = quantize_table(values, weight_type, scale_shift=scale_shift, scale_dtype=torch.float32)
@@ -48,11 +47,11 @@ def test_affine_error_is_half_a_step(weight_type, levels, scale_shift):
 
 def test_float_types_round_like_casts():
     values = torch.randn(5, 9)
-    assert torch.equal(decoded(quantize_table(values, WeightType.FLOAT32)), values)
-    assert torch.equal(decoded(quantize_table(values, WeightType.FLOAT16)), values.half().float())
-    bf16 = quantize_table(values, WeightType.BFLOAT16)
+    assert torch.equal(decoded(quantize_table(values, FLOAT32)), values)
+    assert torch.equal(decoded(quantize_table(values, FLOAT16)), values.half().float())
+    bf16 = quantize_table(values, BFLOAT16)
     assert torch.equal(decoded(bf16), values.bfloat16().float())
-    fp8 = quantize_table(values, WeightType.FLOAT8, scale_dtype=torch.float32)
+    fp8 = quantize_table(values, FLOAT8, scale_dtype=torch.float32)
     # e4m3 keeps 3 bits after the first: relative error 2^-4, absolute 2^-10 of the scaled row.
     bound = values.abs() * 2**-4 + fp8.scale[:, :1] * 2**-10
     assert bool(((decoded(fp8) - values).abs() <= bound).all())
@@ -60,18 +59,18 @@ def test_float_types_round_like_casts():
 
 def test_every_fp8_code_is_decoded():
     codes = torch.tensor([c for c in range(256) if c & 0x7F != 0x7F], dtype=torch.uint8)
-    table = TableRows(data=codes[None], weight_type=WeightType.FLOAT8, dim=254)
+    table = TableRows(data=codes[None], weight_type=FLOAT8, dim=254)
     packed = pack_tables([table])
     plan = make_plan([FeatureLookup(table=packed.places[0], out_column=0)])
     ours = torch.ops.tessera.lookup(packed.weights, plan, torch.tensor([0]), torch.tensor([1]), 254)
     assert torch.equal(ours[0], codes.view(torch.float8_e4m3fn).float())
 
 
-@pytest.mark.parametrize("weight_type", [WeightType.INT8, WeightType.INT4])
+@pytest.mark.parametrize("weight_type", [INT8, INT4])
 @pytest.mark.parametrize("dim", [8, 64, 100])
 def test_fbgemms_rows_are_read_in_place_and_converted(weight_type, dim):
     pytest.importorskip("fbgemm_gpu")
-    bits = 8 if weight_type is WeightType.INT8 else 4
+    bits = 8 if weight_type is INT8 else 4
     values = torch.randn(20, dim)
     if bits == 8:
         nbit = torch.ops.fbgemm.FloatToFused8BitRowwiseQuantized(values)
@@ -105,7 +104,7 @@ def test_ids_become_the_rows_that_python_integers_say(raw, rows, rule, out_of_ra
     row, outside = reference.resolve_id(raw, rows, rule, out_of_range)
     small = TableRows(
         data=torch.ones(1, 1, dtype=torch.uint8),
-        weight_type=WeightType.INT8,
+        weight_type=INT8,
         dim=1,
         scale=torch.tensor([[1.0, 0.0]]),
     )
@@ -117,11 +116,11 @@ def test_ids_become_the_rows_that_python_integers_say(raw, rows, rule, out_of_ra
             )
         ]
     )
-    plan[0, 1] = 0  # every row is the one row, so any number of rows fits
-    plan[0, 2] = rows
+    plan[0, plan_column("row_stride")] = 0  # every row is the one row, so any number of rows fits
+    plan[0, plan_column("rows")] = rows
     reciprocal = (2**64 - 1) // rows
-    plan[0, 12] = reciprocal - 2**64 if reciprocal >= 2**63 else reciprocal
-    plan[0, 13] = 32
+    plan[0, plan_column("reciprocal")] = reciprocal - 2**64 if reciprocal >= 2**63 else reciprocal
+    plan[0, plan_column("scale_shift")] = 32
     counts = torch.zeros(1, dtype=torch.int64)
     out = torch.ops.tessera.lookup(
         packed.weights, plan, torch.tensor([raw]), torch.tensor([1]), 1, outside=counts
@@ -134,7 +133,7 @@ def test_ids_become_the_rows_that_python_integers_say(raw, rows, rule, out_of_ra
 @pytest.mark.parametrize("rule", [IdRule.MODULO, IdRule.MURMUR3])
 def test_hashed_rows_are_exact(rows, rule):
     values = torch.arange(rows, dtype=torch.float32)[:, None]
-    packed = pack_tables([quantize_table(values, WeightType.FLOAT32)])
+    packed = pack_tables([quantize_table(values, FLOAT32)])
     plan = make_plan([FeatureLookup(table=packed.places[0], out_column=0, id_rule=rule)])
     raw = torch.randint(-(2**63), 2**63 - 1, (500,))
     raw = torch.cat([raw, torch.tensor([0, -1, 2**63 - 1, -(2**63), rows, -rows])])
@@ -146,33 +145,27 @@ def test_hashed_rows_are_exact(rows, rule):
 @pytest.mark.parametrize(
     ("action", "message"),
     [
-        (lambda: quantize_table(torch.ones(2, 2).double(), WeightType.INT8), "float32 matrix"),
-        (lambda: quantize_table(torch.tensor([[float("nan")]]), WeightType.INT8), "NaN"),
-        (lambda: quantize_table(torch.ones(2, 2), WeightType.INT8, scale_shift=40), "scale_shift"),
-        (lambda: quantize_table(torch.ones(2, 2) * 1e6, WeightType.INT8), "float16"),
+        (lambda: quantize_table(torch.ones(2, 2).double(), INT8), "float32 matrix"),
+        (lambda: quantize_table(torch.tensor([[float("nan")]]), INT8), "NaN"),
+        (lambda: quantize_table(torch.ones(2, 2), INT8, scale_shift=40), "scale_shift"),
+        (lambda: quantize_table(torch.ones(2, 2) * 1e6, INT8), "float16"),
         (lambda: pack_tables([]), "there is none"),
         (lambda: make_plan([]), "there is none"),
         (
-            lambda: TableRows(
-                data=torch.ones(2, 3, dtype=torch.uint8), weight_type=WeightType.INT8, dim=3
-            ),
-            "INT8 rows need one",
+            lambda: TableRows(data=torch.ones(2, 3, dtype=torch.uint8), weight_type=INT8, dim=3),
+            "int8 rows need one",
         ),
         (
-            lambda: TableRows(
-                data=torch.ones(2, 3, dtype=torch.uint8), weight_type=WeightType.INT8, dim=4
-            ),
+            lambda: TableRows(data=torch.ones(2, 3, dtype=torch.uint8), weight_type=INT8, dim=4),
             r"\[2, 3\] is not \[rows, 4\]",
         ),
         (
-            lambda: from_fbgemm_rows(
-                torch.ones(2, 8, dtype=torch.uint8), dim=8, weight_type=WeightType.INT8
-            ),
+            lambda: from_fbgemm_rows(torch.ones(2, 8, dtype=torch.uint8), dim=8, weight_type=INT8),
             "too short for 12 bytes",
         ),
         (
             lambda: from_fbgemm_rows(
-                torch.ones(2, 8, dtype=torch.uint8), dim=8, weight_type=WeightType.FLOAT8
+                torch.ones(2, 8, dtype=torch.uint8), dim=8, weight_type=FLOAT8
             ),
             "no row layout",
         ),

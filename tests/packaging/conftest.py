@@ -34,6 +34,6 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", params=EACH_BACKEND)
 def each_package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same for each backend."""
+    """A package like `package`, for each backend."""
     path, _ = make_package(tmp_path_factory.mktemp("package"), backend=request.param)
     return path

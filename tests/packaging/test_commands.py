@@ -16,13 +16,13 @@ import torch
 
 from tessera.cli import main
 from tessera.kernels.libraries import LIBRARIES
+from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving.commands import package_model as package_model_command
 from tessera.serving.package.loading import load_package
 from tessera.serving.package.manifest import Manifest
 from tessera.serving.package.records import Records
 from tessera.serving.packaging.evaluate import host_batch
 from tessera.serving.packaging.lookups.backends import BACKENDS
-from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES
 from tessera.training.trained import load_trained, validation_batches
 from tests.packaging.archives import read_records, write_records
 from tests.packaging.backends import EACH_BACKEND
@@ -141,7 +141,7 @@ def test_the_flags_offer_what_the_packager_has() -> None:
     parser = argparse.ArgumentParser()
     package_model_command.add_arguments(parser)
     choices = {action.dest: action.choices for action in parser._actions}
-    assert sorted(choices["dtype"]) == sorted(WEIGHT_TYPES)
+    assert sorted(choices["dtype"]) == sorted(ROW_TYPES)
     assert choices["backend"] == list(BACKENDS)
 
 
@@ -183,7 +183,7 @@ def test_the_summary_names_the_operators(
         (["--evaluate-rows", "0"], "'0': give a whole number of at least 1"),
         (["--evaluate-rows", "5", "--no-evaluate"], "not allowed with"),
         (["--shards", "0"], "'0': give a whole number of at least 1"),
-        (["--table-dtype", "int4"], "'int4' is no PATTERN=VALUE, such as 'user_*=int4'"),
+        (["--table-dtype", "int4"], "'int4' is not PATTERN=VALUE, such as 'user_*=int4'"),
     ],
 )
 def test_a_wrong_flag_ends_with_2(
@@ -212,7 +212,7 @@ def test_what_cannot_be_packaged_ends_with_2_and_one_line(
     fails_with(capsys, "model's name is 'a b'", tmp_path, "--out", out, "--name", "a b")
     nowhere = tmp_path / "a" / "types.html"
     fails_with(capsys, "make it first", tmp_path, "--out", out, "--report", nowhere)
-    fails_with(capsys, "is there and is no file", tmp_path, "--out", out, "--report", tmp_path)
+    fails_with(capsys, "exists and is not a file", tmp_path, "--out", out, "--report", tmp_path)
     assert not out.exists()
 
 

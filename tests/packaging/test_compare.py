@@ -155,9 +155,9 @@ def test_what_is_no_package_ends_with_2(
     [
         ("--samples", "-1", "'-1': give a whole number of at least 0"),
         ("--samples", "x", "'x': give a whole number of at least 0"),
-        ("--atol", "nan", "'nan' is no distance; give 0 or a number above it"),
-        ("--atol", "-1", "'-1' is no distance"),
-        ("--atol", "x", "'x' is no distance"),
+        ("--atol", "nan", "'nan' is not a distance; give 0 or a number above it"),
+        ("--atol", "-1", "'-1' is not a distance"),
+        ("--atol", "x", "'x' is not a distance"),
     ],
 )
 def test_a_wrong_number_ends_with_2(

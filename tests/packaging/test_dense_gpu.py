@@ -43,7 +43,7 @@ def rounded(x: Tensor, layer: nn.Linear) -> Tensor:
 
 
 class Tower(nn.Module):
-    """Two wide layers in a row, one behind float32 arithmetic, and a thin one; 35 is no multiple of 8."""
+    """Two wide layers in a row, one behind float32 arithmetic, and a thin one; 35 is not a multiple of 8."""
 
     def __init__(self) -> None:
         super().__init__()

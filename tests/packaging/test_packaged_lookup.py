@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tessera.kernels.libraries import load_libraries
+from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving.package.schema import FeatureSpec, Pooling
 from tessera.serving.packaging.lookups.backends import lookup_backend
 from tessera.serving.packaging.script import script
 from tessera.serving.packaging.tables.quantize import FloatTable, StoredTables, quantize_tables
-from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES
 from tessera.serving.packaging.trace import trace
 from tests.packaging.backends import EACH_BACKEND
 
@@ -63,9 +63,9 @@ def test_every_mix_of_types_widths_poolings_and_shared_tables(
 ) -> None:
     load_libraries(lookup_backend(backend).operator_libraries)
     names = st.sampled_from(sorted(lookup_backend(backend).weight_types))
-    kinds = [WEIGHT_TYPES[name] for name in data.draw(st.lists(names, min_size=1, max_size=3))]
+    kinds = [ROW_TYPES[name] for name in data.draw(st.lists(names, min_size=1, max_size=3))]
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
-    dims = [kind.columns_per_byte * data.draw(st.integers(1, 20)) for kind in kinds]
+    dims = [kind.group_columns * data.draw(st.integers(1, 20)) for kind in kinds]
     floats = [
         FloatTable(name=str(table), weights=torch.randn(ROWS, dim, generator=generator))
         for table, dim in enumerate(dims)

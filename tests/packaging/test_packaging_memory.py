@@ -15,7 +15,7 @@ import torch
 from tessera.serving.packaging.tables import spill
 from tessera.serving.packaging.tables.quantize import FloatTable, quantize_tables
 from tessera.serving.packaging.tables.spill import Spill
-from tessera.serving.packaging.tables.weight_types import weight_type
+from tessera.kernels.row_types import row_type
 import sys
 
 spill.SPILLED_FROM_BYTES = 1
@@ -28,14 +28,14 @@ def resident():
 weights = torch.load(folder / "tables.pt", mmap=True, weights_only=True)
 tables = [FloatTable(name=name, weights=value) for name, value in weights.items()]
 # Once, so that code that is mapped on its first use does not count.
-quantize_tables([FloatTable(name="x", weights=torch.ones(4, 64))], weight_type("int8"))
+quantize_tables([FloatTable(name="x", weights=torch.ones(4, 64))], row_type("int8"))
 before = highest = resident()
 
 def look(_):
     global highest
     highest = max(highest, resident())
 
-stored = quantize_tables(tables, weight_type("int8"), allocate=Spill(folder).zeros, on_rows=look)
+stored = quantize_tables(tables, row_type("int8"), allocate=Spill(folder).zeros, on_rows=look)
 print(highest - before, resident() - before, len(stored.buffers[0]))
 """
 

@@ -245,7 +245,7 @@ def no_tuple() -> nn.Module:
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        ("user_models", "'user_models' is no pkg.module:function"),
+        ("user_models", "'user_models' is not of the form pkg.module:function"),
         (
             "tests.packaging.user_models:nothing",
             "has no attribute 'nothing'; give pkg.module:function",

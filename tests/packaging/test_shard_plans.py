@@ -11,12 +11,12 @@ import torch
 from tessera.cli import main
 from tessera.errors import UserError
 from tessera.kernels.libraries import LibraryError, library_path
+from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving import package_model
 from tessera.serving.package.loading import load_package
 from tessera.serving.package.manifest import Placement, ShardingPlan
 from tessera.serving.packaging.tables.quantize import FloatTable
 from tessera.serving.packaging.tables.shard import check_plan, plan_shards, read_plan
-from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES
 from tests.packaging import user_models
 from tests.packaging.batches import random_batch
 
@@ -43,7 +43,7 @@ def placed(placements: tuple[Placement, ...]) -> list[tuple]:
 
 
 def plan_of(tables: list[FloatTable], **choices: object) -> list[tuple]:
-    types = {one.name: WEIGHT_TYPES["int8"] for one in tables}
+    types = {one.name: ROW_TYPES["int8"] for one in tables}
     return placed(plan_shards(tables, types, **choices).placements)
 
 
@@ -74,7 +74,7 @@ def test_cuts_are_even_and_whole_bytes() -> None:
         (3, 6),
         (6, 10),
     ]
-    int4 = {"t": WEIGHT_TYPES["int4"]}
+    int4 = {"t": ROW_TYPES["int4"]}
     plan = plan_shards([table("t", 5, 10)], int4, shards=3, sharding="column_wise")
     assert [columns for _, _, _, columns in placed(plan.placements)] == [(0, 2), (2, 6), (6, 10)]
 
@@ -185,7 +185,7 @@ WHOLE = (0, 10), (0, 8)
 )
 def test_a_plan_that_does_not_fit_is_refused(pieces: list[Placement], message: str) -> None:
     tables = [table("t", 10), table("u", 10)]
-    kinds = {"t": WEIGHT_TYPES["int4"], "u": WEIGHT_TYPES["int4"]}
+    kinds = {"t": ROW_TYPES["int4"], "u": ROW_TYPES["int4"]}
     with pytest.raises(UserError, match=message):
         check_plan(ShardingPlan(num_shards=2, placements=tuple(pieces)), tables, kinds)
 
@@ -193,10 +193,10 @@ def test_a_plan_that_does_not_fit_is_refused(pieces: list[Placement], message: s
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is no plan"),
-        ("[]", "is no plan"),
-        ('{"num_shards": 2}', "is no plan .'placements'"),
-        ('{"num_shards": 2, "placements": [{"table": "t"}]}', "is no plan"),
+        ("", "is not a plan"),
+        ("[]", "is not a plan"),
+        ('{"num_shards": 2}', "is not a plan .'placements'"),
+        ('{"num_shards": 2, "placements": [{"table": "t"}]}', "is not a plan"),
         ('{"num_shards": "2", "placements": []}', None),
         (None, "No such file"),
     ],
@@ -212,6 +212,6 @@ def test_a_file_that_is_no_plan_is_refused(
 
 
 def test_a_gpus_placements_name_its_devices() -> None:
-    types = {"t": WEIGHT_TYPES["int8"]}
+    types = {"t": ROW_TYPES["int8"]}
     plan = plan_shards([table("t", 9)], types, shards=3, device="cuda", sharding="row_wise")
     assert [p.device for p in plan.placements] == ["cuda:0", "cuda:1", "cuda:2"]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tessera.errors import UserError
 from tessera.kernels.libraries import LibraryError, library_path, load_libraries
+from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving import package_model
 from tessera.serving.package.devices import default_devices, shard_of
 from tessera.serving.package.loading import load_package
@@ -26,7 +27,6 @@ from tessera.serving.packaging.package import make_servable, write_model
 from tessera.serving.packaging.script import script
 from tessera.serving.packaging.tables.quantize import FloatTable, quantize_tables
 from tessera.serving.packaging.tables.shard import plan_shards
-from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES
 from tessera.serving.packaging.trace import trace
 from tessera.training.models.config import TableConfig
 from tests.package_factory import FEATURES, make_model
@@ -70,13 +70,13 @@ class OneRows(OneLookup):
 @given(data=st.data())
 def test_any_mix_of_cuts_and_types_gives_the_bits_of_one_shard(data: st.DataObject) -> None:
     usable = st.sampled_from(sorted(TesseraBackend.weight_types))
-    kinds = [WEIGHT_TYPES[name] for name in data.draw(st.lists(usable, min_size=1, max_size=4))]
+    kinds = [ROW_TYPES[name] for name in data.draw(st.lists(usable, min_size=1, max_size=4))]
     shards = data.draw(st.integers(2, 3))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
     tables, types, ways = [], {}, {}
     for number, kind in enumerate(kinds):
         rows = data.draw(st.integers(shards, 20))
-        dim = kind.columns_per_byte * data.draw(st.integers(shards, 20))
+        dim = kind.group_columns * data.draw(st.integers(shards, 20))
         tables.append(
             FloatTable(name=str(number), weights=torch.randn(rows, dim, generator=generator))
         )

@@ -193,9 +193,9 @@ def test_what_is_no_key_is_named(keys: tuple[Path, Path], tmp_path: Path) -> Non
     secret, public = keys
     with pytest.raises(UserError, match="nothing cannot be read: No such file"):
         read_public_key(tmp_path / "nothing")
-    with pytest.raises(UserError, match=r"key\.pem is no public Ed25519 key"):
+    with pytest.raises(UserError, match=r"key\.pem is not a public Ed25519 key"):
         read_public_key(secret)
-    with pytest.raises(UserError, match=r"key\.pub\.pem is no private Ed25519 key"):
+    with pytest.raises(UserError, match=r"key\.pub\.pem is not a private Ed25519 key"):
         read_private_key(public)
     elliptic = generate_private_key(SECP256R1())
     path = tmp_path / "other.pem"
@@ -232,7 +232,7 @@ def test_the_commands_sign_and_verify(
     assert main(["verify", str(path), "--public-key", public]) == 0
     assert "and the signature holds" in capsys.readouterr().out
     assert main(["verify", str(path), "--public-key", secret]) == 2
-    assert "is no public Ed25519 key" in capsys.readouterr().err
+    assert "is not a public Ed25519 key" in capsys.readouterr().err
     assert main(["sign", str(tmp_path / "none.pt"), "--key", secret]) == 2
     assert "none.pt" in capsys.readouterr().err
     out = tmp_path / "out.pt"
@@ -264,7 +264,7 @@ def test_a_server_loads_only_what_a_given_key_has_signed(
     assert loader.load(parse_model(str(signed))).dtype == "int8"
     with pytest.raises(PackageError, match="is not signed"):
         loader.load(parse_model(str(package)))
-    with pytest.raises(UserError, match="is no public Ed25519 key"):
+    with pytest.raises(UserError, match="is not a public Ed25519 key"):
         PackageLoader(verify_golden=False, public_keys=[str(keys[0])])
 
 

@@ -15,7 +15,7 @@ from tessera.serving.packaging.package import Origin, PackageOptions, make_serva
 from tessera.serving.packaging.tables import spill
 from tessera.serving.packaging.tables.spill import MappedPages, Spill, SpilledRoom
 from tessera.serving.packaging.write.stream import Draft
-from tessera.training.distributed.checkpoint_reader import Piece, SavedTensors
+from tessera.training.distributed.checkpoint.reader import Piece, SavedTensors
 from tests.package_factory import make_model
 
 

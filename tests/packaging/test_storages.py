@@ -77,7 +77,7 @@ def loaded(records: dict[str, bytes]) -> torch.jit.ScriptModule:
 def test_every_tensor_of_a_storage_gets_the_new_size(rows: int, size: int) -> None:
     records = saved(Whole(rows))
     keys = byte_storages(records[DATA_RECORD])
-    # The table and the small one; the others are no bytes, or not all of theirs.
+    # The table and the small one; the others are not bytes, or not all of theirs.
     assert {len(records[f"data/{key}"]) for key in keys} == {rows, 3}
     (key,) = (key for key in keys if len(records[f"data/{key}"]) == rows)
     records[DATA_RECORD] = resized(records[DATA_RECORD], {key: size})

@@ -8,14 +8,13 @@ import torch
 from tessera.errors import UserError
 from tessera.kernels.libraries import load_libraries
 from tessera.kernels.quantize import quantize_table
-from tessera.kernels.tables import WeightType as KernelType
+from tessera.kernels.row_types import row_type
 from tessera.serving.package.schema import FeatureSpec
 from tessera.serving.packaging.lookups.tessera_backend import TesseraBackend
 from tessera.serving.packaging.tables.quantize import FloatTable, quantize_tables
 from tessera.serving.packaging.tables.shard import plan_shards
-from tessera.serving.packaging.tables.weight_types import weight_type
 
-KIND = weight_type("int8b")
+KIND = row_type("int8b")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,7 +49,7 @@ def test_rows_are_those_of_the_kernels_quantization(
     monkeypatch.setattr("tessera.serving.packaging.tables.quantize._CHUNK_ELEMENTS", 640)
     given = table()
     stored = quantize_tables([given], KIND, for_gpu=for_gpu)
-    expected = quantize_table(given.weights, KernelType.BLOCK_INT8)
+    expected = quantize_table(given.weights, KIND)
     (piece,) = stored.table("t").pieces
     assert piece.data_stride == 64
     assert torch.equal(stored.rows(piece, KIND), expected.data)

@@ -10,6 +10,7 @@ import torch
 
 from tessera.cli import main
 from tessera.errors import UserError
+from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving import package_model
 from tessera.serving.package.loading import load_package
 from tessera.serving.packaging.lookups.backends import lookup_backend
@@ -17,7 +18,6 @@ from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import make_servable, write_model
 from tessera.serving.packaging.tables.choose_types import TypeChoice, choose_types
 from tessera.serving.packaging.tables.quantize import FloatTable, measure
-from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES
 from tessera.serving.packaging.type_report import (
     CHOSEN,
     SAME_TABLES,
@@ -61,7 +61,7 @@ def test_a_table_that_loses_too_much_takes_the_narrowest_type_that_does_not() ->
     # One column far larger than the others leaves these few codes.
     tables = [table("even"), table("uneven", spread=1e3)]
     losses = {
-        kind: [measure(one, WEIGHT_TYPES[kind]).relative_rmse for one in tables]
+        kind: [measure(one, ROW_TYPES[kind]).relative_rmse for one in tables]
         for kind in ("int4", "int8", "fp16", "fp32")
     }
     bound = (losses["int8"][1] + losses["fp16"][1]) / 2
@@ -107,7 +107,7 @@ def test_the_report_has_every_type_of_the_backend(backend: str) -> None:
     others = {SAME_TABLES} if len(lookup_backend(backend).dense_types) > 1 else set()
     types = lookup_backend(backend).weight_types
     assert choices.keys() | impossible == {CHOSEN, *others, *types}
-    assert impossible <= {"int8b"}  # the model's dimensions are no multiples of 16
+    assert impossible <= {"int8b"}  # the model's dimensions are not multiples of 16
     assert [c.bytes for c in report.choices] == sorted(c.bytes for c in report.choices)
     assert choices["fp32"].largest_change == 0
     assert choices["int4"].largest_change > choices["int8"].largest_change > 0

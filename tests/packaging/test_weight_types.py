@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tessera.errors import UserError
+from tessera.kernels.row_codecs import affine_rows_in_torch
+from tessera.kernels.row_types import ROW_TYPES, row_type
 from tessera.serving.package.manifest import Placement, ShardingPlan
 from tessera.serving.packaging.tables.quantize import (
     TABLE_ALIGNMENT_BYTES,
     FloatTable,
     quantize_tables,
 )
-from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES, _affine_rows, weight_type
 
-QUANTIZED = [name for name, kind in WEIGHT_TYPES.items() if kind.codes]
+QUANTIZED = [name for name, kind in ROW_TYPES.items() if kind.scaled and name != "fp8"]
 
 
 def reference_rows(weights: np.ndarray, bits: int) -> np.ndarray:
@@ -59,29 +60,29 @@ def tables(dims: st.SearchStrategy[int]) -> st.SearchStrategy[np.ndarray]:
 @settings(max_examples=100)
 @given(weights=tables(st.integers(1, 40)))
 def test_int8_rows_are_those_of_the_plain_loop(weights: np.ndarray) -> None:
-    stored = weight_type("int8").encode(torch.from_numpy(weights)).numpy()
+    stored = row_type("int8").encode(torch.from_numpy(weights)).numpy()
     np.testing.assert_array_equal(stored, reference_rows(weights, 8))
 
 
 @settings(max_examples=100)
 @given(weights=tables(st.integers(1, 20).map(lambda half: 2 * half)))
 def test_int4_rows_are_those_of_the_plain_loop(weights: np.ndarray) -> None:
-    stored = weight_type("int4").encode(torch.from_numpy(weights)).numpy()
+    stored = row_type("int4").encode(torch.from_numpy(weights)).numpy()
     np.testing.assert_array_equal(stored, reference_rows(weights, 4))
 
 
 @settings(max_examples=100)
 @given(weights=tables(st.integers(1, 10).map(lambda quarter: 4 * quarter)))
 def test_int2_rows_are_those_of_the_plain_loop(weights: np.ndarray) -> None:
-    stored = weight_type("int2").encode(torch.from_numpy(weights)).numpy()
+    stored = row_type("int2").encode(torch.from_numpy(weights)).numpy()
     np.testing.assert_array_equal(stored, reference_rows(weights, 2))
 
 
 def test_int8_rows_are_those_of_fbgemms_row_wise_quantization() -> None:
     weights = torch.randn(50, 24, generator=torch.Generator().manual_seed(3))
     fused = torch.ops.fbgemm.FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf(weights, 8)
-    stored = quantize_tables([FloatTable(name="t", weights=weights)], weight_type("int8"))
-    rows = stored.rows(stored.table("t").pieces[0], weight_type("int8"))
+    stored = quantize_tables([FloatTable(name="t", weights=weights)], row_type("int8"))
+    rows = stored.rows(stored.table("t").pieces[0], row_type("int8"))
     # FBGEMM's operator puts scale and bias behind the codes, its inference tables before them.
     assert torch.equal(rows[:, 4:], fused[:, :24])
     assert torch.equal(rows[:, :4], fused[:, 24:])
@@ -96,15 +97,15 @@ def test_int8_rows_are_those_of_fbgemms_row_wise_quantization() -> None:
 def test_without_fbgemm_the_rows_are_the_same(
     name: str, weights: np.ndarray, factor: float
 ) -> None:
-    kind = weight_type(name)
+    kind = row_type(name)
     values = torch.from_numpy(weights) * factor
     # A factor can make -0.0 of a number; encode() knows one zero.
-    assert torch.equal(_affine_rows(values + 0.0, kind.bits), kind.encode(values))
+    assert torch.equal(affine_rows_in_torch(values + 0.0, kind.bits), kind.encode(values))
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_the_sign_of_a_zero_changes_no_row(name: str) -> None:
-    kind = weight_type(name)
+    kind = row_type(name)
     weights = torch.zeros(3, 40)
     weights[:, 16] = torch.tensor([1.0, 0.0, 0.25])
     signed = weights.clone()
@@ -118,7 +119,7 @@ def test_the_sign_of_a_zero_changes_no_row(name: str) -> None:
 def test_a_decoded_element_is_off_by_half_a_step_and_the_rounding_of_scale_and_bias(
     name: str, weights: np.ndarray
 ) -> None:
-    kind = weight_type(name)
+    kind = row_type(name)
     decoded = kind.decode(kind.encode(torch.from_numpy(weights)), weights.shape[1]).numpy()
     for row, found in zip(weights, decoded, strict=True):
         span = float(row.max() - row.min())
@@ -134,7 +135,7 @@ def test_a_decoded_element_is_off_by_half_a_step_and_the_rounding_of_scale_and_b
 
 def test_rows_of_one_value_are_kept_as_their_bias() -> None:
     for name in QUANTIZED:
-        kind = weight_type(name)
+        kind = row_type(name)
         weights = torch.tensor([[0.5] * 4, [0.0] * 4, [-2.0] * 4])
         assert torch.equal(kind.decode(kind.encode(weights), 4), weights)
 
@@ -142,7 +143,7 @@ def test_rows_of_one_value_are_kept_as_their_bias() -> None:
 @settings(max_examples=50)
 @given(weights=tables(st.integers(1, 40)))
 def test_an_fp8_element_is_off_by_a_sixteenth_of_itself(weights: np.ndarray) -> None:
-    kind = weight_type("fp8")
+    kind = row_type("fp8")
     decoded = kind.decode(kind.encode(torch.from_numpy(weights)), weights.shape[1]).numpy()
     for row, found in zip(weights, decoded, strict=True):
         # e4m3 keeps 4 significant bits; below its normal range (2**-6) a step is 2**-9 of the
@@ -160,18 +161,18 @@ def test_an_fp8_element_is_off_by_a_sixteenth_of_itself(weights: np.ndarray) -> 
 )
 def test_float_rows_are_the_rounded_numbers(name: str, dtype: torch.dtype) -> None:
     weights = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
-    kind = weight_type(name)
+    kind = row_type(name)
     assert torch.equal(kind.decode(kind.encode(weights), 7), weights.to(dtype).float())
 
 
 # Their rows mean something without the rest of the table; the others are in test_blocks.
-BY_ROW = [name for name, kind in WEIGHT_TYPES.items() if not kind.blocks]
+BY_ROW = [name for name, kind in ROW_TYPES.items() if not kind.blocks]
 
 
 @pytest.mark.parametrize("name", BY_ROW)
 def test_tables_lie_one_after_the_other_on_cache_lines(name: str) -> None:
     generator = torch.Generator().manual_seed(1)
-    kind = weight_type(name)
+    kind = row_type(name)
     shapes = {"a": (3, 8), "b": (1, 4), "c": (100, 12)}
     floats = {table: torch.randn(shape, generator=generator) for table, shape in shapes.items()}
     stored = quantize_tables(
@@ -194,7 +195,7 @@ def test_tables_lie_one_after_the_other_on_cache_lines(name: str) -> None:
 
 @pytest.mark.parametrize("name", BY_ROW)
 def test_a_gpus_rows_begin_on_16_bytes_and_their_scales_lie_apart(name: str) -> None:
-    kind = weight_type(name)
+    kind = row_type(name)
     weights = torch.randn(9, 12, generator=torch.Generator().manual_seed(4))
     stored = quantize_tables([FloatTable(name="t", weights=weights)], kind, for_gpu=True)
     (piece,) = stored.table("t").pieces
@@ -210,7 +211,7 @@ def test_pieces_hold_what_the_whole_table_holds(
     name: str, monkeypatch: pytest.MonkeyPatch, *, for_gpu: bool
 ) -> None:
     monkeypatch.setattr("tessera.serving.packaging.tables.quantize._CHUNK_ELEMENTS", 40)
-    kind = weight_type(name)
+    kind = row_type(name)
     weights = torch.randn(10, 12, generator=torch.Generator().manual_seed(5))
 
     def piece(shard: int, rows: tuple[int, int], columns: tuple[int, int]) -> Placement:
@@ -244,7 +245,7 @@ def test_the_errors_of_a_table_are_those_of_all_its_elements(
 ) -> None:
     monkeypatch.setattr("tessera.serving.packaging.tables.quantize._CHUNK_ELEMENTS", 40)
     weights = torch.randn(33, 8, generator=torch.Generator().manual_seed(2))
-    kind = weight_type("int4")
+    kind = row_type("int4")
     seen: list[int] = []
     stored = quantize_tables([FloatTable(name="t", weights=weights)], kind, on_rows=seen.append)
     assert seen == [5, 5, 5, 5, 5, 5, 3]
@@ -262,11 +263,11 @@ def test_a_number_that_float16_cannot_hold_is_refused(name: str, bad: float) -> 
     weights = torch.zeros(4, 4)
     weights[2, 1] = bad
     with pytest.raises(UserError, match=r"table 't', row 2 .* --dtype fp32"):
-        quantize_tables([FloatTable(name="t", weights=weights)], weight_type(name))
+        quantize_tables([FloatTable(name="t", weights=weights)], row_type(name))
 
 
 def test_float32_rows_hold_large_numbers_but_no_nan() -> None:
-    kind = weight_type("fp32")
+    kind = row_type("fp32")
     weights = torch.full((2, 2), 7e4)
     assert quantize_tables([FloatTable(name="t", weights=weights)], kind).table("t")
     weights[1, 1] = float("nan")
@@ -276,9 +277,9 @@ def test_float32_rows_hold_large_numbers_but_no_nan() -> None:
 
 def test_int4_needs_an_even_dimension() -> None:
     with pytest.raises(UserError, match="dimension 3; int4 needs an even one"):
-        quantize_tables([FloatTable(name="t", weights=torch.zeros(2, 3))], weight_type("int4"))
+        quantize_tables([FloatTable(name="t", weights=torch.zeros(2, 3))], row_type("int4"))
 
 
 def test_an_unknown_type_is_named_with_the_known_ones() -> None:
     with pytest.raises(UserError, match="'int7' is unknown; give one of int8"):
-        weight_type("int7")
+        row_type("int7")

@@ -12,7 +12,7 @@ CPP = REPOSITORY / "cpp_server/src"
 def glossary():
     """(word, place in Python, place in C++) of every row."""
     text = (REPOSITORY / "docs/architecture.md").read_text()
-    section = text.partition("\n## Glossary\n")[2].partition("\n## ")[0]
+    section = text.partition("\n### In the servers\n")[2].partition("\n#")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:1] == "|"]
     assert rows[0] == ["word", "meaning", "Python", "C++"]
     return [(word, python, cpp) for word, _, python, cpp in rows[2:]]

@@ -1,4 +1,4 @@
-"""Names, labels and buckets of every metric, as the contract lists them."""
+"""Names, labels and buckets of every metric, as both servers have them."""
 
 import math
 import urllib.error

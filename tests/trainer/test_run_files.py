@@ -155,7 +155,7 @@ def test_only_one_process_trains_into_a_folder(tmp_path):
     with folder.locked():
         with pytest.raises(UserError, match="another process"), folder.locked():
             pass
-        folder.require_fit(resume=False)  # its own lock is no foreign file
+        folder.require_fit(resume=False)  # its own lock does not count as a foreign file
     with folder.locked():
         pass
 

@@ -240,7 +240,7 @@ def test_resume_says_which_checkpoint_is_damaged(tiny, tmp_path):
     ("rows", "override", "message"),
     [
         (200, "data.valid_fraction=0", "there are no validation rows"),
-        (0, "data.workers=0", "none is left to train on"),
+        (0, "data.workers=0", "no line of it is a row"),
     ],
 )
 def test_splits_that_cannot_be_trained_on(tiny_yaml, tmp_path, rows, override, message):

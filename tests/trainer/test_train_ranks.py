@@ -96,9 +96,13 @@ def straight(small, tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("stop_after", [4, 11])
-def test_a_stop_changes_no_bit(small, straight, tmp_path, stop_after):
+@pytest.mark.parametrize(
+    ("stop_after", "pipeline"),
+    [(4, "plain"), (11, "plain"), (5, "sparse_dist"), (11, "sparse_dist"), (4, "prefetch")],
+)
+def test_a_stop_changes_no_bit(small, straight, tmp_path, stop_after, pipeline):
     out = tmp_path / "run"
+    small = changed(small, pipeline=pipeline)
     status, step, _ = on_ranks(2, small, out, stop_after=stop_after)
     assert status == "interrupted"
     assert 0 < step < 19

@@ -4,12 +4,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tessera.training.distributed import comm
 from tessera.training.distributed.collective_utils import (
     invoke_on_rank_and_broadcast_result,
     is_leader,
     run_on_leader,
 )
+from tessera.training.distributed.comm import nodes as comm
 from tests.training.ranks import RankError, rank_device, run_on_ranks
 
 

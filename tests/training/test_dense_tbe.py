@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tessera.training.distributed.kernels.bags import bags_of
-from tessera.training.distributed.kernels.dense import DenseTables
-from tessera.training.distributed.kernels.dense_tbe import DenseTbeTables
+from tessera.training.distributed.tables.kernels.bags import bags_of
+from tessera.training.distributed.tables.kernels.dense import DenseTables
+from tessera.training.distributed.tables.kernels.dense_tbe import DenseTbeTables
 from tests.training.kernel_cases import DEVICE, group
 from tests.training.test_kernels import draw_bags, kjt_of, on_gpu
 

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tessera.training.distributed.batched_embedding_kernel import BatchedDenseEmbeddingBag
-from tessera.training.distributed.data_parallel import replicas
+from tessera.training.distributed.comm.replicas import replicas
 from tessera.training.distributed.embedding_types import EmbeddingComputeKernel
 from tessera.training.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from tests.training.kernel_cases import DEVICE, group

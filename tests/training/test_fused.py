@@ -378,7 +378,10 @@ def test_a_plan_chooses_which_collections_are_fused():
         ({"a": {}}, r"places tables \[\], the module has \['own', 'shared', 'third'\]"),
         ({"a": placements(ranks=[1])}, "a shard at rank:1/cpu; there are ranks 0 to 0"),
         ({"a": placements(sharding_type="row_wise")}, "the plan has no list of shards"),
-        ({"a": placements(sharding_type="rowwise")}, "sharding_type is 'rowwise'; give one of"),
+        (
+            {"a": placements(sharding_type="rowwise")},
+            "sharding_type is 'rowwise'; did you mean 'row_wise'\\? Give one of data_parallel, table",
+        ),
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused(plan, message):

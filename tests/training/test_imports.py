@@ -7,7 +7,7 @@ import pytest
 import tessera.training
 import tessera.training.distributed
 from tessera.errors import UserError
-from tessera.training.distributed import fbgemm
+from tessera.training import fbgemm
 
 
 def test_importing_the_library_leaves_fbgemm_alone():

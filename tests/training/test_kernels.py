@@ -14,9 +14,9 @@ from tessera.training.distributed.batched_embedding_kernel import (
     BatchedFusedEmbeddingBag,
 )
 from tessera.training.distributed.embedding_types import EmbeddingComputeKernel
-from tessera.training.distributed.kernels.row_sparse import RowSparseTables
-from tessera.training.distributed.kernels.tbe import TbeTables
-from tessera.training.distributed.plan_types import ShardingType
+from tessera.training.distributed.plan.plan_types import ShardingType
+from tessera.training.distributed.tables.kernels.row_sparse import RowSparseTables
+from tessera.training.distributed.tables.kernels.tbe import TbeTables
 from tessera.training.modules.embedding_configs import DataType
 from tessera.training.optim.optimizers import in_backward_optimizer_filter
 from tests.training.kernel_cases import DEVICE, Double, group

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tessera.training import EmbeddingBagCollection, EmbeddingBagConfig
+from tessera.training.distributed.plan.shard_sizes import TableToCut
 from tessera.training.distributed.planner import (
     EmbeddingEnumerator,
     EmbeddingShardingPlanner,
@@ -34,12 +35,12 @@ from tessera.training.distributed.planner.proposers import (
     GridSearchProposer,
     UniformProposer,
 )
-from tessera.training.distributed.planner.shard_sizes import calculate_shard_sizes_and_offsets
 from tessera.training.distributed.planner.stats import NoopEmbeddingStats, report_text, use_per_rank
 from tessera.training.distributed.planner.storage_reservations import (
     FixedPercentageStorageReservation,
     HeuristicalStorageReservation,
 )
+from tessera.training.distributed.sharding.registry import strategy_of
 from tessera.training.distributed.types import ModuleSharder, ShardingType
 
 ALL_TYPES = [kind.value for kind in ShardingType]
@@ -101,26 +102,26 @@ def planner(world_size, *, local=None, device="cuda", hbm=None, ddr=None, **more
 def test_shards_cover_a_table_once(  # noqa: PLR0917 - what hypothesis draws
     rows, columns, local, hosts, kind, min_partition
 ):
-    sizes, offsets = calculate_shard_sizes_and_offsets(
-        rows,
-        columns,
+    table = TableToCut(
+        rows=rows,
+        columns=columns,
         world_size=local * hosts,
-        local_world_size=local,
-        sharding_type=kind,
+        local_size=local,
         min_partition=min_partition,
     )
+    pieces = strategy_of(kind).cut(table)
     covered = torch.zeros(rows, columns, dtype=torch.int64)
-    for (height, width), (top, left) in zip(sizes, offsets, strict=True):
+    for (height, width), (top, left) in pieces:
         covered[top : top + height, left : left + width] += 1
     assert (covered == 1).all()
     limit = {"table_wise": 1, "row_wise": local * hosts, "table_row_wise": local}
     if kind in limit:
-        assert len(sizes) == limit[kind]
+        assert len(pieces) == limit[kind]
     if kind in {"column_wise", "table_column_wise", "grid_shard"}:
-        pieces = {left for _, left in offsets}
+        lefts = {left for _, (_, left) in pieces}
         most = {"column_wise": local * hosts, "table_column_wise": local, "grid_shard": hosts}
-        assert 1 <= len(pieces) <= most[kind]
-        assert all(left % 4 == 0 for left in pieces)
+        assert 1 <= len(lefts) <= most[kind]
+        assert all(left % 4 == 0 for left in lefts)
 
 
 # Plans

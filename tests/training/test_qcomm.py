@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.training.distributed import comm_ops
-from tessera.training.distributed.comm_ops.transport import decode_pieces, encode_pieces
+from tessera.training.distributed.comm.transport import decode_pieces, encode_pieces
 from tessera.training.distributed.fbgemm_qcomm_codec import (
     CommType,
     QCommsConfig,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.ao import quantization
 
+from tessera.kernels.row_types import INT8
 from tessera.training import (
     DataType,
     EmbeddingBagCollection,
@@ -18,14 +19,14 @@ from tessera.training import (
     KeyedJaggedTensor,
     PoolingType,
 )
-from tessera.training.distributed.fbgemm import import_inference_tables
+from tessera.training.fbgemm import import_inference_tables
 from tessera.training.fx import Tracer, symbolic_trace
 from tessera.training.modules.embedding_configs import QuantConfig
 from tessera.training.quant.embedding_modules import EmbeddingBagCollection as QuantBags
 from tessera.training.quant.embedding_modules import EmbeddingCollection as QuantCollection
 from tessera.training.quant.rows import (
     STORED_TYPES,
-    float_rows,
+    aligned_row_bytes,
     quantize_rows,
     store_rows,
 )
@@ -78,7 +79,7 @@ def decoded(module, table):
     """The table's rows as its lookups see them, in plain arithmetic."""
     index = [part.name for part in module.rows.parts()].index(table)
     part = module.rows.parts()[index]
-    return float_rows(module.rows.tables()[index], part.dim, part.data_type)
+    return STORED_TYPES[part.data_type].decode(module.rows.tables()[index], part.dim)
 
 
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")  # FBGEMM's own
@@ -123,10 +124,10 @@ def test_rows_are_bit_for_bit_fbgemms(kind, dim):
 @pytest.mark.parametrize("dim", [1, 6, 7])
 def test_int8_rows_of_any_width_are_within_half_a_step(dim):
     weights = torch.randn(50, dim) * 3
-    stored = torch.zeros(50, STORED_TYPES[DataType.INT8].row_bytes(dim, 16), dtype=torch.uint8)
+    stored = torch.zeros(50, aligned_row_bytes(INT8, dim, 16), dtype=torch.uint8)
     store_rows(weights, DataType.INT8, stored)
     step = (weights.amax(1) - weights.amin(1)) / 255
-    error = (float_rows(stored, dim, DataType.INT8) - weights).abs().amax(1)
+    error = (INT8.decode(stored, dim) - weights).abs().amax(1)
     # Half a step, and the rounding of scale (times 255 steps) and bias to float16.
     bound = 0.5 * step + (255 * step + weights.abs().amax(1)) * 2**-11 + 1e-6
     assert bool((error <= bound).all())

@@ -21,7 +21,7 @@ from tessera.training.distributed.dist_data import (
     KJTOneToAll,
     SeqEmbeddingsAllToOne,
 )
-from tessera.training.distributed.infer_lookup import InferGroupedPooledEmbeddingsLookup
+from tessera.training.distributed.inference.lookup import InferGroupedPooledEmbeddingsLookup
 from tessera.training.distributed.quant_embedding import QuantEmbeddingCollectionSharder
 from tessera.training.distributed.quant_embeddingbag import (
     QuantEmbeddingBagCollectionSharder,

@@ -12,7 +12,6 @@ from torch import distributed as dist
 from torch import nn
 
 from tessera.training import CombinedOptimizer, DistributedModelParallel, KeyedOptimizerWrapper
-from tessera.training.distributed import checkpoint_writer
 from tessera.training.distributed.checkpoint import (
     async_save_checkpoint,
     load_checkpoint,
@@ -20,8 +19,9 @@ from tessera.training.distributed.checkpoint import (
     read_extra,
     save_checkpoint,
 )
-from tessera.training.distributed.checkpoint_error import CheckpointError
-from tessera.training.distributed.checkpoint_names import replaced_path, restore_replaced
+from tessera.training.distributed.checkpoint import writer as checkpoint_writer
+from tessera.training.distributed.checkpoint.errors import CheckpointError
+from tessera.training.distributed.checkpoint.folder_names import replaced_path, restore_replaced
 from tessera.training.optim import (
     GradientClipping,
     GradientClippingOptimizer,

@@ -13,7 +13,7 @@ from tessera.training import (
     KeyedJaggedTensor,
     ShardingPlan,
 )
-from tessera.training.distributed.awaitable import LazyNoWait
+from tessera.training.distributed.comm.awaitable import LazyNoWait
 from tessera.training.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from tessera.training.distributed.quant_embedding import ShardedQuantEmbeddingCollection
 from tessera.training.distributed.quant_embeddingbag import ShardedQuantEmbeddingBagCollection

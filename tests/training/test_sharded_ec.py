@@ -19,11 +19,11 @@ from tessera.training.distributed.fbgemm_qcomm_codec import (
     QCommsConfig,
     get_qcomm_codecs_registry,
 )
-from tessera.training.distributed.index_dedup import IndexDeduplicator
 from tessera.training.distributed.model_parallel import (
     DistributedModelParallel,
     get_unwrapped_module,
 )
+from tessera.training.distributed.travel.index_dedup import IndexDeduplicator
 from tessera.training.distributed.types import LazyAwaitable, ShardingEnv
 from tessera.training.modules.embedding_configs import EmbeddingConfig
 from tessera.training.modules.embedding_modules import EmbeddingCollection
@@ -546,7 +546,7 @@ def test_an_unknown_sharding_type_is_refused():
     sharder = EmbeddingCollectionSharder()
     plan = plan_alone(plans(1)["table_wise"], sharder)
     plan["big"].sharding_type = "diagonal"
-    with pytest.raises(ValueError, match="sharding_type is 'diagonal'; give one of table_wise"):
+    with pytest.raises(ValueError, match="sharding_type is 'diagonal'; give one of data_par"):
         sharder.shard(plain(case), plan, ShardingEnv.from_local(1, 0))
 
 

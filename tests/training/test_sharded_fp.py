@@ -5,11 +5,11 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from tessera.training.distributed.data_parallel import DefaultDataParallelWrapper
 from tessera.training.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tessera.training.distributed.fp_embeddingbag import (
     FeatureProcessedEmbeddingBagCollectionSharder,
 )
+from tessera.training.distributed.model.data_parallel import DefaultDataParallelWrapper
 from tessera.training.distributed.model_parallel import DistributedModelParallel
 from tessera.training.distributed.types import ShardingPlan
 from tessera.training.modules.feature_processor_ import (
@@ -144,7 +144,7 @@ def test_other_processors_follow_whole_bags_only():
     case = Case(TABLES, made["table_wise"], BATCHES[2], weighted=True, local_size=2)
     assert max(run_on_ranks(2, other_processor, case)) < 1e-5
     torn = Case(TABLES, made["row_wise"], BATCHES[2], weighted=True, local_size=2)
-    with pytest.raises(AssertionError, match="row_wise, which tears bags apart"):
+    with pytest.raises(AssertionError, match="row_wise, which splits bags"):
         run_on_ranks(2, other_processor, torn)
 
 

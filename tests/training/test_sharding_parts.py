@@ -11,8 +11,7 @@ from tessera.training import (
     PoolingType,
 )
 from tessera.training.distributed import sharding_plan
-from tessera.training.distributed.bucketize import bucketize_kjt_before_all2all
-from tessera.training.distributed.comm_ops.column_order import ColumnOrder
+from tessera.training.distributed.comm.column_order import ColumnOrder
 from tessera.training.distributed.embedding_sharding import EmbeddingShardingContext
 from tessera.training.distributed.embeddingbag import (
     EmbeddingBagCollectionSharder,
@@ -20,6 +19,7 @@ from tessera.training.distributed.embeddingbag import (
     create_embedding_bag_sharding,
     create_sharding_infos_by_sharding,
 )
+from tessera.training.distributed.travel.bucketize import bucketize_kjt_before_all2all
 from tessera.training.distributed.types import ParameterSharding, ShardingEnv
 from tests.training.ranks import rank_device, run_on_ranks
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.training import KeyedJaggedTensor
-from tessera.training.distributed.fbgemm import import_training_tables
+from tessera.training.fbgemm import import_training_tables
 from tessera.training.sparse.exchange import permute_segments
 from tests.training.jagged_strategies import quick
 

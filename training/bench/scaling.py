@@ -51,7 +51,8 @@ from tessera.training.distributed.planner import (
     measure_bandwidths,
 )
 from tessera.training.distributed.planner.stats import report_text
-from tessera.training.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
+from tessera.training.distributed.train_pipeline.pipelines import TrainPipelineBase
+from tessera.training.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
 from tessera.training.streamable import Pipelineable
 
 # Distinct values of Criteo Kaggle's 26 categorical columns.

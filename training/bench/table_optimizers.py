@@ -23,13 +23,13 @@ import torch
 from torch import nn
 
 from tessera.training import EmbOptimType, KeyedJaggedTensor
-from tessera.training.distributed.batched_embedding_kernel import BatchedFusedEmbeddingBag
-from tessera.training.distributed.embedding_types import (
+from tessera.training.distributed.tables.batched_kernels import BatchedFusedEmbeddingBag
+from tessera.training.distributed.tables.kernels.choice import fbgemm_serves
+from tessera.training.distributed.tables.table_shards import (
     EmbeddingComputeKernel,
     GroupedEmbeddingConfig,
     ShardedEmbeddingTable,
 )
-from tessera.training.distributed.kernels.choice import fbgemm_serves
 from tessera.training.modules.embedding_configs import DataType, PoolingType
 from tessera.training.optim.fused import FusedParams
 

@@ -130,7 +130,7 @@ class PlainDLRM(nn.Module):
         return logits.squeeze(1)
 
     def look_up(self, batch: RawBatch) -> Tensor:
-        """``[B, 26, D]``."""
+        """The vectors of all features, ``[B, 26, D]``."""
         size = batch.dense.size(0)
         if self.one_table:
             ids = (batch.ids_FB + self.shift).t().flatten()

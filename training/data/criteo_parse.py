@@ -173,9 +173,9 @@ def _decimal(word: Words) -> Words:
 
 
 def _hexadecimal(word: Words) -> tuple[npt.NDArray[np.uint32], Mask]:
-    """The number that 8 hexadecimal digits write, and where one of the bytes is no such digit."""
+    """The number that 8 hexadecimal digits write, and where one of the bytes is not such a digit."""
     letter = (word >> np.uint64(6)) & _ONES  # bit 6 is set in letters, clear in digits
-    nibble = (word & _LOW_NIBBLES) + letter * np.uint64(9)  # up to 24 where it is no digit
+    nibble = (word & _LOW_NIBBLES) + letter * np.uint64(9)  # up to 24 where it is not a digit
     # Write the digit again, in lower case; a byte that is a digit gives itself.
     again = _DIGIT_ZEROS + nibble + letter * np.uint64(0x27)
     wrong: Words = again ^ (word | (letter << np.uint64(5)))

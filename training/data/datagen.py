@@ -99,7 +99,7 @@ def generate(
     if workers < 0:
         raise UserError(f"workers={workers}: give 0 or more")
     if out.exists() and not out.is_file():
-        raise UserError(f"out='{out}': is there and is no file; name another")
+        raise UserError(f"out='{out}': exists and is not a file; name another")
     if not out.parent.is_dir():
         raise UserError(f"out='{out}': the folder {out.parent} is not there; make it first")
     tasks = (

@@ -1,165 +1,81 @@
 """Model parallelism: tables spread over ranks and fused with their optimizer.
 
-`docs/training.md` tells how.  The names below are found here and in their own modules; a name's
-module is imported when the name is first asked for.
+Generated from the table in training/torchrec_paths.py; change it there.
 """
 
-from __future__ import annotations
+# isort: skip_file
+# fmt: off
+from typing import TYPE_CHECKING
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from tessera.training.torchrec_paths import lazy_names
 
 if TYPE_CHECKING:
-    from tessera.training.distributed.comm import get_local_rank, get_local_size
-    from tessera.training.distributed.comm_ops import get_gradient_division, set_gradient_division
-    from tessera.training.distributed.data_parallel import (
-        DataParallelWrapper,
-        DefaultDataParallelWrapper,
+    from tessera.training.distributed.collections.feature_processed import (
+        FeatureProcessedEmbeddingBagCollectionSharder as FeatureProcessedEmbeddingBagCollectionSharder,
+        ShardedFeatureProcessedEmbeddingBagCollection as ShardedFeatureProcessedEmbeddingBagCollection,
     )
-    from tessera.training.distributed.embedding import (
-        EmbeddingCollectionSharder,
-        ShardedEmbeddingCollection,
+    from tessera.training.distributed.collections.pooled import (
+        EmbeddingBagCollectionSharder as EmbeddingBagCollectionSharder,
+        ShardedEmbeddingBagCollection as ShardedEmbeddingBagCollection,
     )
-    from tessera.training.distributed.embeddingbag import (
-        EmbeddingBagCollectionSharder,
-        EmbeddingBagSharder,
-        ShardedEmbeddingBag,
-        ShardedEmbeddingBagCollection,
+    from tessera.training.distributed.collections.single_bag import (
+        EmbeddingBagSharder as EmbeddingBagSharder, ShardedEmbeddingBag as ShardedEmbeddingBag,
     )
-    from tessera.training.distributed.fbgemm_qcomm_codec import (
-        CommType,
-        QCommsConfig,
-        get_qcomm_codecs_registry,
+    from tessera.training.distributed.collections.unpooled import (
+        EmbeddingCollectionSharder as EmbeddingCollectionSharder,
+        ShardedEmbeddingCollection as ShardedEmbeddingCollection,
     )
-    from tessera.training.distributed.fp_embeddingbag import (
-        FeatureProcessedEmbeddingBagCollectionSharder,
-        ShardedFeatureProcessedEmbeddingBagCollection,
+    from tessera.training.distributed.comm.awaitable import (
+        Awaitable as Awaitable, LazyAwaitable as LazyAwaitable, LazyNoWait as LazyNoWait,
+        NoWait as NoWait,
     )
-    from tessera.training.distributed.model_parallel import (
-        DistributedModelParallel,
-        get_module,
-        get_unwrapped_module,
+    from tessera.training.distributed.comm.codecs import (
+        CommType as CommType, QCommsConfig as QCommsConfig,
+        get_qcomm_codecs_registry as get_qcomm_codecs_registry,
     )
-    from tessera.training.distributed.planner import (
-        EmbeddingShardingPlanner,
-        ParameterConstraints,
-        Topology,
+    from tessera.training.distributed.comm.environment import ShardingEnv as ShardingEnv
+    from tessera.training.distributed.comm.nodes import (
+        get_local_rank as get_local_rank, get_local_size as get_local_size,
     )
-    from tessera.training.distributed.sharding_plan import (
-        construct_module_sharding_plan,
-        get_default_sharders,
+    from tessera.training.distributed.comm.request import (
+        get_gradient_division as get_gradient_division,
+        set_gradient_division as set_gradient_division,
     )
-    from tessera.training.distributed.train_pipeline import (
-        PrefetchTrainPipelineSparseDist,
-        TrainPipelineBase,
-        TrainPipelineSparseDist,
+    from tessera.training.distributed.model.data_parallel import (
+        DataParallelWrapper as DataParallelWrapper,
+        DefaultDataParallelWrapper as DefaultDataParallelWrapper,
     )
-    from tessera.training.distributed.types import (
-        Awaitable,
-        EmbeddingModuleShardingPlan,
-        LazyAwaitable,
-        LazyNoWait,
-        ModuleSharder,
-        NoWait,
-        ParameterSharding,
-        ShardedModule,
-        ShardingEnv,
-        ShardingPlan,
-        ShardingType,
+    from tessera.training.distributed.model.model_parallel import (
+        DistributedModelParallel as DistributedModelParallel, get_module as get_module,
+        get_unwrapped_module as get_unwrapped_module,
+    )
+    from tessera.training.distributed.plan.plan_types import (
+        EmbeddingModuleShardingPlan as EmbeddingModuleShardingPlan,
+        ParameterSharding as ParameterSharding, ShardingPlan as ShardingPlan,
+        ShardingType as ShardingType,
+    )
+    from tessera.training.distributed.plan.sharded_module import (
+        ModuleSharder as ModuleSharder, ShardedModule as ShardedModule,
+    )
+    from tessera.training.distributed.planner.generators import (
+        construct_module_sharding_plan as construct_module_sharding_plan,
+        get_default_sharders as get_default_sharders,
+    )
+    from tessera.training.distributed.planner.hardware import Topology as Topology
+    from tessera.training.distributed.planner.planners import (
+        EmbeddingShardingPlanner as EmbeddingShardingPlanner,
+    )
+    from tessera.training.distributed.planner.types import (
+        ParameterConstraints as ParameterConstraints,
+    )
+    from tessera.training.distributed.train_pipeline.pipelines import (
+        TrainPipelineBase as TrainPipelineBase,
+    )
+    from tessera.training.distributed.train_pipeline.prefetch import (
+        PrefetchTrainPipelineSparseDist as PrefetchTrainPipelineSparseDist,
+    )
+    from tessera.training.distributed.train_pipeline.sparse_dist import (
+        TrainPipelineSparseDist as TrainPipelineSparseDist,
     )
 
-__all__ = [
-    "Awaitable",
-    "CommType",
-    "DataParallelWrapper",
-    "DefaultDataParallelWrapper",
-    "DistributedModelParallel",
-    "EmbeddingBagCollectionSharder",
-    "EmbeddingBagSharder",
-    "EmbeddingCollectionSharder",
-    "EmbeddingModuleShardingPlan",
-    "EmbeddingShardingPlanner",
-    "FeatureProcessedEmbeddingBagCollectionSharder",
-    "LazyAwaitable",
-    "LazyNoWait",
-    "ModuleSharder",
-    "NoWait",
-    "ParameterConstraints",
-    "ParameterSharding",
-    "PrefetchTrainPipelineSparseDist",
-    "QCommsConfig",
-    "ShardedEmbeddingBag",
-    "ShardedEmbeddingBagCollection",
-    "ShardedEmbeddingCollection",
-    "ShardedFeatureProcessedEmbeddingBagCollection",
-    "ShardedModule",
-    "ShardingEnv",
-    "ShardingPlan",
-    "ShardingType",
-    "Topology",
-    "TrainPipelineBase",
-    "TrainPipelineSparseDist",
-    "construct_module_sharding_plan",
-    "get_default_sharders",
-    "get_gradient_division",
-    "get_local_rank",
-    "get_local_size",
-    "get_module",
-    "get_qcomm_codecs_registry",
-    "get_unwrapped_module",
-    "set_gradient_division",
-]
-
-_MODULE_OF = {
-    "Awaitable": "types",
-    "CommType": "fbgemm_qcomm_codec",
-    "DataParallelWrapper": "data_parallel",
-    "DefaultDataParallelWrapper": "data_parallel",
-    "DistributedModelParallel": "model_parallel",
-    "EmbeddingBagCollectionSharder": "embeddingbag",
-    "EmbeddingBagSharder": "embeddingbag",
-    "EmbeddingCollectionSharder": "embedding",
-    "EmbeddingModuleShardingPlan": "types",
-    "EmbeddingShardingPlanner": "planner",
-    "FeatureProcessedEmbeddingBagCollectionSharder": "fp_embeddingbag",
-    "LazyAwaitable": "types",
-    "LazyNoWait": "types",
-    "ModuleSharder": "types",
-    "NoWait": "types",
-    "ParameterConstraints": "planner",
-    "ParameterSharding": "types",
-    "PrefetchTrainPipelineSparseDist": "train_pipeline",
-    "QCommsConfig": "fbgemm_qcomm_codec",
-    "ShardedEmbeddingBag": "embeddingbag",
-    "ShardedEmbeddingBagCollection": "embeddingbag",
-    "ShardedEmbeddingCollection": "embedding",
-    "ShardedFeatureProcessedEmbeddingBagCollection": "fp_embeddingbag",
-    "ShardedModule": "types",
-    "ShardingEnv": "types",
-    "ShardingPlan": "types",
-    "ShardingType": "types",
-    "Topology": "planner",
-    "TrainPipelineBase": "train_pipeline",
-    "TrainPipelineSparseDist": "train_pipeline",
-    "construct_module_sharding_plan": "sharding_plan",
-    "get_default_sharders": "sharding_plan",
-    "get_gradient_division": "comm_ops",
-    "get_local_rank": "comm",
-    "get_local_size": "comm",
-    "get_module": "model_parallel",
-    "get_qcomm_codecs_registry": "fbgemm_qcomm_codec",
-    "get_unwrapped_module": "model_parallel",
-    "set_gradient_division": "comm_ops",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__all__, __getattr__, __dir__ = lazy_names(__name__)

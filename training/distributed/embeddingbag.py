@@ -1,35 +1,26 @@
-"""Pooled tables that are spread over ranks, under the module path that TorchRec users know."""
+"""The names of ``torchrec.distributed.embeddingbag``.
 
-from tessera.training.distributed.embedding_bag import (
-    EmbeddingAwaitable,
-    EmbeddingBagSharder,
-    ShardedEmbeddingBag,
-)
-from tessera.training.distributed.embeddingbag_output import (
-    EmbeddingBagCollectionAwaitable,
-    EmbeddingBagCollectionContext,
-    construct_output_kt,
-)
-from tessera.training.distributed.embeddingbag_shardings import (
-    create_embedding_bag_sharding,
-    create_sharding_infos_by_sharding,
-    replace_placement_with_meta_device,
-)
-from tessera.training.distributed.pooled_collection import (
-    EmbeddingBagCollectionSharder,
-    ShardedEmbeddingBagCollection,
-)
+Generated from the table in training/torchrec_paths.py; change it there.
+"""
 
-__all__ = [
-    "EmbeddingAwaitable",
-    "EmbeddingBagCollectionAwaitable",
-    "EmbeddingBagCollectionContext",
-    "EmbeddingBagCollectionSharder",
-    "EmbeddingBagSharder",
-    "ShardedEmbeddingBag",
-    "ShardedEmbeddingBagCollection",
-    "construct_output_kt",
-    "create_embedding_bag_sharding",
-    "create_sharding_infos_by_sharding",
-    "replace_placement_with_meta_device",
-]
+# isort: skip_file
+# fmt: off
+# ruff: noqa: PLC0414 - type checkers offer a name that is imported as itself
+from tessera.training.distributed.collections.pooled import (
+    EmbeddingBagCollectionSharder as EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection as ShardedEmbeddingBagCollection,
+)
+from tessera.training.distributed.collections.pooled_output import (
+    EmbeddingBagCollectionAwaitable as EmbeddingBagCollectionAwaitable,
+    EmbeddingBagCollectionContext as EmbeddingBagCollectionContext,
+    construct_output_kt as construct_output_kt,
+)
+from tessera.training.distributed.collections.single_bag import (
+    EmbeddingAwaitable as EmbeddingAwaitable, EmbeddingBagSharder as EmbeddingBagSharder,
+    ShardedEmbeddingBag as ShardedEmbeddingBag,
+)
+from tessera.training.distributed.sharding.pooled_shardings import (
+    create_embedding_bag_sharding as create_embedding_bag_sharding,
+    create_sharding_infos_by_sharding as create_sharding_infos_by_sharding,
+    replace_placement_with_meta_device as replace_placement_with_meta_device,
+)

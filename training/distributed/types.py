@@ -1,99 +1,46 @@
-"""The words that the parts of model parallelism share, in one place.
+"""The names of ``torchrec.distributed.types``.
 
-Each is defined in the module named for its subject: `awaitable`, `codec_types`, `plan_types`,
-`sharded_module`.
+Generated from the table in training/torchrec_paths.py; change it there.
 """
 
-from torch.distributed._shard.metadata import ShardMetadata
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
-from torch.distributed._shard.sharded_tensor.shard import Shard
-from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec, ShardingSpec
-
-from tessera.training.distributed.awaitable import (
-    Awaitable,
-    GenericMeta,
-    LazyAwaitable,
-    LazyNoWait,
-    NoWait,
+# isort: skip_file
+# fmt: off
+# ruff: noqa: PLC0414 - type checkers offer a name that is imported as itself
+from tessera.training.distributed.comm.awaitable import (
+    Awaitable as Awaitable, GenericMeta as GenericMeta, LazyAwaitable as LazyAwaitable,
+    LazyNoWait as LazyNoWait, NoWait as NoWait,
 )
-from tessera.training.distributed.codec_types import (
-    CommOp,
-    NoOpQuantizedCommCodec,
-    QuantizedCommCodec,
-    QuantizedCommCodecs,
+from tessera.training.distributed.comm.codec_types import (
+    CommOp as CommOp, NoOpQuantizedCommCodec as NoOpQuantizedCommCodec,
+    QuantizedCommCodec as QuantizedCommCodec, QuantizedCommCodecs as QuantizedCommCodecs,
 )
-from tessera.training.distributed.plan_types import (
-    BoundsCheckMode,
-    CacheAlgorithm,
-    CacheParams,
-    ComputeKernel,
-    EmbeddingModuleShardingPlan,
-    ModuleShardingPlan,
-    ParameterSharding,
-    ParameterStorage,
-    ShardingPlan,
-    ShardingType,
+from tessera.training.distributed.comm.environment import (
+    ShardingEnv as ShardingEnv, rank_device as rank_device,
 )
-from tessera.training.distributed.sharded_module import (
-    CompIn,
-    DistOut,
-    M,
-    ModuleNoCopyMixin,
-    ModuleSharder,
-    NullShardedModuleContext,
-    NullShardingContext,
-    Out,
-    ShardedModule,
-    ShardingEnv,
-    ShrdCtx,
-    get_tensor_size_bytes,
-    rank_device,
+from tessera.training.distributed.plan.plan_types import (
+    BoundsCheckMode as BoundsCheckMode, CacheAlgorithm as CacheAlgorithm,
+    CacheParams as CacheParams, ComputeKernel as ComputeKernel,
+    EmbeddingModuleShardingPlan as EmbeddingModuleShardingPlan,
+    ModuleShardingPlan as ModuleShardingPlan, ParameterSharding as ParameterSharding,
+    ParameterStorage as ParameterStorage, ShardingPlan as ShardingPlan,
+    ShardingType as ShardingType,
 )
-from tessera.training.modules.embedding_configs import DataType
-from tessera.training.streamable import Multistreamable, Pipelineable
-
-__all__ = [
-    "Awaitable",
-    "BoundsCheckMode",
-    "CacheAlgorithm",
-    "CacheParams",
-    "CommOp",
-    "CompIn",
-    "ComputeKernel",
-    "DataType",
-    "DistOut",
-    "EmbeddingModuleShardingPlan",
-    "EnumerableShardingSpec",
-    "GenericMeta",
-    "LazyAwaitable",
-    "LazyNoWait",
-    "M",
-    "ModuleNoCopyMixin",
-    "ModuleSharder",
-    "ModuleShardingPlan",
-    "Multistreamable",
-    "NoOpQuantizedCommCodec",
-    "NoWait",
-    "NullShardedModuleContext",
-    "NullShardingContext",
-    "Out",
-    "ParameterSharding",
-    "ParameterStorage",
-    "Pipelineable",
-    "QuantizedCommCodec",
-    "QuantizedCommCodecs",
-    "Shard",
-    "ShardMetadata",
-    "ShardedModule",
-    "ShardedTensor",
-    "ShardedTensorMetadata",
-    "ShardingEnv",
-    "ShardingPlan",
-    "ShardingSpec",
-    "ShardingType",
-    "ShrdCtx",
-    "TensorProperties",
-    "get_tensor_size_bytes",
-    "rank_device",
-]
+from tessera.training.distributed.plan.sharded_module import (
+    CompIn as CompIn, DistOut as DistOut, M as M, ModuleNoCopyMixin as ModuleNoCopyMixin,
+    ModuleSharder as ModuleSharder, NullShardedModuleContext as NullShardedModuleContext,
+    NullShardingContext as NullShardingContext, Out as Out, ShardedModule as ShardedModule,
+    ShrdCtx as ShrdCtx, get_tensor_size_bytes as get_tensor_size_bytes,
+)
+from tessera.training.modules.embedding_configs import DataType as DataType
+from tessera.training.streamable import (
+    Multistreamable as Multistreamable, Pipelineable as Pipelineable,
+)
+from torch.distributed._shard.metadata import ShardMetadata as ShardMetadata
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor as ShardedTensor
+from torch.distributed._shard.sharded_tensor.metadata import (
+    ShardedTensorMetadata as ShardedTensorMetadata, TensorProperties as TensorProperties,
+)
+from torch.distributed._shard.sharded_tensor.shard import Shard as Shard
+from torch.distributed._shard.sharding_spec.api import (
+    EnumerableShardingSpec as EnumerableShardingSpec, ShardingSpec as ShardingSpec,
+)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tessera.training.distributed.awaitable import Awaitable
+from tessera.training.distributed.comm.awaitable import Awaitable
 
 _tracing = False
 

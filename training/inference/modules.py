@@ -16,10 +16,12 @@ import torch
 from torch import nn
 
 from tessera.errors import UserError
-from tessera.training.distributed.quant_embedding import QuantEmbeddingCollectionSharder
-from tessera.training.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
-from tessera.training.distributed.shard import shard_modules
-from tessera.training.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
+from tessera.training.distributed.comm.environment import ShardingEnv
+from tessera.training.distributed.inference.pooled import QuantEmbeddingBagCollectionSharder
+from tessera.training.distributed.inference.unpooled import QuantEmbeddingCollectionSharder
+from tessera.training.distributed.model.shard import shard_modules
+from tessera.training.distributed.plan.plan_types import ShardingPlan
+from tessera.training.distributed.plan.sharded_module import ModuleSharder
 from tessera.training.modules.embedding_configs import QuantConfig
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from tessera.training.quant.embedding_modules import EmbeddingBagCollection as QuantBags

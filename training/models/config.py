@@ -83,9 +83,9 @@ class ModelConfig:
         arch: the architecture's name.
         embedding_dim: columns of the tables.
         rows: rows of a table that ``tables`` does not name.
-        pooling: likewise.
-        hashing: likewise.
-        out_of_range: likewise.
+        pooling: pooling of a table that ``tables`` does not name.
+        hashing: hashing rule of a table that ``tables`` does not name.
+        out_of_range: what becomes of ids outside a table that ``tables`` does not name.
         tables: per feature, what differs from the defaults.
         dense_missing: a missing (NaN) dense value becomes 0, with a 0/1 column that tells
             (``indicator``) or without (``zero``).

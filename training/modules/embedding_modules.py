@@ -97,7 +97,7 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
             _fill(self.embedding_bags[table.name], table)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The tables."""
+        """The settings of every table, in the collection's order."""
         return self._configs
 
     def embedding_names(self) -> list[str]:
@@ -186,7 +186,7 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
             _fill(self.embeddings[table.name], table)
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """The tables."""
+        """The settings of every table, in the collection's order."""
         return self._configs
 
     def embedding_names_by_table(self) -> list[list[str]]:

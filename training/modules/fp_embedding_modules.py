@@ -100,7 +100,7 @@ class FeatureProcessedEmbeddingBagCollection(EmbeddingBagCollectionInterface):
             self._feature_processors = nn.ModuleDict(dict(feature_processors))
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The tables."""
+        """The settings of every table, in the collection's order."""
         return self._embedding_bag_collection.embedding_bag_configs()
 
     def is_weighted(self) -> bool:

@@ -27,7 +27,7 @@ class EmbeddingBagCollectionInterface(ABC, nn.Module):
 
     @abstractmethod
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The tables."""
+        """The settings of every table, in the collection's order."""
 
     @abstractmethod
     def is_weighted(self) -> bool:
@@ -43,7 +43,7 @@ class EmbeddingCollectionInterface(ABC, nn.Module):
 
     @abstractmethod
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """The tables."""
+        """The settings of every table, in the collection's order."""
 
     @abstractmethod
     def need_indices(self) -> bool:

@@ -56,13 +56,13 @@ class CombinedOptimizer(KeyedOptimizer):
             optim.save_param_groups(save)
 
     def init_state(self, sparse_grad_parameter_names: Collection[str] | None = None) -> None:
-        """The same of every part; names are the prefixed ones."""
+        """Initialise the state of every part; names are the prefixed ones."""
         sparse = set(sparse_grad_parameter_names or ())
         for prefix, optim in self._optims:
             optim.init_state({name for name in optim.params if _join(prefix, name) in sparse})
 
     def post_load_state_dict(self) -> None:
-        """The same of every part."""
+        """Finish the loading of every part."""
         for _, optim in self._optims:
             optim.post_load_state_dict()
 

@@ -59,11 +59,11 @@ class FusedParams:
         eta: of LARS-SGD (0.001), the trust coefficient.
         gradient_clipping: cut every number of the output's gradient to
             ``[-max_gradient, max_gradient]`` before it goes to the rows.
-        max_gradient: see there (1.0); giving it turns clipping on.
+        max_gradient: the bound of ``gradient_clipping`` (1.0); giving it turns clipping on.
         stochastic_rounding: FP16 rows on a GPU are rounded up or down at random (True);
             FP32 rows are not rounded.
         output_dtype: ``fp32``, ``fp16`` or ``bf16``: what pooled vectors are given as.
-        bounds_check_mode: what becomes of an id that is no row: ``fatal``, ``warning``,
+        bounds_check_mode: what becomes of an id that is not a row: ``fatal``, ``warning``,
             ``ignore`` (both look up row 0), ``none`` (no check).  None: ``fatal`` on a CPU,
             ``warning`` on a GPU, as a fatal check there ends every later use of the GPU.
         enforce_hbm: a GPU's cache may not spill to host memory.

@@ -117,7 +117,7 @@ def _as_rows(tensor: Tensor) -> Tensor:
 
 
 class SGD(RowOptimizer):
-    """``w -= lr * g``."""
+    """Stochastic gradient descent: ``w -= lr * g``."""
 
     kind = EmbOptimType.EXACT_SGD
 
@@ -126,7 +126,7 @@ class SGD(RowOptimizer):
 
 
 class Adagrad(RowOptimizer):
-    """``s += g * g``, ``w -= lr * g / (sqrt(s) + eps)``."""
+    """Adagrad with a sum per number: ``s += g * g``, ``w -= lr * g / (sqrt(s) + eps)``."""
 
     kind = EmbOptimType.EXACT_ADAGRAD
 

@@ -94,7 +94,7 @@ class EmbeddingBagCollection(StoredCollection[EmbeddingBagConfig], EmbeddingBagC
         return "QuantizedEmbeddingBagCollection"
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The tables."""
+        """The settings of every table, in the collection's order."""
         return self.configs
 
     def embedding_names(self) -> list[str]:
@@ -189,7 +189,7 @@ class EmbeddingCollection(StoredCollection[EmbeddingConfig], EmbeddingCollection
         return "QuantizedEmbeddingCollection"
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """The tables."""
+        """The settings of every table, in the collection's order."""
         return self.configs
 
     def embedding_names_by_table(self) -> list[list[str]]:

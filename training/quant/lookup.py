@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from tessera.errors import UserError
-from tessera.training.distributed.fbgemm import import_inference_tables
+from tessera.training.fbgemm import import_inference_tables
 from tessera.training.modules.embedding_configs import DataType
 from tessera.training.quant.rows import (
     DEFAULT_ROW_ALIGNMENT,
     STORED_TYPES,
+    aligned_row_bytes,
     check_stored,
 )
 
@@ -84,7 +85,7 @@ class QuantizedRows:
         self._row_alignment = row_alignment
         kinds = [check_stored(part.name, part.dim, part.data_type) for part in tables]
         self._row_bytes = [
-            kind.row_bytes(part.dim, row_alignment)
+            aligned_row_bytes(kind, part.dim, row_alignment)
             for kind, part in zip(kinds, tables, strict=True)
         ]
         sizes = [
@@ -107,7 +108,7 @@ class QuantizedRows:
         device = self._rows.device
         parts = [self._parts[index] for index in self._feature_parts]
         starts = [self._starts[index] for index in self._feature_parts]
-        codes = [STORED_TYPES[part.data_type].code for part in parts]
+        codes = [STORED_TYPES[part.data_type].fbgemm_code for part in parts]
         location = _HOST if device.type == "cpu" else _DEVICE
         int32, int64, uint8 = torch.int32, torch.int64, torch.uint8
         self._no_rows = torch.empty(0, dtype=uint8, device=device)

@@ -1,18 +1,17 @@
-"""How a quantized table's rows are stored: FBGEMM's row-wise layout, bit for bit.
+"""How a quantized table's rows are stored: the row types that FBGEMM's lookup reads, aligned.
 
-A row of an integer type begins with its scale and bias (float16 each), then come the numbers,
-then zeros up to a multiple of the row alignment; a row of a float type has no scale.
+A row is as `tessera.kernels.row_types` makes it, scale and bias first, with zeros up to a multiple of
+the row alignment.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tessera.errors import UserError
-from tessera.training.distributed.fbgemm import import_sparse_operators
+from tessera.kernels.row_types import RowType, fbgemm_types
+from tessera.training.fbgemm import import_sparse_operators
 from tessera.training.modules.embedding_configs import DataType
 
 DEFAULT_ROW_ALIGNMENT = 16
@@ -20,34 +19,10 @@ DEFAULT_ROW_ALIGNMENT = 16
 
 _ROWS_AT_A_TIME = 1 << 18  # bounds the float32 copy that quantization makes
 
-
-@dataclass(frozen=True, kw_only=True)
-class StoredType:
-    """How one number is stored.
-
-    Attributes:
-        code: FBGEMM's number of the type (``SparseType``).
-        bits: of one number.
-        header_bytes: scale and bias.
-    """
-
-    code: int
-    bits: int
-    header_bytes: int
-
-    def row_bytes(self, dim: int, row_alignment: int) -> int:
-        """Bytes of a row of ``dim`` numbers, padding included."""
-        used = self.header_bytes + dim * self.bits // 8
-        return -(-used // row_alignment) * row_alignment
-
-
-STORED_TYPES: dict[DataType, StoredType] = {
-    DataType.FP32: StoredType(code=0, bits=32, header_bytes=0),
-    DataType.FP16: StoredType(code=1, bits=16, header_bytes=0),
-    DataType.INT8: StoredType(code=2, bits=8, header_bytes=4),
-    DataType.INT4: StoredType(code=3, bits=4, header_bytes=4),
-    DataType.INT2: StoredType(code=4, bits=2, header_bytes=4),
+STORED_TYPES: dict[DataType, RowType] = {
+    DataType(kind.name.upper()): kind for _, kind in sorted(fbgemm_types().items())
 }
+"""The types that tables of a quantized collection have."""
 
 _DATA_TYPES = {
     torch.float32: DataType.FP32,
@@ -75,8 +50,8 @@ def stored_data_type(dtype: torch.dtype) -> DataType:
     return _DATA_TYPES[dtype]
 
 
-def check_stored(name: str, dim: int, data_type: DataType) -> StoredType:
-    """The stored type of a table.
+def check_stored(name: str, dim: int, data_type: DataType) -> RowType:
+    """The row type of a table.
 
     Raises:
         UserError: a type that is not stored, or a width that does not fill pairs of bytes.
@@ -95,8 +70,13 @@ def check_stored(name: str, dim: int, data_type: DataType) -> StoredType:
     return kind
 
 
+def aligned_row_bytes(kind: RowType, dim: int, row_alignment: int) -> int:
+    """Bytes of a row of ``dim`` numbers, padding included."""
+    return -(-kind.row_bytes(dim) // row_alignment) * row_alignment
+
+
 def quantize_rows(weights: Tensor, data_type: DataType) -> tuple[Tensor, Tensor | None]:
-    """Rows as FBGEMM quantizes them.
+    """Rows as FBGEMM's ``quantize_embs`` makes them.
 
     Args:
         weights: ``[rows, dim]`` float32, float16 or bfloat16.
@@ -106,20 +86,18 @@ def quantize_rows(weights: Tensor, data_type: DataType) -> tuple[Tensor, Tensor 
         The numbers ``[rows, dim * bits / 8]`` uint8, and scale and bias ``[rows, 4]`` uint8 of
         an integer type.
     """
-    rows = weights.detach().float()
-    width = rows.size(1) * STORED_TYPES[data_type].bits // 8
-    if data_type is DataType.FP32:
-        return rows.contiguous().view(torch.uint8), None
-    if data_type is DataType.FP16:
-        return rows.half().contiguous().view(torch.uint8), None
+    rows, kind = weights.detach().float(), STORED_TYPES[data_type]
+    if not kind.scaled:
+        return kind.encode(rows), None
     import_sparse_operators()
     if data_type is DataType.INT8:
+        # quantize_embs rounds int8's scale and bias to float16 after it made the numbers, and
+        # those of the narrower types before.
         fused = torch.ops.fbgemm.FloatToFused8BitRowwiseQuantized(rows)
         scales = fused[:, -8:].contiguous().view(torch.float32).half().view(torch.uint8)
-        return fused[:, :width], scales
-    bits = STORED_TYPES[data_type].bits
-    fused = torch.ops.fbgemm.FloatToFusedNBitRowwiseQuantizedSBHalf(rows, bit_rate=bits)
-    return fused[:, :width], fused[:, -4:]
+        return fused[:, : rows.size(1)], scales
+    stored = kind.encode(rows)
+    return stored[:, kind.header_bytes :], stored[:, : kind.header_bytes]
 
 
 def store_rows(weights: Tensor, data_type: DataType, out: Tensor) -> None:
@@ -137,19 +115,3 @@ def store_quantized(numbers: Tensor, scales: Tensor | None, out: Tensor) -> None
         out[:, :header] = scales
     out[:, header : header + numbers.size(1)] = numbers
     out[:, header + numbers.size(1) :] = 0
-
-
-def float_rows(rows: Tensor, dim: int, data_type: DataType) -> Tensor:
-    """What a lookup sees: ``rows`` ``[rows, row bytes]`` as ``[rows, dim]`` float32."""
-    kind = STORED_TYPES[data_type]
-    body = rows[:, kind.header_bytes : kind.header_bytes + dim * kind.bits // 8].contiguous()
-    if data_type is DataType.FP32:
-        return body.view(torch.float32)
-    if data_type is DataType.FP16:
-        return body.view(torch.float16).float()
-    scale_bias = rows[:, :4].contiguous().view(torch.float16).float()
-    per_byte = 8 // kind.bits
-    shifts = torch.arange(per_byte, device=rows.device) * kind.bits
-    codes = (body.unsqueeze(2) >> shifts) & (2**kind.bits - 1)
-    numbers: Tensor = codes.flatten(1).float() * scale_bias[:, :1] + scale_bias[:, 1:]
-    return numbers

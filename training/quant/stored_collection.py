@@ -109,14 +109,14 @@ class StoredCollection(nn.Module, Generic[Config]):
         return self.rows.device
 
     def output_dtype(self) -> torch.dtype:
-        """Of the vectors."""
+        """The type of the looked-up vectors."""
         return self.rows.output_dtype
 
     def looked_up(self, features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, Tensor]:
         """The tables' features in their order, and what the operator gives for them.
 
-        Ids on the CPU that are no rows raise an error; elsewhere, and in a traced graph, row 0
-        takes their place.  -1 is no id, and has no vector.
+        Ids on the CPU that are not rows raise an error; elsewhere, and in a traced graph, row 0
+        takes their place.  -1 is not an id, and has no vector.
         """
         if isinstance(features, KeyedJaggedTensor):
             refuse_varying(features)
@@ -132,7 +132,7 @@ class StoredCollection(nn.Module, Generic[Config]):
 def refuse_wrong_ids(
     own: KeyedJaggedTensor, row_counts: Tensor, tables: Sequence[BaseEmbeddingConfig]
 ) -> None:
-    """Refuse ids on the CPU that are no rows; -1 is no id, and has no vector.
+    """Refuse ids on the CPU that are not rows; -1 is not an id, and has no vector.
 
     Args:
         own: the features of all tables, in their order.

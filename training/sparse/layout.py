@@ -80,7 +80,7 @@ def batch_size(
 def strides_of(
     keys: int, stride: int, stride_per_key_per_rank: list[list[int]] | None
 ) -> list[int]:
-    """``[S_f]``."""
+    """The number of bags of each key, ``[S_f]``."""
     if stride_per_key_per_rank is not None:
         return [sum(per_rank) for per_rank in stride_per_key_per_rank]
     return [stride for _ in range(keys)]
@@ -180,7 +180,7 @@ def place_of(keys: list[str], key: str) -> int:
 
 
 def check_places(indices: list[int], keys: int) -> None:
-    """Refuse indices that are no places among ``keys`` keys.
+    """Refuse indices that are not places among ``keys`` keys.
 
     Raises:
         ValueError: naming the first such index.

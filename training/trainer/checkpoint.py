@@ -23,8 +23,8 @@ from typing import IO, Any
 
 import torch
 
-from tessera.training.distributed.checkpoint_error import CheckpointError
-from tessera.training.distributed.checkpoint_room import Room
+from tessera.training.distributed.checkpoint.errors import CheckpointError
+from tessera.training.distributed.checkpoint.room import Room
 from tessera.training.trainer.files import (
     latest_checkpoint,
     list_checkpoints,
@@ -51,7 +51,7 @@ PLAIN_KINDS: dict[str, type] = {
     "split_rows": list,
     "progress": dict,
 }
-"""The types of the fields of a `Checkpoint` that are no tensors."""
+"""The types of the fields of a `Checkpoint` that are not tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from tessera.training.distributed.checkpoint_names import PARTIAL_SUFFIX
+from tessera.training.distributed.checkpoint.folder_names import PARTIAL_SUFFIX
 
 TEMPORARY_SUFFIX = PARTIAL_SUFFIX
 _CHECKPOINT_NAME = re.compile(r"step-(\d{10})\.(pt|shards)")

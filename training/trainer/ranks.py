@@ -30,7 +30,7 @@ def world_size_of_environment() -> int:
     """``WORLD_SIZE``, which torchrun sets; 1 without it.
 
     Raises:
-        UserError: it is no number.
+        UserError: it is not a number.
     """
     given = os.environ.get("WORLD_SIZE", "1")
     if not given.isdecimal() or int(given) < 1:

@@ -23,7 +23,7 @@ from tessera.training.config import (
 )
 from tessera.training.data import open_data
 from tessera.training.data.dataset import DatasetView, DataSplits
-from tessera.training.distributed.checkpoint_names import restore_replaced
+from tessera.training.distributed.checkpoint.folder_names import restore_replaced
 from tessera.training.trainer.assembly import Assembly, assemble
 from tessera.training.trainer.checkpoint import (
     Checkpoint,
@@ -286,10 +286,9 @@ class _Run:
             if len(view) == 0:
                 continue
             pass_metrics = evaluate(
-                self.assembly.model,
+                self.assembly,
                 view,
                 batch_size=self.config.train.eval_batch_size,
-                ranks=self.ranks,
                 should_stop=self.should_stop,
             )
             if pass_metrics is None:

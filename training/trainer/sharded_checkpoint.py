@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from tessera.training.distributed.checkpoint import (
+from tessera.training.distributed.checkpoint.errors import CheckpointError
+from tessera.training.distributed.checkpoint.room import Room
+from tessera.training.distributed.checkpoint.save_and_load import (
     load_checkpoint,
     read_checkpoint,
     read_extra,
     save_checkpoint,
 )
-from tessera.training.distributed.checkpoint_error import CheckpointError
-from tessera.training.distributed.checkpoint_room import Room
 from tessera.training.trainer.assembly import Assembly
 from tessera.training.trainer.checkpoint import PLAIN_KINDS, Checkpoint
 from tessera.training.trainer.ranks import Ranks
@@ -32,7 +32,7 @@ def save_sharded(path: Path, assembly: Assembly, plain: dict[str, Any], ranks: R
     Args:
         path: the folder to be.
         assembly: model and optimizers.
-        plain: the fields of a `Checkpoint` that are no tensors.
+        plain: the fields of a `Checkpoint` that are not tensors.
         ranks: who writes.
 
     Raises:
@@ -48,7 +48,7 @@ def save_sharded(path: Path, assembly: Assembly, plain: dict[str, Any], ranks: R
 
 
 def read_plain(path: Path) -> dict[str, Any]:
-    """The fields of a checkpoint that are no tensors.
+    """The fields of a checkpoint that are not tensors.
 
     Raises:
         CheckpointError: it is damaged, or no run's.

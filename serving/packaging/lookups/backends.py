@@ -26,7 +26,7 @@ class LookupBackend(Protocol):
     Attributes:
         name: as in ``--backend`` and in the manifest.
         operator_libraries: what must be loaded before the modules can run.
-        weight_types: names of the `tessera.serving.packaging.tables.weight_types` that it can look up.
+        weight_types: names of the `tessera.kernels.row_types` that it can look up.
         dense_types: names of the `tessera.serving.packaging.dense_types` that it can multiply by.
     """
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from tessera.errors import UserError
+from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving.package.schema import FeatureSpec
 from tessera.serving.packaging.pack import pack_linears
 from tessera.serving.packaging.tables.quantize import StoredTables
-from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES
 from tessera.training.modules.hashing import FeatureHasher, HashSpec
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -32,7 +32,7 @@ class FbgemmBackend:
         "fbgemm_gpu_sparse_async_cumsum",
     )
     weight_types: frozenset[str] = frozenset(
-        name for name, kind in WEIGHT_TYPES.items() if kind.fbgemm_code is not None
+        name for name, kind in ROW_TYPES.items() if "fbgemm" in kind.backends
     )
     dense_types: tuple[str, ...] = ("fp32",)
 

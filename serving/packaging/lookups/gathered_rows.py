@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tessera.kernels.tables import FeatureLookup, ScaleType, TablePlace, make_plan
+from tessera.kernels.tables import FeatureLookup, TablePlace, make_plan
 from tessera.serving.package.schema import FeatureSpec
 from tessera.serving.packaging.lookups.tessera_plan import POOLINGS
 from tessera.serving.packaging.stable_names import named_in_packages
@@ -31,7 +31,7 @@ def pool_stored_rows(  # noqa: PLR0917 - TorchScript calls it by position
         buffers: the shards' tables.
         places: ``[shards, 6]`` int64 on the CPU: first row, rows, and where the elements and the
             scales lie (offset and stride in bytes each).
-        plan: ``[1, 15]`` of a table that begins with its book (if any) and whose rows are a scale and
+        plan: one row, of a table that begins with its book (if any) and whose rows are a scale and
             a bias (if any) and the elements.
         book: the bytes of the table's book, uint8; empty where its rows need none.
         rows: ``[N]`` of all features.
@@ -104,18 +104,16 @@ def gathering(feature: FeatureSpec, tables: StoredTables) -> tuple[Tensor, Tenso
     begin, size = piece.scale_offset, table.kind.book_bytes
     book = tables.buffers[piece.placement.shard][begin : begin + size].clone() if size else None
     header = table.kind.header_bytes
-    kind = table.kind.kernel_type
-    assert kind is not None
     stride = table.kind.row_bytes(table.info.dim)
     place = TablePlace(
         data_offset=size + header,
         row_stride=stride,
         rows=2,
         dim=table.info.dim,
-        weight_type=kind,
+        weight_type=table.kind,
         scale_offset=0,
         scale_stride=stride if header else 0,
-        scale_type=ScaleType.BOOK if size else ScaleType.FLOAT16 if header else ScaleType.NONE,
+        scale_type=table.kind.scale,
     )
     lookup = FeatureLookup(table=place, out_column=0, pooling=POOLINGS[feature.pooling])
     return places, make_plan([lookup]), torch.empty(0, dtype=torch.uint8) if book is None else book

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from tessera.kernels.ops import launch_hint
-from tessera.kernels.tables import FeatureLookup, IdRule, OutOfRange, make_plan
+from tessera.kernels.plan import IdRule, OutOfRange
+from tessera.kernels.tables import FeatureLookup, make_plan
 from tessera.serving.package.schema import FeatureSpec
 from tessera.serving.packaging.lookups.tessera_plan import POOLINGS, table_place
 from tessera.serving.packaging.stable_names import named_in_packages
@@ -97,10 +98,8 @@ def partial_lookup(
     feature: FeatureSpec, table: StoredTable, piece: StoredPiece, columns: Mapping[str, int]
 ) -> FeatureLookup:
     """A piece's share of a sum: a row that it has not counts as zeros."""
-    kind = table.kind.kernel_type
-    assert kind is not None
     return FeatureLookup(
-        table=table_place(feature.table, piece, kind),
+        table=table_place(feature.table, piece, table.kind),
         out_column=columns[feature.name],
         pooling=POOLINGS[feature.pooling],
         id_rule=IdRule.NONE,

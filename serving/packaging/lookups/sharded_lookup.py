@@ -20,7 +20,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor, fx, nn
 
-from tessera.kernels.tables import FeatureLookup, IdRule, OutOfRange
+from tessera.kernels.plan import IdRule, OutOfRange
+from tessera.kernels.tables import FeatureLookup
 from tessera.serving.package.devices import SHARD
 from tessera.serving.package.schema import FeatureSpec
 from tessera.serving.packaging.lookups.gathered_rows import gathering, pool_stored_rows
@@ -237,9 +238,7 @@ def _local(
             local.append(skipped(width))
             continue
         feature, piece = one
-        kind = stored[feature.name].kind.kernel_type
-        assert kind is not None
-        local.append(feature_lookup(feature, (piece, kind), column))
+        local.append(feature_lookup(feature, (piece, stored[feature.name].kind), column))
         place = range(begin + column, begin + column + piece.dim)
         columns[feature.name][piece.placement.column_begin] = place
         column += piece.dim

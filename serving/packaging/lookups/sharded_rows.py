@@ -51,12 +51,10 @@ class ShardedRows(nn.Module):
         self._shards: list[tuple[str, int, int]] = []
         for piece in stored.pieces:
             number = piece.placement.shard
-            kind = stored.kind.kernel_type
-            assert kind is not None
             if self._by_rows:
                 looked_up = partial_lookup(feature, stored, piece, {feature.name: 0})
             else:
-                looked_up = feature_lookup(feature, (piece, kind), 0)
+                looked_up = feature_lookup(feature, (piece, stored.kind), 0)
             self.add_module(f"{SHARD}{number}", Shard(tables.buffers[number], [looked_up]))
             begin = piece.placement.row_begin if self._by_rows else 0
             self._shards.append((f"{SHARD}{number}", piece.dim, begin))

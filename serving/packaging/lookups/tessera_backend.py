@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from tessera.kernels.ops import launch_hint
-from tessera.kernels.tables import WeightType, make_plan
+from tessera.kernels.row_types import ROW_TYPES, RowType
+from tessera.kernels.tables import make_plan
 from tessera.serving.package.schema import FeatureSpec
 from tessera.serving.packaging.dense_types import DENSE_TYPES
 from tessera.serving.packaging.lookups.sharded_lookup import ShardedLookup
@@ -22,7 +23,6 @@ from tessera.serving.packaging.lookups.tessera_plan import columns_of, feature_l
 from tessera.serving.packaging.pack import pack_panels
 from tessera.serving.packaging.same_bits import remove_padding
 from tessera.serving.packaging.tables.quantize import StoredPiece, StoredTable, StoredTables
-from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES
 
 
 class TesseraBackend:
@@ -31,7 +31,7 @@ class TesseraBackend:
     name: str = "tessera"
     operator_libraries: tuple[str, ...] = ("tessera_ops",)
     weight_types: frozenset[str] = frozenset(
-        name for name, kind in WEIGHT_TYPES.items() if kind.kernel_type is not None
+        name for name, kind in ROW_TYPES.items() if "tessera" in kind.backends
     )
     dense_types: tuple[str, ...] = tuple(DENSE_TYPES)
 
@@ -133,11 +133,9 @@ class TesseraRows(nn.Module):
         return vectors
 
 
-def _whole(table: StoredTable) -> tuple[StoredPiece, WeightType]:
+def _whole(table: StoredTable) -> tuple[StoredPiece, RowType]:
     (piece,) = table.pieces
-    kind = table.kind.kernel_type
-    assert kind is not None, table.kind.name
-    return piece, kind
+    return piece, table.kind
 
 
 class TesseraInteraction(nn.Module):

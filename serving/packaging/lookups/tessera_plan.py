@@ -6,16 +6,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from tessera.errors import UserError
-from tessera.kernels.tables import (
-    MAX_ROWS,
-    FeatureLookup,
-    IdRule,
-    OutOfRange,
-    Pooling,
-    ScaleType,
-    TablePlace,
-    WeightType,
-)
+from tessera.kernels.plan import IdRule, OutOfRange, Pooling
+from tessera.kernels.row_types import FLOAT8, RowType
+from tessera.kernels.tables import MAX_ROWS, FeatureLookup, TablePlace
 from tessera.serving.package.schema import FeatureSpec
 from tessera.serving.packaging.tables.quantize import StoredPiece
 
@@ -37,7 +30,7 @@ def columns_of(features: Sequence[FeatureSpec | None], names: Sequence[str]) -> 
 
 
 def feature_lookup(
-    feature: FeatureSpec, stored: tuple[StoredPiece, WeightType], column: int
+    feature: FeatureSpec, stored: tuple[StoredPiece, RowType], column: int
 ) -> FeatureLookup:
     """The operator's description of one feature over one piece of its table.
 
@@ -53,7 +46,7 @@ def feature_lookup(
     )
 
 
-def table_place(name: str, piece: StoredPiece, kind: WeightType) -> TablePlace:
+def table_place(name: str, piece: StoredPiece, kind: RowType) -> TablePlace:
     """Where a piece lies, in the operator's words.
 
     Raises:
@@ -72,17 +65,11 @@ def table_place(name: str, piece: StoredPiece, kind: WeightType) -> TablePlace:
         weight_type=kind,
         scale_offset=piece.scale_offset,
         scale_stride=piece.scale_stride,
-        scale_type=_scale_type(piece, kind),
+        scale_type=kind.scale,
     )
-
-
-def _scale_type(piece: StoredPiece, kind: WeightType) -> ScaleType:
-    if kind is WeightType.BLOCK_INT8:
-        return ScaleType.BOOK
-    return ScaleType.FLOAT16 if piece.scale_stride else ScaleType.NONE
 
 
 def skipped(column: int) -> FeatureLookup:
     """A feature whose ids nobody asked for: of a table of one byte, of which no id but 0 is."""
-    nothing = TablePlace(data_offset=0, row_stride=1, rows=1, dim=1, weight_type=WeightType.FLOAT8)
+    nothing = TablePlace(data_offset=0, row_stride=1, rows=1, dim=1, weight_type=FLOAT8)
     return FeatureLookup(table=nothing, out_column=column, out_of_range=OutOfRange.ZERO)

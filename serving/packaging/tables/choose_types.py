@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from tessera.errors import UserError
-from tessera.serving.packaging.tables.quantize import FloatTable, measure
-from tessera.serving.packaging.tables.weight_types import WEIGHT_TYPES, WeightType, weight_type
+from tessera.kernels.row_types import ROW_TYPES, RowType, row_type
+from tessera.serving.packaging.tables.quantize import SourceTable, measure
+from tessera.serving.packaging.tables.taken_over import QuantizedTable
 
 WIDER = ("int2", "int4", "int8", "fp16", "fp32")
 """The types that a table too inaccurate for one of them may take instead, the narrowest first."""
@@ -33,11 +34,11 @@ class TypeChoice:
     default: str = "int8"
     by_pattern: Mapping[str, str] = field(default_factory=dict)
     max_error: float | None = None
-    usable: Sequence[str] = tuple(WEIGHT_TYPES)
+    usable: Sequence[str] = tuple(ROW_TYPES)
 
     def __post_init__(self) -> None:
         for kind in self.kinds():
-            weight_type(kind)
+            row_type(kind)
         if self.max_error is not None and not self.max_error > 0:
             raise UserError(
                 f"max_table_error is {self.max_error}; give a share of the table's root mean "
@@ -49,11 +50,12 @@ class TypeChoice:
         return (self.default, *self.by_pattern.values())
 
 
-def choose_types(tables: Sequence[FloatTable], choice: TypeChoice) -> dict[str, WeightType]:
+def choose_types(tables: Sequence[SourceTable], choice: TypeChoice) -> dict[str, RowType]:
     """The type of each table by its name.
 
     Raises:
-        UserError: a pattern that fits no table, or a table that its type cannot hold.
+        UserError: a pattern that fits no table, a table that its type cannot hold, or a quantized
+            table that is asked for in another type or that the backend cannot look up.
     """
     names = [table.name for table in tables]
     for pattern in choice.by_pattern:
@@ -64,22 +66,45 @@ def choose_types(tables: Sequence[FloatTable], choice: TypeChoice) -> dict[str, 
     return {table.name: _choose(table, choice) for table in tables}
 
 
-def _choose(table: FloatTable, choice: TypeChoice) -> WeightType:
+def _choose(table: SourceTable, choice: TypeChoice) -> RowType:
+    if isinstance(table, QuantizedTable):
+        return _given(table, choice)
     named = next(
         (kind for pattern, kind in choice.by_pattern.items() if fnmatchcase(table.name, pattern)),
         choice.default,
     )
-    kind = weight_type(named)
+    kind = row_type(named)
     if choice.max_error is None:
         return kind
     wider = [
-        weight_type(name)
+        row_type(name)
         for name in WIDER
-        if name in choice.usable and weight_type(name).bits > kind.bits
+        if name in choice.usable and row_type(name).bits > kind.bits
     ]
     for candidate in (kind, *wider):
-        if table.weights.shape[1] % candidate.columns_per_byte and candidate is not kind:
+        if table.dim % candidate.group_columns and candidate is not kind:
             continue
         if measure(table, candidate).relative_rmse <= choice.max_error:
             return candidate
-    return weight_type("fp32")
+    return row_type("fp32")
+
+
+def _given(table: QuantizedTable, choice: TypeChoice) -> RowType:
+    """The type that a quantized table has, which nothing else may name."""
+    kind = table.kind
+    others = [
+        name
+        for pattern, name in choice.by_pattern.items()
+        if fnmatchcase(table.name, pattern) and name != kind.name
+    ]
+    if others:
+        raise UserError(
+            f"table {table.name!r} is quantized to {kind.name} already, and table-dtype asks for "
+            f"{others[0]}; leave it out, or quantize the table to that"
+        )
+    if kind.name not in choice.usable:
+        raise UserError(
+            f"table {table.name!r} is quantized to {kind.name}, which this backend cannot look up; "
+            f"quantize it to one of {', '.join(choice.usable)}, or give another --backend"
+        )
+    return kind

@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from tessera.errors import UserError
 from tessera.kernels.libraries import LibraryError, load_libraries
+from tessera.kernels.row_types import RowType
 from tessera.serving.package.manifest import Placement, ShardingPlan, TableInfo
 from tessera.serving.packaging.tables.spill import MappedPages
-from tessera.serving.packaging.tables.weight_types import SCALE_BIAS_BYTES, WeightType
+from tessera.serving.packaging.tables.taken_over import QuantizedTable
 
 TABLE_ALIGNMENT_BYTES = 64
 """Every table begins at a multiple of this in its buffer: a cache line."""
@@ -38,6 +40,20 @@ class FloatTable:
 
     name: str
     weights: Tensor
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return int(self.weights.shape[0])
+
+    @property
+    def dim(self) -> int:
+        """Columns."""
+        return int(self.weights.shape[1])
+
+
+SourceTable: TypeAlias = FloatTable | QuantizedTable
+"""A table to be packaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +93,7 @@ class StoredTable:
     """
 
     info: TableInfo
-    kind: WeightType
+    kind: RowType
     pieces: tuple[StoredPiece, ...]
 
 
@@ -99,7 +115,7 @@ class StoredTables:
         """The table called ``name``."""
         return next(table for table in self.tables if table.info.name == name)
 
-    def rows(self, piece: StoredPiece, kind: WeightType) -> Tensor:
+    def rows(self, piece: StoredPiece, kind: RowType) -> Tensor:
         """The stored rows of a piece ``[rows, row_bytes]`` uint8, scale and bias first."""
         header, data = _views(self.buffers[piece.placement.shard], piece, kind)
         return torch.cat([header, data], dim=1)
@@ -116,8 +132,8 @@ class StoredTables:
 
 
 def quantize_tables(
-    tables: Sequence[FloatTable],
-    kinds: WeightType | Mapping[str, WeightType],
+    tables: Sequence[SourceTable],
+    kinds: RowType | Mapping[str, RowType],
     *,
     plan: ShardingPlan | None = None,
     for_gpu: bool = False,
@@ -142,8 +158,7 @@ def quantize_tables(
             width that it cannot (int4 and an odd dimension).
     """
     by_name = {
-        table.name: kinds if isinstance(kinds, WeightType) else kinds[table.name]
-        for table in tables
+        table.name: kinds if isinstance(kinds, RowType) else kinds[table.name] for table in tables
     }
     for table in tables:
         check_width(table, by_name[table.name])
@@ -162,7 +177,7 @@ def quantize_tables(
     return StoredTables(buffers=buffers, tables=tuple(stored), for_gpu=for_gpu)
 
 
-def one_device(tables: Sequence[FloatTable], *, device: str = "cpu") -> tuple[Placement, ...]:
+def one_device(tables: Sequence[SourceTable], *, device: str = "cpu") -> tuple[Placement, ...]:
     """Every table whole in shard 0."""
     return tuple(
         Placement(
@@ -170,21 +185,21 @@ def one_device(tables: Sequence[FloatTable], *, device: str = "cpu") -> tuple[Pl
             shard=0,
             device=device,
             row_begin=0,
-            row_end=table.weights.shape[0],
+            row_end=table.rows,
             column_begin=0,
-            column_end=table.weights.shape[1],
+            column_end=table.dim,
         )
         for table in tables
     )
 
 
-def check_width(table: FloatTable, kind: WeightType) -> None:
+def check_width(table: SourceTable, kind: RowType) -> None:
     """Refuse a table whose rows do not fill whole bytes.
 
     Raises:
         UserError: naming table, dimension and what to do.
     """
-    dim, multiple = table.weights.shape[1], kind.columns_per_byte
+    dim, multiple = table.dim, kind.group_columns
     if dim % multiple:
         needs = "an even one" if multiple == 2 else f"a multiple of {multiple}"
         raise UserError(
@@ -193,7 +208,7 @@ def check_width(table: FloatTable, kind: WeightType) -> None:
         )
 
 
-def measure(table: FloatTable, kind: WeightType) -> TableInfo:
+def measure(table: SourceTable, kind: RowType) -> TableInfo:
     """What ``kind`` would cost a table, without keeping it.
 
     Raises:
@@ -203,13 +218,15 @@ def measure(table: FloatTable, kind: WeightType) -> TableInfo:
     return _store(table, _fitted(table, kind), (), (), lambda rows: rows)
 
 
-def _fitted(table: FloatTable, kind: WeightType) -> WeightType:
+def _fitted(table: SourceTable, kind: RowType) -> RowType:
     """The type with what the table's rows share; reads the table only where they share something."""
-    step = max(1, _CHUNK_ELEMENTS // table.weights.shape[1])
+    if isinstance(table, QuantizedTable):
+        return kind
+    step = max(1, _CHUNK_ELEMENTS // table.dim)
     pages = MappedPages(table.weights)
 
     def chunks() -> Iterator[Tensor]:
-        for begin in range(0, len(table.weights), step):
+        for begin in range(0, table.rows, step):
             source = table.weights[begin : begin + step].detach()
             yield source.float()
             pages.release(source)
@@ -222,7 +239,7 @@ def _zeros(size: int) -> Tensor:
 
 
 def _lay_out(
-    placements: Sequence[Placement], kinds: Mapping[str, WeightType], *, for_gpu: bool
+    placements: Sequence[Placement], kinds: Mapping[str, RowType], *, for_gpu: bool
 ) -> tuple[list[StoredPiece], list[int]]:
     """The pieces' places, and the bytes of each shard's buffer."""
     table_alignment = GPU_ALIGNMENT_BYTES if for_gpu else TABLE_ALIGNMENT_BYTES
@@ -260,7 +277,7 @@ def _round_up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-def _views(buffer: Tensor, piece: StoredPiece, kind: WeightType) -> tuple[Tensor, Tensor]:
+def _views(buffer: Tensor, piece: StoredPiece, kind: RowType) -> tuple[Tensor, Tensor]:
     """Scales with biases ``[rows, 4 or 0]`` and elements ``[rows, data bytes]``."""
     header = buffer.as_strided(
         (piece.rows, kind.header_bytes), (piece.scale_stride, 1), piece.scale_offset
@@ -272,13 +289,13 @@ def _views(buffer: Tensor, piece: StoredPiece, kind: WeightType) -> tuple[Tensor
 
 
 def _store(
-    table: FloatTable,
-    kind: WeightType,
+    table: SourceTable,
+    kind: RowType,
     pieces: Sequence[StoredPiece],
     buffers: Sequence[Tensor],
     on_rows: Callable[[int], object],
 ) -> TableInfo:
-    if kind.codes:
+    if kind.scaled and kind.fbgemm_code is not None:
         # Faster where it is installed; the rows are the same without it.
         with suppress(LibraryError):
             load_libraries(["fbgemm_gpu_py"])
@@ -286,24 +303,16 @@ def _store(
         for piece in pieces:
             book = buffers[piece.placement.shard].narrow(0, piece.scale_offset, kind.book_bytes)
             book.copy_(kind.book.view(torch.uint8))
-    rows, dim = table.weights.shape
+    rows, dim = table.rows, table.dim
     step = max(1, _CHUNK_ELEMENTS // dim)
-    pages = MappedPages(table.weights)
+    read = _taken_over(table) if isinstance(table, QuantizedTable) else _encoded(table, kind)
 
     def store(begin: int) -> tuple[int, float, float, float]:
         """Some rows: their number, largest error, and sums of squares of errors and elements."""
-        source = table.weights[begin : begin + step].detach()
-        chunk = source.float()
-        _check_range(table.name, begin, chunk, kind)
-        encoded = kind.encode(chunk)
+        encoded, largest, error, all_of_them = read(begin, min(begin + step, rows))
         for piece in pieces:
             _write(buffers[piece.placement.shard], piece, kind, begin, encoded)
-        error = kind.decode(encoded, dim) - chunk
-        low, high = error.aminmax()
-        largest = max(-low.item(), high.item())
-        found = len(chunk), largest, _sum_of_squares(error), _sum_of_squares(chunk)
-        pages.release(source)
-        return found
+        return len(encoded), largest, error, all_of_them
 
     largest_error, squared_error, squared = 0.0, 0.0, 0.0
     with _threads() as pool:
@@ -323,6 +332,33 @@ def _store(
         rmse=math.sqrt(squared_error / (rows * dim)),
         relative_rmse=math.sqrt(squared_error / squared) if squared > 0 else 0.0,
     )
+
+
+_ReadRows: TypeAlias = Callable[[int, int], tuple[Tensor, float, float, float]]
+"""From the first row and the one after the last to stored rows, and what they lost: the largest
+error, and sums of squares of errors and elements."""
+
+
+def _encoded(table: FloatTable, kind: RowType) -> _ReadRows:
+    pages = MappedPages(table.weights)
+
+    def read(begin: int, end: int) -> tuple[Tensor, float, float, float]:
+        source = table.weights[begin:end].detach()
+        chunk = source.float()
+        _check_range(table.name, begin, chunk, kind)
+        encoded = kind.encode(chunk)
+        error = kind.decode(encoded, table.dim) - chunk
+        low, high = error.aminmax()
+        largest = max(-low.item(), high.item())
+        found = encoded, largest, _sum_of_squares(error), _sum_of_squares(chunk)
+        pages.release(source)
+        return found
+
+    return read
+
+
+def _taken_over(table: QuantizedTable) -> _ReadRows:
+    return lambda begin, end: (table.stored(begin, end), 0.0, 0.0, 0.0)
 
 
 @contextmanager
@@ -346,9 +382,7 @@ def _sum_of_squares(values: Tensor) -> float:
     return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
 
 
-def _write(
-    buffer: Tensor, piece: StoredPiece, kind: WeightType, begin: int, encoded: Tensor
-) -> None:
+def _write(buffer: Tensor, piece: StoredPiece, kind: RowType, begin: int, encoded: Tensor) -> None:
     """Put what the piece has of rows ``[begin, begin + len(encoded))`` into its place."""
     at = piece.placement
     first, last = max(begin, at.row_begin), min(begin + len(encoded), at.row_end)
@@ -358,11 +392,11 @@ def _write(
     header, data = _views(buffer, piece, kind)
     to = slice(first - at.row_begin, last - at.row_begin)
     if kind.scaled:
-        header[to] = own[:, :SCALE_BIAS_BYTES]
+        header[to] = own[:, : kind.header_bytes]
     data[to] = own[:, kind.header_bytes :]
 
 
-def _check_range(name: str, first_row: int, chunk: Tensor, kind: WeightType) -> None:
+def _check_range(name: str, first_row: int, chunk: Tensor, kind: RowType) -> None:
     low, high = chunk.aminmax()  # NaN where one element is
     limit = min(kind.largest, LARGEST_FLOAT32)  # infinity is beyond it
     if low.item() >= -limit and high.item() <= limit:

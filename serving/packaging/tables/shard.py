@@ -19,21 +19,21 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tessera.errors import UserError
+from tessera.kernels.row_types import RowType
 from tessera.serving.package.manifest import Placement, ShardingPlan
-from tessera.serving.packaging.tables.quantize import FloatTable, one_device
-from tessera.serving.packaging.tables.weight_types import WeightType
+from tessera.serving.packaging.tables.quantize import SourceTable, one_device
 
 SHARDINGS = ("auto", "table_wise", "row_wise", "column_wise")
 
 
-def plan_one_device(tables: Sequence[FloatTable], *, device: str = "cpu") -> ShardingPlan:
+def plan_one_device(tables: Sequence[SourceTable], *, device: str = "cpu") -> ShardingPlan:
     """Every table whole on ``device``."""
     return ShardingPlan(num_shards=1, placements=one_device(tables, device=device))
 
 
 def plan_shards(
-    tables: Sequence[FloatTable],
-    kinds: Mapping[str, WeightType],
+    tables: Sequence[SourceTable],
+    kinds: Mapping[str, RowType],
     *,
     shards: int,
     device: str = "cpu",
@@ -61,9 +61,7 @@ def plan_shards(
             raise UserError(
                 f"table-sharding {pattern!r} fits no table; the tables are {', '.join(names)}"
             )
-    sizes = {
-        t.name: t.weights.shape[0] * kinds[t.name].row_bytes(t.weights.shape[1]) for t in tables
-    }
+    sizes = {t.name: t.rows * kinds[t.name].row_bytes(t.dim) for t in tables}
     ways = {table.name: _way(table, sizes, shards, sharding, by_pattern) for table in tables}
     filled = [0] * shards
     placements: dict[str, list[Placement]] = {}
@@ -72,7 +70,7 @@ def plan_shards(
         way = ways[table.name]
         if way == "table_wise":
             shard = filled.index(min(filled))
-            pieces = [(shard, (0, table.weights.shape[0]), (0, table.weights.shape[1]))]
+            pieces = [(shard, (0, table.rows), (0, table.dim))]
         else:
             pieces = _cut(table, kinds[table.name], shards, rows=way == "row_wise")
         placements[table.name] = [_placement(table.name, device, *piece) for piece in pieces]
@@ -93,7 +91,7 @@ def read_plan(path: Path) -> ShardingPlan:
     """A plan from a JSON file: ``{"num_shards": N, "placements": [...]}``, as in a manifest.
 
     Raises:
-        UserError: the file cannot be read, or is no plan.
+        UserError: the file cannot be read, or is not a plan.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -103,7 +101,7 @@ def read_plan(path: Path) -> ShardingPlan:
         raise UserError(f"--plan {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"--plan {path} is no plan ({error}); 'tessera inspect --json' of a package with "
+            f"--plan {path} is not a plan ({error}); 'tessera inspect --json' of a package with "
             "shards shows one"
         ) from error
     numbers = [
@@ -118,8 +116,8 @@ def read_plan(path: Path) -> ShardingPlan:
 
 def check_plan(
     plan: ShardingPlan,
-    tables: Sequence[FloatTable],
-    kinds: Mapping[str, WeightType],
+    tables: Sequence[SourceTable],
+    kinds: Mapping[str, RowType],
     *,
     device: str = "cpu",
 ) -> ShardingPlan:
@@ -129,7 +127,7 @@ def check_plan(
         UserError: a table that is missing, unknown, not covered exactly once, cut both ways or
             twice in one shard; or a shard that holds nothing.
     """
-    sizes = {table.name: tuple(table.weights.shape) for table in tables}
+    sizes = {table.name: (table.rows, table.dim) for table in tables}
     unknown = sorted({one.table for one in plan.placements} - sizes.keys())
     if unknown:
         raise UserError(
@@ -154,7 +152,7 @@ def check_plan(
 
 
 def _check_pieces(
-    name: str, pieces: Sequence[Placement], rows: int, dim: int, kind: WeightType
+    name: str, pieces: Sequence[Placement], rows: int, dim: int, kind: RowType
 ) -> None:
     """Refuse pieces that do not make a whole table."""
     by_rows = _follow(0, rows, [(p.row_begin, p.row_end) for p in pieces])
@@ -168,10 +166,10 @@ def _check_pieces(
         )
     if len({piece.shard for piece in pieces}) < len(pieces):
         raise UserError(f"the plan has table {name!r} twice in one shard; join the pieces")
-    if any(piece.column_begin % kind.columns_per_byte for piece in pieces):
+    if any(piece.column_begin % kind.group_columns for piece in pieces):
         raise UserError(
             f"the plan cuts table {name!r} within a byte; {kind.name} is cut at multiples of "
-            f"{kind.columns_per_byte} columns"
+            f"{kind.group_columns} columns"
         )
 
 
@@ -186,7 +184,7 @@ def _follow(begin: int, end: int, spans: Sequence[tuple[int, int]]) -> bool:
 
 
 def _way(
-    table: FloatTable,
+    table: SourceTable,
     sizes: Mapping[str, int],
     shards: int,
     sharding: str,
@@ -202,11 +200,11 @@ def _way(
 
 
 def _cut(
-    table: FloatTable, kind: WeightType, shards: int, *, rows: bool
+    table: SourceTable, kind: RowType, shards: int, *, rows: bool
 ) -> list[tuple[int, tuple[int, int], tuple[int, int]]]:
     """Shard, rows and columns of each piece."""
-    count, dim = table.weights.shape
-    unit = 1 if rows else kind.columns_per_byte
+    count, dim = table.rows, table.dim
+    unit = 1 if rows else kind.group_columns
     size = count if rows else dim // unit
     if size < shards:
         raise UserError(

@@ -7,12 +7,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from tessera.training.distributed.plan.plan_types import ShardingType
+from tessera.training.distributed.plan.shard_sizes import TableToCut
+from tessera.training.distributed.plan.sharded_module import ModuleSharder
 from tessera.training.distributed.planner import constants
 from tessera.training.distributed.planner.shard_estimators import (
     EmbeddingPerfEstimator,
     EmbeddingStorageEstimator,
 )
-from tessera.training.distributed.planner.shard_sizes import calculate_shard_sizes_and_offsets
 from tessera.training.distributed.planner.types import (
     Enumerator,
     ParameterConstraints,
@@ -23,7 +25,7 @@ from tessera.training.distributed.planner.types import (
     ShardingOption,
     Topology,
 )
-from tessera.training.distributed.types import ModuleSharder, ShardingType
+from tessera.training.distributed.sharding.registry import ShardingStrategy, strategy_of
 
 # Kernels whose rows do not all lie in device memory.
 _OFF_DEVICE = frozenset({"fused_uvm", "fused_uvm_caching"})
@@ -103,21 +105,21 @@ class EmbeddingEnumerator(Enumerator):
         features, is_pooled, is_weighted = _describe(child, name)
         lengths = _input_lengths(name, features, constraint)
         rows, columns = weight.shape
-        min_partition = (constraint and constraint.min_partition) or constants.MIN_CW_DIM
+        table = TableToCut(
+            rows=rows,
+            columns=columns,
+            world_size=topology.world_size,
+            local_size=topology.local_world_size,
+            min_partition=(constraint and constraint.min_partition) or constants.MIN_CW_DIM,
+        )
         ways: list[ShardingOption] = []
         for kind in self._sharding_types(sharder, constraint):
-            sizes, offsets = calculate_shard_sizes_and_offsets(
-                rows,
-                columns,
-                world_size=topology.world_size,
-                local_world_size=topology.local_world_size,
-                sharding_type=kind,
-                min_partition=min_partition,
-            )
+            strategy = strategy_of(kind)
+            pieces = strategy.cut(table)
             table_wise_listed = any(
                 way.sharding_type == ShardingType.TABLE_WISE.value for way in ways
             )
-            if kind != ShardingType.DATA_PARALLEL.value and len(sizes) == 1 and table_wise_listed:
+            if not strategy.replicated and len(pieces) == 1 and table_wise_listed:
                 continue  # one piece: table-wise by another name
             ways += [
                 ShardingOption(
@@ -128,7 +130,7 @@ class EmbeddingEnumerator(Enumerator):
                     batch_size=(constraint and constraint.batch_size) or self._batch_size,
                     sharding_type=kind,
                     compute_kernel=kernel,
-                    shards=[Shard(s, o) for s, o in zip(sizes, offsets, strict=True)],
+                    shards=[Shard(size, offset) for size, offset in pieces],
                     constraints=constraint,
                     is_pooled=is_pooled,
                     is_weighted=is_weighted
@@ -146,18 +148,16 @@ class EmbeddingEnumerator(Enumerator):
         wanted = constraint.sharding_types if constraint else None
         if wanted is not None:
             return [kind for kind in offered if kind in wanted]
-        skipped: set[str] = set()
-        if self._topology.num_hosts == 1:
-            skipped = {
-                ShardingType.TABLE_ROW_WISE.value,
-                ShardingType.TABLE_COLUMN_WISE.value,
-                ShardingType.GRID_SHARD.value,
-            }
-        if self._topology.world_size == 1:
-            skipped |= {ShardingType.ROW_WISE.value, ShardingType.COLUMN_WISE.value}
-        # Table-wise first: later types that come to the same are dropped.
+        # Table-wise first: later strategies that come to the same are dropped.
         order = sorted(offered, key=lambda kind: kind != ShardingType.TABLE_WISE.value)
-        return [kind for kind in order if kind not in skipped]
+        return [kind for kind in order if self._is_worth_while(strategy_of(kind))]
+
+    def _is_worth_while(self, strategy: ShardingStrategy) -> bool:
+        topology = self._topology
+        return (
+            topology.world_size >= strategy.least_ranks
+            and topology.num_hosts >= strategy.least_hosts
+        )
 
     def _kernels(
         self, sharder: ModuleSharder[Any], kind: str, constraint: ParameterConstraints | None

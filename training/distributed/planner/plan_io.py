@@ -6,25 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
+
 from tessera.errors import UserError
-from tessera.training.distributed.planner.types import ShardingOption, Topology
-from tessera.training.distributed.types import (
+from tessera.training.distributed.plan.plan_types import (
     EmbeddingModuleShardingPlan,
-    EnumerableShardingSpec,
     ParameterSharding,
     ShardingPlan,
-    ShardingType,
-    ShardMetadata,
 )
+from tessera.training.distributed.planner.types import ShardingOption, Topology
+from tessera.training.distributed.sharding.by_hand import placement
+from tessera.training.distributed.sharding.registry import strategy_of
 
 FORMAT = "tessera sharding plan 1"
-
-
-def placement(rank: int, compute_device: str, local_world_size: int) -> str:
-    """A shard's place as ``torch.distributed`` writes it, such as ``rank:3/cuda:1``."""
-    if compute_device == "cuda":
-        return f"rank:{rank}/cuda:{rank % local_world_size}"
-    return f"rank:{rank}/{compute_device}"
 
 
 def to_sharding_plan(options: list[ShardingOption], topology: Topology) -> ShardingPlan:
@@ -36,13 +31,13 @@ def to_sharding_plan(options: list[ShardingOption], topology: Topology) -> Shard
         for shard in option.shards:
             assert shard.rank is not None
             ranks.append(shard.rank)
-            where = placement(shard.rank, topology.compute_device, topology.local_world_size)
+            where = placement(topology.compute_device, shard.rank, topology.local_world_size)
             metadata.append(
                 ShardMetadata(
                     shard_offsets=list(shard.offset), shard_sizes=list(shard.size), placement=where
                 )
             )
-        replicated = option.sharding_type == ShardingType.DATA_PARALLEL.value
+        replicated = strategy_of(option.sharding_type).replicated
         constraint = option.constraints
         tables = modules.setdefault(option.path, EmbeddingModuleShardingPlan())
         tables[option.name] = ParameterSharding(
@@ -129,11 +124,7 @@ def load_plan(path: str | Path) -> ShardingPlan:
 
 
 def _from_json(where: dict[str, Any]) -> ParameterSharding:
-    kinds = {kind.value for kind in ShardingType}
-    if where["sharding_type"] not in kinds:
-        raise ValueError(
-            f"sharding_type is {where['sharding_type']!r}; give one of {sorted(kinds)}"
-        )
+    strategy = strategy_of(where["sharding_type"])
     spec = None
     if where["shards"] is not None:
         spec = EnumerableShardingSpec(
@@ -147,7 +138,7 @@ def _from_json(where: dict[str, Any]) -> ParameterSharding:
             ]
         )
     return ParameterSharding(
-        sharding_type=where["sharding_type"],
+        sharding_type=strategy.name,
         compute_kernel=str(where["compute_kernel"]),
         ranks=[int(rank) for rank in where["ranks"]],
         sharding_spec=spec,

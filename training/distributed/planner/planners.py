@@ -12,6 +12,8 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from tessera.training.distributed.plan.plan_types import ShardingPlan
+from tessera.training.distributed.plan.sharded_module import ModuleSharder
 from tessera.training.distributed.planner import constants
 from tessera.training.distributed.planner.enumerators import EmbeddingEnumerator
 from tessera.training.distributed.planner.misfit import explain_misfit
@@ -43,7 +45,6 @@ from tessera.training.distributed.planner.types import (
     StorageReservation,
     Topology,
 )
-from tessera.training.distributed.types import ModuleSharder, ShardingPlan
 
 logger = logging.getLogger(__name__)
 
@@ -123,9 +124,7 @@ class EmbeddingShardingPlanner(ShardingPlanner):
             PlannerError: there is no plan (on every rank).
         """
         if sharders is None:
-            from tessera.training.distributed.sharding_plan import (  # noqa: PLC0415 - imports every kind of sharded module
-                get_default_sharders,
-            )
+            from tessera.training.distributed.planner.generators import get_default_sharders  # noqa: PLC0415 - imports every kind of sharded module
 
             sharders = get_default_sharders()
         if pg is None and dist.is_available() and dist.is_initialized():

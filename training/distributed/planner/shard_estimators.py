@@ -1,28 +1,13 @@
 """Memory and time of shards.
 
 The time of a step is what must move divided by what moves it; nothing is assumed to overlap, so
-the sum is an upper bound that ranks ways of sharding rather than predicts a step.  With ``B``
-samples a rank, ``W`` ranks, ``L`` ids a sample (all features of the table), ``F`` features, ``D``
-columns of the shard and ``f`` the fraction of the table's rows that it holds:
-
-=================  ======================  ===========================  =========================
-type               ids looked up per rank  vectors computed per rank    vectors sent per rank
-=================  ======================  ===========================  =========================
-table-, column-w.  ``B W L``               ``B W F`` of ``D``           all, to the other ranks
-row-wise           ``B W L f``             ``B W F`` partial sums       all, summed on the way
-table-row-wise,    ``B W L f``             ``B W F`` partial sums       summed inside the host,
-grid                                                                    then ``B W F / local``
-data-parallel      ``B L``                 ``B F``                      none; the gradient of the
-                                                                        whole table instead
-=================  ======================  ===========================  =========================
-
-Without pooling a vector is computed and sent for each id.  Backward passes send the same bytes the
-other way.
+the sum is an upper bound that ranks ways of sharding rather than predicts a step.  What must move
+a strategy says itself (`tessera.training.distributed.sharding.costs`).  Backward passes send the
+same bytes the other way.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from tessera.training.distributed.planner import constants
@@ -34,11 +19,9 @@ from tessera.training.distributed.planner.types import (
     Storage,
     Topology,
 )
-from tessera.training.distributed.types import ShardingType
+from tessera.training.distributed.sharding.costs import Step, Traffic
+from tessera.training.distributed.sharding.registry import strategy_of
 
-_RW = ShardingType.ROW_WISE.value
-_DP = ShardingType.DATA_PARALLEL.value
-_HOST_REDUCED = frozenset({ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value})
 _DENSE, _UVM, _UVM_CACHING = "dense", "fused_uvm", "fused_uvm_caching"
 
 _STATE_NUMBERS_PER_WEIGHT = {
@@ -61,31 +44,18 @@ _ROW_NUMBERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Traffic:
-    """Per step and rank."""
-
-    ids: float
-    vectors: float
-    sent_vectors: float
-
-
-def _traffic(option: ShardingOption, shard: Shard, topology: Topology) -> _Traffic:
-    ranks, local = topology.world_size, topology.local_world_size
-    batch, lengths = option.batch_size, sum(option.input_lengths)
-    bags = float(batch * len(option.input_lengths))
+def _traffic(option: ShardingOption, shard: Shard, topology: Topology) -> Traffic:
     rows = option.tensor.shape[0]
-    fraction = shard.size[0] / rows if rows else 0.0
-    if option.sharding_type == _DP:
-        ids = batch * lengths
-        return _Traffic(ids, bags if option.is_pooled else ids, 0.0)
-    ids = batch * ranks * lengths * fraction
-    if not option.is_pooled:
-        return _Traffic(ids, ids, ids)
-    vectors = bags * ranks
-    # An empty block of rows still takes part in the sum, with zeros.
-    return _Traffic(
-        ids, vectors, vectors / local if option.sharding_type in _HOST_REDUCED else vectors
+    return strategy_of(option.sharding_type).traffic(
+        Step(
+            batch_size=option.batch_size,
+            ranks=topology.world_size,
+            ranks_per_host=topology.local_world_size,
+            ids_per_sample=sum(option.input_lengths),
+            features=len(option.input_lengths),
+            rows_share=shard.size[0] / rows if rows else 0.0,
+            is_pooled=option.is_pooled,
+        )
     )
 
 
@@ -171,7 +141,7 @@ class EmbeddingPerfEstimator(ShardEstimator):
         return topology.hbm_mem_bw
 
     def _comms(
-        self, option: ShardingOption, shard: Shard, traffic: _Traffic, id_bytes: int
+        self, option: ShardingOption, shard: Shard, traffic: Traffic, id_bytes: int
     ) -> tuple[float, float]:
         """Seconds of the forward and of the backward pass."""
         topology = self._topology
@@ -182,12 +152,12 @@ class EmbeddingPerfEstimator(ShardEstimator):
         bandwidth = topology.intra_host_bw if topology.num_hosts == 1 else topology.inter_host_bw
         away = (ranks - 1) / ranks
         vector_bytes = shard.size[1] * constants.OUTPUT_BYTES
-        if option.sharding_type == _DP:
+        if traffic.averages_gradient:
             table = shard.size[0] * shard.size[1] * option.tensor.element_size()
             return 0.0, 2 * away * table / bandwidth + latency
         ids = traffic.ids * id_bytes * away / bandwidth + latency
         vectors = traffic.sent_vectors * vector_bytes * away / bandwidth + latency
-        if option.sharding_type in _HOST_REDUCED and option.is_pooled:
+        if traffic.summed_on_host:
             local = topology.local_world_size
             inside = (local - 1) / local * traffic.vectors * vector_bytes / topology.intra_host_bw
             vectors += inside + latency

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
+from tessera.training.distributed.plan.plan_types import ShardingPlan
 from tessera.training.distributed.planner.constants import GIB
 from tessera.training.distributed.planner.types import (
     Perf,
@@ -14,22 +15,12 @@ from tessera.training.distributed.planner.types import (
     Stats,
     Storage,
 )
-from tessera.training.distributed.types import ShardingPlan, ShardingType
+from tessera.training.distributed.sharding.registry import strategy_of
 
 logger = logging.getLogger(__name__)
 
 MAX_ROWS = 40
 """Tables of text with more rows than this are cut, and say so."""
-
-_SHORT = {
-    ShardingType.TABLE_WISE.value: "TW",
-    ShardingType.COLUMN_WISE.value: "CW",
-    ShardingType.ROW_WISE.value: "RW",
-    ShardingType.TABLE_ROW_WISE.value: "TWRW",
-    ShardingType.TABLE_COLUMN_WISE.value: "TWCW",
-    ShardingType.GRID_SHARD.value: "GRID",
-    ShardingType.DATA_PARALLEL.value: "DP",
-}
 
 
 class RankUse:
@@ -58,7 +49,7 @@ def use_per_rank(options: Sequence[ShardingOption], world_size: int) -> list[Ran
             use = ranks[shard.rank]
             use.storage += shard.storage
             use.perf += shard.perf
-            use.kinds[_SHORT[option.sharding_type]] += 1
+            use.kinds[strategy_of(option.sharding_type).short_name] += 1
     return ranks
 
 
@@ -120,7 +111,7 @@ def _table_table(options: Sequence[ShardingOption]) -> str:
         rows.append(
             (
                 option.fqn,
-                _SHORT[option.sharding_type],
+                strategy_of(option.sharding_type).short_name,
                 option.compute_kernel,
                 str(option.tensor.shape[0]),
                 str(option.tensor.shape[1]),

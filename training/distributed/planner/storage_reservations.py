@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from tessera.training.distributed.plan.sharded_module import ModuleSharder
 from tessera.training.distributed.planner import constants
 from tessera.training.distributed.planner.enumerators import shardable_modules
 from tessera.training.distributed.planner.types import (
@@ -17,7 +18,6 @@ from tessera.training.distributed.planner.types import (
     StorageReservation,
     Topology,
 )
-from tessera.training.distributed.types import ModuleSharder
 
 
 def _less(topology: Topology, fraction: float, fixed_bytes: int) -> Topology:

@@ -16,6 +16,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from tessera.errors import UserError
+from tessera.training.distributed.plan.plan_types import (
+    BoundsCheckMode,
+    CacheParams,
+    ShardingPlan,
+)
+from tessera.training.distributed.plan.sharded_module import ModuleSharder
 from tessera.training.distributed.planner import constants
 from tessera.training.distributed.planner.hardware import (
     DeviceHardware,
@@ -24,13 +30,7 @@ from tessera.training.distributed.planner.hardware import (
     Topology,
     positive,
 )
-from tessera.training.distributed.types import (
-    BoundsCheckMode,
-    CacheParams,
-    ModuleSharder,
-    ShardingPlan,
-    ShardingType,
-)
+from tessera.training.distributed.sharding.registry import PartitionByType, strategy_of
 
 __all__ = [
     "DeviceHardware",
@@ -74,34 +74,6 @@ class Shard:
     rank: int | None = None
 
 
-@unique
-class PartitionByType(Enum):
-    """What a sharding type needs from a partitioner."""
-
-    DEVICE = "device"
-    """Any rank for any shard."""
-
-    HOST = "host"
-    """All shards on the ranks of one host."""
-
-    UNIFORM = "uniform"
-    """Shard ``i`` on rank ``i``."""
-
-    MULTI_HOST = "multi_host"
-    """Groups of shards, each on one host."""
-
-
-_PARTITION_BY = {
-    ShardingType.TABLE_WISE.value: PartitionByType.DEVICE,
-    ShardingType.COLUMN_WISE.value: PartitionByType.DEVICE,
-    ShardingType.ROW_WISE.value: PartitionByType.UNIFORM,
-    ShardingType.DATA_PARALLEL.value: PartitionByType.UNIFORM,
-    ShardingType.TABLE_ROW_WISE.value: PartitionByType.HOST,
-    ShardingType.TABLE_COLUMN_WISE.value: PartitionByType.HOST,
-    ShardingType.GRID_SHARD.value: PartitionByType.MULTI_HOST,
-}
-
-
 @dataclass(eq=False)
 class ShardingOption:
     """One way to shard one table.
@@ -112,7 +84,7 @@ class ShardingOption:
         module: path of the module in the model, and the module.
         input_lengths: ids per bag, one per feature.
         batch_size: samples per rank and step.
-        sharding_type: see `ShardingType`.
+        sharding_type: the strategy's name.
         partition_by: see `PartitionByType`.
         compute_kernel: see `EmbeddingComputeKernel`.
         shards: the pieces.
@@ -136,7 +108,7 @@ class ShardingOption:
     @property
     def partition_by(self) -> PartitionByType:
         """What this type needs from a partitioner."""
-        return _PARTITION_BY[self.sharding_type]
+        return strategy_of(self.sharding_type).placed
 
     @property
     def fqn(self) -> str:
@@ -217,10 +189,10 @@ class ParameterConstraints:
     bounds_check_mode: BoundsCheckMode | None = None
 
     def __post_init__(self) -> None:
-        known = {kind.value for kind in ShardingType}
-        for kind in self.sharding_types or []:
-            if kind not in known:
-                raise ValueError(f"sharding_types has {kind!r}; give some of {sorted(known)}")
+        if self.sharding_types is not None:
+            self.sharding_types = [
+                strategy_of(kind, "an entry of sharding_types").name for kind in self.sharding_types
+            ]
         if self.min_partition is not None:
             positive("min_partition", self.min_partition)
         if self.batch_size is not None:

@@ -1,170 +1,101 @@
-"""What all sharding types share: everything that follows from the plan alone.
+"""The tables of a collection that share a strategy: their lookup, and the ways there and back.
 
-Legend: ``W`` ranks, ``L`` ranks per node, ``B`` samples of this rank.
+Nothing here depends on the strategy: `PooledSharding` serves the pooled tables of any, and
+`SequenceSharding` the unpooled ones.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.distributed._shard.metadata import ShardMetadata
 
-from tessera.training.distributed.comm_ops.column_order import ColumnOrder
-from tessera.training.distributed.embedding_lookup import (
-    GroupedPooledEmbeddingsLookup,
-    common_output_dtype,
-)
-from tessera.training.distributed.embedding_sharding import (
+from tessera.training.distributed.comm.codec_types import CommOp, QuantizedCommCodecs
+from tessera.training.distributed.comm.column_order import ColumnOrder
+from tessera.training.distributed.comm.environment import ShardingEnv
+from tessera.training.distributed.sharding.embedding_sharding import (
     BaseEmbeddingDist,
     BaseSparseFeaturesDist,
     EmbeddingSharding,
     EmbeddingShardingContext,
     EmbeddingShardingInfo,
     OutputColumns,
-    group_tables,
+    Part,
     output_columns,
-    tables_on_ranks,
 )
-from tessera.training.distributed.embedding_types import (
+from tessera.training.distributed.sharding.ids import LocalSparseFeaturesDist
+from tessera.training.distributed.sharding.layout import Layout
+from tessera.training.distributed.sharding.pooled_vectors import LocalEmbeddingDist, in_order
+from tessera.training.distributed.sharding.registry import ShardingStrategy, UnpooledDist
+from tessera.training.distributed.sharding.sequence_sharding import (
+    SequenceShardingContext,
+    own_vectors_stay,
+)
+from tessera.training.distributed.tables.grouped_lookup import (
+    GroupedEmbeddingsLookup,
+    GroupedPooledEmbeddingsLookup,
+    common_output_dtype,
+)
+from tessera.training.distributed.tables.interfaces import (
     BaseEmbeddingLookup,
     BaseGroupedFeatureProcessor,
+)
+from tessera.training.distributed.tables.table_shards import (
     GroupedEmbeddingConfig,
     ShardedEmbeddingTable,
 )
-from tessera.training.distributed.pooled_output import Part
-from tessera.training.distributed.types import (
-    Awaitable,
-    CommOp,
-    Multistreamable,
-    NoWait,
-    QuantizedCommCodecs,
-    ShardingEnv,
-    ShardingType,
-    ShardMetadata,
-)
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+from tessera.training.streamable import Multistreamable
 
 C = TypeVar("C", bound=Multistreamable)
-T = TypeVar("T")
-W = TypeVar("W")
 
 
-class LocalSparseFeaturesDist(BaseSparseFeaturesDist[KeyedJaggedTensor]):
-    """Ids stay: every row that they need is here."""
-
-    def forward(
-        self, sparse_features: KeyedJaggedTensor
-    ) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
-        """The features as they are."""
-        return NoWait(NoWait(sparse_features))
-
-
-class LocalEmbeddingDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
-    """Vectors stay: they are of this rank's own samples."""
-
-    def forward(
-        self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None
-    ) -> Awaitable[Tensor]:
-        """The vectors as they are."""
-        del sharding_ctx
-        return NoWait(local_embs)
-
-
-class PermutedEmbeddingDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
-    """Vectors that travel back, their columns put in another order when they have arrived.
+class PlannedSharding(EmbeddingSharding[C, KeyedJaggedTensor, Tensor, Tensor]):
+    """What pooled and unpooled tables of one strategy have in common.
 
     Args:
-        dist: how they travel.
-        order: of the columns.
-    """
-
-    def __init__(
-        self,
-        dist: BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor],
-        order: ColumnOrder,
-    ) -> None:
-        super().__init__()
-        self._dist = dist
-        self._order = order
-
-    def forward(
-        self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None
-    ) -> Awaitable[Tensor]:
-        """Begin to send; the wait gives ``[B, all columns]``.
-
-        Where the batch varies per feature there are no columns yet, and nothing is permuted.
-        """
-        awaitable: Awaitable[Tensor] = self._dist(local_embs, sharding_ctx)
-        if sharding_ctx is None or not sharding_ctx.variable_batch_per_feature:
-            awaitable.callbacks.append(self._order.permute)
-        return awaitable
-
-
-def in_order(
-    dist: BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor], order: ColumnOrder | None
-) -> BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]:
-    """``dist`` whose columns come in ``order``; None: as they do."""
-    return dist if order is None else PermutedEmbeddingDist(dist, order)
-
-
-class PlannedSharding(EmbeddingSharding[C, KeyedJaggedTensor, T, W]):
-    """A sharding whose ranks hold what `tables_on_ranks` says.
-
-    Ranks that look up the same features (for other rows) send one result together; ``senders``
-    holds the first of each such set of ranks.  The output's columns are the senders', one after
-    the other, and so are the features that are sent.
-
-    Args:
+        strategy: of all of the tables.
         sharding_infos: the tables.
         env: who takes part.
-        device: where this rank computes.
+        device: where this rank computes; None: the CPU.
         qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
 
+    Attributes:
+        strategy: as given.
+        layout: who holds what.
+
     Raises:
-        ValueError: a placement that does not fit the table or the ranks.
+        ValueError: a placement that does not fit the table, the ranks or the strategy.
     """
 
-    sharding_type: ShardingType
+    _keep_places = False
 
     def __init__(
         self,
+        strategy: ShardingStrategy,
         sharding_infos: Sequence[EmbeddingShardingInfo],
         env: ShardingEnv,
         device: torch.device | None = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> None:
         super().__init__(qcomm_codecs_registry)
-        self._env = env
-        self._pg: dist.ProcessGroup | None = env.process_group
-        self._rank = env.rank
-        self._world_size = env.world_size
+        self.strategy = strategy
         self._device = device or torch.device("cpu")
-        self._tables_per_rank = tables_on_ranks(sharding_infos, env.world_size)
-        self._groups_per_rank = group_tables(self._tables_per_rank)
-        self._check_plan()
-
-    def _check_plan(self) -> None:
-        """Refuse placements that this type cannot serve."""
-
-    def senders(self) -> list[int]:
-        """See the class."""
-        return list(range(self._world_size))
+        self.layout = Layout(
+            sharding_infos,
+            env,
+            strategy.name,
+            strategy.teams,
+            replicated=strategy.replicated,
+            splits_bags=strategy.splits_bags,
+        )
 
     def is_local(self) -> bool:
         """Whether nothing travels, because there is nobody else."""
-        return self._pg is None
-
-    def groups_here(self) -> list[GroupedEmbeddingConfig]:
-        """The groups of this rank."""
-        return self._groups_per_rank[self._rank]
-
-    def groups_per_sender(self) -> list[list[GroupedEmbeddingConfig]]:
-        """The groups of each of `senders`."""
-        return [self._groups_per_rank[rank] for rank in self.senders()]
+        return self.layout.pg is None
 
     def create_input_dist(
         self, device: torch.device | None = None
@@ -174,65 +105,40 @@ class PlannedSharding(EmbeddingSharding[C, KeyedJaggedTensor, T, W]):
         Args:
             device: of the ids; None: the sharding's.
         """
-        if self._pg is None:
+        if self.layout.pg is None:
             return LocalSparseFeaturesDist()
-        return self._input_dist(self._pg, device or self._device)
-
-    @abstractmethod
-    def _input_dist(
-        self, pg: dist.ProcessGroup, device: torch.device
-    ) -> BaseSparseFeaturesDist[KeyedJaggedTensor]:
-        """How ids travel among ``pg``."""
+        return self.strategy.ids(
+            self.layout, self.layout.pg, device or self._device, keep_places=self._keep_places
+        )
 
     def _groups_with(self, fused_params: dict[str, Any] | None) -> list[GroupedEmbeddingConfig]:
-        """`groups_here`; ``fused_params``, if given, take the place of all ranks' groups' own."""
+        """The groups here; ``fused_params``, if given, replace all ranks' groups' own."""
         if fused_params is not None:
-            for groups in self._groups_per_rank:
+            for groups in self.layout.groups_per_rank:
                 for group in groups:
                     group.fused_params = fused_params
-        return self.groups_here()
+        return self.layout.groups_per_rank[self.layout.world.rank]
 
     def _output_dtype(self) -> torch.dtype:
         """Of the vectors of all ranks: what is sent and what is received is of one dtype."""
-        return common_output_dtype(group for groups in self._groups_per_rank for group in groups)
+        return common_output_dtype(
+            group for groups in self.layout.groups_per_rank for group in groups
+        )
 
     def _codecs(self, operation: CommOp) -> QuantizedCommCodecs | None:
         return (self.qcomm_codecs_registry or {}).get(operation.name)
 
     def feature_names(self) -> list[str]:
         """The features that are sent, in order."""
-        return [
-            name
-            for groups in self.groups_per_sender()
-            for group in groups
-            for name in group.feature_names()
-        ]
+        return _names(self.layout.groups_per_team())
 
     def feature_names_per_rank(self) -> list[list[str]]:
         """The features that each rank receives."""
-        return [
-            [name for group in groups for name in group.feature_names()]
-            for groups in self._groups_per_rank
-        ]
-
-    def features_per_sender(self) -> list[int]:
-        """How many features each of `senders` looks up."""
-        return [
-            sum(group.num_features() for group in groups) for groups in self.groups_per_sender()
-        ]
-
-    def dims_per_sender(self) -> list[list[int]]:
-        """Columns of each feature that each of `senders` looks up."""
-        return [
-            [dim for group in groups for dim in group.embedding_dims()]
-            for groups in self.groups_per_sender()
-        ]
+        return [_names([groups]) for groups in self.layout.groups_per_rank]
 
     def output_columns(self) -> list[OutputColumns]:
         """What the columns of the output are, in order."""
-        return [
-            columns for groups in self.groups_per_sender() for columns in output_columns(groups)
-        ]
+        return self.layout.output_columns()
 
     def embedding_names(self) -> list[str]:
         """The output's names, in order; one per column shard."""
@@ -245,77 +151,47 @@ class PlannedSharding(EmbeddingSharding[C, KeyedJaggedTensor, T, W]):
     def embedding_names_per_rank(self) -> list[list[str]]:
         """The names that each rank's lookup makes."""
         return [
-            [name for group in groups for name in group.embedding_names()]
-            for groups in self._groups_per_rank
+            [columns.embedding_name for columns in output_columns(groups)]
+            for groups in self.layout.groups_per_rank
         ]
 
     def embedding_shard_metadata(self) -> list[ShardMetadata | None]:
         """The shard's place in its table, per name of `embedding_names`."""
         return [
             place
-            for groups in self.groups_per_sender()
+            for groups in self.layout.groups_per_team()
             for group in groups
             for place in group.embedding_shard_metadata()
         ]
 
     def embedding_tables(self) -> list[ShardedEmbeddingTable]:
         """The shards of all ranks."""
-        return [table for tables in self._tables_per_rank for table in tables]
-
-    def row_bounds_per_feature(self, ranks: Sequence[int]) -> list[list[int]]:
-        """For each feature that ``ranks`` look up together: where each one's rows begin, the end.
-
-        Raises:
-            ValueError: the ranks do not hold successive rows of the same columns.
-        """
-        bounds: list[list[int]] = []
-        shards_per_rank = [
-            [table for group in self._groups_per_rank[rank] for table in group.embedding_tables]
-            for rank in ranks
-        ]
-        if len({len(shards) for shards in shards_per_rank}) > 1:
-            names = sorted({table.name for tables in shards_per_rank for table in tables})
-            raise ValueError(
-                f"tables {names} are {self.sharding_type.value}: ranks {list(ranks)} must each "
-                "hold one block of rows of each (which may be empty)"
-            )
-        for shards in zip(*shards_per_rank, strict=True):
-            places = [table.local_metadata for table in shards]
-            starts = [place.shard_offsets[0] for place in places if place is not None]
-            ends = [
-                place.shard_offsets[0] + place.shard_sizes[0]
-                for place in places
-                if place is not None
-            ]
-            alike = len({(table.name, table.local_cols) for table in shards}) == 1
-            if not alike or starts != [0, *ends[:-1]] or ends[-1] != shards[0].num_embeddings:
-                raise ValueError(
-                    f"table {shards[0].name!r} is {self.sharding_type.value}: ranks {list(ranks)} "
-                    f"must hold successive blocks of rows, but they begin at {starts}"
-                )
-            bounds += [[*starts, ends[-1]]] * shards[0].num_features()
-        return bounds
+        return [table for tables in self.layout.tables_per_rank for table in tables]
 
 
-class PooledSharding(PlannedSharding[EmbeddingShardingContext, Tensor, Tensor]):
-    """A `PlannedSharding` of pooled tables.
+def _names(per_rank: Sequence[Sequence[GroupedEmbeddingConfig]]) -> list[str]:
+    return [name for groups in per_rank for group in groups for name in group.feature_names()]
+
+
+class PooledSharding(PlannedSharding[EmbeddingShardingContext]):
+    """Pooled tables of one strategy.
 
     Args:
+        strategy: of all of the tables.
         sharding_infos: the tables.
         env: who takes part.
-        device: where this rank computes.
+        device: where this rank computes; None: the CPU.
         qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
         permute_embeddings: whether the output's columns come in the tables' order, the parts of
             a vector side by side; otherwise they come rank by rank.
 
     Raises:
-        ValueError: a placement that does not fit the table or the ranks.
+        ValueError: a placement that does not fit the table, the ranks or the strategy.
     """
-
-    scale_weight_gradients = True
 
     def __init__(
         self,
+        strategy: ShardingStrategy,
         sharding_infos: Sequence[EmbeddingShardingInfo],
         env: ShardingEnv,
         device: torch.device | None = None,
@@ -323,27 +199,27 @@ class PooledSharding(PlannedSharding[EmbeddingShardingContext, Tensor, Tensor]):
         *,
         permute_embeddings: bool = False,
     ) -> None:
-        super().__init__(sharding_infos, env, device, qcomm_codecs_registry)
+        super().__init__(strategy, sharding_infos, env, device, qcomm_codecs_registry)
         self._configs = [info.embedding_config for info in sharding_infos]
         self.order = self._table_order() if permute_embeddings else None
         self._in_table_order = permute_embeddings
 
     def _table_order(self) -> ColumnOrder | None:
         places: dict[str, list[tuple[int, int, int, int]]] = {}
-        widths = [sum(dims) for dims in self.dims_per_sender()]
-        for sender, groups in enumerate(self.groups_per_sender()):
+        widths = [sum(dims) for dims in self.layout.dims_per_team()]
+        for team, groups in enumerate(self.layout.groups_per_team()):
             column = 0
             for part in output_columns(groups):
-                where = (part.first, sender, column, part.width)
+                where = (part.first, team, column, part.width)
                 places.setdefault(part.embedding_name, []).append(where)
                 column += part.width
         order = ColumnOrder(
             widths,
             [
-                (sender, column, width)
+                (team, column, width)
                 for table in self._configs
                 for name in table.embedding_names
-                for _, sender, column, width in sorted(places[name])
+                for _, team, column, width in sorted(places[name])
             ],
         )
         return None if order.is_rank_by_rank else order
@@ -373,24 +249,6 @@ class PooledSharding(PlannedSharding[EmbeddingShardingContext, Tensor, Tensor]):
         """Columns per name of `embedding_names`."""
         return [part.columns.width for part in self.output_parts()]
 
-    def create_output_dist(
-        self, device: torch.device | None = None
-    ) -> BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]:
-        """How vectors travel back; without a process group they stay.
-
-        Args:
-            device: of the vectors; None: the sharding's.
-        """
-        if self._pg is None:
-            return in_order(LocalEmbeddingDist(), self.order)
-        return self._output_dist(self._pg, device or self._device)
-
-    @abstractmethod
-    def _output_dist(
-        self, pg: dist.ProcessGroup, device: torch.device
-    ) -> BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]:
-        """How vectors travel back among ``pg``, their columns in `order` (None: rank by rank)."""
-
     def create_lookup(
         self,
         device: torch.device | None = None,
@@ -407,9 +265,90 @@ class PooledSharding(PlannedSharding[EmbeddingShardingContext, Tensor, Tensor]):
         return GroupedPooledEmbeddingsLookup(
             grouped_configs=self._groups_with(fused_params),
             device=device or self._device,
-            pg=self._pg,
+            pg=self.layout.pg,
             feature_processor=feature_processor,
-            scale_weight_gradients=self.scale_weight_gradients,
-            sharding_type=self.sharding_type,
+            # On a replica the gradients of ids' weights are those of its own samples already.
+            scale_weight_gradients=not self.strategy.replicated,
+            sharding_type=self.strategy.kernels_know_it_as,
             output_dtype=self._output_dtype(),
+        )
+
+    def create_output_dist(
+        self, device: torch.device | None = None
+    ) -> BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]:
+        """How vectors travel back; without a process group they stay.
+
+        Args:
+            device: of the vectors; None: the sharding's.
+        """
+        if self.layout.pg is None:
+            return in_order(LocalEmbeddingDist(), self.order)
+        return self.strategy.pooled(
+            self.layout, self.layout.pg, device or self._device, self._codecs, self.order
+        )
+
+
+class SequenceSharding(PlannedSharding[SequenceShardingContext]):
+    """Unpooled tables of one strategy; arguments as for `PlannedSharding`.
+
+    Raises:
+        ValueError: also for blocks of one table that differ in width on one rank: an operator
+            serves one width, and a table has one place in the optimizer of a rank.
+    """
+
+    _keep_places = True
+
+    def __init__(
+        self,
+        strategy: ShardingStrategy,
+        sharding_infos: Sequence[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> None:
+        super().__init__(strategy, sharding_infos, env, device, qcomm_codecs_registry)
+        for rank, tables in enumerate(self.layout.tables_per_rank):
+            widths: dict[str, set[int]] = {}
+            for table in tables:
+                widths.setdefault(table.name, set()).add(table.local_cols)
+            for name, own in widths.items():
+                if len(own) > 1:
+                    raise ValueError(
+                        f"table {name!r}: the plan puts blocks of {sorted(own)} columns on rank "
+                        f"{rank}; unpooled blocks of a table on one rank are equally wide, so cut "
+                        "it evenly or place them on different ranks"
+                    )
+
+    def create_lookup(
+        self,
+        device: torch.device | None = None,
+        fused_params: dict[str, Any] | None = None,
+        feature_processor: BaseGroupedFeatureProcessor | None = None,
+    ) -> BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]:
+        """Which rows are here.
+
+        Args:
+            device: None: the sharding's.
+            fused_params: in place of the groups' own, if given.
+            feature_processor: must be None: single vectors have no weights.
+        """
+        assert feature_processor is None
+        return GroupedEmbeddingsLookup(
+            grouped_configs=self._groups_with(fused_params),
+            pg=self.layout.pg,
+            device=device or self._device,
+            sharding_type=self.strategy.kernels_know_it_as,
+            output_dtype=self._output_dtype(),
+        )
+
+    def create_output_dist(self, device: torch.device | None = None) -> UnpooledDist:
+        """How vectors travel back; without a process group they stay.
+
+        Args:
+            device: of the vectors; None: the sharding's.
+        """
+        if self.layout.pg is None:
+            return own_vectors_stay(self.layout)
+        return self.strategy.unpooled(
+            self.layout, self.layout.pg, device or self._device, self._codecs
         )

@@ -1,4 +1,4 @@
-"""What shardings of unpooled tables share: one vector per id travels back.
+"""How the vectors of single ids travel back: what strategies choose from.
 
 Vectors go back along the way of the ids, so they arrive in the order in which the ids were sent;
 nothing is added up.
@@ -16,21 +16,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tessera.training.distributed.dist_data import (
-    KJTAllToAllTensorsAwaitable,
-    SequenceEmbeddingsAllToAll,
-)
-from tessera.training.distributed.embedding_lookup import GroupedEmbeddingsLookup
-from tessera.training.distributed.embedding_sharding import (
+from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
+from tessera.training.distributed.comm.codec_types import CommOp, QuantizedCommCodecs
+from tessera.training.distributed.sharding.embedding_sharding import (
     BaseEmbeddingDist,
     EmbeddingShardingContext,
 )
-from tessera.training.distributed.embedding_types import (
-    BaseEmbeddingLookup,
-    BaseGroupedFeatureProcessor,
-)
-from tessera.training.distributed.sharding.planned import PlannedSharding
-from tessera.training.distributed.types import Awaitable, CommOp, NoWait, QuantizedCommCodecs
+from tessera.training.distributed.sharding.layout import Layout
+from tessera.training.distributed.sharding.pooled_vectors import Codecs
+from tessera.training.distributed.travel.kjt_all_to_all import KJTAllToAllTensorsAwaitable
+from tessera.training.distributed.travel.sequence_vectors import SequenceEmbeddingsAllToAll
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 
@@ -179,68 +174,14 @@ def as_rows(flat: Tensor, dims: list[int], sizes: list[int], width: int) -> Tens
     )
 
 
-class SequenceSharding(PlannedSharding[SequenceShardingContext, Tensor, Tensor]):
-    """A `PlannedSharding` of unpooled tables.
+def own_vectors_stay(layout: Layout, *_: Any) -> LocalSequenceEmbeddingDist:
+    """Every rank has looked up its own ids."""
+    return LocalSequenceEmbeddingDist(layout.dims_per_rank()[layout.world.rank])
 
-    Raises:
-        ValueError: also for blocks of one table that differ in width on one rank: an operator
-            serves one width, and a table has one place in the optimizer of a rank.
-    """
 
-    def _check_plan(self) -> None:
-        super()._check_plan()
-        for rank, groups in enumerate(self._groups_per_rank):
-            widths: dict[str, set[int]] = {}
-            for group in groups:
-                for table in group.embedding_tables:
-                    widths.setdefault(table.name, set()).add(table.local_cols)
-            for name, own in widths.items():
-                if len(own) > 1:
-                    raise ValueError(
-                        f"table {name!r}: the plan puts blocks of {sorted(own)} columns on rank "
-                        f"{rank}; unpooled blocks of a table on one rank are equally wide, so cut "
-                        "it evenly or place them on different ranks"
-                    )
-
-    def create_lookup(
-        self,
-        device: torch.device | None = None,
-        fused_params: dict[str, Any] | None = None,
-        feature_processor: BaseGroupedFeatureProcessor | None = None,
-    ) -> BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]:
-        """Which rows are here.
-
-        Args:
-            device: None: the sharding's.
-            fused_params: in place of the groups' own, if given.
-            feature_processor: must be None: single vectors have no weights.
-        """
-        assert feature_processor is None
-        return GroupedEmbeddingsLookup(
-            grouped_configs=self._groups_with(fused_params),
-            pg=self._pg,
-            device=device or self._device,
-            sharding_type=self.sharding_type,
-            output_dtype=self._output_dtype(),
-        )
-
-    def dims_per_rank(self) -> list[list[int]]:
-        """Columns of each feature that each rank looks up."""
-        return [
-            [dim for group in groups for dim in group.embedding_dims()]
-            for groups in self._groups_per_rank
-        ]
-
-    def create_output_dist(
-        self, device: torch.device | None = None
-    ) -> BaseEmbeddingDist[SequenceShardingContext, Tensor, Tensor]:
-        """How vectors travel back."""
-        dims = self.dims_per_rank()
-        if self._pg is None:
-            return LocalSequenceEmbeddingDist(dims[self._rank])
-        return SequenceEmbeddingDist(
-            self._pg,
-            dims,
-            device or self._device,
-            self._codecs(CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL),
-        )
+def vectors_to_senders(
+    layout: Layout, pg: dist.ProcessGroup, device: torch.device, codecs: Codecs
+) -> SequenceEmbeddingDist:
+    """The vector of each id straight to the rank that asked (all-to-all): nothing is added up."""
+    written = codecs(CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL)
+    return SequenceEmbeddingDist(pg, layout.dims_per_rank(), device, written)

@@ -1,51 +1,32 @@
-"""Training loops that overlap copies and communication with computation.
+"""The names of ``torchrec.distributed.train_pipeline``.
 
-pipeline = TrainPipelineSparseDist(model, optimizer, device)
-batches = iter(loader)
-while True:
-    try:
-        output = pipeline.progress(batches)
-    except StopIteration:
-        break
+Generated from the table in training/torchrec_paths.py; change it there.
 """
 
-from tessera.training.distributed.dist_data import SplitsAllToAllAwaitable
-from tessera.training.distributed.embedding_sharding import (
-    FusedKJTListSplitsAwaitable,
-    KJTSplitsAllToAllMeta,
-)
+# isort: skip_file
+# fmt: off
 from tessera.training.distributed.train_pipeline.contexts import (
-    PrefetchTrainPipelineContext,
-    TrainPipelineContext,
+    PrefetchTrainPipelineContext as PrefetchTrainPipelineContext,
+    TrainPipelineContext as TrainPipelineContext,
 )
 from tessera.training.distributed.train_pipeline.forwards import (
-    BaseForward,
-    KJTAllToAllForward,
-    PipelinedForward,
-    PrefetchPipelinedForward,
+    BaseForward as BaseForward, KJTAllToAllForward as KJTAllToAllForward,
+    PipelinedForward as PipelinedForward, PrefetchPipelinedForward as PrefetchPipelinedForward,
 )
 from tessera.training.distributed.train_pipeline.pipelines import (
-    TrainPipeline,
-    TrainPipelineBase,
+    TrainPipeline as TrainPipeline, TrainPipelineBase as TrainPipelineBase,
 )
-from tessera.training.distributed.train_pipeline.prefetch import PrefetchTrainPipelineSparseDist
-from tessera.training.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
-from tessera.training.distributed.train_pipeline.tracing import ArgInfo, Tracer
-
-__all__ = [
-    "ArgInfo",
-    "BaseForward",
-    "FusedKJTListSplitsAwaitable",
-    "KJTAllToAllForward",
-    "KJTSplitsAllToAllMeta",
-    "PipelinedForward",
-    "PrefetchPipelinedForward",
-    "PrefetchTrainPipelineContext",
-    "PrefetchTrainPipelineSparseDist",
-    "SplitsAllToAllAwaitable",
-    "Tracer",
-    "TrainPipeline",
-    "TrainPipelineBase",
-    "TrainPipelineContext",
-    "TrainPipelineSparseDist",
-]
+from tessera.training.distributed.train_pipeline.prefetch import (
+    PrefetchTrainPipelineSparseDist as PrefetchTrainPipelineSparseDist,
+)
+from tessera.training.distributed.train_pipeline.sparse_dist import (
+    TrainPipelineSparseDist as TrainPipelineSparseDist,
+)
+from tessera.training.distributed.train_pipeline.tracing import ArgInfo as ArgInfo, Tracer as Tracer
+from tessera.training.distributed.travel.features_awaitable import (
+    FusedKJTListSplitsAwaitable as FusedKJTListSplitsAwaitable,
+    KJTSplitsAllToAllMeta as KJTSplitsAllToAllMeta,
+)
+from tessera.training.distributed.travel.kjt_all_to_all import (
+    SplitsAllToAllAwaitable as SplitsAllToAllAwaitable,
+)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tessera.training.distributed.embedding_sharding import FusedKJTListSplitsAwaitable
-from tessera.training.distributed.types import Awaitable
+from tessera.training.distributed.comm.awaitable import Awaitable
+from tessera.training.distributed.travel.features_awaitable import FusedKJTListSplitsAwaitable
 from tessera.training.streamable import Multistreamable
 
 

@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 
 from tessera.errors import UserError
-from tessera.training.distributed.features_awaitable import KJTSplitsAllToAllMeta
 from tessera.training.distributed.train_pipeline.contexts import (
     PrefetchTrainPipelineContext,
     TrainPipelineContext,
 )
 from tessera.training.distributed.train_pipeline.streams import on_stream
+from tessera.training.distributed.travel.features_awaitable import KJTSplitsAllToAllMeta
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch.distributed as dist
 
+    from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
+    from tessera.training.distributed.plan.sharded_module import ShardedModule
     from tessera.training.distributed.train_pipeline.tracing import ArgInfo
-    from tessera.training.distributed.types import Awaitable, LazyAwaitable, ShardedModule
     from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 TContext = TypeVar("TContext", bound=TrainPipelineContext)
@@ -66,7 +67,7 @@ class BaseForward(Generic[TContext]):
 
     @property
     def module(self) -> ShardedModule[Any, Any, Any, Any]:
-        """The module."""
+        """The sharded module whose forward this is."""
         return self._module
 
     def start_input_dist(self, batch: Any) -> Awaitable[Any]:

@@ -25,12 +25,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tessera.errors import UserError
-from tessera.training.distributed.dist_data import KJTAllToAll
-from tessera.training.distributed.embedding_sharding import (
-    FusedKJTListSplitsAwaitable,
-    KJTListSplitsAwaitable,
-)
-from tessera.training.distributed.model_parallel import get_unwrapped_module
+from tessera.training.distributed.model.model_parallel import get_unwrapped_module
+from tessera.training.distributed.plan.sharded_module import ShardedModule
 from tessera.training.distributed.train_pipeline.contexts import TrainPipelineContext
 from tessera.training.distributed.train_pipeline.forwards import (
     BaseForward,
@@ -51,7 +47,11 @@ from tessera.training.distributed.train_pipeline.streams import (
     wait_for_batch,
 )
 from tessera.training.distributed.train_pipeline.tracing import pipelineable_modules, trace
-from tessera.training.distributed.types import ShardedModule
+from tessera.training.distributed.travel.features_awaitable import (
+    FusedKJTListSplitsAwaitable,
+    KJTListSplitsAwaitable,
+)
+from tessera.training.distributed.travel.kjt_all_to_all import KJTAllToAll
 
 
 class TrainPipelineSparseDist(TrainPipeline[In, Out]):

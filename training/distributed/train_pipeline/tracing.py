@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tessera.errors import UserError
-from tessera.training.distributed.types import ShardedModule
+from tessera.training.distributed.plan.sharded_module import ShardedModule
 
 
 @dataclass
@@ -26,7 +26,7 @@ class ArgInfo:
         input_attrs: names or keys on the way into the batch; empty: the batch itself.
         is_getitems: for each of them, whether it is ``[key]`` rather than ``.name``.
         name: of a keyword argument; None for a positional one.
-        constant: the argument itself, where it is no part of the batch but written in the model.
+        constant: the argument itself, where it is not a part of the batch but written in the model.
         is_constant: whether it is.
     """
 

@@ -72,5 +72,5 @@ class CustomConfig(ModelConfig):
         return found  # type: ignore[no-any-return] # whatever it is, it can be called
 
     def logit_layers(self) -> tuple[str, ...]:
-        """``output_layers``."""
+        """The names that the configuration gives as ``output_layers``."""
         return self.output_layers

@@ -1,0 +1,19 @@
+"""Checkpoints of models that are spread over ranks.
+
+Generated from the table in training/torchrec_paths.py; change it there.
+"""
+
+# isort: skip_file
+# fmt: off
+from typing import TYPE_CHECKING
+
+from tessera.training.torchrec_paths import lazy_names
+
+if TYPE_CHECKING:
+    from tessera.training.distributed.checkpoint.save_and_load import (
+        SavedCheckpoint as SavedCheckpoint, async_save_checkpoint as async_save_checkpoint,
+        load_checkpoint as load_checkpoint, read_checkpoint as read_checkpoint,
+        read_extra as read_extra, save_checkpoint as save_checkpoint,
+    )
+
+__all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -1,0 +1,215 @@
+"""Reading what ``torch.distributed.checkpoint`` wrote, without running anything.
+
+Its index, ``.metadata``, is a pickle, which torch reads with ``pickle.load``: a file from
+elsewhere could run code.  Here only the classes that an index consists of are let through.
+Tensors are read with torch's ``weights_only``; other objects are not read at all.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from tessera.training.distributed.checkpoint.errors import CheckpointError
+from tessera.training.distributed.checkpoint.room import Room
+
+_INDEX_CLASSES = {
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size"},
+    "pathlib": {"PosixPath"},
+    "pathlib._local": {"PosixPath"},
+}
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    """Knows the classes of an index and nothing else."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        """The class, if an index has it."""
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if name in _INDEX_CLASSES.get(module, ()):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is not a part of a checkpoint's index")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a saved tensor, and where it goes.
+
+    Attributes:
+        name: the saved tensor.
+        offsets: where the part begins in it.
+        target: filled in place; its shape is the part's.
+    """
+
+    name: str
+    offsets: tuple[int, ...]
+    target: Tensor
+
+
+class SavedTensors:
+    """The tensors in a folder that ``torch.distributed.checkpoint`` wrote.
+
+    Args:
+        folder: holds ``.metadata`` and the data files.
+        room: where whole tensors are put; None: in memory.
+
+    Raises:
+        CheckpointError: the index is damaged or holds what no index does.
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, folder: Path, room: Room | None = None) -> None:
+        self._folder = folder
+        self._room = room
+        index = folder / ".metadata"
+        try:
+            with index.open("rb") as stream:
+                metadata = _IndexUnpickler(stream).load()
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"{folder} is not a whole checkpoint: it has no .metadata"
+            ) from error
+        except (
+            pickle.UnpicklingError,
+            EOFError,
+            AttributeError,
+            IndexError,
+            TypeError,
+            ValueError,
+            KeyError,
+            ImportError,
+        ) as error:
+            raise CheckpointError(
+                f"{index} is refused: it is damaged or no index ({error})"
+            ) from error
+        if not isinstance(metadata, Metadata):
+            raise CheckpointError(f"{index} is refused: it holds no index")
+        self._metadata = metadata
+        self._check_files()
+
+    def _check_files(self) -> None:
+        for info in (self._metadata.storage_data or {}).values():
+            path = str(info.relative_path)
+            if path != os.path.basename(path) or path.startswith(".."):  # noqa: PTH119 - of a string from a file
+                raise CheckpointError(
+                    f"{self._folder} is refused: its index names the file {path!r} outside of it"
+                )
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all tensors, sorted."""
+        return sorted(
+            name
+            for name, entry in self._metadata.state_dict_metadata.items()
+            if isinstance(entry, TensorStorageMetadata)
+        )
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """A tensor's shape; None: there is no such tensor."""
+        entry = self._metadata.state_dict_metadata.get(name)
+        return tuple(entry.size) if isinstance(entry, TensorStorageMetadata) else None
+
+    def dtype(self, name: str) -> torch.dtype:
+        """A tensor's dtype."""
+        return self._entry(name).properties.dtype
+
+    def _entry(self, name: str) -> TensorStorageMetadata:
+        entry = self._metadata.state_dict_metadata.get(name)
+        if not isinstance(entry, TensorStorageMetadata):
+            raise CheckpointError(f"{self._folder} has no tensor {name!r}")
+        return entry
+
+    def empty(self, name: str) -> Tensor:
+        """A tensor to read the whole of ``name`` into."""
+        entry = self._entry(name)
+        if self._room is not None:
+            return self._room.empty(entry.size, entry.properties.dtype)
+        return torch.empty(entry.size, dtype=entry.properties.dtype)
+
+    def read(self, pieces: Iterable[Piece]) -> None:
+        """Fill every piece's target.
+
+        Raises:
+            CheckpointError: a tensor is missing, too small, not wholly there or damaged.
+            OSError: a file cannot be read.
+        """
+        by_chunk: dict[MetadataIndex, list[tuple[ReadItem, Tensor]]] = {}
+        for piece in pieces:
+            chunk = ChunkStorageMetadata(
+                offsets=torch.Size(piece.offsets), sizes=piece.target.shape
+            )
+            found = create_read_items_for_chunk_list(piece.name, self._entry(piece.name), [chunk])
+            covered = sum(item.lengths.numel() for item in found)
+            if piece.target.dim() and covered != piece.target.numel():
+                raise CheckpointError(
+                    f"{self._folder} holds {covered} of {piece.target.numel()} numbers of "
+                    f"{piece.name!r} at {list(piece.offsets)}"
+                )
+            for item in found:
+                by_chunk.setdefault(item.storage_index, []).append((item, piece.target.detach()))
+        try:
+            self._read_chunks(by_chunk)
+        except (
+            pickle.UnpicklingError,
+            RuntimeError,
+            EOFError,
+            KeyError,
+            ValueError,
+            zipfile.BadZipFile,
+        ) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise CheckpointError(f"{self._folder} is damaged: {reason}") from error
+
+    def _read_chunks(self, by_chunk: dict[MetadataIndex, list[tuple[ReadItem, Tensor]]]) -> None:
+        """Read each saved chunk once, file by file, and copy its parts to where they go."""
+        reader = FileSystemReader(self._folder)
+        places = self._metadata.storage_data
+        in_order = sorted(by_chunk, key=lambda i: (places[i].relative_path, places[i].offset))
+        for path, chunks in groupby(in_order, key=lambda index: places[index].relative_path):
+            with (self._folder / path).open("rb") as stream:
+                for index in chunks:
+                    part = reader._slice_file(stream, places[index])  # noqa: SLF001 - torch's view of a part of a file
+                    saved = torch.load(part, map_location="cpu", weights_only=True)
+                    for item, target in by_chunk[index]:
+                        _narrowed(target, item.dest_offsets, item.lengths).copy_(
+                            _narrowed(saved, item.storage_offsets, item.lengths)
+                        )
+                        if self._room is not None:
+                            self._room.settle(target)
+
+
+def _narrowed(tensor: Tensor, offsets: Iterable[int], lengths: Iterable[int]) -> Tensor:
+    for dim, (start, length) in enumerate(zip(offsets, lengths, strict=True)):
+        tensor = tensor.narrow(dim, start, length)
+    return tensor

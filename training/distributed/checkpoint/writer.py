@@ -1,0 +1,203 @@
+"""Writing the folder of a checkpoint, on all ranks together: whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from tessera.training.distributed.checkpoint.errors import CheckpointError
+from tessera.training.distributed.checkpoint.folder_names import (
+    partial_path,
+    replaced_path,
+    restore_replaced,
+)
+from tessera.training.distributed.checkpoint.layout import Content
+
+FORMAT = "tessera-sharded-checkpoint"
+VERSION = 1
+PLAIN_FILE = "tessera.json"
+
+T = TypeVar("T")
+_gloo: tuple[Any, Any] | None = None
+
+
+class PendingSave:
+    """A save that goes on in a thread.
+
+    Args:
+        work: what is done in it.
+    """
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._error: BaseException | None = None
+        self._work = work
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - handed to who waits
+            self._error = error
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Wait for its end.
+
+        Raises:
+            CheckpointError: it failed; older checkpoints are as they were.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+def cpu_group() -> dist.ProcessGroup | None:
+    """All ranks, over the CPU; None without a process group.  Every rank must come here."""
+    global _gloo  # noqa: PLW0603 - one group of its kind per default group
+    if not dist.is_initialized():
+        return None
+    world = dist.group.WORLD
+    if _gloo is None or _gloo[0] is not world:
+        _gloo = (world, dist.new_group(backend="gloo"))
+    made: dist.ProcessGroup = _gloo[1]
+    return made
+
+
+def together(group: dist.ProcessGroup | None, work: Callable[[], T]) -> T:
+    """Do ``work`` on every rank; an error on one is an error on all, so that none waits."""
+    result, error = None, None
+    try:
+        result = work()
+    except Exception as raised:  # noqa: BLE001 - raised again below, on every rank
+        error = raised
+    errors: list[str | None] = [None if error is None else str(error)]
+    if group is not None:
+        errors = [None] * dist.get_world_size(group)
+        dist.all_gather_object(errors, None if error is None else str(error), group=group)
+    if error is not None:
+        raise error
+    for rank, other in enumerate(errors):
+        if other is not None:
+            raise CheckpointError(f"rank {rank} failed: {other}")
+    assert result is not None or error is None
+    return result  # type: ignore[return-value] # work has returned it
+
+
+def write(
+    folder: Path, content: Content, extra: dict[str, Any], group: dist.ProcessGroup | None
+) -> None:
+    """Write one checkpoint; every rank of ``group`` calls it.
+
+    Args:
+        folder: the checkpoint to be.
+        content: this rank's part.
+        extra: plain values, rank 0's.
+        group: all ranks, over the CPU; None: this process is alone.
+
+    Raises:
+        CheckpointError: it cannot be written, on this or another rank.
+    """
+    first = group is None or dist.get_rank(group) == 0
+    partial = partial_path(folder)
+
+    def prepare() -> None:
+        if first:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            restore_replaced(folder.parent)
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+
+    def tensors() -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            save(
+                content.tensors,
+                storage_writer=FileSystemWriter(partial, sync_files=True),
+                process_group=group,
+                no_dist=group is None,
+            )
+
+    columns = _merged_columns(content.columns, group)
+
+    def finish() -> None:
+        if not first:
+            return
+        plain = {
+            "format": FORMAT,
+            "version": VERSION,
+            "ranks": 1 if group is None else dist.get_world_size(group),
+            "columns": columns,
+            "numbers": content.numbers,
+            "groups": content.groups,
+            "extra": extra,
+        }
+        with (partial / PLAIN_FILE).open("w") as stream:
+            json.dump(plain, stream, allow_nan=True)
+            stream.flush()
+            os.fsync(stream.fileno())
+        _sync_folder(partial)
+        if folder.exists():
+            old = replaced_path(folder)
+            shutil.rmtree(old, ignore_errors=True)
+            folder.rename(old)
+            partial.rename(folder)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            partial.rename(folder)
+        _sync_folder(folder.parent)
+
+    try:
+        together(group, prepare)
+        # A rank that fails here makes torch's own exchange fail on all of them.
+        tensors()
+        together(group, finish)
+    except CheckpointError:
+        raise
+    except (Exception, CheckpointException) as error:
+        if first:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(f"cannot write the checkpoint {folder}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """In one line; torch's own exception, no ``Exception``, holds one per rank that failed."""
+    if isinstance(error, CheckpointException):
+        return "; ".join(f"rank {rank}: {found[0]}" for rank, found in error.failures.items())
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _merged_columns(
+    own: dict[str, list[int]], group: dist.ProcessGroup | None
+) -> dict[str, list[int]]:
+    """Of all ranks: rank 0 need not hold a shard of every table."""
+    if group is None:
+        return own
+    everyone: list[dict[str, list[int]]] = [{}] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, own, group=group)
+    return {name: columns for part in everyone for name, columns in part.items()}

@@ -1,0 +1,1 @@
+"""Sharded modules: pooled and unpooled collections, a single bag, feature processors."""

@@ -1,0 +1,78 @@
+"""A sharded module around a sharded pooled collection, which does the work."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from tessera.training.distributed.collections.pooled import ShardedEmbeddingBagCollection
+from tessera.training.distributed.collections.pooled_output import EmbeddingBagCollectionContext
+from tessera.training.distributed.collections.sharded_embedding_module import ShardedEmbeddingModule
+from tessera.training.distributed.comm.awaitable import LazyAwaitable
+from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
+from tessera.training.distributed.plan.sharded_module import Out
+from tessera.training.distributed.sharding.planned import PooledSharding
+from tessera.training.distributed.travel.kjt_list import KJTList
+from tessera.training.optim.fused import FusedOptimizerModule
+from tessera.training.sparse.jagged_tensor import KeyedTensor
+
+
+class AroundPooledCollection(
+    ShardedEmbeddingModule[KJTList, list[Tensor], Out, EmbeddingBagCollectionContext],
+    FusedOptimizerModule,
+):
+    """Shows a collection's shardings, lookups and distributions as its own.
+
+    A subclass says what the collection is given (`input_dist`), what is made of its output
+    (`_arriving`), and under which names the collection's parameters appear: here it is kept
+    out of sight of ``named_parameters`` and ``state_dict``.
+
+    Args:
+        collection: what does the work.
+        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+    """
+
+    def __init__(
+        self,
+        collection: ShardedEmbeddingBagCollection,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None,
+    ) -> None:
+        super().__init__(qcomm_codecs_registry)
+        # In a tuple: its names are not this module's.
+        self._inner = (collection,)
+        self._input_dists = collection._input_dists  # noqa: SLF001 - shown and pipelined as this module's
+        self._lookups = collection._lookups  # noqa: SLF001 - shown and pipelined as this module's
+        self._output_dists = collection._output_dists  # noqa: SLF001 - shown and pipelined as this module's
+
+    @property
+    def shardings(self) -> Mapping[str, PooledSharding]:
+        """The shardings by sharding type."""
+        return self._inner[0].shardings
+
+    def create_context(self) -> EmbeddingBagCollectionContext:
+        """What the steps of one batch share."""
+        return self._inner[0].create_context()
+
+    def compute(self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList) -> list[Tensor]:
+        """Look up what arrived, by sharding."""
+        return self._inner[0].compute(ctx, dist_input)
+
+    @abstractmethod
+    def _arriving(self, pooled: LazyAwaitable[KeyedTensor]) -> LazyAwaitable[Out]:
+        """The output, of the collection's under way."""
+
+    def output_dist(
+        self, ctx: EmbeddingBagCollectionContext, output: list[Tensor]
+    ) -> LazyAwaitable[Out]:
+        """Begin to send vectors to the ranks of their samples."""
+        return self._arriving(self._inner[0].output_dist(ctx, output))
+
+    def compute_and_output_dist(
+        self,
+        ctx: EmbeddingBagCollectionContext,
+        input: KJTList,  # noqa: A002 - the reference's name
+    ) -> LazyAwaitable[Out]:
+        """Both; each sharding's vectors travel while the next one's are looked up."""
+        return self._arriving(self._inner[0].compute_and_output_dist(ctx, input))

@@ -1,0 +1,123 @@
+"""What sharded collections are made of, pooled or not: tables, optimizer, replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata
+
+from tessera.training.distributed.comm.replicas import replicas
+from tessera.training.distributed.tables.grouped_lookup import GroupedLookup
+from tessera.training.distributed.tables.shard_state import shard_of
+from tessera.training.distributed.tables.table_module import ShardedTable
+from tessera.training.distributed.tables.table_shards import ShardedEmbeddingTable
+from tessera.training.optim.fused import EmptyFusedOptimizer, FusedOptimizerModule
+from tessera.training.optim.keyed import CombinedOptimizer, KeyedOptimizer
+
+
+class ShardedTables:
+    """The tables of a collection: their shards here, by table.
+
+    Args:
+        names: of all tables, in the collection's order.
+        lookups: of this rank.
+        shards: of all ranks.
+        pg: the ranks; None: all tables are whole here.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        lookups: Sequence[GroupedLookup],
+        shards: Sequence[ShardedEmbeddingTable],
+        pg: dist.ProcessGroup | None,
+    ) -> None:
+        self._lookups, self._pg = list(lookups), pg
+        here: dict[str, list[tuple[ShardedEmbeddingTable, nn.Parameter]]] = {}
+        for lookup in lookups:
+            for table, values in lookup.table_shards():
+                here.setdefault(table.name, []).append((table, values))
+        metadata: dict[str, ShardedTensorMetadata | None] = {
+            shard.name: shard.global_metadata for shard in shards
+        }
+        self.modules = {
+            name: ShardedTable(name, here.get(name, []), None if pg is None else metadata[name], pg)
+            for name in names
+        }
+
+    @torch.no_grad()
+    def fill(self, parameters: Mapping[str, Tensor]) -> None:
+        """Copy each rank's shards from whole tables; those on the ``meta`` device get new values."""
+        for name, table in self.modules.items():
+            source = parameters[name]
+            for shard, values in table.shards:
+                if source.is_meta:
+                    shard.init_weights(values)
+                else:
+                    # .data: autograd would take a change that it sees for an error.
+                    values.data.copy_(shard_of(source, shard.local_metadata))
+        self._written()
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Give every shard new first values; replicas get those of the first rank."""
+        for table in self.modules.values():
+            for shard, values in table.shards:
+                shard.init_weights(values)
+        self._written()
+
+    def _written(self) -> None:
+        if self._pg is not None:
+            for table in self.modules.values():
+                for shard, values in table.shards:
+                    if shard.local_metadata is None:
+                        dist.broadcast(values.data, group=self._pg, group_src=0)
+        self.purge()
+
+    def flush(self) -> None:
+        """Write cached rows back to the tables; call it before they are read."""
+        for lookup in self._lookups:
+            lookup.flush()
+
+    def purge(self) -> None:
+        """Forget cached rows; call it after the tables were written."""
+        for lookup in self._lookups:
+            lookup.purge()
+
+    def keep_caches_in_step(self, module: nn.Module) -> None:
+        """Let reading and writing the state of ``module``, which holds the tables, see to caches."""
+        module.register_state_dict_pre_hook(lambda *_: self.flush())  # type: ignore[no-untyped-call] # torch leaves it untyped
+        module.register_load_state_dict_post_hook(lambda *_: self.purge())  # type: ignore[no-untyped-call] # torch leaves it untyped
+
+    def fused_optimizer(self, prefix: str) -> CombinedOptimizer:
+        """The optimizer of the fused tables here, under ``<prefix>.<table>.weight``."""
+        parts: list[KeyedOptimizer | tuple[str, KeyedOptimizer]] = [
+            (prefix, kernel.fused_optimizer)
+            for lookup in self._lookups
+            for kernel in lookup.kernels
+            if isinstance(kernel, FusedOptimizerModule)
+        ]
+        return CombinedOptimizer(parts or [EmptyFusedOptimizer()])
+
+
+def replicated(
+    lookup: GroupedLookup, pg: dist.ProcessGroup | None, device: torch.device
+) -> nn.Module:
+    """A lookup of replicas, whose gradients are averaged over the ranks."""
+    return lookup if pg is None else replicas(lookup, pg, device)
+
+
+def refuse_move(kind: str, device: torch.device, dtype: torch.dtype, moved: Tensor) -> None:
+    """Refuse moves and casts: the operators would keep the old tables and drift apart.
+
+    Raises:
+        ValueError: ``moved``, a tensor that was on ``device``, has gone elsewhere.
+    """
+    if moved.device != device or moved.dtype != dtype:
+        raise ValueError(
+            f"{kind} stay {str(dtype).removeprefix('torch.')} on {device}; asked for "
+            f"{moved.dtype} on {moved.device}.  Move the state_dict into a plain collection instead"
+        )

@@ -1,0 +1,242 @@
+"""EmbeddingBagCollection whose tables are spread over ranks, and the sharder that makes it.
+
+A batch goes three ways, one per sharding type that the plan uses: ids travel (`input_dist`), are
+looked up where their rows are (`compute`), and vectors travel back (`output_dist`).  See
+`tessera.training.distributed.sharding`.
+
+Legend: ``B`` samples of this rank, ``D`` columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tessera.training.distributed.collections.pooled_output import (
+    EmbeddingBagCollectionAwaitable,
+    EmbeddingBagCollectionContext,
+    MeanDivisor,
+    PooledOutput,
+)
+from tessera.training.distributed.collections.sharded_collection import ShardedCollection
+from tessera.training.distributed.collections.sharders import CollectionSharder
+from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
+from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
+from tessera.training.distributed.comm.environment import ShardingEnv
+from tessera.training.distributed.plan.plan_types import (
+    ParameterSharding,
+)
+from tessera.training.distributed.sharding.embedding_sharding import (
+    EmbeddingShardingContext,
+)
+from tessera.training.distributed.sharding.planned import PooledSharding
+from tessera.training.distributed.sharding.pooled_shardings import (
+    create_embedding_bag_sharding,
+    create_sharding_infos_by_sharding,
+    tables_of,
+)
+from tessera.training.distributed.tables.interfaces import BaseGroupedFeatureProcessor
+from tessera.training.distributed.travel.features_awaitable import KJTListSplitsAwaitable
+from tessera.training.distributed.travel.kjt_list import KJTList
+from tessera.training.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from tessera.training.modules.embedding_modules import EmbeddingBagCollection
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+
+class ShardedEmbeddingBagCollection(
+    ShardedCollection[PooledSharding, KeyedTensor, EmbeddingBagCollectionContext]
+):
+    """An `EmbeddingBagCollection` whose tables live where a plan puts them.
+
+    Input and output are those of the plain collection, for this rank's own samples.  Parameters
+    and state dicts have the plain collection's names (``embedding_bags.<table>.weight``); with a
+    process group the state's tables are ``ShardedTensor``s.  Fused tables are updated by the
+    backward pass, so no gradient of them ever exists.
+
+    Args:
+        module: the plain collection.  Each rank takes its shards from it; from the ``meta``
+            device they get first values here, so that a table need never exist whole.
+        table_name_to_parameter_sharding: the plan.
+        env: who takes part; without a process group all tables are here.
+        fused_params: the tables' optimizer (`FusedParams`).
+        device: where this rank computes; None: the CPU.
+        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+        feature_processor: puts weights on ids where they are looked up.
+
+    Raises:
+        ValueError: a plan that does not fit the tables or the ranks.
+
+    Memory: this rank's shards, their optimizer's state, and until ``module`` is dropped its
+    tables too.
+    """
+
+    embedding_bags: nn.ModuleDict
+
+    def __init__(  # noqa: PLR0917 - the signature TorchRec users know
+        self,
+        module: EmbeddingBagCollection,
+        table_name_to_parameter_sharding: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        fused_params: Mapping[str, Any] | None = None,
+        device: torch.device | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+        *,
+        feature_processor: BaseGroupedFeatureProcessor | None = None,
+    ) -> None:
+        device = device or torch.device("cpu")
+        infos = create_sharding_infos_by_sharding(
+            module,
+            table_name_to_parameter_sharding,
+            fused_params=fused_params,
+            world_size=env.world_size,
+            device=device,
+            has_feature_processor=feature_processor is not None,
+        )
+        super().__init__(
+            {
+                kind: create_embedding_bag_sharding(
+                    kind,
+                    own,
+                    env,
+                    device,
+                    permute_embeddings=True,
+                    qcomm_codecs_registry=qcomm_codecs_registry,
+                )
+                for kind, own in infos.items()
+            },
+            lambda sharding: sharding.create_lookup(device, feature_processor=feature_processor),
+            tables_of(module),
+            prefix="embedding_bags",
+            env=env,
+            device=device,
+            qcomm_codecs_registry=qcomm_codecs_registry,
+            # A processor makes the weights where the rows are.
+            is_weighted=module.is_weighted() and feature_processor is None,
+        )
+        self._configs = module.embedding_bag_configs()
+        self._is_weighted = module.is_weighted()
+        self._embedding_names = module.embedding_names()
+        self._output = self._output_order()
+        self._divisors = [self._mean_divisor(sharding) for sharding in self._shardings.values()]
+
+    def _output_order(self) -> PooledOutput:
+        return PooledOutput(
+            self._embedding_names,
+            [table.embedding_dim for table in self._configs for _ in table.feature_names],
+            [sharding.output_parts() for sharding in self._shardings.values()],
+            [sharding.flat_parts() for sharding in self._shardings.values()],
+        )
+
+    def _mean_divisor(self, sharding: PooledSharding) -> MeanDivisor | None:
+        means = (
+            {table.name for table in self._configs if table.pooling is PoolingType.MEAN}
+            if sharding.strategy.splits_bags
+            else set()
+        )
+        is_mean = [
+            table.name in means
+            for groups in sharding.layout.groups_per_team()
+            for group in groups
+            for table in group.embedding_tables
+            for _ in table.feature_names
+        ]
+        if not any(is_mean):
+            return None
+        widths = [part.columns.width for part in sharding.flat_parts()]
+        return MeanDivisor(is_mean, widths, sharding.order)
+
+    @property
+    def unsharded_module_type(self) -> type[EmbeddingBagCollection]:
+        """The type that this is the sharded form of."""
+        return EmbeddingBagCollection
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The tables."""
+        return self._configs
+
+    def embedding_names(self) -> list[str]:
+        """The output's keys."""
+        return self._embedding_names
+
+    def is_weighted(self) -> bool:
+        """Whether ids carry weights."""
+        return self._is_weighted
+
+    def create_context(self) -> EmbeddingBagCollectionContext:
+        """What the steps of one batch share."""
+        return EmbeddingBagCollectionContext()
+
+    def input_dist(
+        self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[KJTList]]:
+        """Begin to send ids to the ranks that hold their rows.
+
+        Args:
+            ctx: filled here.
+            features: at least the features of all tables; others are ignored.
+
+        Raises:
+            KeyError: a feature is missing.
+            ValueError: the values are not int32 or int64, weights are missing, or the batch
+                varies per feature without inverse indices.
+        """
+        varies = features.variable_stride_per_key()
+        if varies:
+            ctx.inverse_indices = features.inverse_indices_or_none()
+            if ctx.inverse_indices is None:
+                raise ValueError(
+                    "the batch size varies per feature, but there are no inverse_indices to tell "
+                    "which bag each sample uses; give them to the KeyedJaggedTensor"
+                )
+        ctx.variable_batch_per_feature = varies
+        with torch.no_grad():
+            parts = self._router.route(features)
+            ctx.mean_factors = [
+                None if divisor is None else divisor.factors(part)
+                for divisor, part in zip(self._divisors, parts, strict=True)
+            ]
+        ctx.sharding_contexts = [
+            EmbeddingShardingContext(
+                batch_size_per_feature_pre_a2a=part.stride_per_key() if varies else [],
+                variable_batch_per_feature=varies,
+            )
+            for part in parts
+        ]
+        awaitables = [dist(part) for dist, part in zip(self._input_dists, parts, strict=True)]
+        return KJTListSplitsAwaitable(awaitables, ctx)
+
+    def _arriving(
+        self, ctx: EmbeddingBagCollectionContext, awaitables: list[Awaitable[Tensor]]
+    ) -> LazyAwaitable[KeyedTensor]:
+        """The collection's output, of vectors under way."""
+
+        def join(outputs: list[Tensor]) -> KeyedTensor:
+            divided = [
+                vectors if factors is None else vectors * factors
+                for vectors, factors in zip(outputs, ctx.mean_factors, strict=True)
+            ]
+            if ctx.inverse_indices is None:
+                return self._output.join(divided)
+            strides = [c.batch_size_per_feature_pre_a2a for c in ctx.sharding_contexts]
+            return self._output.join_variable(divided, strides, ctx.inverse_indices)
+
+        return EmbeddingBagCollectionAwaitable(awaitables, join)
+
+
+class EmbeddingBagCollectionSharder(
+    CollectionSharder[EmbeddingBagCollection, ShardedEmbeddingBagCollection]
+):
+    """Turns `EmbeddingBagCollection` into its sharded form.
+
+    Args:
+        fused_params: keys of `FusedParams`.
+        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+
+    Raises:
+        ValueError: an unknown key or value.
+    """
+
+    _plain, _sharded = EmbeddingBagCollection, ShardedEmbeddingBagCollection

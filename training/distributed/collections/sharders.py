@@ -1,0 +1,180 @@
+"""What sharders of trained and of quantized collections offer to a planner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
+from tessera.training.distributed.comm.environment import ShardingEnv
+from tessera.training.distributed.plan.plan_types import (
+    EmbeddingModuleShardingPlan,
+    ParameterStorage,
+    ShardingType,
+)
+from tessera.training.distributed.plan.sharded_module import (
+    M,
+    ModuleSharder,
+)
+from tessera.training.distributed.sharding.registry import strategies, strategy_of
+from tessera.training.distributed.tables.table_shards import (
+    EmbeddingComputeKernel,
+)
+from tessera.training.optim.fused import FusedParams
+
+S = TypeVar("S", bound=nn.Module)
+
+
+class _SharderOfTables(ModuleSharder[M], Generic[M]):
+    """What sharders of trained and of quantized collections have in common.
+
+    Args:
+        fused_params: settings of the tables' lookups.
+        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+    """
+
+    def __init__(
+        self,
+        fused_params: Mapping[str, Any] | None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> None:
+        super().__init__(qcomm_codecs_registry=qcomm_codecs_registry)
+        self._fused_params = None if fused_params is None else dict(fused_params)
+
+    @property
+    def fused_params(self) -> dict[str, Any] | None:
+        """What was given."""
+        return self._fused_params
+
+    def storage_usage(
+        self, tensor: Tensor, compute_device_type: str, compute_kernel: str
+    ) -> dict[str, int]:
+        """Bytes of a table (with its scales), by the memory that they lie in."""
+        on_host = compute_device_type == "cpu" or compute_kernel in {
+            EmbeddingComputeKernel.FUSED_UVM.value,
+            EmbeddingComputeKernel.FUSED_UVM_CACHING.value,
+            EmbeddingComputeKernel.QUANT_UVM.value,
+            EmbeddingComputeKernel.QUANT_UVM_CACHING.value,
+        }
+        storage = ParameterStorage.DDR if on_host else ParameterStorage.HBM
+        return {storage.value: tensor.element_size() * tensor.numel()}
+
+
+class BaseEmbeddingSharder(_SharderOfTables[M], Generic[M]):
+    """Sharder of a training collection.
+
+    Args:
+        fused_params: the tables' optimizer: keys of `tessera.training.optim.fused.FusedParams`.
+        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+
+    Raises:
+        ValueError: an unknown key or value.
+    """
+
+    def __init__(
+        self,
+        fused_params: Mapping[str, Any] | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> None:
+        FusedParams.from_dict(fused_params or {})
+        super().__init__(fused_params, qcomm_codecs_registry)
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """The strategies that have a kernel on a kind of device."""
+        return [own.name for own in strategies() if own.kernels(compute_device_type)]
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """The kernels that a strategy has on a kind of device."""
+        return strategy_of(sharding_type).kernels(compute_device_type)
+
+
+class CollectionSharder(BaseEmbeddingSharder[M], Generic[M, S]):
+    """Sharder of one type of module: a subclass names it and its sharded form.
+
+    Args:
+        fused_params: keys of `FusedParams`.
+        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+
+    Raises:
+        ValueError: an unknown key or value.
+    """
+
+    _plain: type[M]
+    _sharded: type[S]
+    # Further arguments of the sharded form.
+    _more: tuple[Any, ...] = ()
+
+    @property
+    def module_type(self) -> type[M]:
+        """The type that this sharder takes."""
+        return self._plain
+
+    def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
+        """The tables' weights by table name."""
+        # Their names end with <table>.weight.
+        return {name.split(".")[-2]: table for name, table in module.named_parameters()}
+
+    def shard(
+        self,
+        module: M,
+        params: EmbeddingModuleShardingPlan,
+        env: ShardingEnv,
+        device: torch.device | None = None,
+    ) -> S:
+        """The sharded form of ``module``, with its weights.
+
+        Raises:
+            ValueError: the module does what sharded tables do not, or the plan does not fit it.
+        """
+        registry = self.qcomm_codecs_registry
+        return self._sharded(module, params, env, self.fused_params, device, registry, *self._more)
+
+
+class BaseQuantEmbeddingSharder(_SharderOfTables[M], Generic[M]):
+    """Sharder of a quantized collection.
+
+    Args:
+        fused_params: settings of the lookups.
+        shardable_params: names of the tables that may be sharded; None: all.
+    """
+
+    def __init__(
+        self,
+        fused_params: dict[str, Any] | None = None,
+        shardable_params: list[str] | None = None,
+    ) -> None:
+        super().__init__(fused_params)
+        self._shardable_params = shardable_params
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """The types of inference: whole tables, rows and columns."""
+        del compute_device_type
+        return [
+            ShardingType.TABLE_WISE.value,
+            ShardingType.ROW_WISE.value,
+            ShardingType.COLUMN_WISE.value,
+        ]
+
+    def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
+        """The tables' quantized rows by table name."""
+        tables: dict[str, nn.Parameter] = {}
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            if name.endswith(".weight"):
+                table = name.split(".")[-2]
+                if self._shardable_params is None or table in self._shardable_params:
+                    tables[table] = nn.Parameter(tensor, requires_grad=False)
+        return tables
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """The kernels that a kind of device has."""
+        del sharding_type
+        kernels = [EmbeddingComputeKernel.QUANT.value]
+        if compute_device_type == "cuda":
+            kernels += [
+                EmbeddingComputeKernel.QUANT_UVM.value,
+                EmbeddingComputeKernel.QUANT_UVM_CACHING.value,
+            ]
+        return kernels

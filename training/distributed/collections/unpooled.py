@@ -1,0 +1,225 @@
+"""EmbeddingCollection whose tables are spread over ranks, and the sharder that makes it.
+
+As in `tessera.training.distributed.embeddingbag`, but every id has a vector of its own: vectors
+travel back along the way of the ids, and nothing is pooled.
+
+Legend: ``N`` ids, ``D`` columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tessera.training.distributed.collections.sharded_collection import ShardedCollection
+from tessera.training.distributed.collections.sharders import CollectionSharder
+from tessera.training.distributed.collections.unpooled_output import (
+    EmbeddingCollectionAwaitable,
+    EmbeddingCollectionContext,
+    SequenceOutput,
+)
+from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
+from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
+from tessera.training.distributed.comm.environment import ShardingEnv
+from tessera.training.distributed.plan.plan_types import (
+    ParameterSharding,
+)
+from tessera.training.distributed.sharding.planned import SequenceSharding
+from tessera.training.distributed.sharding.sequence_sharding import SequenceShardingContext
+from tessera.training.distributed.sharding.unpooled_shardings import (
+    create_embedding_sharding,
+    create_sharding_infos_by_sharding,
+    tables_of,
+)
+from tessera.training.distributed.travel.features_awaitable import KJTListSplitsAwaitable
+from tessera.training.distributed.travel.index_dedup import (
+    IndexDeduplicator,
+    get_ec_index_dedup,
+)
+from tessera.training.distributed.travel.kjt_list import KJTList
+from tessera.training.modules.embedding_configs import EmbeddingConfig
+from tessera.training.modules.embedding_modules import EmbeddingCollection
+from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+
+class ShardedEmbeddingCollection(
+    ShardedCollection[SequenceSharding, dict[str, JaggedTensor], EmbeddingCollectionContext]
+):
+    """An `EmbeddingCollection` whose tables live where a plan puts them.
+
+    Input and output are those of the plain collection, for this rank's own samples.  Parameters
+    and state dicts have the plain collection's names (``embeddings.<table>.weight``); with a
+    process group the state's tables are ``ShardedTensor``s.  Fused tables are updated by the
+    backward pass, so no gradient of them ever exists.
+
+    Args:
+        module: the plain collection.  Each rank takes its shards from it; from the ``meta``
+            device they get first values here, so that a table need never exist whole.
+        table_name_to_parameter_sharding: the plan.
+        env: who takes part; without a process group all tables are here.
+        fused_params: the tables' optimizer (`FusedParams`).
+        device: where this rank computes; None: the CPU.
+        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+        use_index_dedup: send each id once and repeat its vector here.  It pays where ids come
+            often: the price is a sort of the batch's ids.
+
+    Raises:
+        ValueError: a plan that does not fit the tables or the ranks.
+
+    Memory: this rank's shards, their optimizer's state, and until ``module`` is dropped its
+    tables too.
+    """
+
+    embeddings: nn.ModuleDict
+
+    def __init__(  # noqa: PLR0917 - the reference's signature
+        self,
+        module: EmbeddingCollection,
+        table_name_to_parameter_sharding: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        fused_params: Mapping[str, Any] | None = None,
+        device: torch.device | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+        use_index_dedup: bool = False,  # noqa: FBT001, FBT002 - the reference's signature
+    ) -> None:
+        device = device or torch.device("cpu")
+        infos = create_sharding_infos_by_sharding(
+            module, table_name_to_parameter_sharding, env, device, fused_params
+        )
+        super().__init__(
+            {
+                kind: create_embedding_sharding(kind, own, env, device, qcomm_codecs_registry)
+                for kind, own in infos.items()
+            },
+            lambda sharding: sharding.create_lookup(device),
+            tables_of(module),
+            prefix="embeddings",
+            env=env,
+            device=device,
+            qcomm_codecs_registry=qcomm_codecs_registry,
+            is_weighted=False,
+        )
+        self._configs = module.embedding_configs()
+        self._names_by_table = module.embedding_names_by_table()
+        self._embedding_dim = module.embedding_dim()
+        self._need_indices = module.need_indices()
+        self._output = SequenceOutput(
+            [name for names in self._names_by_table for name in names],
+            [sharding.output_columns() for sharding in self._shardings.values()],
+            need_indices=self._need_indices,
+        )
+        dedup = use_index_dedup or get_ec_index_dedup()
+        self._deduplicators = [
+            self._deduplicator(sharding)
+            if dedup and not sharding.is_local() and not sharding.strategy.replicated
+            else None
+            for sharding in self._shardings.values()
+        ]
+
+    def _deduplicator(self, sharding: SequenceSharding) -> IndexDeduplicator:
+        rows = [
+            size
+            for groups in sharding.layout.groups_per_team()
+            for group in groups
+            for size in group.feature_hash_sizes()
+        ]
+        return IndexDeduplicator(rows, self._device)
+
+    @property
+    def unsharded_module_type(self) -> type[EmbeddingCollection]:
+        """The type that this is the sharded form of."""
+        return EmbeddingCollection
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """The tables."""
+        return self._configs
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """The output's names of each table's features."""
+        return self._names_by_table
+
+    def embedding_dim(self) -> int:
+        """Columns of every table."""
+        return self._embedding_dim
+
+    def need_indices(self) -> bool:
+        """Whether the output carries the ids, as weights."""
+        return self._need_indices
+
+    def create_context(self) -> EmbeddingCollectionContext:
+        """What the steps of one batch share."""
+        return EmbeddingCollectionContext()
+
+    def input_dist(
+        self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[KJTList]]:
+        """Begin to send ids to the ranks that hold their rows.
+
+        Args:
+            ctx: filled here.
+            features: at least the features of all tables; others are ignored.
+
+        Raises:
+            IndexError: an id is not a row of its table (where ids are sent once).
+            KeyError: a feature is missing.
+            ValueError: the values are not int32 or int64.
+        """
+        awaitables = []
+        with torch.no_grad():
+            ctx.input_features = self._router.route(features)
+            ctx.sharding_contexts, ctx.reverse_indices = [], []
+            for part, dist, deduplicator in zip(
+                ctx.input_features, self._input_dists, self._deduplicators, strict=True
+            ):
+                sent, places = (
+                    (part, None) if deduplicator is None else (deduplicator.deduplicate(part))
+                )
+                varies = sent.variable_stride_per_key()
+                awaitables.append(dist(sent))
+                ctx.reverse_indices.append(places)
+                ctx.sharding_contexts.append(
+                    SequenceShardingContext(
+                        batch_size_per_feature_pre_a2a=sent.stride_per_key() if varies else [],
+                        variable_batch_per_feature=varies,
+                        features_before_input_dist=sent,
+                        unbucketize_permute_tensor=getattr(
+                            dist, "unbucketize_permute_tensor", None
+                        ),
+                    )
+                )
+        return KJTListSplitsAwaitable(awaitables, ctx)
+
+    def _arriving(
+        self, ctx: EmbeddingCollectionContext, awaitables: list[Awaitable[Tensor]]
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """The collection's output, of vectors under way."""
+        return EmbeddingCollectionAwaitable(awaitables, ctx, self._output)
+
+
+class EmbeddingCollectionSharder(
+    CollectionSharder[EmbeddingCollection, ShardedEmbeddingCollection]
+):
+    """Turns `EmbeddingCollection` into its sharded form.
+
+    Args:
+        fused_params: keys of `FusedParams`.
+        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+        use_index_dedup: see `ShardedEmbeddingCollection`.
+
+    Raises:
+        ValueError: an unknown key or value.
+    """
+
+    _plain, _sharded = EmbeddingCollection, ShardedEmbeddingCollection
+
+    def __init__(
+        self,
+        fused_params: Mapping[str, Any] | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+        use_index_dedup: bool = False,  # noqa: FBT001, FBT002 - the reference's signature
+    ) -> None:
+        super().__init__(fused_params, qcomm_codecs_registry)
+        self._more = (use_index_dedup,)

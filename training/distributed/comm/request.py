@@ -1,0 +1,190 @@
+"""A collective as a step of autograd: started, awaited later, and the same backwards.
+
+Each collective is described by an `Exchange`: how its tensors are laid out for the way and put
+together behind it, forwards and backwards.  It becomes two autograd functions.  The request's
+starts the collective and gives a token; the wait's takes the token and gives the result.
+Backwards the wait's function starts the gradients' collective and the request's waits for it, so
+that whatever autograd does in between overlaps with communication in both directions.
+
+Every rank must take part in the backward pass too: the result requires a gradient whenever
+gradients are recorded, also where a rank's own input does not (a rank without tables).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from tessera.training.distributed.comm.awaitable import Awaitable
+from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
+from tessera.training.distributed.comm.transport import Codec, Pending
+
+W = TypeVar("W")
+
+_gradient_division = True
+
+
+def get_gradient_division() -> bool:
+    """Whether gradients that travel back are divided by the number of ranks."""
+    return _gradient_division
+
+
+def set_gradient_division(val: bool) -> None:  # noqa: FBT001 - the reference's signature
+    """Choose whether gradients that travel back are divided by the number of ranks.
+
+    True, the default, fits losses that are means over the local batch: tables then see the
+    gradient of the mean over the global batch, as `DistributedDataParallel` gives the rest of
+    the model.  Read when the backward pass runs.
+    """
+    global _gradient_division  # noqa: PLW0603 - one switch for the process, as in the reference
+    _gradient_division = val
+
+
+class Exchange(ABC):
+    """How the tensors of one collective are laid out, forwards and backwards."""
+
+    codecs: QuantizedCommCodecs | None
+
+    @abstractmethod
+    def start(self, pg: dist.ProcessGroup, inputs: tuple[Tensor, ...]) -> Pending:
+        """Send the inputs."""
+
+    @abstractmethod
+    def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Make the outputs of what was received."""
+
+    @abstractmethod
+    def start_gradient(self, pg: dist.ProcessGroup, gradients: tuple[Tensor, ...]) -> Pending:
+        """Send the outputs' gradients."""
+
+    @abstractmethod
+    def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
+        """Make the inputs' gradients of what was received; they may share its memory."""
+
+    @property
+    def forward_codec(self) -> Codec | None:
+        """How vectors travel."""
+        return None if self.codecs is None else self.codecs.forward
+
+    @property
+    def backward_codec(self) -> Codec | None:
+        """How gradients travel."""
+        return None if self.codecs is None else self.codecs.backward
+
+
+class Request(Awaitable[W], Generic[W]):
+    """A collective that was started.
+
+    Args:
+        pg: its group.
+        device: where its tensors live.
+    """
+
+    def __init__(self, pg: dist.ProcessGroup, device: torch.device) -> None:
+        super().__init__()
+        self.pg = pg
+        self.device = device
+        self.info: Exchange | None = None
+        self.pending: Pending | None = None
+        self.wait_function: type[ExchangeWait] = ExchangeWait
+        self.dummy_tensor: Tensor | None = None
+        """Has no elements; ties the wait to the request in the gradient graph."""
+
+    def _wait_impl(self) -> W:
+        token, self.dummy_tensor = self.dummy_tensor, None
+        assert token is not None, "a request is waited for once"
+        result: W = self.wait_function.apply(self.pg, self, token)  # type: ignore[no-untyped-call] # torch leaves it untyped
+        return result
+
+    def take_pending(self) -> Tensor:
+        """Wait for the collective that is under way."""
+        assert self.pending is not None
+        received, self.pending = self.pending.wait(), None
+        return received
+
+
+class ExchangeRequest(Function):
+    """Starts an `Exchange`; backwards, waits for its gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        pg: dist.ProcessGroup,
+        myreq: Request[Any],
+        info: Exchange,
+        *inputs: Tensor,
+    ) -> Tensor:
+        """Start; returns the token for the wait."""
+        ctx.pg, ctx.myreq, ctx.info = pg, myreq, info
+        myreq.info = info
+        myreq.pending = info.start(pg, inputs)
+        return inputs[0].new_empty(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *unused: Tensor) -> tuple[Tensor | None, ...]:
+        """Wait for the inputs' gradients."""
+        del unused
+        gradients = ctx.info.finish_gradient(ctx.pg, ctx.myreq.take_pending())
+        if _gradient_division:
+            for gradient in gradients:
+                gradient.div_(ctx.pg.size())
+        return (None, None, None, *gradients)
+
+
+class ExchangeWait(Function):
+    """Waits for an `Exchange`; backwards, starts the way of its gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, pg: dist.ProcessGroup, myreq: Request[Any], *dummy_tensor: Tensor
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Wait for the collective and return its outputs."""
+        del dummy_tensor
+        assert myreq.info is not None
+        ctx.pg, ctx.myreq, ctx.info = pg, myreq, myreq.info
+        return myreq.info.finish(pg, myreq.take_pending())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_output: Tensor) -> tuple[None, None, Tensor]:
+        """Start; returns the token's gradient, which has no elements."""
+        ctx.myreq.pending = ctx.info.start_gradient(ctx.pg, grad_output)
+        return None, None, grad_output[0].new_empty(0)
+
+
+def start_exchange(
+    pg: dist.ProcessGroup,
+    info: Exchange,
+    inputs: tuple[Tensor, ...],
+    request_function: type[ExchangeRequest],
+    wait_function: type[ExchangeWait],
+) -> Request[Any]:
+    """Start ``info`` on ``inputs`` and return the request to wait for."""
+    if torch.is_grad_enabled() and not any(tensor.requires_grad for tensor in inputs):
+        inputs = (inputs[0].detach().requires_grad_(), *inputs[1:])
+    request: Request[Any] = Request(pg, inputs[0].device)
+    request.wait_function = wait_function
+    request.dummy_tensor = request_function.apply(pg, request, info, *inputs)  # type: ignore[no-untyped-call] # as above
+    return request
+
+
+def group_or_default(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """``group``, or the default group.
+
+    Raises:
+        ValueError: no group is given and torch.distributed is not initialized.
+    """
+    group = group or dist.group.WORLD
+    if group is None:
+        raise ValueError(
+            "group is None and torch.distributed is not initialized; call"
+            " torch.distributed.init_process_group first"
+        )
+    return group

@@ -1,0 +1,187 @@
+"""The three collectives that everything is made of, on flat tensors, started and then awaited.
+
+Numbers may be encoded on the way.  A piece is what one rank sends to another; it is encoded on
+its own, so that the receiver can decode it without knowing the sender's other pieces.
+
+A sum over ranks is an all-to-all followed by a sum in rank order, except on CUDA without codecs,
+where NCCL reduces on the way.  It moves as many bytes, adds decoded numbers in float32, allows
+pieces of different sizes, and on the CPU always gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tessera.training.distributed.comm.codec_types import NoOpQuantizedCommCodec, QuantizedCommCodec
+
+Codec = QuantizedCommCodec[Any]
+
+# torch 2.13 has new names for these and warns of the old ones.
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter: Callable[..., Any] = getattr(
+    dist, "reduce_scatter_single", dist.reduce_scatter_tensor
+)
+
+
+class Pending:
+    """A collective under way.
+
+    Args:
+        work: torch's handle.
+        received: what it fills.
+        kept: what it reads, kept alive until it is done.
+        finish: makes the result of what was received.
+    """
+
+    def __init__(
+        self,
+        work: dist.Work,
+        received: Tensor,
+        kept: Tensor,
+        finish: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self._work = work
+        self._received = received
+        self._kept: Tensor | None = kept
+        self._finish = finish
+
+    def wait(self) -> Tensor:
+        """The result, flat; on a GPU the current stream waits, the host does not."""
+        self._work.wait()
+        self._kept = None
+        return self._received if self._finish is None else self._finish(self._received)
+
+
+def _is_plain(codec: Codec | None) -> bool:
+    return codec is None or type(codec) in {QuantizedCommCodec, NoOpQuantizedCommCodec}
+
+
+def encode_pieces(codec: Codec, flat: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Encode consecutive pieces of ``flat``, each for itself, into one flat tensor."""
+    if all(length % codec.row_dim == 0 for length in lengths):
+        return codec.encode(flat).view(-1)
+    return torch.cat(
+        [codec.encode(piece).view(-1) for piece in flat.split_with_sizes(list(lengths))]
+    )
+
+
+def decode_pieces(
+    codec: Codec, encoded: Tensor, lengths: Sequence[int], dtype: torch.dtype
+) -> Tensor:
+    """Undo `encode_pieces`: ``[sum of lengths]`` of ``dtype``."""
+    if all(length % codec.row_dim == 0 for length in lengths):
+        return codec.decode(encoded).view(-1).to(dtype)
+    sizes = [codec.calc_quantized_size(length) for length in lengths]
+    pieces = [
+        codec.decode(piece).view(-1)[:length]
+        for piece, length in zip(encoded.split_with_sizes(sizes), lengths, strict=True)
+    ]
+    return torch.cat(pieces).to(dtype)
+
+
+def start_all_to_all(
+    pg: dist.ProcessGroup,
+    flat: Tensor,
+    send: Sequence[int],
+    receive: Sequence[int],
+    codec: Codec | None = None,
+) -> Pending:
+    """Send piece ``r`` of ``flat`` to rank ``r``.
+
+    Args:
+        pg: the group.
+        flat: ``[sum of send]``, contiguous.
+        send: numbers per destination.
+        receive: numbers per source.
+        codec: how they travel; None: as they are.
+
+    Returns:
+        Of ``[sum of receive]``, in the order of the sources.
+    """
+    send, receive = list(send), list(receive)
+    if codec is None or _is_plain(codec):
+        received = flat.new_empty(sum(receive))
+        work = dist.all_to_all_single(received, flat, receive, send, group=pg, async_op=True)
+        return Pending(work, received, flat)
+    encoded = encode_pieces(codec, flat, send)
+    encoded_send = [codec.calc_quantized_size(length) for length in send]
+    encoded_receive = [codec.calc_quantized_size(length) for length in receive]
+    received = encoded.new_empty(sum(encoded_receive))
+    work = dist.all_to_all_single(
+        received, encoded, encoded_receive, encoded_send, group=pg, async_op=True
+    )
+    dtype = flat.dtype
+    return Pending(
+        work, received, encoded, lambda bytes_: decode_pieces(codec, bytes_, receive, dtype)
+    )
+
+
+def start_reduce_scatter(
+    pg: dist.ProcessGroup, flat: Tensor, lengths: Sequence[int], codec: Codec | None = None
+) -> Pending:
+    """Sum over ranks; rank ``r`` gets piece ``r`` of the sum.
+
+    Args:
+        pg: the group.
+        flat: ``[sum of lengths]``, contiguous; the same sizes on every rank.
+        lengths: numbers per destination.
+        codec: how they travel; they are summed in float32 behind it.
+
+    Returns:
+        Of ``[lengths[own rank]]``.
+    """
+    own = lengths[pg.rank()]
+    if flat.is_cuda and _is_plain(codec) and len(set(lengths)) == 1:
+        received = flat.new_empty(own)
+        work = _reduce_scatter(received, flat, group=pg, async_op=True)
+        return Pending(work, received, flat)
+    pending = start_all_to_all(pg, flat, lengths, [own] * pg.size(), codec)
+    dtype = flat.dtype
+    return _then(pending, lambda parts: _sum_parts(parts.view(pg.size(), own), dtype))
+
+
+def start_all_gather(
+    pg: dist.ProcessGroup, flat: Tensor, lengths: Sequence[int], codec: Codec | None = None
+) -> Pending:
+    """Give every rank every rank's numbers.
+
+    Args:
+        pg: the group.
+        flat: ``[lengths[own rank]]``, contiguous.
+        lengths: numbers per rank.
+        codec: how they travel.
+
+    Returns:
+        Of ``[sum of lengths]``, in rank order.
+    """
+    if len(set(lengths)) > 1:
+        copies = flat.repeat(pg.size())
+        return start_all_to_all(pg, copies, [flat.numel()] * pg.size(), lengths, codec)
+    plain = codec is None or _is_plain(codec)
+    sent = flat if codec is None or plain else codec.encode(flat).view(-1)
+    received = sent.new_empty(sent.numel() * pg.size())
+    work = _all_gather(received, sent, group=pg, async_op=True)
+    if codec is None or plain:
+        return Pending(work, received, sent)
+    dtype = flat.dtype
+    return Pending(work, received, sent, lambda all_: decode_pieces(codec, all_, lengths, dtype))
+
+
+def _sum_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    """``[W, n]`` to ``[n]``, in rank order; 16-bit numbers are added in float32."""
+    if parts.size(0) == 2 and dtype == torch.float32:  # the same, without a reduction's overhead
+        return parts[0].add_(parts[1])
+    return parts.sum(dim=0, dtype=torch.promote_types(dtype, torch.float32)).to(dtype)
+
+
+def _then(pending: Pending, function: Callable[[Tensor], Tensor]) -> Pending:
+    before = pending._finish  # noqa: SLF001 - this module's own class
+    pending._finish = (  # noqa: SLF001
+        function if before is None else lambda received: function(before(received))
+    )
+    return pending

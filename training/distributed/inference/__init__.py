@@ -1,0 +1,1 @@
+"""Quantized collections on the devices of one process."""

@@ -1,0 +1,245 @@
+"""DistributedModelParallel: a model whose tables are spread over ranks, the rest replicated."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tessera.errors import UserError
+from tessera.training.distributed.comm.environment import ShardingEnv
+from tessera.training.distributed.model.data_parallel import (
+    DataParallelWrapper,
+    DefaultDataParallelWrapper,
+)
+from tessera.training.distributed.model.shard import (
+    default_env,
+    made_plan,
+    shard_parts,
+    without_group,
+)
+from tessera.training.distributed.model.shard import init_parameters as init_parts
+from tessera.training.distributed.plan.plan_types import ShardingPlan
+from tessera.training.distributed.plan.sharded_module import ModuleSharder, ShardedModule
+from tessera.training.distributed.planner.generators import get_default_sharders
+from tessera.training.optim.fused import FusedOptimizerModule
+from tessera.training.optim.keyed import CombinedOptimizer, KeyedOptimizer
+
+
+class DistributedModelParallel(nn.Module, FusedOptimizerModule):
+    """A model whose collections are replaced, in place, by their sharded form.
+
+    State dicts and parameter names are those of the model without the wrapper.  The parameters
+    that the backward pass does not update are left for an optimizer of the user's
+    (`tessera.training.optim.optimizers.in_backward_optimizer_filter`).
+
+    Args:
+        module: the model; it is changed, and parts of it may be on the ``meta`` device.
+        env: who takes part; None: the default process group, or this process alone.
+        device: where this rank computes; None: the CPU.
+        plan: where tables live; None: what `EmbeddingShardingPlanner.collective_plan` says, with
+            one rank all here.  Collections that a plan leaves out stay plain.
+        sharders: one per type of module; None: the default ones.
+        init_data_parallel: whether the rest is wrapped now; otherwise call
+            `init_data_parallel` before the first step.
+        init_parameters: whether parts on the ``meta`` device get memory and first values.
+        data_parallel_wrapper: what wraps the rest; None: `DefaultDataParallelWrapper`.
+
+    Raises:
+        UserError: several ranks without a process group, or a plan that does not fit the model.
+        PlannerError: there is no plan.
+    """
+
+    def __init__(  # noqa: PLR0917 - the signature TorchRec users know
+        self,
+        module: nn.Module,
+        env: ShardingEnv | None = None,
+        device: torch.device | None = None,
+        plan: ShardingPlan | None = None,
+        sharders: list[ModuleSharder[Any]] | None = None,
+        init_data_parallel: bool = True,  # noqa: FBT001, FBT002 - the signature TorchRec users know
+        init_parameters: bool = True,  # noqa: FBT001, FBT002 - the signature TorchRec users know
+        data_parallel_wrapper: DataParallelWrapper | None = None,
+    ) -> None:
+        super().__init__()
+        self._env = env or default_env()
+        if self._env.world_size > 1 and self._env.process_group is None:
+            raise without_group(self._env.world_size)
+        self.device = device or torch.device("cpu")
+        if self.device.type == "meta":
+            raise UserError(
+                "device is meta; the model may be there, its tables are trained on cpu or cuda"
+            )
+        sharders = sharders or get_default_sharders()
+        self._plan = plan or made_plan(module, self._env, self.device, sharders)
+        self._data_parallel_wrapper = data_parallel_wrapper or DefaultDataParallelWrapper()
+        self._data_parallel_done = False
+        self._dmp_wrapped_module = shard_parts(module, self._plan, self._env, self.device, sharders)
+        self._fused_optimizer = self._combine_fused_optimizers()
+        if init_parameters:
+            init_parts(self._dmp_wrapped_module, self.device)
+        if init_data_parallel:
+            self.init_data_parallel()
+
+    def init_data_parallel(self) -> None:
+        """Wrap what every rank holds whole, once; further calls do nothing."""
+        if not self._data_parallel_done:
+            if self.device.type != "cpu":
+                self._dmp_wrapped_module.to(self.device)
+            self._data_parallel_wrapper.wrap(self, self._env, self.device)
+            self._data_parallel_done = True
+
+    @property
+    def module(self) -> nn.Module:
+        """The model with its collections in sharded form, outside of all wrappers."""
+        return get_unwrapped_module(self._dmp_wrapped_module)
+
+    @property
+    def plan(self) -> ShardingPlan:
+        """Where the tables live."""
+        return self._plan
+
+    @property
+    def fused_optimizer(self) -> KeyedOptimizer:
+        """The optimizer of all fused tables of this rank, by their names in the model.
+
+        Raises:
+            ValueError: the model has no fused tables.
+        """
+        if self._fused_optimizer is None:
+            raise ValueError("the model has no fused tables")
+        return self._fused_optimizer
+
+    def _combine_fused_optimizers(self) -> KeyedOptimizer | None:
+        parts: list[KeyedOptimizer | tuple[str, KeyedOptimizer]] = []
+
+        def look(path: str, part: nn.Module) -> None:
+            if isinstance(part, FusedOptimizerModule):
+                parts.append((path, part.fused_optimizer))
+                return
+            for name, child in part.named_children():
+                look(f"{path}.{name}" if path else name, child)
+
+        look("", self._dmp_wrapped_module)
+        return CombinedOptimizer(parts) if parts else None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward."""
+        return self._dmp_wrapped_module(*args, **kwargs)
+
+    def copy(self, device: torch.device) -> DistributedModelParallel:
+        """A copy whose replicated parts are on ``device``; sharded modules are shared with it.
+
+        Raises:
+            ValueError: sharded modules are on another device, which they cannot leave.
+        """
+        shared = {id(part): part for part in self.modules() if isinstance(part, ShardedModule)}
+        copied = copy.deepcopy(self, shared)
+        copied.module.to(device)
+        copied.device = device
+        return copied
+
+    def state_dict(  # type: ignore[override] # torch has overloads for positional use
+        self,
+        destination: dict[str, Any] | None = None,
+        prefix: str = "",
+        keep_vars: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    ) -> dict[str, Any]:
+        """The model's state, tables under the plain collections' names; live memory, no copies."""
+        given: dict[str, Any] = {} if destination is None else {"destination": destination}
+        return self.module.state_dict(**given, prefix=prefix, keep_vars=keep_vars)
+
+    def load_state_dict(  # type: ignore[override] # the signature TorchRec users know
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str = "",
+        strict: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+        assign: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    ) -> Any:
+        """Copy a state dict into the model: whole tables, or shards as this rank has them.
+
+        Args:
+            state_dict: of this model or of its plain form.
+            prefix: what its names begin with; other names are left out.
+            strict: whether missing and unknown names are errors.
+            assign: refused, see below.
+
+        Raises:
+            ValueError: ``assign``: the tables' memory belongs to their operators.
+            RuntimeError: torch's, for names or shapes that do not fit.
+        """
+        if assign:
+            raise ValueError("assign is True; fused tables are filled in place, so give False")
+        own = {
+            name.removeprefix(prefix): value
+            for name, value in state_dict.items()
+            if name.startswith(prefix)
+        }
+        return self.module.load_state_dict(own, strict=strict)
+
+    def named_parameters(
+        self,
+        prefix: str = "",
+        recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+        remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """The model's parameters, this rank's shards included."""
+        return self.module.named_parameters(prefix, recurse, remove_duplicate)
+
+    def bare_named_parameters(
+        self,
+        prefix: str = "",
+        recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters without any wrapper's names, each once."""
+        return self.module.named_parameters(prefix, recurse)
+
+    def named_buffers(
+        self,
+        prefix: str = "",
+        recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+        remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The model's buffers."""
+        return self.module.named_buffers(prefix, recurse, remove_duplicate)
+
+    def sparse_grad_parameter_names(
+        self, destination: list[str] | None = None, prefix: str = ""
+    ) -> list[str]:
+        """The parameters whose gradients are sparse tensors (``sparse=True`` of torch's tables)."""
+        names = [] if destination is None else destination
+        names.extend(
+            f"{prefix}{path}.weight" if path else f"{prefix}weight"
+            for path, part in self.module.named_modules()
+            if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse
+        )
+        return names
+
+
+def get_module(module: nn.Module) -> nn.Module:
+    """What is inside a `DistributedModelParallel`, still in its data-parallel wrapper."""
+    while isinstance(module, DistributedModelParallel):
+        module = module._dmp_wrapped_module  # noqa: SLF001 - this module's own class
+    return module
+
+
+def _is_fully_sharded(module: nn.Module) -> bool:
+    # Nobody has wrapped in it before it was imported.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel)
+
+
+def get_unwrapped_module(module: nn.Module) -> nn.Module:
+    """The model inside of `DistributedModelParallel`, ``DistributedDataParallel`` and FSDP."""
+    while True:
+        if isinstance(module, DistributedModelParallel):
+            module = module._dmp_wrapped_module  # noqa: SLF001 - this module's own class
+        elif isinstance(module, DistributedDataParallel) or _is_fully_sharded(module):
+            module = module.get_submodule("module")
+        else:
+            return module

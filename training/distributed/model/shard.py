@@ -1,0 +1,275 @@
+"""Sharding: one collection, or every collection in a model.
+
+`tessera.training.distributed.model_parallel.DistributedModelParallel` uses the same functions and
+wraps the rest for training; without it they are for inference, and for those who wrap by
+themselves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tessera.errors import UserError
+from tessera.training.distributed.comm.environment import ShardingEnv
+from tessera.training.distributed.comm.nodes import get_local_size
+from tessera.training.distributed.plan.plan_types import (
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingPlan,
+)
+from tessera.training.distributed.plan.sharded_module import ModuleSharder, ShardedModule
+from tessera.training.distributed.planner.generators import (
+    balanced_table_wise_plan,
+    construct_module_sharding_plan,
+    get_default_sharders,
+    get_module_to_default_sharders,
+)
+from tessera.training.distributed.sharding.by_hand import ParameterShardingGenerator
+
+Plan = (
+    EmbeddingModuleShardingPlan
+    | Mapping[str, ParameterSharding | ParameterShardingGenerator]
+    | ParameterShardingGenerator
+)
+"""A plan of one module; or one generator per table; or one for all tables."""
+
+
+def default_env() -> ShardingEnv:
+    """Who takes part where nobody says so: the default process group, or this process alone.
+
+    Raises:
+        UserError: ``WORLD_SIZE`` says that there are several ranks, and they have no group.
+    """
+    if dist.is_available() and dist.is_initialized():
+        assert dist.group.WORLD is not None, "an initialized torch.distributed has a group"
+        return ShardingEnv.from_process_group(dist.group.WORLD)
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size > 1:
+        raise without_group(world_size)
+    return ShardingEnv.from_local(1, 0)
+
+
+def without_group(world_size: int) -> UserError:
+    """The error of several ranks that cannot reach one another."""
+    return UserError(
+        f"world_size is {world_size} but there is no process group; call "
+        "torch.distributed.init_process_group, or start one process"
+    )
+
+
+def _device(device: torch.device | None) -> torch.device:
+    if device is not None:
+        return torch.device(device)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def shard(
+    module: nn.Module,
+    plan: Plan,
+    env: ShardingEnv | None = None,
+    device: torch.device | None = None,
+    sharder: ModuleSharder[Any] | None = None,
+) -> nn.Module:
+    """The sharded form of one collection.
+
+    Args:
+        module: the collection.
+        plan: where its tables go: placements by table name, or what makes them
+            (`tessera.training.distributed.sharding_plan.table_wise` and its relatives), for each
+            table or one for all.
+        env: who takes part; None: the default process group, or this process alone.
+        device: where this rank computes; None: ``cuda`` where there is one, else ``cpu``.
+        sharder: None: the default one for the module's type.
+
+    Raises:
+        UserError: nothing shards modules of this type.
+    """
+    env, device = env or default_env(), _device(device)
+    if sharder is None:
+        sharders = get_module_to_default_sharders()
+        if type(module) not in sharders:
+            raise UserError(
+                f"module is {type(module).__name__}, which no default sharder takes; give a "
+                "sharder, or one of "
+                f"{sorted(known.__name__ for known in sharders)}"
+            )
+        sharder = sharders[type(module)]
+    if callable(plan):
+        plan = dict.fromkeys(sharder.shardable_parameters(module), plan)
+    placements = construct_module_sharding_plan(
+        module,
+        {name: _generator(own) for name, own in plan.items()},
+        sharder=sharder,
+        local_size=get_local_size(env.world_size),
+        world_size=env.world_size,
+        device_type=device.type,
+    )
+    return sharder.shard(module, placements, env, device)
+
+
+def _generator(
+    own: ParameterSharding | ParameterShardingGenerator,
+) -> ParameterShardingGenerator:
+    if isinstance(own, ParameterSharding):
+        return lambda *_: own
+    return own
+
+
+def shard_modules(  # noqa: PLR0917 - the signature TorchRec users know
+    module: nn.Module,
+    env: ShardingEnv | None = None,
+    device: torch.device | None = None,
+    plan: ShardingPlan | None = None,
+    sharders: list[ModuleSharder[Any]] | None = None,
+    init_params: bool = False,  # noqa: FBT001, FBT002 - the signature TorchRec users know
+) -> nn.Module:
+    """Replace every collection in a model by its sharded form.
+
+    Args:
+        module: the model; it is changed, and returned unless it is a collection itself.
+        env: who takes part; None: the default process group, or this process alone.
+        device: where this rank computes; None: ``cuda`` where there is one, else ``cpu``.
+        plan: where the tables go; None: what `EmbeddingShardingPlanner` says, with one rank all
+            here.
+        sharders: one per type of module; None: the default ones.
+        init_params: whether parts on the ``meta`` device get memory and first values.
+
+    Raises:
+        UserError: the plan names a module that is not there or that no sharder takes, or several
+            ranks have no process group.
+        PlannerError: there is no plan.
+    """
+    env, device = env or default_env(), _device(device)
+    sharders = sharders or get_default_sharders()
+    plan = plan or made_plan(module, env, device, sharders)
+    module = shard_parts(module, plan, env, device, sharders)
+    if init_params:
+        init_parameters(module, device)
+    return module
+
+
+_shard_modules = shard_modules
+"""The name under which the tutorial imports it."""
+
+
+def shard_parts(
+    module: nn.Module,
+    plan: ShardingPlan,
+    env: ShardingEnv,
+    device: torch.device,
+    sharders: Sequence[ModuleSharder[Any]],
+) -> nn.Module:
+    """Replace the modules that ``plan`` names by their sharded form.
+
+    Args:
+        module: the model; it is changed.
+        plan: where the tables go, by the modules' paths; other modules stay as they are.
+        env: who takes part.
+        device: where this rank computes.
+        sharders: one per type of module.
+
+    Returns:
+        ``module``, or its sharded form where it is a collection itself.
+
+    Raises:
+        UserError: the plan names a module that is not there or that no sharder takes.
+    """
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+    paths = {path for path, part in module.named_modules() if type(part) in by_type}
+    if unknown := sorted(set(plan.plan) - paths):
+        raise UserError(
+            f"the plan names module {unknown[0]!r}; the model's shardable modules are "
+            f"{sorted(paths)}"
+        )
+    for path, placements in plan.plan.items():
+        part = module.get_submodule(path)
+        sharded = by_type[type(part)].shard(part, placements, env, device)
+        if not path:
+            return sharded
+        parent, _, name = path.rpartition(".")
+        setattr(module.get_submodule(parent), name, sharded)
+    return module
+
+
+def made_plan(
+    module: nn.Module,
+    env: ShardingEnv,
+    device: torch.device,
+    sharders: Sequence[ModuleSharder[Any]],
+) -> ShardingPlan:
+    """The plan where nobody gives one: `EmbeddingShardingPlanner`'s; of one rank, all tables whole.
+
+    Raises:
+        PlannerError: there is no plan.
+    """
+    world_size = env.world_size
+    if world_size == 1:
+        return balanced_table_wise_plan(_outermost(module, sharders), env, device.type)
+    # The planner takes a while to import, and a given plan does not need it.
+    from tessera.training.distributed.planner import (  # noqa: PLC0415
+        EmbeddingShardingPlanner,
+        Topology,
+    )
+
+    # One process that serves several devices is one node.
+    local = world_size if env.process_group is None else get_local_size(world_size)
+    planner = EmbeddingShardingPlanner(
+        Topology(world_size=world_size, compute_device=device.type, local_world_size=local)
+    )
+    if env.process_group is None:
+        return planner.plan(module, list(sharders))
+    return planner.collective_plan(module, list(sharders), env.process_group)
+
+
+def _outermost(
+    module: nn.Module, sharders: Sequence[ModuleSharder[Any]]
+) -> dict[str, tuple[nn.Module, ModuleSharder[Any]]]:
+    """The modules that a sharder takes and that are in no other such module, by path."""
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+    found: dict[str, tuple[nn.Module, ModuleSharder[Any]]] = {}
+
+    def look(path: str, part: nn.Module) -> None:
+        if type(part) in by_type:
+            found[path] = (part, by_type[type(part)])
+            return
+        for name, child in part.named_children():
+            look(f"{path}.{name}" if path else name, child)
+
+    look("", module)
+    return found
+
+
+def init_parameters(module: nn.Module, device: torch.device) -> None:
+    """Give the parts of ``module`` on the ``meta`` device memory on ``device`` and first values.
+
+    Raises:
+        UserError: a part has no ``reset_parameters()`` that could fill it.
+    """
+    _init_part(module, device)
+
+
+def _init_part(part: nn.Module, device: torch.device) -> bool:
+    """Whether anything in ``part`` was on the ``meta`` device."""
+    if isinstance(part, ShardedModule):
+        return False  # it has begun with values of its own
+    # Children first: a collection knows better than its nn.Embeddings how they begin.
+    changed = [_init_part(child, device) for child in part.children()]
+    own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+    is_meta = any(tensor.is_meta for tensor in own)
+    reset = getattr(part, "reset_parameters", None)
+    if is_meta:
+        if reset is None:
+            raise UserError(
+                f"{type(part).__name__} is on the meta device and has no reset_parameters(); "
+                "build it on a real device"
+            )
+        part.to_empty(device=device, recurse=False)
+    if reset is not None and (is_meta or any(changed)):
+        reset()
+    return is_meta or any(changed)

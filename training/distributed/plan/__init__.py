@@ -1,0 +1,1 @@
+"""What a plan says of each table, and what sharders and sharded modules promise."""

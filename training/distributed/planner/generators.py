@@ -1,0 +1,163 @@
+"""Plans written by hand: each strategy has a function that says where one table's shards go.
+
+``construct_module_sharding_plan(ebc, {"t1": table_wise(rank=0), "t2": row_wise()}, ...)`` makes
+the plan of one module.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tessera.training.distributed.comm.environment import ShardingEnv
+from tessera.training.distributed.comm.nodes import get_local_size
+from tessera.training.distributed.plan.plan_types import (
+    EmbeddingModuleShardingPlan,
+    ShardingPlan,
+    ShardingType,
+)
+from tessera.training.distributed.plan.sharded_module import ModuleSharder
+from tessera.training.distributed.sharding.by_hand import ParameterShardingGenerator
+from tessera.training.distributed.sharding.registry import strategy_of
+from tessera.training.distributed.sharding.strategies.table_wise import table_wise
+
+_DEFAULT_SHARDERS = {
+    "tessera.training.distributed.collections.pooled": "EmbeddingBagCollectionSharder",
+    "tessera.training.distributed.collections.unpooled": "EmbeddingCollectionSharder",
+    "tessera.training.distributed.collections.feature_processed": "FeatureProcessedEmbeddingBagCollectionSharder",
+    "tessera.training.distributed.inference.pooled": "QuantEmbeddingBagCollectionSharder",
+    "tessera.training.distributed.inference.unpooled": "QuantEmbeddingCollectionSharder",
+}
+
+
+def get_default_sharders() -> list[ModuleSharder[Any]]:
+    """One sharder per type of collection, each with its default optimizer."""
+    # The sharded modules are imported when they are asked for: some of them need this module.
+    return [
+        getattr(importlib.import_module(module), name)()
+        for module, name in _DEFAULT_SHARDERS.items()
+    ]
+
+
+def get_module_to_default_sharders() -> dict[type[nn.Module], ModuleSharder[Any]]:
+    """The default sharders by the type of module that they take."""
+    return {sharder.module_type: sharder for sharder in get_default_sharders()}
+
+
+def get_sharding_constructor_from_type(
+    sharding_type: ShardingType | str,
+) -> Callable[..., ParameterShardingGenerator]:
+    """The function that places a table by a strategy, such as `row_wise`.
+
+    Raises:
+        UserError: an unknown name.
+    """
+    return strategy_of(sharding_type).by_hand
+
+
+def _sharder_for(module: nn.Module, sharder: ModuleSharder[Any] | None) -> ModuleSharder[Any]:
+    found = sharder or get_module_to_default_sharders().get(type(module))
+    if found is None or not isinstance(module, found.module_type):
+        takes = "no default sharder takes it" if found is None else f"not {type(found).__name__}'s"
+        raise ValueError(f"module is a {type(module).__name__}, {takes}; give its own sharder")
+    return found
+
+
+def apply_to_all(
+    module: nn.Module,
+    parameter_sharding_generator: ParameterShardingGenerator,
+    sharder: ModuleSharder[Any] | None = None,
+) -> dict[str, ParameterShardingGenerator]:
+    """The same placement for every table of ``module``.
+
+    Raises:
+        ValueError: no sharder takes the module.
+    """
+    tables = _sharder_for(module, sharder).shardable_parameters(module)
+    return dict.fromkeys(tables, parameter_sharding_generator)
+
+
+def construct_module_sharding_plan(  # noqa: PLR0917 - the signature TorchRec users know
+    module: nn.Module,
+    per_param_sharding: Mapping[str, ParameterShardingGenerator],
+    sharder: ModuleSharder[Any] | None = None,
+    local_size: int | None = None,
+    world_size: int | None = None,
+    device_type: str | None = None,
+) -> EmbeddingModuleShardingPlan:
+    """The plan of one module.
+
+    Args:
+        module: what is to be sharded, on any device.
+        per_param_sharding: by table name, one of this module's functions called.
+        sharder: None: the default one for the module's type.
+        local_size: ranks per node; None: what the environment says.
+        world_size: None: the default process group's.
+        device_type: None: ``cuda`` where there is one, else ``cpu``.
+
+    Raises:
+        ValueError: other tables than the module's, a placement outside the world, or no sharder.
+    """
+    sharder = _sharder_for(module, sharder)
+    tables = sharder.shardable_parameters(module)
+    if set(tables) != set(per_param_sharding):
+        raise ValueError(
+            f"per_param_sharding places tables {sorted(per_param_sharding)}, the module has "
+            f"{sorted(tables)}"
+        )
+    world_size = dist.get_world_size() if world_size is None else world_size
+    local_size = get_local_size(world_size) if local_size is None else local_size
+    device_type = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
+    return EmbeddingModuleShardingPlan(
+        {
+            name: per_param_sharding[name](param, local_size, world_size, device_type, sharder)
+            for name, param in tables.items()
+        }
+    )
+
+
+def balanced_table_wise_plan(
+    modules: Mapping[str, tuple[nn.Module, ModuleSharder[Any]]],
+    env: ShardingEnv,
+    device_type: str,
+) -> ShardingPlan:
+    """Whole tables, largest first, each on the rank that holds the fewest numbers so far.
+
+    Args:
+        modules: by path, what is sharded and by whom.
+        env: who takes part.
+        device_type: where the ranks compute.
+    """
+    tables = [
+        (path, name, param)
+        for path, (module, sharder) in modules.items()
+        for name, param in sharder.shardable_parameters(module).items()
+    ]
+    held = [0] * env.world_size
+    rank_of: dict[tuple[str, str], int] = {}
+    for path, name, param in sorted(tables, key=lambda table: -table[2].numel()):
+        rank = held.index(min(held))
+        rank_of[path, name] = rank
+        held[rank] += param.numel()
+    local_size = get_local_size(env.world_size)
+    return ShardingPlan(
+        {
+            path: construct_module_sharding_plan(
+                module,
+                {
+                    name: table_wise(rank_of[path, name])
+                    for name in sharder.shardable_parameters(module)
+                },
+                sharder,
+                local_size,
+                env.world_size,
+                device_type,
+            )
+            for path, (module, sharder) in modules.items()
+        }
+    )

@@ -1,0 +1,136 @@
+"""Placements that people write: what the ``by_hand`` functions of strategies are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
+
+from tessera.training.distributed.plan.plan_types import ParameterSharding
+from tessera.training.distributed.plan.shard_sizes import Piece, TableToCut, column_blocks
+from tessera.training.distributed.plan.sharded_module import ModuleSharder
+from tessera.training.distributed.sharding.registry import strategy_of
+
+ParameterShardingGenerator = Callable[
+    [nn.Parameter, int, int, str, ModuleSharder[Any]], ParameterSharding
+]
+"""(table ``[rows, columns]``, ranks per node, ranks, device type, sharder) to its placement."""
+
+Shards = Sequence[tuple[Piece, int]]
+"""Rectangles and their ranks."""
+
+
+def placement(compute_device: str, rank: int, local_size: int) -> str:
+    """``rank:3/cuda:1``: a rank and its device, in nodes of ``local_size`` ranks."""
+    device = f"{compute_device}:{rank % local_size}" if compute_device != "cpu" else "cpu"
+    return f"rank:{rank}/{device}"
+
+
+def _kernel(
+    wanted: str | None, sharding_type: str, device_type: str, sharder: ModuleSharder[Any]
+) -> str:
+    offered = sharder.compute_kernels(sharding_type, device_type)
+    if wanted is not None:
+        if wanted not in offered:
+            raise ValueError(
+                f"compute_kernel is {wanted!r}; {sharding_type} on {device_type} has "
+                f"{', '.join(offered)}"
+            )
+        return wanted
+    best = [kernel for kernel in ("fused", "quant") if kernel in offered]
+    return (best or offered)[0]
+
+
+def placed_by(
+    strategy_name: str, compute_kernel: str | None, shards_of: Callable[[TableToCut], Shards]
+) -> ParameterShardingGenerator:
+    """The placement of a table by a strategy.
+
+    Args:
+        strategy_name: of the strategy.
+        compute_kernel: None: the best one that the sharder offers.
+        shards_of: the shards of a table; it may raise ValueError for one that it cannot cut.
+    """
+
+    def generate(
+        param: nn.Parameter,
+        local_size: int,
+        world_size: int,
+        device_type: str,
+        sharder: ModuleSharder[Any],
+    ) -> ParameterSharding:
+        rows, columns = param.shape
+        shards = shards_of(
+            TableToCut(rows=rows, columns=columns, world_size=world_size, local_size=local_size)
+        )
+        # Whole copies overlap, which a specification may not.
+        spec = None
+        if not strategy_of(strategy_name).replicated:
+            spec = EnumerableShardingSpec(
+                [
+                    ShardMetadata(offset, size, placement(device_type, rank, local_size))
+                    for (size, offset), rank in shards
+                ]
+            )
+        return ParameterSharding(
+            sharding_type=strategy_name,
+            compute_kernel=_kernel(compute_kernel, strategy_name, device_type, sharder),
+            ranks=[rank for _, rank in shards],
+            sharding_spec=spec,
+        )
+
+    return generate
+
+
+def one_per_rank(pieces: Sequence[Piece]) -> Shards:
+    """Piece ``i`` on rank ``i``."""
+    return list(zip(pieces, range(len(pieces)), strict=True))
+
+
+def check_rank(name: str, rank: int, count: int) -> None:
+    """Refuse a rank or node outside the world.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+    if not 0 <= rank < count:
+        raise ValueError(f"{name} is {rank}; give 0 to {count - 1}")
+
+
+def ranks_of_node(name: str, node: int, table: TableToCut) -> range:
+    """The ranks of a node.
+
+    Raises:
+        ValueError: there is no such node.
+    """
+    check_rank(name, node, table.world_size // table.local_size)
+    return range(node * table.local_size, (node + 1) * table.local_size)
+
+
+def column_shards(table: TableToCut, ranks: Sequence[int], widths: Sequence[int] | None) -> Shards:
+    """A block of columns on each of ``ranks``.
+
+    Args:
+        table: what is cut.
+        ranks: or nodes, one per block.
+        widths: of the blocks; None: equal ones.
+
+    Raises:
+        ValueError: widths that do not add up to the table's.
+    """
+    if widths is None:
+        if not ranks or table.columns % len(ranks):
+            raise ValueError(
+                f"ranks is {list(ranks)}; {table.columns} columns do not divide evenly among "
+                f"{len(ranks)} shards, so give size_per_rank too"
+            )
+        widths = [table.columns // len(ranks)] * len(ranks)
+    if len(widths) != len(ranks) or sum(widths) != table.columns or min(widths) <= 0:
+        raise ValueError(
+            f"size_per_rank is {list(widths)}; give {len(ranks)} positive numbers that add up to "
+            f"the table's {table.columns} columns"
+        )
+    return list(zip(column_blocks(table.rows, widths), ranks, strict=True))

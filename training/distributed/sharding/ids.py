@@ -1,0 +1,192 @@
+"""How ids travel to the ranks that hold their rows: the components that strategies choose from.
+
+Each of `ids_stay`, `ids_to_tables` and `ids_to_rows` makes the module of one `Layout`.
+
+Legend: ``W`` ranks, ``F`` features that are sent, ``T`` teams, ``P`` ranks of a team.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tessera.training.distributed.comm.alltoall_sequence import segment_order
+from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
+from tessera.training.distributed.sharding.embedding_sharding import BaseSparseFeaturesDist
+from tessera.training.distributed.sharding.layout import Layout, Team
+from tessera.training.distributed.travel.bucketize import bucketize_kjt_before_all2all
+from tessera.training.distributed.travel.kjt_all_to_all import KJTAllToAll
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+
+IdsDist = BaseSparseFeaturesDist[KeyedJaggedTensor]
+
+
+class LocalSparseFeaturesDist(IdsDist):
+    """Ids stay: every row that they need is here."""
+
+    def forward(
+        self, sparse_features: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
+        """The features as they are."""
+        return NoWait(NoWait(sparse_features))
+
+
+class TwSparseFeaturesDist(IdsDist):
+    """Features to the ranks that hold their tables.
+
+    Args:
+        pg: the ranks.
+        features_per_rank: ``[W]`` features that each rank looks up; they come in the ranks' order.
+    """
+
+    def __init__(self, pg: dist.ProcessGroup, features_per_rank: list[int]) -> None:
+        super().__init__()
+        self._dist = KJTAllToAll(pg=pg, splits=features_per_rank)
+
+    def forward(
+        self, sparse_features: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
+        """Begin to send ``F`` features."""
+        return self._dist(sparse_features)  # type: ignore[no-any-return] # nn.Module's call is untyped
+
+
+class RowBuckets:
+    """Where each id's row is: the blocks of each feature's table.
+
+    Args:
+        bounds: ``[F]``, where each of the ``P`` blocks of rows begins, and the end.
+        device: of the ids.
+    """
+
+    def __init__(self, bounds: list[list[int]], device: torch.device | None = None) -> None:
+        self.count = len(bounds[0]) - 1 if bounds else 1
+        blocks = [max(bound[1], 1) for bound in bounds]
+        even = all(
+            bound == [min(block * place, bound[-1]) for place in range(self.count + 1)]
+            for bound, block in zip(bounds, blocks, strict=True)
+        )
+        self._block_sizes = torch.tensor(blocks, dtype=torch.int64, device=device)
+        self._bounds = (
+            None if even else [torch.tensor(b, dtype=torch.int64, device=device) for b in bounds]
+        )
+
+    def sort(
+        self, features: KeyedJaggedTensor, *, places: bool, positions: bool
+    ) -> tuple[KeyedJaggedTensor, Tensor | None]:
+        """See `bucketize_kjt_before_all2all`."""
+        return bucketize_kjt_before_all2all(
+            features,
+            num_buckets=self.count,
+            block_sizes=self._block_sizes,
+            output_permute=places,
+            bucketize_pos=positions,
+            block_bucketize_row_pos=self._bounds,
+        )
+
+
+class RwSparseFeaturesDist(IdsDist):
+    """Ids to the ranks that hold their rows, within the teams that look up their features.
+
+    Received bags come by the sender's place in its team and then by its team, as the way back
+    through the teams needs them; for ``keep_places`` in the senders' order.
+
+    Args:
+        pg: all ranks.
+        teams: the ranks of each team in the order of their rows; all teams are equally large.
+        features_per_team: ``[T]`` features; they come in the teams' order.
+        row_bounds: ``[F]``, where the rows of each rank of the team begin, and the end.
+        device: of the ids.
+        keep_places: keep where each id went, in ``unbucketize_permute_tensor``.
+        need_pos: send each id's place in its bag as its weight.
+    """
+
+    def __init__(
+        self,
+        pg: dist.ProcessGroup,
+        teams: list[Team],
+        features_per_team: list[int],
+        row_bounds: list[list[int]],
+        device: torch.device | None = None,
+        *,
+        keep_places: bool = False,
+        need_pos: bool = False,
+    ) -> None:
+        super().__init__()
+        self._buckets = RowBuckets(row_bounds, device)
+        self._keep_places, self._need_pos = keep_places, need_pos
+        seats = {
+            rank: (team, place)
+            for team, ranks in enumerate(teams)
+            for place, rank in enumerate(ranks)
+        }
+        firsts = [sum(features_per_team[:team]) for team in range(len(teams))]
+        # Features are sorted into (block, feature); they are sent as (rank, feature of its team).
+        order = [
+            place * len(row_bounds) + firsts[team] + feature
+            for team, place in (seats[rank] for rank in range(pg.size()))
+            for feature in range(features_per_team[team])
+        ]
+        self._order = None if order == list(range(len(order))) else order
+        self._order_tensor = torch.tensor(order, dtype=torch.int32, device=device)
+        self._dist = KJTAllToAll(
+            pg=pg,
+            splits=[features_per_team[seats[rank][0]] for rank in range(pg.size())],
+            stagger=1 if keep_places else len(teams),
+        )
+        self.unbucketize_permute_tensor: Tensor | None = None
+
+    def forward(
+        self, sparse_features: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
+        """Begin to send ``F`` features."""
+        sent, places = self._buckets.sort(
+            sparse_features,
+            places=self._keep_places,
+            positions=self._need_pos and sparse_features.weights_or_none() is None,
+        )
+        if self._order is not None:
+            if places is not None:
+                places = self._moved(places, sent.length_per_key())
+            sent = sent.permute(self._order, self._order_tensor)
+        self.unbucketize_permute_tensor = places
+        return self._dist(sent)  # type: ignore[no-any-return] # nn.Module's call is untyped
+
+    def _moved(self, places: Tensor, length_per_key: list[int]) -> Tensor:
+        """Where ids that were sorted to ``places`` are after the features were put in order."""
+        sizes = torch.tensor(length_per_key, device=places.device)
+        order = segment_order(sizes, self._order_tensor, places.numel())
+        moved_to = torch.empty_like(order)
+        moved_to[order] = torch.arange(order.numel(), device=order.device)
+        return moved_to[places]
+
+
+def ids_stay(
+    layout: Layout, pg: dist.ProcessGroup, device: torch.device, *, keep_places: bool
+) -> IdsDist:
+    """Every rank has every row."""
+    del layout, pg, device, keep_places
+    return LocalSparseFeaturesDist()
+
+
+def ids_to_tables(
+    layout: Layout, pg: dist.ProcessGroup, device: torch.device, *, keep_places: bool
+) -> IdsDist:
+    """To the rank that holds their feature's table, or to each rank with columns of it."""
+    del device, keep_places
+    return TwSparseFeaturesDist(pg, layout.features_per_team())
+
+
+def ids_to_rows(
+    layout: Layout, pg: dist.ProcessGroup, device: torch.device, *, keep_places: bool
+) -> IdsDist:
+    """To the rank of their team that holds their row."""
+    return RwSparseFeaturesDist(
+        pg,
+        layout.teams,
+        layout.features_per_team(),
+        layout.row_bounds,
+        device,
+        keep_places=keep_places,
+        need_pos=layout.has_feature_processor(),
+    )

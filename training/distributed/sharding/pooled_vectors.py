@@ -1,0 +1,290 @@
+"""How pooled vectors travel back to the ranks of their samples: what strategies choose from.
+
+Each of `vectors_stay`, `vectors_to_samples`, `sums_to_samples` and `node_sums_to_samples` makes
+the module of one `Layout`.
+
+Legend: ``W`` ranks, ``L`` ranks per node, ``M`` nodes, ``B`` samples of a rank, ``F`` features that
+are looked up here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
+from tessera.training.distributed.comm.codec_types import CommOp, QuantizedCommCodecs
+from tessera.training.distributed.comm.column_order import ColumnOrder
+from tessera.training.distributed.comm.nodes import intra_and_cross_node_pg
+from tessera.training.distributed.sharding.embedding_sharding import (
+    BaseEmbeddingDist,
+    EmbeddingShardingContext,
+)
+from tessera.training.distributed.sharding.layout import Layout
+from tessera.training.distributed.travel.pooled_vectors import (
+    PooledEmbeddingsAllToAll,
+    PooledEmbeddingsReduceScatter,
+    VariableBatchPooledEmbeddingsAllToAll,
+    VariableBatchPooledEmbeddingsReduceScatter,
+)
+
+PooledDist = BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]
+Codecs = Callable[[CommOp], QuantizedCommCodecs | None]
+
+
+class LocalEmbeddingDist(PooledDist):
+    """Vectors stay: they are of this rank's own samples."""
+
+    def forward(
+        self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None
+    ) -> Awaitable[Tensor]:
+        """The vectors as they are."""
+        del sharding_ctx
+        return NoWait(local_embs)
+
+
+class PermutedEmbeddingDist(PooledDist):
+    """Vectors that travel back, their columns put in another order when they have come.
+
+    Args:
+        dist: how they travel.
+        order: of the columns.
+    """
+
+    def __init__(self, dist: PooledDist, order: ColumnOrder) -> None:
+        super().__init__()
+        self._dist = dist
+        self._order = order
+
+    def forward(
+        self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None
+    ) -> Awaitable[Tensor]:
+        """Begin to send; the wait gives ``[B, all columns]``.
+
+        Where the batch varies per feature there are no columns yet, and nothing is permuted.
+        """
+        awaitable: Awaitable[Tensor] = self._dist(local_embs, sharding_ctx)
+        if sharding_ctx is None or not sharding_ctx.variable_batch_per_feature:
+            awaitable.callbacks.append(self._order.permute)
+        return awaitable
+
+
+class TwPooledEmbeddingDist(PooledDist):
+    """Pooled vectors to the ranks of their samples.
+
+    Args:
+        pg: the ranks.
+        dims_per_rank: columns of each feature that each rank looks up.
+        device: where this rank computes.
+        codecs: how vectors are written for the network.
+        order: of the columns that arrive; None: rank by rank.
+    """
+
+    def __init__(
+        self,
+        pg: dist.ProcessGroup,
+        dims_per_rank: list[list[int]],
+        device: torch.device | None = None,
+        codecs: QuantizedCommCodecs | None = None,
+        order: ColumnOrder | None = None,
+    ) -> None:
+        super().__init__()
+        self._dist = PooledEmbeddingsAllToAll(
+            pg=pg,
+            dim_sum_per_rank=[sum(dims) for dims in dims_per_rank],
+            device=device,
+            codecs=codecs,
+            order=order,
+        )
+        self._variable_dist = VariableBatchPooledEmbeddingsAllToAll(
+            pg=pg, emb_dim_per_rank_per_feature=dims_per_rank, device=device, codecs=codecs
+        )
+
+    def forward(
+        self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None
+    ) -> Awaitable[Tensor]:
+        """Begin to send ``[sum of B, columns here]``; the wait gives ``[B, all columns]``.
+
+        Where the batch varies per feature both are flat: rank by rank, feature by feature.
+        """
+        if sharding_ctx is not None and sharding_ctx.variable_batch_per_feature:
+            return self._variable_dist(  # type: ignore[no-any-return] # nn.Module's call is untyped
+                local_embs,
+                batch_size_per_rank_per_feature=sharding_ctx.batch_size_per_rank_per_feature,
+                batch_size_per_feature_pre_a2a=sharding_ctx.batch_size_per_feature_pre_a2a,
+            )
+        sizes = None if sharding_ctx is None else sharding_ctx.batch_size_per_rank
+        return self._dist(local_embs, batch_size_per_rank=sizes)  # type: ignore[no-any-return] # nn.Module's call is untyped
+
+
+class RwPooledEmbeddingDist(PooledDist):
+    """Parts of pooled vectors, added up on their way to the ranks of their samples.
+
+    Args:
+        pg: the ranks.
+        embedding_dims: ``[F]`` columns.
+        codecs: how vectors are written for the network.
+    """
+
+    def __init__(
+        self,
+        pg: dist.ProcessGroup,
+        embedding_dims: list[int],
+        codecs: QuantizedCommCodecs | None = None,
+    ) -> None:
+        super().__init__()
+        self._embedding_dims = embedding_dims
+        self._dist = PooledEmbeddingsReduceScatter(pg=pg, codecs=codecs)
+        self._variable_dist = VariableBatchPooledEmbeddingsReduceScatter(pg=pg, codecs=codecs)
+
+    def forward(
+        self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None
+    ) -> Awaitable[Tensor]:
+        """Begin to send ``[sum of B, columns]``; the wait gives ``[B, columns]``.
+
+        Where the batch varies per feature both are flat: rank by rank, feature by feature.
+        """
+        if sharding_ctx is not None and sharding_ctx.variable_batch_per_feature:
+            return self._variable_dist(  # type: ignore[no-any-return] # nn.Module's call is untyped
+                local_embs,
+                batch_size_per_rank_per_feature=sharding_ctx.batch_size_per_rank_per_feature,
+                embedding_dims=self._embedding_dims,
+            )
+        sizes = None if sharding_ctx is None else sharding_ctx.batch_size_per_rank
+        return self._dist(local_embs, input_splits=sizes)  # type: ignore[no-any-return] # nn.Module's call is untyped
+
+
+class TwRwPooledEmbeddingDist(PooledDist):
+    """Parts of pooled vectors, added up within the node, then exchanged between nodes.
+
+    Local rank ``l`` gets the sums of all samples of the ranks that are ``l`` on their nodes; then
+    each such set of ranks, one per node, exchanges its samples.
+
+    Args:
+        place: ``l``, this rank's place on its node.
+        sums: the way within the node.
+        exchange: the way among the ranks with this place, one per node.
+        local_size: ``L``.
+    """
+
+    def __init__(
+        self,
+        place: int,
+        sums: RwPooledEmbeddingDist,
+        exchange: TwPooledEmbeddingDist,
+        local_size: int,
+    ) -> None:
+        super().__init__()
+        self._place, self._local_size = place, local_size
+        self._sums, self._exchange = sums, exchange
+
+    def forward(
+        self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None
+    ) -> Awaitable[Tensor]:
+        """Begin to send ``[sum of B, columns of this node]``; the wait gives ``[B, all columns]``.
+
+        Where the batch varies per feature both are flat: rank by rank, feature by feature.
+        """
+        assert sharding_ctx is not None
+        inside, between = self._contexts(sharding_ctx)
+        return self._exchange(self._sums(local_embs, inside).wait(), between)  # type: ignore[no-any-return] # nn.Module's call is untyped
+
+    def _contexts(
+        self, ctx: EmbeddingShardingContext
+    ) -> tuple[EmbeddingShardingContext, EmbeddingShardingContext]:
+        """The batch sizes of either way; received bags come by place, then by node."""
+        if not ctx.variable_batch_per_feature:
+            # [L][M]
+            sizes = [
+                ctx.batch_size_per_rank[place :: self._local_size]
+                for place in range(self._local_size)
+            ]
+            return (
+                EmbeddingShardingContext([sum(of_nodes) for of_nodes in sizes]),
+                EmbeddingShardingContext(sizes[self._place]),
+            )
+        # [L * M][F]
+        received = ctx.batch_size_per_rank_per_feature
+        nodes = len(received) // self._local_size
+        by_place = [received[first : first + nodes] for first in range(0, len(received), nodes)]
+        sums = [
+            [sum(of_nodes) for of_nodes in zip(*of_place, strict=True)] for of_place in by_place
+        ]
+        return (
+            EmbeddingShardingContext([], sums, [], variable_batch_per_feature=True),
+            EmbeddingShardingContext(
+                [],
+                by_place[self._place],
+                ctx.batch_size_per_feature_pre_a2a,
+                variable_batch_per_feature=True,
+            ),
+        )
+
+
+def in_order(dist: PooledDist, order: ColumnOrder | None) -> PooledDist:
+    """``dist`` whose columns come in ``order``; None: as they do."""
+    return dist if order is None else PermutedEmbeddingDist(dist, order)
+
+
+def vectors_stay(
+    layout: Layout,
+    pg: dist.ProcessGroup | None,
+    device: torch.device,
+    codecs: Codecs,
+    order: ColumnOrder | None,
+) -> PooledDist:
+    """Every rank has looked up its own samples."""
+    del layout, pg, device, codecs
+    return in_order(LocalEmbeddingDist(), order)
+
+
+def vectors_to_samples(
+    layout: Layout,
+    pg: dist.ProcessGroup,
+    device: torch.device,
+    codecs: Codecs,
+    order: ColumnOrder | None,
+) -> PooledDist:
+    """Each vector to the rank of its sample (all-to-all)."""
+    written = codecs(CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL)
+    return TwPooledEmbeddingDist(pg, layout.dims_per_team(), device, written, order)
+
+
+def sums_to_samples(
+    layout: Layout,
+    pg: dist.ProcessGroup,
+    device: torch.device,
+    codecs: Codecs,
+    order: ColumnOrder | None,
+) -> PooledDist:
+    """The sum of all ranks' parts to the rank of its sample (reduce-scatter)."""
+    del device
+    written = codecs(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER)
+    return in_order(RwPooledEmbeddingDist(pg, layout.dims_per_team()[0], written), order)
+
+
+def node_sums_to_samples(
+    layout: Layout,
+    pg: dist.ProcessGroup,
+    device: torch.device,
+    codecs: Codecs,
+    order: ColumnOrder | None,
+) -> PooledDist:
+    """The sum of a node's parts to the rank of its sample (reduce-scatter, then all-to-all)."""
+    del pg
+    intra_pg, cross_pg = intra_and_cross_node_pg(device)
+    assert intra_pg is not None, "tables are not on the meta device"
+    assert cross_pg is not None, "tables are not on the meta device"
+    dims = layout.dims_per_team()
+    node, place = divmod(layout.world.rank, layout.world.local_size)
+    inside = codecs(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER)
+    between = codecs(CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL)
+    return TwRwPooledEmbeddingDist(
+        place,
+        RwPooledEmbeddingDist(intra_pg, dims[node], inside),
+        TwPooledEmbeddingDist(cross_pg, dims, device, between, order),
+        layout.world.local_size,
+    )

@@ -1,0 +1,196 @@
+"""The strategies of sharding: one record each says all that Tessera knows of it.
+
+A strategy answers, for the tables of a collection that share it:
+
+* how a table is cut into shards (`ShardingStrategy.cut` for the planner, ``by_hand`` for plans
+  that people write), which ranks the shards may lie on (``placed``), and which ranks look up the
+  same features (``teams``);
+* where ids go (``ids``), and what travels back: pooled vectors (``pooled``) or one vector per id
+  (``unpooled``).  Each is a function that makes the module which does it, of the `Layout` that the
+  plan makes; strategies choose them from `ids`, `pooled_vectors` and `sequence_sharding`, or bring
+  their own;
+* what a step costs (``traffic``), and which compute kernels it allows (``kernels``).
+
+The records of `tessera.training.distributed.sharding.strategies` are found by themselves, one in
+each file.  A program's own strategy is one `register` away; every rank must make it:
+
+    register(ShardingStrategy(name="row_wise_reversed", ...))
+
+Plans, constraints and configs then take its name, sharders offer it, the planner weighs it, and
+both kinds of collections are sharded by it.  docs/extending.md has a whole one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, unique
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tessera.errors import UserError
+from tessera.training.distributed.comm.column_order import ColumnOrder
+from tessera.training.distributed.plan.plan_types import ShardingType
+from tessera.training.distributed.plan.shard_sizes import Piece, TableToCut
+from tessera.training.distributed.sharding.costs import Step, Traffic
+from tessera.training.distributed.sharding.embedding_sharding import BaseEmbeddingDist
+from tessera.training.distributed.sharding.ids import IdsDist
+from tessera.training.distributed.sharding.layout import Layout, Team, World
+from tessera.training.distributed.sharding.pooled_vectors import Codecs, PooledDist
+from tessera.training.distributed.tables.table_shards import EmbeddingComputeKernel
+
+UnpooledDist = BaseEmbeddingDist[Any, Tensor, Tensor]
+
+
+@unique
+class PartitionByType(Enum):
+    """On which ranks the planner may put the shards of a table."""
+
+    DEVICE = "device"
+    """Any shard on any rank."""
+
+    HOST = "host"
+    """All shards on the ranks of one host."""
+
+    UNIFORM = "uniform"
+    """Shard ``i`` on rank ``i``."""
+
+    MULTI_HOST = "multi_host"
+    """Groups of shards, each on one host."""
+
+
+class MakeIds(Protocol):
+    """Makes the module that sends ids."""
+
+    def __call__(
+        self, layout: Layout, pg: dist.ProcessGroup, device: torch.device, *, keep_places: bool
+    ) -> IdsDist:
+        """``keep_places``: vectors will come back one by one, to the places of their ids."""
+
+
+MakePooled = Callable[
+    [Layout, dist.ProcessGroup, torch.device, Codecs, ColumnOrder | None], PooledDist
+]
+MakeUnpooled = Callable[[Layout, dist.ProcessGroup, torch.device, Codecs], UnpooledDist]
+
+
+def trained_kernels(device_type: str) -> list[str]:
+    """All kernels that train on a kind of device."""
+    kernels = [EmbeddingComputeKernel.DENSE, EmbeddingComputeKernel.FUSED]
+    if device_type == "cuda":
+        kernels += [EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING]
+    return [kernel.value for kernel in kernels]
+
+
+def dense_kernels(device_type: str) -> list[str]:
+    """Tables as ordinary parameters only."""
+    del device_type
+    return [EmbeddingComputeKernel.DENSE.value]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardingStrategy:
+    """One way of spreading tables over ranks.
+
+    Attributes:
+        name: what plans and constraints call it; one of `ShardingType` for TorchRec's.
+        short_name: what tables of text call it.
+        cut: the shards of a table, as the planner proposes them.
+        by_hand: given a plan's own words, makes the placement of a table; see `by_hand`.
+        placed: on which ranks the planner may put the shards.
+        teams: the sets of ranks that look up the same features.
+        ids: how ids travel.
+        pooled: how pooled vectors travel back.
+        unpooled: how the vectors of single ids travel back.
+        traffic: what a rank looks up and sends.
+        kernels: the compute kernels on a kind of device; none: it is not offered there.
+        replicated: whether every rank holds every table whole; gradients are then averaged.
+        splits_bags: whether the ids of one bag are looked up on several ranks.  A team's ranks
+            then hold successive blocks of rows, and a mean is made of the sum of their parts.
+        splits_rows: whether the columns of one row lie on several ranks.
+        least_ranks: ranks below which the planner is not offered it, since another strategy comes
+            to the same.
+        least_hosts: hosts, likewise.
+        preference: of ways that cost the same, the planner takes the one with the least.
+    """
+
+    name: str
+    short_name: str
+    cut: Callable[[TableToCut], list[Piece]]
+    by_hand: Callable[..., Any]
+    placed: PartitionByType
+    teams: Callable[[World], list[Team]]
+    ids: MakeIds
+    pooled: MakePooled
+    unpooled: MakeUnpooled
+    traffic: Callable[[Step], Traffic]
+    kernels: Callable[[str], list[str]] = trained_kernels
+    replicated: bool = False
+    splits_bags: bool = False
+    splits_rows: bool = False
+    least_ranks: int = 1
+    least_hosts: int = 1
+    preference: int = 100
+
+    @property
+    def kernels_know_it_as(self) -> ShardingType | None:
+        """The type that lookups and kernels are told; None: one that they do not know."""
+        if self.replicated:
+            return ShardingType.DATA_PARALLEL
+        known = {kind.value: kind for kind in ShardingType}
+        return known.get(self.name)
+
+
+_REGISTERED: dict[str, ShardingStrategy] = {}
+
+
+def register(strategy: ShardingStrategy) -> ShardingStrategy:
+    """Make a strategy known under its name, and return it.
+
+    Raises:
+        ValueError: another strategy has the name.
+    """
+    known = _REGISTERED.setdefault(strategy.name, strategy)
+    if known != strategy:
+        raise ValueError(f"a strategy named {strategy.name!r} is registered; take another name")
+    return strategy
+
+
+@cache
+def _find_own() -> None:
+    package = importlib.import_module("tessera.training.distributed.sharding.strategies")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+
+
+def strategies() -> list[ShardingStrategy]:
+    """All that are known, by ``preference``; of equals, in the order of their registration."""
+    _find_own()
+    return sorted(_REGISTERED.values(), key=lambda strategy: strategy.preference)
+
+
+def strategy_of(name: str | ShardingType, field: str = "sharding_type") -> ShardingStrategy:
+    """The strategy of a name.
+
+    Args:
+        name: as plans and constraints spell it.
+        field: where the name was found, for the message.
+
+    Raises:
+        UserError: an unknown name; the message says the nearest.
+    """
+    wanted = name.value if isinstance(name, ShardingType) else name
+    _find_own()
+    if wanted in _REGISTERED:
+        return _REGISTERED[wanted]
+    names = [strategy.name for strategy in strategies()]
+    near = difflib.get_close_matches(str(wanted), names, n=1)
+    hint = f"did you mean {near[0]!r}? Give" if near else "give"
+    raise UserError(f"{field} is {wanted!r}; {hint} one of {', '.join(names)}")

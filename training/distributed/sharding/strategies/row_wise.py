@@ -1,0 +1,76 @@
+"""Row-wise: every rank holds a block of a table's rows.
+
+* How ids travel: each id to the rank that holds its row (all-to-all).  A bag's ids may go to
+  several ranks, and every rank gets a part of every bag, often an empty one.
+* Which rows are here: one block of every table.  Blocks may differ in size and may be empty.
+* How vectors travel back: each rank pools what it has of every bag; the parts are added up on
+  their way to the rank whose sample it is (reduce-scatter).  A mean is a sum that is divided
+  after that, by the size of the whole bag.  The vectors of single ids go to the rank that asked
+  (all-to-all), where the sorting is undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tessera.training.distributed.plan.plan_types import ShardingType
+from tessera.training.distributed.plan.shard_sizes import TableToCut, even_rows, row_blocks
+from tessera.training.distributed.sharding.by_hand import (
+    ParameterShardingGenerator,
+    Shards,
+    one_per_rank,
+    placed_by,
+)
+from tessera.training.distributed.sharding.costs import to_the_holders
+from tessera.training.distributed.sharding.ids import ids_to_rows
+from tessera.training.distributed.sharding.layout import all_ranks
+from tessera.training.distributed.sharding.pooled_vectors import sums_to_samples
+from tessera.training.distributed.sharding.registry import (
+    PartitionByType,
+    ShardingStrategy,
+    register,
+)
+from tessera.training.distributed.sharding.sequence_sharding import vectors_to_senders
+
+NAME = ShardingType.ROW_WISE.value
+
+
+def row_wise(
+    sizes: Sequence[int] | None = None, compute_kernel: str | None = None
+) -> ParameterShardingGenerator:
+    """Every rank holds a block of rows.
+
+    Args:
+        sizes: rows of each rank; None: ``ceil(rows / ranks)`` each, less or none on the last.
+        compute_kernel: None: the best one that the sharder offers.
+    """
+
+    def shards(table: TableToCut) -> Shards:
+        rows = even_rows(table.rows, table.world_size) if sizes is None else sizes
+        if len(rows) != table.world_size or sum(rows) != table.rows or min(rows) < 0:
+            raise ValueError(
+                f"sizes is {list(rows)}; give {table.world_size} numbers that add up to the "
+                f"table's {table.rows} rows"
+            )
+        return one_per_rank(row_blocks(rows, table.columns))
+
+    return placed_by(NAME, compute_kernel, shards)
+
+
+STRATEGY = register(
+    ShardingStrategy(
+        name=NAME,
+        short_name="RW",
+        cut=lambda table: row_blocks(even_rows(table.rows, table.world_size), table.columns),
+        by_hand=row_wise,
+        placed=PartitionByType.UNIFORM,
+        teams=all_ranks,
+        ids=ids_to_rows,
+        pooled=sums_to_samples,
+        unpooled=vectors_to_senders,
+        traffic=to_the_holders,
+        splits_bags=True,
+        least_ranks=2,
+        preference=4,
+    )
+)

@@ -1,0 +1,1 @@
+"""The rows of one rank: shards, their lookup and their update."""

@@ -1,0 +1,332 @@
+"""The lookups of one rank: a group of shards, fused with their optimizer or dense.
+
+All four classes take a `GroupedEmbeddingConfig` and a `KeyedJaggedTensor` with exactly its
+features, in its order, whose ids are rows of the shards.  Legend: F features, B samples, S_f
+samples of feature f, W ranks that the samples come from, N ids, D columns.
+
+Pooled: ``[B, sum of D]``.  Where the batch varies per feature, the output is flat: for each of
+the W ranks, for each feature, its ``[S_fr, D]`` vectors.  Unpooled: ``[N, D]``.
+
+A mean divides by the number of ids, per-id weights or not.
+
+The fused ones update the rows of a batch in the backward pass.  What FBGEMM's operators serve is
+theirs (`tessera.training.distributed.tables.kernels.tbe`), the rest is ours
+(`tessera.training.distributed.tables.kernels.row_sparse`).  Tables hold zeros until they are filled:
+`split_embedding_weights` gives the live memory.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from tessera.training.distributed.plan.plan_types import ShardingType
+from tessera.training.distributed.tables.kernels import bags as kernel_bags
+from tessera.training.distributed.tables.kernels.choice import build_fused_tables
+from tessera.training.distributed.tables.kernels.dense import DenseTables
+from tessera.training.distributed.tables.kernels.dense_tbe import DenseTbeTables
+from tessera.training.distributed.tables.kernels.optimizer_state import kernel_optimizer, read_group
+from tessera.training.distributed.tables.kernels.row_sparse import RowSparseTables
+from tessera.training.distributed.tables.kernels.tbe import TbeTables
+from tessera.training.distributed.tables.table_shards import (
+    GroupedEmbeddingConfig,
+    ShardedEmbeddingTable,
+)
+from tessera.training.modules.embedding_configs import PoolingType
+from tessera.training.optim.fused import FusedOptimizer, FusedOptimizerModule, FusedParams
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+
+
+class _Kernel(ABC, nn.Module):
+    """What fused and dense kernels have in common."""
+
+    _pooled = True
+
+    def __init__(
+        self,
+        config: GroupedEmbeddingConfig,
+        pg: torch.distributed.ProcessGroup | None,
+        device: torch.device | None,
+    ) -> None:
+        super().__init__()
+        self._config = config
+        self._pg = pg
+        self._device = device or torch.device("cpu")
+        self._is_weighted = config.is_weighted or config.has_feature_processor
+        mean = self._pooled and config.pooling is PoolingType.MEAN
+        self._weighted_mean = mean and self._is_weighted
+        self._mean = mean and not self._is_weighted
+        if not self._pooled and len({table.local_cols for table in config.embedding_tables}) > 1:
+            raise ValueError(
+                f"tables {config.table_names()} have different row lengths "
+                f"{[table.local_cols for table in config.embedding_tables]}; unpooled ones of one "
+                "group have the same"
+            )
+
+    @property
+    def config(self) -> GroupedEmbeddingConfig:
+        """The settings of the group's shards."""
+        return self._config
+
+    @property
+    def tables(self) -> list[ShardedEmbeddingTable]:
+        """The shards, in the order of their features."""
+        return self._config.embedding_tables
+
+    @abstractmethod
+    def split_embedding_weights(self) -> list[Tensor]:
+        """Per shard its live ``[local_rows, local_cols]``."""
+
+    def named_split_embedding_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The same with the tables' names; a name comes once per shard of its table here."""
+        for table, weight in zip(self.tables, self.split_embedding_weights(), strict=True):
+            yield table.name, weight
+
+    @abstractmethod
+    def parameters_by_table(self) -> Sequence[nn.Parameter]:
+        """Per shard its parameter of the model."""
+
+    def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The same with the tables' names; a name comes once per shard of its table here."""
+        for table, weight in zip(self.tables, self.parameters_by_table(), strict=True):
+            yield table.name, weight
+
+    def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What an optimizer sees, with the tables' names."""
+        yield from self.named_parameters_by_table()
+
+    def named_parameters(
+        self,
+        prefix: str = "",
+        recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+        remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Called ``<table>.weight``; of dense tables the one that has the gradient of all."""
+        del recurse, remove_duplicate
+        dot = "." if prefix else ""
+        for name, weight in self._named_parameters():
+            yield f"{prefix}{dot}{name}.weight", weight
+
+    def init_parameters(self) -> None:
+        """Give every shard first values: its table's ``init_fn``, or uniform ones in its range."""
+        with torch.no_grad():
+            for table, weight in zip(self.tables, self.split_embedding_weights(), strict=True):
+                table.init_weights(weight)
+
+    def flush(self) -> None:
+        """Write cached rows back to the tables; call it before they are read."""
+
+    def purge(self) -> None:
+        """Forget cached rows; call it after tables were written from outside."""
+
+    def _bags(self, features: KeyedJaggedTensor) -> kernel_bags.Bags:
+        return kernel_bags.bags_of(
+            features, weighted=self._is_weighted, weighted_mean=self._weighted_mean
+        )
+
+    @abstractmethod
+    def _checked(self, bags: kernel_bags.Bags) -> kernel_bags.Bags:
+        """``bags`` with ids that are rows; RuntimeError where one is not and is refused."""
+
+    @abstractmethod
+    def _look_up(self, bags: kernel_bags.Bags) -> Tensor:
+        """``[B, sum of D]`` pooled, ``[N, D]`` not pooled."""
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        """Look up; see the module.
+
+        On a GPU an id that is not a row is treated as ``bounds_check_mode`` says; in dense tables it
+        reads row 0, and a warning is printed once.
+
+        Raises:
+            IndexError: on a CPU, an id is not a row of its shard.
+            ValueError: the collection is weighted and the features are not.
+        """
+        bags = self._bags(features)
+        try:
+            bags = self._checked(bags)
+            vectors = self._look_up(bags)
+        except RuntimeError:
+            # Something was refused: look again, slowly, and say what.
+            kernel_bags.name_bad_id(self.tables, bags)
+            raise
+        if bags.strides is None or not self._pooled:
+            return vectors
+        return kernel_bags.unpadded(vectors, bags.strides, self._config.embedding_dims())
+
+
+class _FusedKernel(_Kernel, FusedOptimizerModule):
+    """Tables that their backward pass updates."""
+
+    def __init__(
+        self,
+        config: GroupedEmbeddingConfig,
+        pg: torch.distributed.ProcessGroup | None = None,
+        device: torch.device | None = None,
+        sharding_type: ShardingType | None = None,
+    ) -> None:
+        super().__init__(config, pg, device)
+        if sharding_type is ShardingType.DATA_PARALLEL:
+            raise ValueError(
+                f"tables {config.table_names()} are data parallel and fused; replicas that each "
+                "update themselves drift apart: give them the compute kernel 'dense'"
+            )
+        params = FusedParams.from_dict(config.fused_params or {})
+        self._hyper = params.hyper_parameters
+        self._output_dtype = kernel_bags.OUTPUT_DTYPES[params.output_dtype]
+        self._backend: TbeTables | RowSparseTables = build_fused_tables(
+            self.tables,
+            params=params,
+            kernel=config.compute_kernel,
+            data_type=config.data_type,
+            pooled=self._pooled,
+            mean=self._mean,
+            device=self._device,
+        )
+        # FBGEMM's operator checks by itself.
+        self._bounds_check = (
+            kernel_bags.BoundsCheck(self.tables, params.bounds_check_mode, self._device)
+            if isinstance(self._backend, RowSparseTables)
+            else None
+        )
+        # Not registered: state dicts and parameters of a model name tables, not kernels.
+        self._weights = [nn.Parameter(weight) for weight in self._backend.weights]
+        self._optimizer = kernel_optimizer(
+            self.tables,
+            weights=self._weights,
+            states=self._backend.states,
+            step=self._backend.step,
+            params=params,
+            pg=pg,
+        )
+
+    @property
+    def fused_optimizer(self) -> FusedOptimizer:
+        """The optimizer that works in the backward pass; entries are ``<table>.weight``."""
+        return self._optimizer
+
+    def split_embedding_weights(self) -> list[Tensor]:
+        """Per shard its live ``[local_rows, local_cols]``."""
+        return self._backend.weights
+
+    def parameters_by_table(self) -> Sequence[nn.Parameter]:
+        """Per shard its parameter, marked as updated in the backward pass."""
+        return self._weights
+
+    def flush(self) -> None:
+        """Write cached rows back to the tables; call it before they are read."""
+        if isinstance(self._backend, TbeTables):
+            self._backend.flush()
+
+    def purge(self) -> None:
+        """Forget cached rows; call it after tables were written from outside."""
+        if isinstance(self._backend, TbeTables):
+            self._backend.purge()
+
+    def prefetch(
+        self,
+        features: KeyedJaggedTensor,
+        forward_stream: torch.cuda.streams.Stream | None = None,
+    ) -> None:
+        """Bring the rows of a later batch into the cache, where the tables have one."""
+        if isinstance(self._backend, TbeTables):
+            bags = self._bags(features)
+            self._backend.prefetch(bags.ids, bags.offsets, forward_stream)
+
+    def _checked(self, bags: kernel_bags.Bags) -> kernel_bags.Bags:
+        self._hyper = read_group(self._optimizer.param_groups[0], self._hyper)
+        return bags if self._bounds_check is None else self._bounds_check(bags)
+
+    def _look_up(self, bags: kernel_bags.Bags) -> Tensor:
+        vectors = self._backend.look_up(bags.ids, bags.offsets, bags.weights, self._hyper)
+        return vectors if vectors.dtype is self._output_dtype else vectors.to(self._output_dtype)
+
+
+class BatchedFusedEmbeddingBag(_FusedKernel):
+    """Pooled lookups of a group of shards, fused with the optimizer.
+
+    Args:
+        config: the shards; ``fused_params`` are those of `FusedParams`.
+        pg: the ranks that hold the tables' other shards; None: tables are whole.
+        device: CPU (None) or a CUDA device.
+        sharding_type: how the tables are cut; anything but data parallel.
+
+    Raises:
+        UserError: the device cannot do what is asked for.
+        ValueError: a fused parameter makes no sense.
+    """
+
+
+class BatchedFusedEmbedding(_FusedKernel):
+    """Unpooled lookups of a group of shards, fused with the optimizer.
+
+    Arguments as for `BatchedFusedEmbeddingBag`; all shards have the same row length.
+    """
+
+    _pooled = False
+
+
+class _DenseKernel(_Kernel):
+    """Tables as ordinary parameters, with gradients."""
+
+    def __init__(
+        self,
+        config: GroupedEmbeddingConfig,
+        pg: torch.distributed.ProcessGroup | None = None,
+        device: torch.device | None = None,
+        sharding_type: ShardingType | None = None,
+    ) -> None:
+        super().__init__(config, pg, device)
+        self.sharding_type = sharding_type
+        dtype = kernel_bags.STORED_DTYPES[config.data_type]
+        in_one = DenseTbeTables.serves(self.tables, dtype, self._device)
+        self._dense = (DenseTbeTables if in_one else DenseTables)(
+            self.tables, pooled=self._pooled, mean=self._mean, dtype=dtype, device=self._device
+        )
+        self._bounds_check = kernel_bags.BoundsCheck(self.tables, None, self._device)
+
+    def extra_repr(self) -> str:
+        """How the tables are cut."""
+        return "" if self.sharding_type is None else f"sharding_type={self.sharding_type.value}"
+
+    def split_embedding_weights(self) -> list[Tensor]:
+        """Per shard its live ``[local_rows, local_cols]``."""
+        return [weight.detach() for weight in self._dense.weights]
+
+    def parameters_by_table(self) -> Sequence[nn.Parameter]:
+        """Per shard its parameter; it has its gradient when a backward pass is over."""
+        return self._dense.weights
+
+    def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        # The one parameter that has the gradient of all.
+        yield "/".join(table.name for table in self.tables), self._dense.flat
+
+    def _checked(self, bags: kernel_bags.Bags) -> kernel_bags.Bags:
+        return self._bounds_check(bags)
+
+    def _look_up(self, bags: kernel_bags.Bags) -> Tensor:
+        vectors: Tensor = self._dense(bags)
+        return vectors
+
+
+class BatchedDenseEmbeddingBag(_DenseKernel):
+    """Pooled lookups of a group of shards that an ordinary optimizer trains.
+
+    Args:
+        config: the shards.
+        pg: taken for symmetry with the fused kernels; gradients are summed by who wraps this.
+        device: CPU (None) or a CUDA device.
+        sharding_type: how the tables are cut; shown in the module's print.
+    """
+
+
+class BatchedDenseEmbedding(_DenseKernel):
+    """Unpooled lookups of a group of shards that an ordinary optimizer trains.
+
+    Arguments as for `BatchedDenseEmbeddingBag`; all shards have the same row length.
+    """
+
+    _pooled = False

@@ -1,0 +1,1 @@
+"""What travels between ranks: ids to the rows that they name, vectors back."""

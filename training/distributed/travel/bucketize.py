@@ -1,0 +1,106 @@
+"""Sorting ids by the block of rows that holds them, before they travel (row-wise sharding).
+
+Legend: ``F`` features, ``B`` samples, ``W`` buckets, ``N`` ids.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tessera.training.fbgemm import load_sparse_operators
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+
+
+def bucketize_kjt_before_all2all(  # noqa: PLR0917 - the signature TorchRec users know
+    kjt: KeyedJaggedTensor,
+    num_buckets: int,
+    block_sizes: Tensor,
+    output_permute: bool = False,  # noqa: FBT001, FBT002 - the signature TorchRec users know
+    bucketize_pos: bool = False,  # noqa: FBT001, FBT002 - the signature TorchRec users know
+    block_bucketize_row_pos: list[Tensor] | None = None,
+) -> tuple[KeyedJaggedTensor, Tensor | None]:
+    """Sort the ids into buckets; within a bucket they keep their order.
+
+    Args:
+        kjt: the features; its batch size may vary per feature.
+        num_buckets: ``W``.
+        block_sizes: ``[F]``, of the ids' dtype: id ``i`` of feature ``f`` goes to bucket
+            ``i // block_sizes[f]`` as id ``i % block_sizes[f]``.
+        output_permute: whether to return where each id went.
+        bucketize_pos: whether the result's weights are each id's place in its bag, as float32,
+            instead of the ids' weights.
+        block_bucketize_row_pos: for blocks of different sizes, per feature ``[W + 1]`` bounds;
+            they take the place of ``block_sizes``.
+
+    Returns:
+        The ids with ``W * F`` keys, bucket by bucket, and ``[N]`` int64: the place in the result
+        of each id of ``kjt`` (None unless asked for).  An id outside the table stays outside the
+        rows of the bucket that it goes to.
+
+    Raises:
+        ValueError: ``block_sizes`` has not one entry per key.
+    """
+    keys = kjt.keys()
+    if block_sizes.numel() != len(keys):
+        raise ValueError(
+            f"block_sizes has {block_sizes.numel()} entries; give one for each of {len(keys)} keys"
+        )
+    load_sparse_operators()
+    ids = kjt.values()
+    variable = kjt.variable_stride_per_key()
+    if not kjt.lengths().numel():
+        weights = kjt.values().float() if bucketize_pos else kjt.weights_or_none()
+        return _no_bags(kjt, num_buckets, weights, with_places=output_permute)
+    strides = kjt.stride_per_key()
+    lengths, bucketized, weights, positions, places = (
+        torch.ops.fbgemm.block_bucketize_sparse_features(
+            kjt.lengths().view(-1),
+            ids,
+            bucketize_pos=bucketize_pos,
+            sequence=output_permute,
+            block_sizes=block_sizes.to(ids.dtype),
+            my_size=num_buckets,
+            weights=kjt.weights_or_none(),
+            batch_size_per_feature=(
+                torch.tensor(strides, dtype=ids.dtype, device=ids.device) if variable else None
+            ),
+            max_B=max(strides, default=0) if variable else -1,
+            block_bucketize_pos=(
+                None
+                if block_bucketize_row_pos is None
+                else [bounds.to(ids.dtype) for bounds in block_bucketize_row_pos]
+            ),
+        )
+    )
+    per_rank = kjt.stride_per_key_per_rank() * num_buckets if variable else None
+    return (
+        KeyedJaggedTensor(
+            keys=keys * num_buckets,
+            values=bucketized,
+            weights=positions.float() if bucketize_pos else weights,
+            lengths=lengths,
+            stride=None if variable else kjt.stride(),
+            stride_per_key_per_rank=per_rank,
+            validate=False,
+        ),
+        places,
+    )
+
+
+def _no_bags(
+    kjt: KeyedJaggedTensor, num_buckets: int, weights: Tensor | None, *, with_places: bool
+) -> tuple[KeyedJaggedTensor, Tensor | None]:
+    """What a batch without samples becomes: FBGEMM's kernel cannot be started on nothing."""
+    variable = kjt.variable_stride_per_key()
+    empty = KeyedJaggedTensor(
+        keys=kjt.keys() * num_buckets,
+        values=kjt.values(),
+        weights=weights,
+        lengths=kjt.lengths(),
+        stride=None if variable else 0,
+        stride_per_key_per_rank=kjt.stride_per_key_per_rank() * num_buckets if variable else None,
+        validate=False,
+    )
+    places = torch.empty(0, dtype=torch.int64, device=kjt.values().device)
+    return empty, places if with_places else None

@@ -1,0 +1,253 @@
+"""Features of a sharded module on their way to the ranks that look them up.
+
+A module has one request per sharding.  Each is waited for twice: the first wait ends the
+exchange of sizes, the second that of the ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tessera.training.distributed.comm.awaitable import Awaitable
+from tessera.training.distributed.travel.kjt_all_to_all import (
+    KJTAllToAllTensorsAwaitable,
+    ReceivedSizes,
+    SplitsAllToAllAwaitable,
+    sizes_to_send,
+)
+from tessera.training.distributed.travel.kjt_list import KJTList, ListOfKJTList
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+from tessera.training.streamable import Multistreamable
+
+C = TypeVar("C", bound=Multistreamable)
+
+
+@dataclass
+class KJTSplitsAllToAllMeta:
+    """What is to be sent for one sharding, not yet begun: its sizes can go with those of others.
+
+    Attributes:
+        pg: the ranks.
+        features: what is sent.
+        splits: how many features each rank gets.
+        splits_tensors: the sizes to exchange, ``[W]`` each.
+        input_splits: per tensor of the features, how much each rank gets of it.
+        input_tensors: the tensors of the features.
+        labels: what each of them is.
+        keys: the features that this rank gets.
+        device: where the tensors are.
+        stagger: see `tessera.training.distributed.dist_data.get_recat`.
+    """
+
+    pg: dist.ProcessGroup
+    features: KeyedJaggedTensor
+    splits: list[int]
+    splits_tensors: list[Tensor]
+    input_splits: list[list[int]]
+    input_tensors: list[Tensor]
+    labels: list[str]
+    keys: list[str]
+    device: torch.device
+    stagger: int
+
+    @classmethod
+    def of(
+        cls, pg: dist.ProcessGroup, features: KeyedJaggedTensor, splits: list[int], stagger: int
+    ) -> KJTSplitsAllToAllMeta:
+        """For features that a `KJTAllToAll` with these arguments would send."""
+        rank, device = pg.rank(), features.values().device
+        input_splits = features.dist_splits(splits)
+        first = sum(splits[:rank])
+        return cls(
+            pg=pg,
+            features=features,
+            splits=splits,
+            splits_tensors=sizes_to_send(features, splits, input_splits, device),
+            input_splits=input_splits,
+            input_tensors=features.dist_tensors(),
+            labels=features.dist_labels(),
+            keys=features.keys()[first : first + splits[rank]],
+            device=device,
+            stagger=stagger,
+        )
+
+    def send_tensors(self, exchanged: list[list[int]]) -> KJTAllToAllTensorsAwaitable:
+        """Begin to send the tensors, their sizes being known.
+
+        Args:
+            exchanged: what the ranks sent for ``splits_tensors``.
+        """
+        sizes = ReceivedSizes.of(
+            exchanged,
+            tensors=len(self.labels),
+            varies=self.features.variable_stride_per_key(),
+            features=len(self.keys),
+        )
+        return KJTAllToAllTensorsAwaitable(
+            pg=self.pg,
+            input=self.features,
+            splits=self.splits,
+            input_splits=self.input_splits,
+            output_splits=sizes.output_splits,
+            input_tensors=self.input_tensors,
+            labels=self.labels,
+            keys=self.keys,
+            device=self.device,
+            stagger=self.stagger,
+            stride_per_rank=sizes.stride_per_rank,
+            length_per_key=sizes.length_per_key,
+        )
+
+
+Request = Awaitable[Awaitable[KeyedJaggedTensor]] | KJTSplitsAllToAllMeta
+
+
+def _sharding_contexts(ctx: Multistreamable, count: int) -> list[Any]:
+    contexts: list[Any] = getattr(ctx, "sharding_contexts", [])
+    return contexts or [None] * count
+
+
+class KJTListAwaitable(Awaitable[KJTList]):
+    """The ids of all shardings of a module, under way.
+
+    Args:
+        awaitables: one per sharding.
+        ctx: the module's context; the context of each sharding learns what arrived
+            (``take_features``).
+    """
+
+    def __init__(
+        self, awaitables: Sequence[Awaitable[KeyedJaggedTensor]], ctx: Multistreamable
+    ) -> None:
+        super().__init__()
+        self.awaitables = list(awaitables)
+        self.ctx = ctx
+
+    def _wait_impl(self) -> KJTList:
+        features = [awaitable.wait() for awaitable in self.awaitables]
+        for context, received in zip(
+            _sharding_contexts(self.ctx, len(features)), features, strict=True
+        ):
+            if context is not None:
+                context.take_features(received)
+        return KJTList(features)
+
+
+def _tensors_begun(
+    awaitables: Sequence[Awaitable[KeyedJaggedTensor]], ctx: Multistreamable
+) -> KJTListAwaitable:
+    for context, awaitable in zip(
+        _sharding_contexts(ctx, len(awaitables)), awaitables, strict=True
+    ):
+        if context is not None and isinstance(awaitable, KJTAllToAllTensorsAwaitable):
+            context.take_exchange(awaitable)
+    return KJTListAwaitable(awaitables, ctx)
+
+
+class KJTListSplitsAwaitable(Awaitable[Awaitable[KJTList]], Generic[C]):
+    """The sizes of all shardings of a module, under way.
+
+    Args:
+        awaitables: one per sharding; a `KJTSplitsAllToAllMeta` is begun by
+            `FusedKJTListSplitsAwaitable` only.
+        ctx: the module's context; the context of each sharding learns the sizes
+            (``take_exchange``).
+    """
+
+    def __init__(self, awaitables: Sequence[Request], ctx: C) -> None:
+        super().__init__()
+        self.awaitables = list(awaitables)
+        self.ctx = ctx
+
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The ranks of the requests that are not begun; None if all are."""
+        for awaitable in self.awaitables:
+            if isinstance(awaitable, KJTSplitsAllToAllMeta):
+                return awaitable.pg
+        return None
+
+    def _wait_impl(self) -> KJTListAwaitable:
+        begun = []
+        for awaitable in self.awaitables:
+            assert isinstance(awaitable, Awaitable), "a pipeline begins what it prepared"
+            begun.append(awaitable.wait())
+        return _tensors_begun(begun, self.ctx)
+
+
+class FusedKJTListSplitsAwaitable(Awaitable[list[KJTListAwaitable]], Generic[C]):
+    """The sizes of several modules, exchanged at once.
+
+    Args:
+        requests: one per module, of `KJTSplitsAllToAllMeta` or of what is here already.
+        contexts: the modules' contexts.
+        pg: the ranks; None: nothing is to be exchanged.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[KJTListSplitsAwaitable[C]],
+        contexts: Sequence[C],
+        pg: dist.ProcessGroup | None,
+    ) -> None:
+        super().__init__()
+        self._requests, self._contexts = list(requests), list(contexts)
+        sizes = [
+            tensor
+            for request in requests
+            for part in request.awaitables
+            if isinstance(part, KJTSplitsAllToAllMeta)
+            for tensor in part.splits_tensors
+        ]
+        self._sizes = SplitsAllToAllAwaitable(sizes, pg) if sizes and pg is not None else None
+
+    def _wait_impl(self) -> list[KJTListAwaitable]:
+        exchanged = [] if self._sizes is None else self._sizes.wait()
+        begun = []
+        for request, ctx in zip(self._requests, self._contexts, strict=True):
+            awaitables: list[Awaitable[KeyedJaggedTensor]] = []
+            for part in request.awaitables:
+                if isinstance(part, KJTSplitsAllToAllMeta):
+                    count = len(part.splits_tensors)
+                    awaitables.append(part.send_tensors(exchanged[:count]))
+                    exchanged = exchanged[count:]
+                else:
+                    awaitables.append(part.wait())
+            begun.append(_tensors_begun(awaitables, ctx))
+        return begun
+
+
+class ListOfKJTListAwaitable(Awaitable[ListOfKJTList]):
+    """The ids of all shardings, each with one tensor per device, under way.
+
+    Args:
+        awaitables: one per sharding.
+    """
+
+    def __init__(self, awaitables: Sequence[Awaitable[KJTList]]) -> None:
+        super().__init__()
+        self.awaitables = list(awaitables)
+
+    def _wait_impl(self) -> ListOfKJTList:
+        return ListOfKJTList([awaitable.wait() for awaitable in self.awaitables])
+
+
+class ListOfKJTListSplitsAwaitable(Awaitable[Awaitable[ListOfKJTList]]):
+    """The sizes of all shardings, each with one tensor per device, under way.
+
+    Args:
+        awaitables: one per sharding.
+    """
+
+    def __init__(self, awaitables: Sequence[Awaitable[Awaitable[KJTList]]]) -> None:
+        super().__init__()
+        self.awaitables = list(awaitables)
+
+    def _wait_impl(self) -> Awaitable[ListOfKJTList]:
+        return ListOfKJTListAwaitable([awaitable.wait() for awaitable in self.awaitables])

@@ -1,0 +1,366 @@
+"""Ids travel to the ranks that hold their rows: first how many, then the ids themselves.
+
+Legend: W ranks, F features that this rank receives, B_r batch of rank r.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tessera.training.distributed.comm.alltoall_sequence import segment_order
+from tessera.training.distributed.comm.awaitable import Awaitable
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+
+
+@lru_cache(maxsize=256)
+def _segment_recat(features: int, ranks: int, stagger: int, device: torch.device) -> Tensor:
+    sources = torch.arange(ranks).view(stagger, -1).t().flatten()
+    recat = sources.unsqueeze(0) * features + torch.arange(features).unsqueeze(1)
+    return recat.flatten().to(device, torch.int32)
+
+
+def get_recat(
+    local_split: int,
+    num_splits: int,
+    stagger: int = 1,
+    device: torch.device | None = None,
+    batch_size_per_rank: list[int] | None = None,
+) -> Tensor | None:
+    """The order that turns what arrived, source by source, into feature by feature.
+
+    Args:
+        local_split: F.
+        num_splits: W.
+        stagger: sources come in the order 0, W/stagger, 2W/stagger, ..., 1, W/stagger + 1, ...:
+            with the number of nodes, by place on the node and then by node.
+        device: where the result lives; None: the CPU.
+        batch_size_per_rank: B_r.
+
+    Returns:
+        int32: ``[F * W]``, where each (feature, source) segment is among the (source, feature)
+        segments; if the B_r differ, ``[F * sum of B_r]``, the same for each bag; None without
+        features.
+    """
+    if local_split == 0:
+        return None
+    where = device or torch.device("cpu")
+    recat = _segment_recat(local_split, num_splits, stagger, where)
+    if batch_size_per_rank is None or len(set(batch_size_per_rank)) <= 1:
+        return recat
+    sizes = torch.tensor(batch_size_per_rank).repeat_interleave(local_split)
+    total = local_split * sum(batch_size_per_rank)
+    order = segment_order(
+        sizes, _segment_recat(local_split, num_splits, stagger, torch.device("cpu")), total
+    )
+    return order.to(where, torch.int32)
+
+
+class SplitsAllToAllAwaitable(Awaitable[list[list[int]]]):
+    """How much will arrive: an all-to-all of host numbers.
+
+    Args:
+        input_tensors: ``[W]`` int64 each: entry r goes to rank r.
+        pg: the ranks.
+
+    ``wait()`` gives per input tensor the ``W`` numbers that arrived.  It is the one point where
+    the host waits for the device.
+    """
+
+    def __init__(self, input_tensors: list[Tensor], pg: dist.ProcessGroup) -> None:
+        super().__init__()
+        self._kinds = len(input_tensors)
+        self._sent = torch.stack(input_tensors, dim=1).flatten()
+        self._received = torch.empty_like(self._sent)
+        self._work: dist.Work | None = dist.all_to_all_single(
+            self._received, self._sent, group=pg, async_op=True
+        )
+
+    def _wait_impl(self) -> list[list[int]]:
+        assert self._work is not None, "splits are waited for once"
+        self._work.wait()
+        self._work = None
+        arrived: list[list[int]] = self._received.view(-1, self._kinds).t().tolist()
+        return arrived
+
+
+def sizes_to_send(
+    features: KeyedJaggedTensor,
+    splits: list[int],
+    tensor_splits: list[list[int]],
+    device: torch.device,
+) -> list[Tensor]:
+    """What `SplitsAllToAllAwaitable` sends for one tensor of ids.
+
+    Beside the sizes of the tensors these are the ids per feature: the receiver then knows where
+    its features begin without asking the device once more.
+
+    Args:
+        features: what is sent, features in the ranks' order.
+        splits: ``[W]`` features for each rank.
+        tensor_splits: per tensor to send, entries for each rank.
+        device: where the collective runs.
+    """
+    counts = features.length_per_key()
+    firsts = [0, *accumulate(splits)]
+    rows = list(tensor_splits)
+    if not features.variable_stride_per_key():
+        rows.append([features.stride()] * len(splits))
+    rows.extend(
+        [
+            counts[first + place] if place < own else 0
+            for first, own in zip(firsts, splits, strict=False)
+        ]
+        for place in range(max(splits))
+    )
+    return list(torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True).unbind())
+
+
+@dataclass(frozen=True)
+class ReceivedSizes:
+    """What the ranks told of what they send.
+
+    Attributes:
+        output_splits: per tensor, entries from each rank.
+        stride_per_rank: B_r; None if the batch varies per feature.
+        length_per_key: ``[F]`` ids of each feature.
+    """
+
+    output_splits: list[list[int]]
+    stride_per_rank: list[int] | None
+    length_per_key: list[int]
+
+    @classmethod
+    def of(
+        cls, exchanged: list[list[int]], *, tensors: int, varies: bool, features: int
+    ) -> ReceivedSizes:
+        """From what came for `sizes_to_send`.
+
+        Args:
+            exchanged: per number that was sent, one from each rank.
+            tensors: how many tensors follow.
+            varies: whether the batch varies per feature.
+            features: F.
+        """
+        first = tensors if varies else tensors + 1
+        return cls(
+            output_splits=exchanged[:tensors],
+            stride_per_rank=None if varies else exchanged[tensors],
+            length_per_key=[sum(counts) for counts in exchanged[first : first + features]],
+        )
+
+
+class KJTAllToAllTensorsAwaitable(Awaitable[KeyedJaggedTensor]):
+    """Ids under way.
+
+    Args:
+        pg: the ranks.
+        input: what is sent.
+        splits: ``[W]`` features that go to each rank.
+        input_splits: per tensor, entries that go to each rank.
+        output_splits: per tensor, entries that come from each rank.
+        input_tensors: the tensors.
+        labels: what each tensor is.
+        keys: ``[F]`` the features that arrive.
+        device: where they arrive.
+        stagger: see `get_recat`.
+        stride_per_rank: B_r; None if the batch varies per feature.
+        length_per_key: ``[F]`` ids of each feature that arrive; None: the result asks the device.
+
+    Attributes:
+        input_splits: by label.
+        output_splits: by label.
+        recat: see `get_recat`.
+        stride_per_rank: B_r, in rank order, or None.
+    """
+
+    def __init__(  # noqa: PLR0917 - the reference's signature
+        self,
+        pg: dist.ProcessGroup,
+        input: KeyedJaggedTensor,  # noqa: A002 - the reference's name
+        splits: list[int],
+        input_splits: list[list[int]],
+        output_splits: list[list[int]],
+        input_tensors: list[Tensor],
+        labels: list[str],
+        keys: list[str],
+        device: torch.device,
+        stagger: int = 1,
+        stride_per_rank: list[int] | None = None,
+        length_per_key: list[int] | None = None,
+    ) -> None:
+        super().__init__()
+        self._length_per_key = length_per_key
+        self.input_splits = dict(zip(labels, input_splits, strict=True))
+        self.output_splits = dict(zip(labels, output_splits, strict=True))
+        self.stride_per_rank = stride_per_rank
+        self._world_size = pg.size()
+        self._keys, self._stagger = keys, stagger
+        self._input = input
+        self.recat: Tensor | None = None
+        self._works: list[dist.Work] = []
+        self._received: list[Tensor] = []
+        # Alive until they are sent.
+        self._sent = input_tensors
+        if self._world_size == 1:
+            return
+        self.recat = get_recat(
+            splits[pg.rank()], self._world_size, stagger, device, stride_per_rank
+        )
+        for tensor, send, receive in zip(input_tensors, input_splits, output_splits, strict=True):
+            sent = tensor.detach().contiguous()
+            received = torch.empty(sum(receive), dtype=sent.dtype, device=device)
+            work = dist.all_to_all_single(received, sent, receive, send, group=pg, async_op=True)
+            self._received.append(received)
+            self._works.append(work)
+
+    def _wait_impl(self) -> KeyedJaggedTensor:
+        if self._world_size == 1:
+            return self._input.sync()
+        for work in self._works:
+            work.wait()
+        self._works, self._sent = [], []
+        return type(self._input).dist_init(
+            keys=self._keys,
+            tensors=self._received,
+            variable_stride_per_key=self._input.variable_stride_per_key(),
+            num_workers=self._world_size,
+            recat=self.recat,
+            stride_per_rank=self.stride_per_rank,
+            stagger=self._stagger,
+            length_per_key=self._length_per_key,
+        )
+
+
+class KJTAllToAllSplitsAwaitable(Awaitable[KJTAllToAllTensorsAwaitable]):
+    """Sizes under way; ``wait()`` starts the way of the ids.
+
+    Args:
+        pg: the ranks.
+        input: what is sent.
+        splits: ``[W]`` features that go to each rank.
+        labels: what each tensor is.
+        tensor_splits: per tensor, entries that go to each rank.
+        input_tensors: the tensors.
+        keys: ``[F]`` the features that arrive.
+        device: where they arrive.
+        stagger: see `get_recat`.
+    """
+
+    def __init__(  # noqa: PLR0917 - the reference's signature
+        self,
+        pg: dist.ProcessGroup,
+        input: KeyedJaggedTensor,  # noqa: A002 - the reference's name
+        splits: list[int],
+        labels: list[str],
+        tensor_splits: list[list[int]],
+        input_tensors: list[Tensor],
+        keys: list[str],
+        device: torch.device,
+        stagger: int = 1,
+    ) -> None:
+        super().__init__()
+        self._pg, self._input, self._splits, self._labels = pg, input, splits, labels
+        self._tensor_splits, self._input_tensors = tensor_splits, input_tensors
+        self._keys, self._device, self._stagger = keys, device, stagger
+        self._stride = None if input.variable_stride_per_key() else input.stride()
+        self._arriving: SplitsAllToAllAwaitable | None = None
+        if pg.size() > 1:
+            self._arriving = SplitsAllToAllAwaitable(
+                sizes_to_send(input, splits, tensor_splits, device), pg
+            )
+
+    def _wait_impl(self) -> KJTAllToAllTensorsAwaitable:
+        if self._arriving is None:
+            sizes = ReceivedSizes(
+                self._tensor_splits,
+                None if self._stride is None else [self._stride],
+                self._input.length_per_key(),
+            )
+        else:
+            sizes = ReceivedSizes.of(
+                self._arriving.wait(),
+                tensors=len(self._labels),
+                varies=self._stride is None,
+                features=len(self._keys),
+            )
+        return KJTAllToAllTensorsAwaitable(
+            pg=self._pg,
+            input=self._input,
+            splits=self._splits,
+            input_splits=self._tensor_splits,
+            output_splits=sizes.output_splits,
+            input_tensors=self._input_tensors,
+            labels=self._labels,
+            keys=self._keys,
+            device=self._device,
+            stagger=self._stagger,
+            stride_per_rank=sizes.stride_per_rank,
+            length_per_key=sizes.length_per_key,
+        )
+
+
+class KJTAllToAll(nn.Module):
+    """Sends each rank the bags of its features, and gathers all ranks' bags of the own ones.
+
+    Args:
+        pg: the ranks.
+        splits: ``[W]`` features for each rank, the same on all ranks; the input's keys come in
+            the ranks' order.
+        stagger: see `get_recat`.
+
+    With features A, B for rank 0 and C for rank 1, rank 0 gets A and B of rank 0's samples and
+    then of rank 1's, and rank 1 gets C of both.
+    """
+
+    def __init__(self, pg: dist.ProcessGroup, splits: list[int], stagger: int = 1) -> None:
+        super().__init__()
+        if len(splits) != pg.size():
+            raise ValueError(f"splits {splits} must hold one number per rank ({pg.size()})")
+        self._pg = pg
+        self._splits = splits
+        self._stagger = stagger
+        bounds = [0, *accumulate(splits)]
+        self._own = slice(bounds[pg.rank()], bounds[pg.rank() + 1])
+
+    @property
+    def pg(self) -> dist.ProcessGroup:
+        """The ranks that exchange features."""
+        return self._pg
+
+    @property
+    def splits(self) -> list[int]:
+        """``[W]`` features for each rank."""
+        return self._splits
+
+    @property
+    def stagger(self) -> int:
+        """See `get_recat`."""
+        return self._stagger
+
+    def forward(self, input: KeyedJaggedTensor) -> Awaitable[KJTAllToAllTensorsAwaitable]:  # noqa: A002 - the reference's name
+        """Begin to send; the first wait ends the exchange of sizes, the second that of ids.
+
+        Args:
+            input: ``sum of splits`` features of B samples.
+
+        Returns:
+            Awaitable of an awaitable of ``splits[own rank]`` features of ``sum of B_r`` samples.
+        """
+        with torch.no_grad():
+            return KJTAllToAllSplitsAwaitable(
+                pg=self._pg,
+                input=input,
+                splits=self._splits,
+                labels=input.dist_labels(),
+                tensor_splits=input.dist_splits(self._splits),
+                input_tensors=input.dist_tensors(),
+                keys=input.keys()[self._own],
+                device=input.values().device,
+                stagger=self._stagger,
+            )

@@ -1,0 +1,275 @@
+"""Pooled vectors travel back: modules around the collectives of `comm`.
+
+Legend: W ranks, B_r batch of rank r, B own batch, D columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tessera.training.distributed.comm.all_gather import all_gather_base_pooled
+from tessera.training.distributed.comm.alltoall_pooled import (
+    alltoall_pooled,
+    variable_batch_alltoall_pooled,
+)
+from tessera.training.distributed.comm.awaitable import Awaitable
+from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
+from tessera.training.distributed.comm.column_order import ColumnOrder
+from tessera.training.distributed.comm.reduce_scatter import (
+    reduce_scatter_base_pooled,
+    reduce_scatter_v_per_feature_pooled,
+    reduce_scatter_v_pooled,
+)
+
+Callbacks = list[Callable[[Tensor], Tensor]]
+
+
+class PooledEmbeddingsAwaitable(Awaitable[Tensor]):
+    """Pooled vectors under way.
+
+    Args:
+        tensor_awaitable: of the collective.
+    """
+
+    def __init__(self, tensor_awaitable: Awaitable[Tensor]) -> None:
+        super().__init__()
+        self._tensor_awaitable = tensor_awaitable
+
+    def _wait_impl(self) -> Tensor:
+        return self._tensor_awaitable.wait()
+
+
+class _PooledExchange(nn.Module):
+    """What the modules have in common.
+
+    Args:
+        pg: the ranks.
+        codecs: how numbers travel; None: as they are.
+    """
+
+    def __init__(self, pg: dist.ProcessGroup, codecs: QuantizedCommCodecs | None = None) -> None:
+        super().__init__()
+        self._pg, self._codecs = pg, codecs
+
+
+class _WithCallbacks(_PooledExchange):
+    """What the modules have in common whose results pass through functions.
+
+    Args:
+        pg: the ranks.
+        callbacks: applied to the result.
+        codecs: how numbers travel; None: as they are.
+    """
+
+    def __init__(
+        self,
+        pg: dist.ProcessGroup,
+        callbacks: Callbacks | None,
+        codecs: QuantizedCommCodecs | None,
+    ) -> None:
+        super().__init__(pg, codecs)
+        self._callbacks = list(callbacks or [])
+
+    @property
+    def callbacks(self) -> Callbacks:
+        """Applied to the results."""
+        return self._callbacks
+
+    def _under_way(self, awaitable: Awaitable[Tensor]) -> PooledEmbeddingsAwaitable:
+        result = PooledEmbeddingsAwaitable(awaitable)
+        result.callbacks.extend(self._callbacks)
+        return result
+
+
+class PooledEmbeddingsAllToAll(_WithCallbacks):
+    """Sends every rank its samples' vectors; see `comm.alltoall_pooled`.
+
+    Args:
+        pg: the ranks.
+        dim_sum_per_rank: ``[W]`` columns of each rank's tables.
+        device: where the vectors are; None: the CPU.
+        callbacks: applied to the result.
+        codecs: how numbers travel; None: as they are.
+        order: of the output's columns; None: rank by rank.
+    """
+
+    def __init__(
+        self,
+        pg: dist.ProcessGroup,
+        dim_sum_per_rank: list[int],
+        device: torch.device | None = None,
+        callbacks: Callbacks | None = None,
+        codecs: QuantizedCommCodecs | None = None,
+        *,
+        order: ColumnOrder | None = None,
+    ) -> None:
+        super().__init__(pg, callbacks, codecs)
+        self._order = order
+        self._dims = dim_sum_per_rank
+        sums = list(accumulate(dim_sum_per_rank, initial=0))[:-1]
+        self._dims_tensor = torch.tensor(dim_sum_per_rank, dtype=torch.int64, device=device)
+        self._sums_tensor = torch.tensor(sums, dtype=torch.int64, device=device)
+
+    def forward(
+        self, local_embs: Tensor, batch_size_per_rank: list[int] | None = None
+    ) -> PooledEmbeddingsAwaitable:
+        """Begin to send.
+
+        Args:
+            local_embs: ``[sum of B_r, own columns]``.
+            batch_size_per_rank: B_r; None: all ranks have equal shares of the rows.
+
+        Returns:
+            Awaitable of ``[B, sum of columns]``.
+        """
+        if batch_size_per_rank is None:
+            ranks = self._pg.size()
+            batch_size_per_rank = [local_embs.size(0) // ranks] * ranks
+        awaitable = alltoall_pooled(
+            local_embs,
+            batch_size_per_rank,
+            self._dims,
+            self._dims_tensor,
+            self._sums_tensor,
+            self._pg,
+            self._codecs,
+            order=self._order,
+        )
+        return self._under_way(awaitable)
+
+
+class VariableBatchPooledEmbeddingsAllToAll(_WithCallbacks):
+    """`PooledEmbeddingsAllToAll` where every feature has a batch size of its own.
+
+    Args:
+        pg: the ranks.
+        emb_dim_per_rank_per_feature: ``[W][features of rank r]`` columns.
+        device: not needed to send flat vectors; it may be given as to the other modules.
+        callbacks: applied to the result.
+        codecs: how numbers travel; None: as they are.
+    """
+
+    def __init__(
+        self,
+        pg: dist.ProcessGroup,
+        emb_dim_per_rank_per_feature: list[list[int]],
+        device: torch.device | None = None,
+        callbacks: Callbacks | None = None,
+        codecs: QuantizedCommCodecs | None = None,
+    ) -> None:
+        del device
+        super().__init__(pg, callbacks, codecs)
+        self._dims = emb_dim_per_rank_per_feature
+
+    def forward(
+        self,
+        local_embs: Tensor,
+        batch_size_per_rank_per_feature: list[list[int]],
+        batch_size_per_feature_pre_a2a: list[int],
+    ) -> PooledEmbeddingsAwaitable:
+        """Begin to send; see `comm.alltoall_pooled.variable_batch_alltoall_pooled` for the layout.
+
+        Args:
+            local_embs: flat.
+            batch_size_per_rank_per_feature: ``[W][own features]`` samples of each rank.
+            batch_size_per_feature_pre_a2a: own samples per feature, in the ranks' order.
+
+        Returns:
+            Awaitable, flat.
+        """
+        awaitable = variable_batch_alltoall_pooled(
+            local_embs,
+            batch_size_per_rank_per_feature,
+            batch_size_per_feature_pre_a2a,
+            self._dims,
+            self._pg,
+            self._codecs,
+        )
+        return self._under_way(awaitable)
+
+
+class PooledEmbeddingsReduceScatter(_PooledExchange):
+    """Adds the ranks' parts of pooled vectors; every rank gets its samples' sums.
+
+    Args:
+        pg: the ranks.
+        codecs: how numbers travel; None: as they are.
+    """
+
+    def forward(
+        self, local_embs: Tensor, input_splits: list[int] | None = None
+    ) -> PooledEmbeddingsAwaitable:
+        """Begin to send.
+
+        Args:
+            local_embs: ``[sum of B_r, D]``.
+            input_splits: B_r; None: all ranks have equal shares of the rows.
+
+        Returns:
+            Awaitable of ``[B, D]``.
+        """
+        if input_splits is None or len(set(input_splits)) == 1:
+            awaitable = reduce_scatter_base_pooled(local_embs, self._pg, self._codecs)
+        else:
+            awaitable = reduce_scatter_v_pooled(local_embs, input_splits, self._pg, self._codecs)
+        return PooledEmbeddingsAwaitable(awaitable)
+
+
+class VariableBatchPooledEmbeddingsReduceScatter(_PooledExchange):
+    """`PooledEmbeddingsReduceScatter` where every feature has a batch size of its own.
+
+    Args:
+        pg: the ranks.
+        codecs: how numbers travel; None: as they are.
+    """
+
+    def forward(
+        self,
+        local_embs: Tensor,
+        batch_size_per_rank_per_feature: list[list[int]],
+        embedding_dims: list[int],
+    ) -> PooledEmbeddingsAwaitable:
+        """Begin to send.
+
+        Args:
+            local_embs: flat: per rank, per feature, its ``[B, D]`` block.
+            batch_size_per_rank_per_feature: ``[W][F]`` samples.
+            embedding_dims: ``[F]`` columns.
+
+        Returns:
+            Awaitable, flat: per feature its ``[B, D]`` block.
+        """
+        return PooledEmbeddingsAwaitable(
+            reduce_scatter_v_per_feature_pooled(
+                local_embs,
+                batch_size_per_rank_per_feature,
+                embedding_dims,
+                self._pg,
+                self._codecs,
+            )
+        )
+
+
+class PooledEmbeddingsAllGather(_PooledExchange):
+    """Gives every rank every rank's vectors.
+
+    Args:
+        pg: the ranks.
+        codecs: how numbers travel; None: as they are.
+    """
+
+    def forward(self, local_emb: Tensor) -> PooledEmbeddingsAwaitable:
+        """Begin to send.
+
+        Args:
+            local_emb: ``[B, D]``, the same shape on every rank.
+
+        Returns:
+            Awaitable of ``[W * B, D]``, in rank order.
+        """
+        return PooledEmbeddingsAwaitable(all_gather_base_pooled(local_emb, self._pg, self._codecs))
