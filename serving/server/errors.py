@@ -1,4 +1,4 @@
-"""Every way in which the server says no, and the one table that maps them to metrics.
+"""Every refusal of the server, and the one table that maps refusals to metrics.
 
 The gRPC status of a `Code` has the same name; `grpc_service` is the only place that knows it.
 """
@@ -32,7 +32,7 @@ class RejectReason(Enum):
 
 
 class ServeError(Exception):
-    """A request that gets no scores.
+    """The refusal or failure of a request.
 
     Attributes:
         code: what the client is told.

@@ -315,7 +315,7 @@ class Server:
         return await self._drain_until_signal(stops)
 
     def _log_unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """What no call can be told about: a line in the log, in the log's own format."""
+        """Log an error that belongs to no call, in the log's own format."""
         error = context.get("exception")
         self._log.error("unhandled", message=context["message"], exc_info=error)
 

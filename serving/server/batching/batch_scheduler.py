@@ -65,11 +65,11 @@ class PendingRequest:
         self.begun = False
 
     def is_done(self) -> bool:
-        """See `PartOwner`."""
+        """Whether the request has been answered, refused or cancelled."""
         return self.future.done()
 
     def drop(self, reason: RejectReason) -> bool:
-        """See `PartOwner`."""
+        """Refuse the request if it still waits; returns whether the scheduler counts the drop."""
         if self._dropped:
             return False
         self._dropped = True
@@ -80,7 +80,7 @@ class PendingRequest:
         return self.future.cancelled()
 
     def time_out(self) -> None:
-        """The deadline has come: whoever still waits for the work to begin is told at once."""
+        """Refuse the request at its deadline unless a worker has begun to compute it."""
         if not self.begun and not self.future.done():
             self._refuse_late()
 
@@ -105,7 +105,7 @@ class PendingRequest:
 
 
 class BatchScheduler:
-    """See the module's docstring.
+    """Queues one model's requests, cuts batches and hands them to the workers.
 
     Args:
         schema: what the model takes and gives.
@@ -174,8 +174,8 @@ class BatchScheduler:
         Args:
             request: checked by `RequestDecoder`.
             priority: higher is served first.
-            deadline: seconds of the clock, or `NO_DEADLINE`; whoever waits cancels the future then.
-            timeout: the same where whoever waits leaves it to the scheduler to say so.
+            deadline: seconds of the clock, or `NO_DEADLINE`; the caller cancels the future then.
+            timeout: a deadline in the same unit that the scheduler itself enforces.
 
         Raises:
             DeadlineError: it is too late already.
@@ -205,7 +205,7 @@ class BatchScheduler:
         return pending.future
 
     def start_draining(self) -> None:
-        """No more requests will come: no batch waits for more requests from now on."""
+        """Cut batches at once from now on, because no more requests will come."""
         self._draining = True
         self._schedule_pump()
 
@@ -216,7 +216,7 @@ class BatchScheduler:
         self._pool.close(timeout_s)
 
     def _schedule_pump(self) -> None:
-        # Not at once: requests that this turn of the loop still brings can share the batch.
+        # Not at once: requests that are still received in this turn of the loop can share the batch.
         if not self._pump_scheduled:
             self._pump_scheduled = True
             self._loop.call_soon(self._pump)

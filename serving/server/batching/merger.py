@@ -161,7 +161,7 @@ class _Sharing:
 
     @classmethod
     def of(cls, requests: Sequence[DecodedRequest], F: int, samples: list[int]) -> _Sharing | None:
-        """None where no request shares anything."""
+        """How ``requests`` share rows; None where each sample has rows of its own."""
         shared = [request.shared for request in requests]
         sets = {rows.features for rows in shared if rows is not None}
         if not sets:

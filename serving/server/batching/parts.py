@@ -54,7 +54,7 @@ class _Cutter:
         self._group, self._samples = request.id_list, request.samples
 
     def own_ids(self) -> I64:
-        """``[B]``: ids that a sample brings whatever is with it."""
+        """``[B]``: each sample's ids, those of shared rows left out."""
         return _ids_per_sample(self._group, self._samples)
 
     def rows(self) -> tuple[list[int], list[int]]:
@@ -85,19 +85,19 @@ class _SharedCutter(_Cutter):
         self._starts = segment_starts(self._group.lengths)
 
     def own_ids(self) -> I64:
-        """See `_Cutter.own_ids`."""
+        """``[B]``: each sample's ids of the features that it does not share."""
         own = self._lengths(~self._is_shared).reshape(-1, self._samples)
         ids: I64 = own.sum(axis=0, dtype=np.int64)
         return ids
 
     def rows(self) -> tuple[list[int], list[int]]:
-        """See `_Cutter.rows`."""
+        """``[B]``: the shared row of each sample; ``[R + 1]``: ids of the rows before each row."""
         by_row = self._lengths(self._is_shared).reshape(-1, self._shared.rows)
         before = np.cumsum(by_row.sum(axis=0, dtype=np.int64))
         return self._shared.index.tolist(), [0, *before.tolist()]
 
     def part(self, begin: int, end: int) -> tuple[JaggedGroup, SharedRows | None]:
-        """See `_Cutter.part`."""
+        """The group of samples ``begin`` to ``end``, and the shared rows that they use."""
         index = self._shared.index[begin:end]
         low, high = int(index.min()), int(index.max()) + 1
         first = self._first_bag_F + np.where(self._is_shared, low, begin)

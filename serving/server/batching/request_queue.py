@@ -19,18 +19,18 @@ from tessera.serving.server.request.decoded_request import (
 
 
 class PartOwner(Protocol):
-    """Whoever waits for the part's scores."""
+    """The request that a part belongs to, as the queue sees it."""
 
     def is_done(self) -> bool:
-        """Whether nobody waits any more: cancelled, or failed already."""
+        """Whether its scores are no longer wanted: it was cancelled or has failed."""
         ...
 
     def drop(self, reason: RejectReason) -> bool:
-        """Its part was dropped for this reason; whoever still waits is told.
+        """A part was dropped for this reason; the request is refused if it still waits.
 
         Returns:
-            Whether the queue's owner must count the drop: nobody waits any more who would
-            count it, and no other part of the same request was counted.
+            Whether the drop is still to be counted: the request was cancelled, so that its own
+            call does not count it, and no other part of it was counted before.
         """
         ...
 
@@ -41,7 +41,7 @@ class Part:
 
     Attributes:
         request: what to compute.
-        owner: see `PartOwner`.
+        owner: the request that it belongs to.
         part: which part of the owner's request this is.
         last: whether it is the request's last part.
         arrived: the clock when it came (seconds).
@@ -73,7 +73,7 @@ class CutBatch:
 
 
 class RequestQueue:
-    """See the module's docstring.
+    """Parts of requests that wait, in the order in which they are to be computed.
 
     Args:
         max_requests: requests that may wait, in however many parts: one that may be sent at all fits an

@@ -59,7 +59,7 @@ class GrpcFront:
         metadata: answers what else the KServe protocol has.
         health: answers Check and Watch.
         budget: of the bytes that calls hold.
-        receiver: see `MessageReceiver`.
+        receiver: bounds the messages that are being received.
         max_message_bytes: largest request or response.
     """
 
@@ -91,7 +91,7 @@ class GrpcFront:
                 # A second server on the port must fail, not share its calls.
                 ("grpc.so_reuseport", 0),
                 # Clients may ping as often as they like, also between calls: the defaults
-                # send GOAWAY to whoever pings more often than every five minutes.
+                # send GOAWAY to a client that pings more often than every five minutes.
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
                 ("grpc.http2.max_ping_strikes", 0),

@@ -25,12 +25,12 @@ from tessera.serving.server.request.decoded_request import ended_by_deadline
 
 
 class PredictService:
-    """See the module's docstring.
+    """Answers calls for scores.
 
     Args:
         registry: the models.
         metrics: counts calls that name no known model.
-        admission: see `Admission`.
+        admission: counts the calls inside, and refuses new ones in a drain.
         log: where bugs go, and the line per call.
         log_requests: write a line per call, at level debug.
     """

@@ -28,7 +28,7 @@ class DecodedCall:
         priority: higher is served first.
         timeout_s: seconds from the call's arrival within which the work must have begun, or
             infinity; beside the deadline that gRPC knows.
-        copied_bytes: of what was made of the message beside it, of which few bytes can ask for many.
+        copied_bytes: bytes that decoding made beside the message; a short message can ask for many.
         encode: from the scores, and the seconds that decoding took, to the response's bytes.
     """
 
@@ -61,7 +61,7 @@ class PredictProtocol:
     def open(
         self, content: bytes, registry: Registry
     ) -> tuple[ServedModel, Callable[[], DecodedCall]]:
-        """See `WireProtocol`."""
+        """The model that a Predict call asks for, and what checks the rest of its request."""
         try:
             message = pb.PredictionRequest.FromString(content)
         except DecodeError as error:
@@ -84,7 +84,7 @@ class InferProtocol:
     def open(
         self, content: bytes, registry: Registry
     ) -> tuple[ServedModel, Callable[[], DecodedCall]]:
-        """See `WireProtocol`."""
+        """The model that a ModelInfer call asks for, and what checks the rest of its request."""
         try:
             message = ipb.ModelInferRequest.FromString(content)
         except DecodeError as error:

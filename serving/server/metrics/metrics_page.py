@@ -147,7 +147,7 @@ class MetricsPage:
 
     @property
     def unresolved(self) -> ModelMetrics:
-        """Counts requests that name no known model."""
+        """The counters of requests whose model is unknown."""
         return self._collector.unresolved
 
     def add(self, model: ModelMetrics) -> None:

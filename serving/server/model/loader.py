@@ -92,12 +92,12 @@ class PackageLoader:
             self._trusted = [read_public_key(path) for path in public_keys]
 
     def identify(self, source: ModelSource) -> ModelIdentity:
-        """See `ModelLoader`."""
+        """The name and version of the package, read from its manifest alone."""
         manifest = Records(Path(source.path)).manifest()
         return ModelIdentity(name=source.name or manifest.name, version=manifest.version)
 
     def load(self, source: ModelSource) -> LoadedModel:
-        """See `ModelLoader`."""
+        """Load the package on every device that it is to be served on."""
         packages: list[LoadedPackage] = []
         names: list[str] = []
         for devices in self._replica_devices(Path(source.path)):

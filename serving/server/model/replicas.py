@@ -27,11 +27,11 @@ class Replicas:
 
     @property
     def shares_rows(self) -> bool:
-        """See `Runner.shares_rows`."""
+        """Whether every replica takes batches whose samples share rows."""
         return self._shares_rows
 
     def forward(self, batch: HostBatch) -> dict[str, Tensor]:
-        """See `Runner.forward`."""
+        """The scores of ``batch`` from the replica whose turn it is."""
         replica = next(self._turns)
         self._count(replica, +1)
         try:

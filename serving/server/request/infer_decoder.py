@@ -99,7 +99,7 @@ class InferWork:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """An input as a request brings it: its elements are as many as the shape says."""
+    """An input of a request, whose number of elements its shape has confirmed."""
 
     datatype: str
     shape: list[int]
