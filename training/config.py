@@ -168,8 +168,9 @@ class TrainConfig:
         device: where the model is; with ``cuda`` and several ranks each takes the GPU of its
             ``LOCAL_RANK``.  On a GPU sums are not added in a fixed order, and a resumed run draws
             other random numbers for dropout.
-        sharding: how tables are spread over several ranks: by the planner (``auto``), or all
-            ``table_wise``, ``row_wise`` or ``column_wise``.  With one rank it says nothing.
+        sharding: how tables are spread over several ranks: as the planner chooses (``auto``), or
+            all by one strategy, such as ``table_wise``, ``row_wise`` or ``column_wise``.  It has no
+            effect on one rank.
         pipeline: what overlaps with a step: the copy of the next batch to the device
             (``plain``), also the travel of its ids to the ranks that hold their rows
             (``sparse_dist``), also bringing its rows from host memory into a cache on the GPU
@@ -193,7 +194,7 @@ class TrainConfig:
     seed: int = 0
     threads: int | None = None
     device: Literal["cpu", "cuda"] = "cpu"
-    sharding: Literal["auto", "table_wise", "row_wise", "column_wise"] = "auto"
+    sharding: str = "auto"
     pipeline: Literal["auto", "plain", "sparse_dist", "prefetch"] = "auto"
 
     def __post_init__(self) -> None:

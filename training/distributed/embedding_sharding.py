@@ -7,11 +7,14 @@ Generated from the table in training/torchrec_paths.py; change it there.
 # fmt: off
 # ruff: noqa: PLC0414 - type checkers offer a name that is imported as itself
 from tessera.training.distributed.sharding.embedding_sharding import (
-    BaseEmbeddingDist as BaseEmbeddingDist, BaseSparseFeaturesDist as BaseSparseFeaturesDist,
-    EmbeddingSharding as EmbeddingSharding, EmbeddingShardingContext as EmbeddingShardingContext,
-    EmbeddingShardingInfo as EmbeddingShardingInfo, OutputColumns as OutputColumns,
-    group_tables as group_tables,
+    EmbeddingSharding as EmbeddingSharding,
 )
+from tessera.training.distributed.sharding.interfaces import (
+    BaseEmbeddingDist as BaseEmbeddingDist, BaseSparseFeaturesDist as BaseSparseFeaturesDist,
+    EmbeddingShardingContext as EmbeddingShardingContext,
+    EmbeddingShardingInfo as EmbeddingShardingInfo, OutputColumns as OutputColumns,
+)
+from tessera.training.distributed.sharding.layout import group_tables as group_tables
 from tessera.training.distributed.travel.bucketize import (
     bucketize_kjt_before_all2all as bucketize_kjt_before_all2all,
 )

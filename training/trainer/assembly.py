@@ -89,7 +89,7 @@ class Assembly:
                 bias.fill_(math.log(rate / (1 - rate)))
 
     def learning_rates(self) -> tuple[float, float]:
-        """Those of the last step: (dense part, tables)."""
+        """The learning rates of the last step, of the dense part and of the tables."""
         factor = 1.0 if self._factor is None else self._factor
         return self.dense_learning_rate * factor, self.embedding_learning_rate * factor
 
@@ -188,6 +188,7 @@ def assemble(
     try:
         parallel = DistributedModelParallel(
             model,
+            env=ranks.env,
             device=device,
             sharders=[sharder],
             plan=plan_for(model, sharder, config, ranks, device),

@@ -43,7 +43,7 @@ from tessera.training.trainer.ranks import Ranks, device_of, joined_ranks
 from tessera.training.trainer.run_folder import RunFolder
 
 RATE_ROWS = 1 << 20
-"""So many rows say the share of positive ones well enough (to 0.05 points)."""
+"""Rows that are enough to know the share of positive ones (to 0.05 points)."""
 
 
 @dataclass(frozen=True, kw_only=True)

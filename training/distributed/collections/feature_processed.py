@@ -28,8 +28,8 @@ from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import (
     ParameterSharding,
 )
-from tessera.training.distributed.sharding.pooled_shardings import tables_of
 from tessera.training.distributed.sharding.registry import strategy_of
+from tessera.training.distributed.sharding.sharding_infos import tables_of
 from tessera.training.distributed.tables.interfaces import BaseGroupedFeatureProcessor
 from tessera.training.distributed.travel.kjt_list import KJTList
 from tessera.training.modules.feature_processor_ import (
@@ -205,4 +205,4 @@ class FeatureProcessedEmbeddingBagCollectionSharder(
         self, module: FeatureProcessedEmbeddingBagCollection
     ) -> dict[str, nn.Parameter]:
         """The tables' weights by table name."""
-        return tables_of(module._embedding_bag_collection)  # noqa: SLF001 - the plain form of what this makes
+        return tables_of(module._embedding_bag_collection.embedding_bags)  # noqa: SLF001 - the plain form of what this makes

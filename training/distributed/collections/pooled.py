@@ -29,15 +29,15 @@ from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import (
     ParameterSharding,
 )
-from tessera.training.distributed.sharding.embedding_sharding import (
+from tessera.training.distributed.sharding.embedding_sharding import TableSharding
+from tessera.training.distributed.sharding.interfaces import (
     EmbeddingShardingContext,
 )
-from tessera.training.distributed.sharding.planned import PooledSharding
 from tessera.training.distributed.sharding.pooled_shardings import (
     create_embedding_bag_sharding,
     create_sharding_infos_by_sharding,
-    tables_of,
 )
+from tessera.training.distributed.sharding.sharding_infos import tables_of
 from tessera.training.distributed.tables.interfaces import BaseGroupedFeatureProcessor
 from tessera.training.distributed.travel.features_awaitable import KJTListSplitsAwaitable
 from tessera.training.distributed.travel.kjt_list import KJTList
@@ -46,9 +46,7 @@ from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 
-class ShardedEmbeddingBagCollection(
-    ShardedCollection[PooledSharding, KeyedTensor, EmbeddingBagCollectionContext]
-):
+class ShardedEmbeddingBagCollection(ShardedCollection[KeyedTensor, EmbeddingBagCollectionContext]):
     """An `EmbeddingBagCollection` whose tables live where a plan puts them.
 
     Input and output are those of the plain collection, for this rank's own samples.  Parameters
@@ -108,7 +106,7 @@ class ShardedEmbeddingBagCollection(
                 for kind, own in infos.items()
             },
             lambda sharding: sharding.create_lookup(device, feature_processor=feature_processor),
-            tables_of(module),
+            tables_of(module.embedding_bags),
             prefix="embedding_bags",
             env=env,
             device=device,
@@ -130,7 +128,7 @@ class ShardedEmbeddingBagCollection(
             [sharding.flat_parts() for sharding in self._shardings.values()],
         )
 
-    def _mean_divisor(self, sharding: PooledSharding) -> MeanDivisor | None:
+    def _mean_divisor(self, sharding: TableSharding) -> MeanDivisor | None:
         means = (
             {table.name for table in self._configs if table.pooling is PoolingType.MEAN}
             if sharding.strategy.splits_bags

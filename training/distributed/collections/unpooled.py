@@ -27,12 +27,12 @@ from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import (
     ParameterSharding,
 )
-from tessera.training.distributed.sharding.planned import SequenceSharding
+from tessera.training.distributed.sharding.embedding_sharding import TableSharding
 from tessera.training.distributed.sharding.sequence_sharding import SequenceShardingContext
+from tessera.training.distributed.sharding.sharding_infos import tables_of
 from tessera.training.distributed.sharding.unpooled_shardings import (
     create_embedding_sharding,
     create_sharding_infos_by_sharding,
-    tables_of,
 )
 from tessera.training.distributed.travel.features_awaitable import KJTListSplitsAwaitable
 from tessera.training.distributed.travel.index_dedup import (
@@ -46,7 +46,7 @@ from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTenso
 
 
 class ShardedEmbeddingCollection(
-    ShardedCollection[SequenceSharding, dict[str, JaggedTensor], EmbeddingCollectionContext]
+    ShardedCollection[dict[str, JaggedTensor], EmbeddingCollectionContext]
 ):
     """An `EmbeddingCollection` whose tables live where a plan puts them.
 
@@ -95,7 +95,7 @@ class ShardedEmbeddingCollection(
                 for kind, own in infos.items()
             },
             lambda sharding: sharding.create_lookup(device),
-            tables_of(module),
+            tables_of(module.embeddings),
             prefix="embeddings",
             env=env,
             device=device,
@@ -108,7 +108,10 @@ class ShardedEmbeddingCollection(
         self._need_indices = module.need_indices()
         self._output = SequenceOutput(
             [name for names in self._names_by_table for name in names],
-            [sharding.output_columns() for sharding in self._shardings.values()],
+            [
+                [part.columns for part in sharding.flat_parts()]
+                for sharding in self._shardings.values()
+            ],
             need_indices=self._need_indices,
         )
         dedup = use_index_dedup or get_ec_index_dedup()
@@ -119,7 +122,7 @@ class ShardedEmbeddingCollection(
             for sharding in self._shardings.values()
         ]
 
-    def _deduplicator(self, sharding: SequenceSharding) -> IndexDeduplicator:
+    def _deduplicator(self, sharding: TableSharding) -> IndexDeduplicator:
         rows = [
             size
             for groups in sharding.layout.groups_per_team()

@@ -22,7 +22,7 @@ from tessera.training.distributed.inference.shards import InferTable, shards_of
 from tessera.training.distributed.inference.tw_sharding import InferTwEmbeddingSharding
 from tessera.training.distributed.plan.plan_types import ParameterSharding, ShardingType
 from tessera.training.distributed.plan.sharded_module import M
-from tessera.training.distributed.sharding.embedding_sharding import EmbeddingShardingInfo
+from tessera.training.distributed.sharding.interfaces import EmbeddingShardingInfo
 from tessera.training.distributed.sharding.mixins import FeatureShardingMixIn, ModuleShardingMixIn
 from tessera.training.distributed.tables.table_shards import GroupedEmbeddingConfig
 from tessera.training.distributed.travel.kjt_list import KJTList, ListOfKJTList

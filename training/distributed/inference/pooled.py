@@ -25,7 +25,7 @@ from tessera.training.distributed.plan.plan_types import (
     EmbeddingModuleShardingPlan,
     ParameterSharding,
 )
-from tessera.training.distributed.sharding.embedding_sharding import EmbeddingShardingInfo
+from tessera.training.distributed.sharding.interfaces import EmbeddingShardingInfo
 from tessera.training.distributed.travel.kjt_list import ListOfKJTList
 from tessera.training.modules.embedding_configs import EmbeddingBagConfig
 from tessera.training.quant.embedding_modules import EmbeddingBagCollection

@@ -21,14 +21,11 @@ import torch
 from torch import Tensor, fx
 
 from tessera.serving.packaging.dense_types import dense_operators
+from tessera.serving.packaging.passes.registry import Pass, Target, register
 from tessera.serving.packaging.stable_names import named_in_packages
 
 ROW_BLOCK = 4
 """Rows that oneMKL's kernels take at a time."""
-
-VECTOR_BLOCK = 32
-"""Elements of two AVX-512 registers, the block of torch's elementwise loops; narrower
-instruction sets have blocks that divide it."""
 
 
 @named_in_packages("same_bits")
@@ -65,45 +62,53 @@ def pad_lengths(lengths: Tensor, dense: Tensor) -> Tensor:
     return torch.constant_pad_nd(lengths.view(-1, rows), [0, missing]).view(-1)
 
 
+@named_in_packages("same_bits")
+def first_rows(output: Tensor, dense: Tensor) -> Tensor:
+    """What an output has for the samples before the padding.
+
+    Args:
+        output: ``[B rounded up, ...]``.
+        dense: ``[B, ...]``, before its own padding.
+
+    Returns:
+        ``[B, ...]``.
+    """
+    return output[: dense.size(0)]
+
+
 _PRODUCTS = frozenset(
     ["linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "einsum", "bilinear"]
 )
 
 
-def remove_padding(module: fx.GraphModule) -> None:
-    """Drop `pad_dense` and `pad_lengths` from a traced model without products of torch's own.
+def remove_padding(module: fx.GraphModule, target: Target) -> int:
+    """Drop the padding of inputs and outputs from a traced model without products of torch's own.
 
     Where there is one, nothing is changed.
     """
+    del target
     graph = module.graph
     for node in graph.nodes:
         if node.op == "call_module":  # may hold anything
-            return
+            return 0
         called = node.op in {"call_function", "call_method"}
         if called and node.target not in dense_operators():
             name = node.target if isinstance(node.target, str) else node.target.__name__
             if name in _PRODUCTS:
-                return
-    for pad in (pad_dense, pad_lengths):
+                return 0
+    for pad in (pad_dense, pad_lengths, first_rows):
         for node in graph.find_nodes(op="call_function", target=pad):
             node.replace_all_uses_with(node.args[0])
     graph.eliminate_dead_code()
     module.recompile()
+    return 0
 
 
-@named_in_packages("same_bits")
-def sigmoid_of_rows(logits: Tensor, dense: Tensor) -> Tensor:
-    """``sigmoid`` of the first ``B`` logits, all by vector instructions.
-
-    Args:
-        logits: ``[B rounded up]`` float32.
-        dense: ``[B, ...]``, before its padding.
-
-    Returns:
-        ``[B]`` float32.
-    """
-    rows = dense.size(0)
-    missing = -logits.size(0) % 32  # VECTOR_BLOCK
-    if missing > 0:
-        logits = torch.constant_pad_nd(logits, [0, missing])
-    return torch.sigmoid(logits)[:rows]
+PADDING = register(
+    Pass(
+        name="padding",
+        order=50,
+        applies=lambda target: (target.backend, target.device) == ("tessera", "cpu"),
+        run=remove_padding,
+    )
+)
