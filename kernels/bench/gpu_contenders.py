@@ -102,7 +102,9 @@ def fbgemm_tables(shape: Shape, weight_type: RowType) -> list[Tensor]:
         # Neither infinities nor NaNs: magnitudes stay under 2.
         high = flat[1::2] if weight_type is FLOAT16 else flat
         high &= 0xBF
-    tables = [part.view(rows, -1) for part, rows in zip(flat.split(sizes), shape.rows, strict=True)]
+    tables = [
+        part.view(rows, -1) for part, rows in zip(torch.split(flat, sizes), shape.rows, strict=True)
+    ]
     if header_bytes(weight_type):
         for table in tables:
             pairs = torch.rand(len(table), 2, device="cuda").mul_(0.01).add_(0.001).half()
