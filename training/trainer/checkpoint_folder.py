@@ -1,4 +1,4 @@
-"""Checkpoints of runs with several ranks: folders ``step-0000001234.shards``.
+"""The checkpoint of several ranks: a folder ``step-0000001234.shards``.
 
 `tessera.training.distributed.checkpoint` writes and reads them; here is what a run keeps in one.
 A run may be taken up by another number of ranks, one included.
@@ -20,24 +20,23 @@ from tessera.training.distributed.checkpoint.save_and_load import (
     save_checkpoint,
 )
 from tessera.training.trainer.assembly import Assembly
-from tessera.training.trainer.checkpoint import PLAIN_KINDS, Checkpoint
-from tessera.training.trainer.ranks import Ranks
+from tessera.training.trainer.checkpoint_file import PLAIN_KINDS, Checkpoint
 
 _PLAIN = {**PLAIN_KINDS, "ranks": int}
 
 
-def save_sharded(path: Path, assembly: Assembly, plain: dict[str, Any], ranks: Ranks) -> None:
+def write_folder(path: Path, assembly: Assembly, plain: dict[str, Any]) -> None:
     """Write the checkpoint of a run; every rank calls it.
 
     Args:
         path: the folder to be.
         assembly: model and optimizers.
         plain: the fields of a `Checkpoint` that are not tensors.
-        ranks: who writes.
 
     Raises:
         CheckpointError: it cannot be written; older ones are as they were.
     """
+    ranks = assembly.ranks
     save_checkpoint(
         path,
         model=assembly.model,
@@ -47,7 +46,7 @@ def save_sharded(path: Path, assembly: Assembly, plain: dict[str, Any], ranks: R
     )
 
 
-def read_plain(path: Path) -> dict[str, Any]:
+def read_folder_plain(path: Path) -> dict[str, Any]:
     """The fields of a checkpoint that are not tensors.
 
     Raises:
@@ -60,20 +59,20 @@ def read_plain(path: Path) -> dict[str, Any]:
     return extra
 
 
-def load_sharded(path: Path, assembly: Assembly, ranks: Ranks, *, seed: int) -> None:
+def restore_folder(path: Path, assembly: Assembly, *, seed: int) -> None:
     """Take over weights, the optimizers' states and this rank's random numbers.
 
     Args:
         path: the folder.
         assembly: filled in place.
-        ranks: who reads; every one of them calls it.
         seed: of the random numbers of a rank that the checkpoint knows nothing of.
 
     Raises:
         CheckpointError: it is damaged or of another model.
     """
-    plain = read_plain(path)
+    plain = read_folder_plain(path)
     state = torch.get_rng_state()
+    ranks = assembly.ranks
     known = ranks.rank < plain["ranks"]
     load_checkpoint(
         path,
@@ -87,7 +86,7 @@ def load_sharded(path: Path, assembly: Assembly, ranks: Ranks, *, seed: int) -> 
         torch.manual_seed(seed + 1_000_003 * ranks.rank + int(plain["progress"].get("step", 0)))
 
 
-def load_sharded_model(path: Path, assembly: Assembly) -> None:
+def restore_folder_model(path: Path, assembly: Assembly) -> None:
     """Take over the weights alone; every rank calls it.
 
     Raises:
@@ -96,7 +95,7 @@ def load_sharded_model(path: Path, assembly: Assembly) -> None:
     load_checkpoint(path, model=assembly.model)
 
 
-def load_sharded_whole(path: Path, *, tensors: bool = True, room: Room | None = None) -> Checkpoint:
+def read_folder(path: Path, *, tensors: bool = True, room: Room | None = None) -> Checkpoint:
     """The checkpoint with whole tables in this process's memory; no process group is needed.
 
     Args:
@@ -107,7 +106,7 @@ def load_sharded_whole(path: Path, *, tensors: bool = True, room: Room | None = 
     Raises:
         CheckpointError: it is damaged, or no run's.
     """
-    plain = read_plain(path)
+    plain = read_folder_plain(path)
     fields = {name: plain[name] for name in _PLAIN if name != "ranks"}
     if not tensors:
         return Checkpoint(
