@@ -260,7 +260,6 @@ __global__ void __launch_bounds__(kExpressThreads, kExpressBlocks)
   constexpr int kGroups = kExpressThreads / Lanes;
   extern __shared__ __align__(16) uint8_t ring[];
   __shared__ float books[kExpressThreads / 32][kBookScales];
-  __shared__ FeaturePlan plans[kExpressThreads / 32];
   if (blockIdx.y == job.features) {
     copy_dense(job);
     return;
@@ -280,8 +279,7 @@ __global__ void __launch_bounds__(kExpressThreads, kExpressBlocks)
     begin = load_integer(job.offsets, at, job.wide_offsets);
     my_end = load_integer(job.offsets, at + min(lane + 1, bags), job.wide_offsets);
   }
-  FeaturePlan& plan = plans[threadIdx.x / 32];
-  fetch_plan(job, feature, &plan);
+  const FeaturePlan& plan = job.plan[feature];
   if (!express_serves<T, S, I, Lanes>(job, plan)) {
     stream_bags_slowly(job, plan, feature, kGroups * bags_per_group);
     return;
