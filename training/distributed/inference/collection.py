@@ -6,7 +6,7 @@ Legend: ``W`` devices, ``B`` samples, ``D`` columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, cast
+from typing import Any, ClassVar, Generic, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,11 @@ from tessera.training.distributed.inference.lookup import OUTPUT_DTYPE, ROW_ALIG
 from tessera.training.distributed.inference.rw_sharding import InferRwEmbeddingSharding
 from tessera.training.distributed.inference.sharding import InferSharding, Route
 from tessera.training.distributed.inference.shards import InferTable, shards_of
-from tessera.training.distributed.inference.tw_sharding import InferTwEmbeddingSharding
-from tessera.training.distributed.plan.plan_types import ParameterSharding, ShardingType
+from tessera.training.distributed.plan.plan_types import (
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingType,
+)
 from tessera.training.distributed.plan.sharded_module import M
 from tessera.training.distributed.sharding.embedding_sharding import EmbeddingShardingInfo
 from tessera.training.distributed.sharding.mixins import FeatureShardingMixIn, ModuleShardingMixIn
@@ -39,7 +42,8 @@ from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tessera.training.streamable import Multistreamable
 
 SHARDINGS: dict[str, type[InferSharding]] = {
-    ShardingType.TABLE_WISE.value: InferTwEmbeddingSharding,
+    # Table-wise is the case of one block that has all columns.
+    ShardingType.TABLE_WISE.value: InferCwEmbeddingSharding,
     ShardingType.COLUMN_WISE.value: InferCwEmbeddingSharding,
     ShardingType.ROW_WISE.value: InferRwEmbeddingSharding,
 }
@@ -160,8 +164,8 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn, Generic[Config]):
         module: StoredCollection[Config],
         table_name_to_parameter_sharding: Mapping[str, ParameterSharding],
         env: ShardingEnv,
-        fused_params: dict[str, Any] | None,
-        device: torch.device | None,
+        fused_params: dict[str, Any] | None = None,
+        device: torch.device | None = None,
     ) -> None:
         super().__init__()
         plan = table_name_to_parameter_sharding
@@ -304,6 +308,9 @@ class QuantCollectionSharder(BaseQuantEmbeddingSharder[M]):
         shardable_params: names of the tables that may be sharded; None: all.
     """
 
+    _unsharded: type[M]
+    _sharded: ClassVar[type[ShardedQuantCollection[Any]]]
+
     def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
         """By table name ``[rows, columns]`` uint8 on the ``meta`` device.
 
@@ -319,3 +326,19 @@ class QuantCollectionSharder(BaseQuantEmbeddingSharder[M]):
             for part in module.rows.parts()
             if self._shardable_params is None or part.name in self._shardable_params
         }
+
+    def shard(
+        self,
+        module: M,
+        params: EmbeddingModuleShardingPlan,
+        env: ShardingEnv,
+        device: torch.device | None = None,
+    ) -> ShardedQuantCollection[Any]:
+        """The sharded form of ``module``; see `ShardedQuantCollection`."""
+        assert isinstance(module, StoredCollection)
+        return self._sharded(module, params, env, self.fused_params, device)
+
+    @property
+    def module_type(self) -> type[M]:
+        """What it shards."""
+        return self._unsharded

@@ -1,6 +1,6 @@
 """One process, several devices: what table-wise, column-wise and row-wise inference share.
 
-Each of `tw_sharding`, `cw_sharding` and `rw_sharding` answers how ids travel
+Each of `cw_sharding` (which serves table-wise too) and `rw_sharding` answers how ids travel
 to the devices, which rows are there, and how vectors travel back.  Everything is traced by
 torch.fx.  Legend: ``W`` devices, ``B`` samples, ``D`` columns, ``N_f`` ids of feature ``f``.
 """

@@ -14,10 +14,7 @@ from tessera.training.distributed.inference.collection import (
     QuantCollectionSharder,
     ShardedQuantCollection,
 )
-from tessera.training.distributed.plan.plan_types import (
-    EmbeddingModuleShardingPlan,
-    ParameterSharding,
-)
+from tessera.training.distributed.plan.plan_types import ParameterSharding
 from tessera.training.distributed.travel.kjt_list import ListOfKJTList
 from tessera.training.modules.embedding_configs import EmbeddingConfig
 from tessera.training.quant.embedding_modules import EmbeddingCollection
@@ -103,24 +100,7 @@ class ShardedQuantEmbeddingCollection(ShardedQuantCollection[EmbeddingConfig]):
 
 
 class QuantEmbeddingCollectionSharder(QuantCollectionSharder[EmbeddingCollection]):
-    """Makes `ShardedQuantEmbeddingCollection`s.
+    """Makes `ShardedQuantEmbeddingCollection`s; see `QuantCollectionSharder`."""
 
-    Args:
-        fused_params: ``output_dtype`` and ``row_alignment`` of the lookups.
-        shardable_params: names of the tables that may be sharded; None: all.
-    """
-
-    def shard(
-        self,
-        module: EmbeddingCollection,
-        params: EmbeddingModuleShardingPlan,
-        env: ShardingEnv,
-        device: torch.device | None = None,
-    ) -> ShardedQuantEmbeddingCollection:
-        """The sharded form of ``module``; see `ShardedQuantEmbeddingCollection`."""
-        return ShardedQuantEmbeddingCollection(module, params, env, self.fused_params, device)
-
-    @property
-    def module_type(self) -> type[EmbeddingCollection]:
-        """Quantized unpooled collections."""
-        return EmbeddingCollection
+    _unsharded = EmbeddingCollection
+    _sharded = ShardedQuantEmbeddingCollection
