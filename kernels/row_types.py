@@ -182,7 +182,7 @@ class RowType:
         Args:
             stored: ``[R, row_bytes(D)]`` uint8.
             begin: a multiple of `group_columns`.
-            end: likewise, or ``D``.
+            end: a multiple of `group_columns`, or ``D``.
 
         Returns:
             ``[R, row_bytes(end - begin)]`` uint8.

@@ -60,10 +60,10 @@ def random_package(path: Path) -> Path:
     """A DLRM with 13 dense and 26 sparse features and random weights; made once."""
     if not path.exists():
         from tessera.serving.bench.forward import dlrm  # noqa: PLC0415 - brings torch
-        from tessera.serving.packaging.package import (  # noqa: PLC0415 - brings torch
+        from tessera.serving.packaging.options import (  # noqa: PLC0415 - brings torch
             PackageOptions,
-            write_model,
         )
+        from tessera.serving.packaging.package import write_model  # noqa: PLC0415 - likewise
 
         print(f"making {path}: random weights, the shape of the demo's model", flush=True)
         write_model(dlrm(10_000, "murmur3"), path, PackageOptions(name="random"))

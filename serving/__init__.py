@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tessera.serving.packaging.inputs import FeatureRule, ModelInputs
-    from tessera.serving.packaging.module_package import package_model
+    from tessera.serving.packaging.package import package_model
 
 __all__ = ["FeatureRule", "ModelInputs", "package_model"]
 
 _HOMES = {
     "FeatureRule": "tessera.serving.packaging.inputs",
     "ModelInputs": "tessera.serving.packaging.inputs",
-    "package_model": "tessera.serving.packaging.module_package",
+    "package_model": "tessera.serving.packaging.package",
 }
 
 

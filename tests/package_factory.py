@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from tessera.serving.packaging.package import Origin, PackageOptions, write_model
+from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.package import write_model
 from tessera.training.models.config import ModelConfig, TableConfig
 from tessera.training.models.ranking import RankingModel, build_ranking_model
 
@@ -77,5 +78,5 @@ def make_package(
     options = PackageOptions(
         name=name, version=version, dtype=dtype, device=device, dense_dtype=dense_dtype, **chosen
     )
-    write_model(model, path, options, origin=Origin(dense_transform="none"))
+    write_model(model, path, options, dense_transform="none")
     return path, model

@@ -28,6 +28,7 @@ FREE_ON_RESUME = (
     "train.checkpoint_every_steps",
     "train.keep_checkpoints",
     "train.device",
+    "train.pipeline",
     "train.sharding",
 )
 """Keys (or whole sections) that may change when a run is resumed: they touch no number of it (but
@@ -152,7 +153,8 @@ class TrainConfig:
         embedding_optimizer: see `EmbeddingOptimizerConfig`.
         schedule: see `ScheduleConfig`.
         eval_every_steps: evaluate on the validation rows every so many steps, besides at the
-            end of each epoch; None: only there.
+            end of epochs; None: only there.
+        eval_every_epochs: evaluate at the end of every so many epochs and of the last one.
         metric: what the best checkpoint is chosen by: the highest ``auc`` or the lowest
             ``log_loss`` on the validation rows.
         patience: stop after so many evaluations in a row without a better metric; None: never.
@@ -166,8 +168,14 @@ class TrainConfig:
         device: where the model is; with ``cuda`` and several ranks each takes the GPU of its
             ``LOCAL_RANK``.  On a GPU sums are not added in a fixed order, and a resumed run draws
             other random numbers for dropout.
-        sharding: how tables are spread over several ranks: by the planner (``auto``), or all
-            ``table_wise``, ``row_wise`` or ``column_wise``.  With one rank it says nothing.
+        sharding: how tables are spread over several ranks: as the planner chooses (``auto``), or
+            all by one strategy, such as ``table_wise``, ``row_wise`` or ``column_wise``.  It has no
+            effect on one rank.
+        pipeline: what overlaps with a step: the copy of the next batch to the device
+            (``plain``), also the travel of its ids to the ranks that hold their rows
+            (``sparse_dist``), also bringing its rows from host memory into a cache on the GPU
+            (``prefetch``; tables are then kept in host memory).  ``auto``: ``sparse_dist`` on GPUs
+            if the model can be traced, else ``plain``.  The numbers of a run are the same.
     """
 
     batch_size: int = 1024
@@ -177,6 +185,7 @@ class TrainConfig:
     embedding_optimizer: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     eval_every_steps: int | None = None
+    eval_every_epochs: int = 1
     metric: Literal["auc", "log_loss"] = "auc"
     patience: int | None = None
     checkpoint_every_steps: int | None = None
@@ -185,11 +194,13 @@ class TrainConfig:
     seed: int = 0
     threads: int | None = None
     device: Literal["cpu", "cuda"] = "cpu"
-    sharding: Literal["auto", "table_wise", "row_wise", "column_wise"] = "auto"
+    sharding: str = "auto"
+    pipeline: Literal["auto", "plain", "sparse_dist", "prefetch"] = "auto"
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "eval_batch_size", "epochs", "keep_checkpoints"):
             _at_least_one(name, getattr(self, name))
+        _at_least_one("eval_every_epochs", self.eval_every_epochs)
         for name in ("eval_every_steps", "patience", "checkpoint_every_steps", "threads"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import torch
 
-from tessera.serving.packaging.package import PackageOptions, write_model
+from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.package import write_model
 from tessera.training.models.config import ModelConfig, TableConfig
 from tessera.training.models.ranking import RankingModel, build_ranking_model
 

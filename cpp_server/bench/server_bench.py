@@ -24,7 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tessera.serving.bench.forward import dlrm
-from tessera.serving.packaging.package import PackageOptions, write_model
+from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.package import write_model
 from tessera.serving.server.background import ServerProcess
 
 BUILD = Path(__file__).resolve().parents[2] / "build/cpp/release"

@@ -35,7 +35,8 @@ from tessera.serving.bench.forward import dlrm
 from tessera.serving.client import Draw, RequestDrawer, encode_request, read_schema
 from tessera.serving.package.loading import load_package
 from tessera.serving.package.runner import HostBatch, Runner
-from tessera.serving.packaging.package import PackageOptions, write_model
+from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.package import write_model
 from tessera.serving.protocol import predictor_pb2 as pb
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -35,12 +35,15 @@ from tessera.serving.package.loading import load_package
 from tessera.serving.package.runner import HostBatch, Runner, TorchScriptRunner
 from tessera.serving.package.torchscript import optimize
 from tessera.serving.packaging.lookups.backends import BACKENDS
-from tessera.serving.packaging.package import PackageOptions, make_servable, write_model
+from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.package import write_model
+from tessera.serving.packaging.ranking import ranking_source
 from tessera.serving.packaging.script import script
+from tessera.serving.packaging.servable import make_servable
 from tessera.serving.packaging.trace import trace
 from tessera.training.models.architectures.dlrm import DLRMConfig
-from tessera.training.models.config import Hashing
 from tessera.training.models.ranking import RankingModel, build_ranking_model
+from tessera.training.modules.choices import Hashing
 
 DENSE = 13
 TABLES = 26
@@ -141,7 +144,9 @@ def make_runners(rows: int, hashing: Hashing, folder: Path) -> dict[str, Runner]
             options = PackageOptions(name="dlrm", backend=backend, dense_dtype="bf16")
             write_model(model, path, options)
             runners["tessera bf16"] = load_package(path).runner
-    eager = make_servable(model, PackageOptions(name="dlrm", backend="fbgemm")).eager
+    eager = make_servable(
+        ranking_source(model), PackageOptions(name="dlrm", backend="fbgemm")
+    ).eager
     return {
         **runners,
         "torch bf16": TorchScriptRunner(optimize(script(trace(in_bfloat16(eager))))),

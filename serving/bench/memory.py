@@ -40,7 +40,8 @@ from tessera.serving.client import (
     encode_request,
 )
 from tessera.serving.package.records import Records
-from tessera.serving.packaging.package import PackageOptions, write_model
+from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.package import write_model
 from tessera.serving.server.background import ServerProcess
 
 DIM = 64

@@ -35,7 +35,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tessera.serving.bench.forward import dlrm
 from tessera.serving.client import Draw, RequestDrawer, encode_request, read_schema
-from tessera.serving.packaging.package import PackageOptions, write_model
+from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.package import write_model
 from tessera.serving.server.background import ServerProcess
 
 IN_FLIGHT = (1, 8, 32, 64)

@@ -37,7 +37,8 @@ import torch
 from tessera.serving.bench.forward import CLOCKS, DENSE, TABLES, Clock, dlrm
 from tessera.serving.package.loading import load_package
 from tessera.serving.package.runner import HostBatch, Runner
-from tessera.serving.packaging.package import PackageOptions, write_model
+from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.package import write_model
 from tessera.serving.protocol import predictor_pb2 as pb
 
 USER = 20
@@ -199,7 +200,7 @@ def cpu_seconds(http_address: str) -> float:
 def measure_server(
     addresses: tuple[str, str], messages: dict[str, bytes], seconds: float
 ) -> dict[str, tuple[float, float]]:
-    """Of each message: median latency, and CPU time of the server per call, in microseconds."""
+    """The median latency, and the server's CPU time per call, of each message, in microseconds."""
     address, http_address = addresses
     latencies: dict[str, list[float]] = {name: [] for name in messages}
     spent = dict.fromkeys(messages, 0.0)

@@ -1,8 +1,8 @@
 # ruff: noqa: N818 -- these classes are named after the statuses that they stand for
 """The errors of a Predict call: one exception type for each status.
 
-The server's status codes are listed in the project's contract; `error_for_status` is the one
-place where a code becomes a type.  Every exception carries the server's own message.
+docs/client.md lists them with the server's status codes; `error_for_status` is the one place where a
+code becomes a type.  Every exception carries the server's own message.
 """
 
 from __future__ import annotations

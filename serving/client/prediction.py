@@ -39,7 +39,7 @@ class Prediction:
     Attributes:
         outputs: each output as float32 ``[B]``, or ``[B, k]`` where it has k values a sample.
         model_name: the model that answered; empty from a server that does not say.
-        model_version: its version; likewise.
+        model_version: the version of that model; empty from a server that does not say.
         timings: the server's stage times; all zero from a server that does not measure.
     """
 

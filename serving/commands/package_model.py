@@ -223,18 +223,20 @@ def _options(args: argparse.Namespace) -> PackageOptions:
 
 
 def _package(args: argparse.Namespace, options: PackageOptions) -> Manifest:
+    from tessera.serving.packaging import package  # noqa: PLC0415 - loads torch
+    from tessera.serving.packaging.source import load_source  # noqa: PLC0415 - likewise
+
     if args.factory is not None:
-        from tessera.serving.packaging.module_package import (  # noqa: PLC0415 - loads torch
-            load_source,
-            write_module,
+        source = load_source(args.factory)
+        return package.package_source(
+            source,
+            args.out,
+            options,
+            origin=package.module_origin(source[0]),
+            report=args.report,
+            progress=True,
         )
-
-        return write_module(
-            load_source(args.factory), args.out, options, report=args.report, progress=True
-        )
-    from tessera.serving.packaging.package import package_run  # noqa: PLC0415 - loads torch
-
-    return package_run(
+    return package.package_run(
         args.run_or_checkpoint,
         args.out,
         options,

@@ -61,7 +61,7 @@ class ContentHash:
         return self._whole.hexdigest()
 
     def chunks(self) -> tuple[str, ...]:
-        """Of each chunk of `chunk_sizes`, lower-case hex."""
+        """The SHA-256 of each chunk of `chunk_sizes`, in lower-case hexadecimal."""
         return tuple(self._chunks)
 
 

@@ -25,8 +25,7 @@ from tessera.serving.package.schema import (
     OutputSpec,
     Pooling,
 )
-from tessera.serving.packaging.find import FoundTables
-from tessera.serving.packaging.packed_collections import IdTreatment
+from tessera.serving.packaging.collections.find import FoundTables
 from tessera.training.modules.hashing import HashSpec
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
@@ -274,15 +273,6 @@ def module_schema(
         ),
         outputs=outputs,
     )
-
-
-def treatments(schema: InputSchema, hash_specs: Mapping[str, HashSpec]) -> dict[str, IdTreatment]:
-    """What the lookups do to raw ids; nothing where the module does it itself."""
-    return {
-        feature.name: IdTreatment(hashing=feature.hashing, out_of_range=feature.out_of_range)
-        for feature in schema.features
-        if feature.name not in hash_specs
-    }
 
 
 def _dense_names(inputs: ModelInputs, arguments: Arguments) -> tuple[str, ...]:

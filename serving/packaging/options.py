@@ -143,12 +143,10 @@ class Origin:
 
     Attributes:
         source: the checkpoint's file name and step, or the module's class.
-        dense_transform: what training did to the raw dense values, in words.
         metrics: by split, the metrics that training stored.
         created: UTC time for the manifest, ISO 8601 with ``Z``; empty: the time of packaging.
     """
 
     source: Mapping[str, str] = field(default_factory=dict)
-    dense_transform: str = ""
     metrics: Mapping[str, Mapping[str, int | float | None]] = field(default_factory=dict)
     created: str = ""

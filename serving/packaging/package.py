@@ -1,62 +1,136 @@
-"""The steps from a trained model to a package file, in their order."""
+"""The steps from a module to a package file, in their order; a trained run is a module like any other."""
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timezone
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import torch
-from torch import Tensor
+from torch import nn
 
-import tessera
 from tessera.errors import UserError
-from tessera.kernels.libraries import fbgemm_version, load_libraries
-from tessera.serving.package.golden import write_golden
-from tessera.serving.package.manifest import (
-    FORMAT_VERSION,
-    Evaluation,
-    GoldenInfo,
-    Manifest,
-    RecordInfo,
-    Versions,
-)
+from tessera.kernels.libraries import load_libraries
+from tessera.serving.package.manifest import Evaluation, Manifest, ShardingPlan
 from tessera.serving.package.runner import Runner, TorchScriptRunner
 from tessera.serving.package.schema import InputSchema
-from tessera.serving.package.signing import read_private_key, sign_manifest
 from tessera.serving.package.torchscript import optimize
-from tessera.serving.packaging.evaluate import evaluate
-from tessera.serving.packaging.lookups.backends import lookup_backend
+from tessera.serving.packaging.evaluate import LabelledBatch, evaluate
+from tessera.serving.packaging.inputs import ModelInputs, read_inputs
+from tessera.serving.packaging.lookups.backends import default_backend, lookup_backend
 from tessera.serving.packaging.options import Origin, PackageOptions
-from tessera.serving.packaging.servable import (
-    ServableModel,
-    input_schema,
-    make_servable,
-    progress_bar,
-)
+from tessera.serving.packaging.ranking import labelled, ranking_source
+from tessera.serving.packaging.servable import make_servable, progress_bar
+from tessera.serving.packaging.source import SampleBatch, Source
 from tessera.serving.packaging.tables.spill import Spill, SpilledRoom
-from tessera.serving.packaging.type_report import Measure, check_place, compare_types, write_report
-from tessera.serving.packaging.write.archive import write_package
-from tessera.serving.packaging.write.golden import golden_batch, golden_info
+from tessera.serving.packaging.type_report import check_place, compare_types, write_report
+from tessera.serving.packaging.write.package import iso_time, write_servable
 from tessera.training.data.batch import Batch
 from tessera.training.models.ranking import RankingModel
 from tessera.training.trained import TrainedModel, load_trained, validation_batches
 
-__all__ = [
-    "Origin",
-    "PackageOptions",
-    "ServableModel",
-    "input_schema",
-    "make_servable",
-    "package_run",
-    "write_model",
-]
-
-TORCH_MIN = "2.11"
-TORCH_BELOW = "2.14"
 EVALUATION_BATCH_SIZE = 4096
+
+
+def package_model(
+    module: nn.Module,
+    schema: ModelInputs | None,
+    sample_batch: SampleBatch,
+    *,
+    out: str | Path,
+    name: str | None = None,
+    version: str = "1",
+    dtype: str = "int8",
+    table_dtypes: Mapping[str, str] | None = None,
+    max_table_error: float | None = None,
+    dense_dtype: str = "fp32",
+    backend: str | None = None,
+    device: str = "cpu",
+    shards: int = 1,
+    sharding: str = "auto",
+    table_sharding: Mapping[str, str] | None = None,
+    plan: ShardingPlan | None = None,
+    leaf_modules: Sequence[str] = (),
+    sign_key: Path | None = None,
+    report: str | Path | None = None,
+    validation: Iterable[LabelledBatch] = (),
+    progress: bool = False,
+) -> Manifest:
+    """Quantize, shard, trace, script and package any module with embedding collections.
+
+    Args:
+        module: takes, in any order and each at most once, a float32 tensor ``[B, F]``, a
+            `KeyedJaggedTensor` and a `KeyedJaggedTensor` with weights; returns a tensor, a
+            dictionary of tensors or a `KeyedTensor`, each tensor ``[B]`` or ``[B, k]``.  It is
+            left as it is, and packaged in evaluation mode.
+        schema: what inputs and outputs are called and how ids are treated; None: the defaults of
+            `ModelInputs`.
+        sample_batch: the module's arguments for one or more samples.  Only their kinds, names and
+            widths count.
+        out: the file to make or replace.
+        name: the model's name; None: the file's.
+        version: its version.
+        dtype: how the tables' elements are stored: ``int8``, ``int8b``, ``int4``, ``int2``, ``fp8``,
+            ``fp16``, ``bf16`` or ``fp32``.
+        table_dtypes: the same for single tables, by a pattern of their names.
+        max_table_error: the largest relative RMSE of a table; one that loses more keeps a wider
+            type.
+        dense_dtype: how the weights of `torch.nn.Linear` layers are stored, ``fp32`` or ``bf16`` (the
+            tessera backend only); layers inside ``leaf_modules`` stay float32.
+        backend: ``tessera`` or ``fbgemm``; None: the former where it is built.
+        device: ``cpu`` or ``cuda``.
+        shards: over how many devices the tables are spread.
+        sharding: ``auto``, ``table_wise``, ``row_wise`` or ``column_wise``.
+        table_sharding: the same for single tables, by a pattern of their names.
+        plan: which rows and columns of which table lie in which shard, instead of these three.
+        leaf_modules: qualified names or class names of submodules that TorchScript compiles
+            whole, because ``torch.fx`` cannot trace them.
+        sign_key: a PEM file with the private Ed25519 key to sign with.
+        report: write here what every weight type would cost and save: HTML where the name ends
+            in ``.html``, text otherwise.
+        validation: batches of the module's arguments, each with the labels ``[B]`` of its first
+            output, which are probabilities; the manifest then holds the metrics before and after
+            quantization.
+        progress: show a progress bar where stderr is a terminal.
+
+    Returns:
+        The manifest that the file now holds.
+
+    Raises:
+        UserError: something that cannot be packaged; says what, where and how to go on.
+    """
+    out = checked_out(out)
+    inputs = read_inputs(schema)
+    options = PackageOptions(
+        name=out.stem if name is None else name,
+        version=version,
+        dtype=dtype,
+        table_dtypes=table_dtypes or {},
+        max_table_error=max_table_error,
+        dense_dtype=dense_dtype,
+        backend=default_backend() if backend is None else backend,
+        device=device,
+        shards=shards,
+        sharding=sharding,
+        table_sharding=table_sharding or {},
+        plan=plan,
+        output=inputs.output,
+        leaf_modules=leaf_modules,
+        sign_key=sign_key,
+    )
+    return package_source(
+        (module, inputs, sample_batch),
+        out,
+        options,
+        origin=module_origin(module),
+        validation=validation,
+        report=None if report is None else Path(report),
+        progress=progress,
+    )
+
+
+def module_origin(module: nn.Module) -> Origin:
+    """What a manifest says of where a module of the user's own is from."""
+    kind = type(module)
+    return Origin(source={"module": f"{kind.__module__}.{kind.__qualname__}"})
 
 
 def package_run(
@@ -91,47 +165,61 @@ def package_run(
     trained = load_trained(run_or_checkpoint, room=SpilledRoom(out.parent))
     origin = Origin(
         source={"checkpoint": trained.checkpoint_path.name, "step": str(trained.step)},
-        dense_transform=trained.dense_transform,
         metrics=trained.metrics,
         # Not the time of packaging: the same checkpoint gives the same bytes.
-        created=_iso(trained.checkpoint_path.stat().st_mtime),
+        created=iso_time(trained.checkpoint_path.stat().st_mtime),
     )
-    batches = () if skip_evaluation else _validation(trained)
-    if report is not None:
-        measure = _no_measure if skip_evaluation else _measure(trained, evaluate_rows)
-        made = compare_types(options, lambda o: make_servable(trained.model, o), measure)
-        write_report(made, report)
-    return write_model(
-        trained.model,
+    return package_source(
+        ranking_source(trained.model, dense_transform=trained.dense_transform),
         out,
         options,
         origin=origin,
-        batches=batches,
+        validation=() if skip_evaluation else _Validation(trained),
         evaluate_rows=evaluate_rows,
+        report=report,
         progress=progress,
     )
 
 
-def write_model(
-    model: RankingModel,
+class _Validation:
+    """The validation set of a run, from its beginning each time."""
+
+    def __init__(self, trained: TrainedModel) -> None:
+        self._trained = trained
+        iter(self)  # what cannot be read is to be known before any work
+
+    def __iter__(self) -> Iterator[LabelledBatch]:
+        try:
+            return labelled(validation_batches(self._trained, EVALUATION_BATCH_SIZE))
+        except (UserError, OSError) as error:
+            raise UserError(
+                f"the validation data cannot be read ({error}); restore it, or package without "
+                "measuring: --no-evaluate"
+            ) from error
+
+
+def package_source(
+    source: Source,
     out: str | Path,
     options: PackageOptions,
     *,
     origin: Origin | None = None,
-    batches: Iterable[Batch] = (),
+    validation: Iterable[LabelledBatch] = (),
     evaluate_rows: int | None = None,
+    report: Path | None = None,
     progress: bool = False,
 ) -> Manifest:
-    """Package a model that is in memory.
+    """Package a module that is in memory.
 
     Args:
-        model: float32, with plain tables; left as it is.
+        source: the module, what its inputs are called, and a sample batch.
         out: the file to make or replace.
         options: see `PackageOptions`.
         origin: see `Origin`.
-        batches: the validation set; empty: nothing is measured.
+        validation: see `package_model`; with a report it is gone through once per type.
         evaluate_rows: see `package_run`.
-        progress: see `package_run`.
+        report: write here what every weight type would cost and save.
+        progress: show progress bars where stderr is a terminal.
 
     Returns:
         The manifest that the file now holds.
@@ -140,15 +228,22 @@ def write_model(
         UserError: something that cannot be packaged, or a file that cannot be written.
     """
     out, origin = checked_out(out), origin or Origin()
+
+    def measure(runner: Runner, schema: InputSchema) -> Evaluation | None:
+        return evaluate(source[0], runner, schema, validation, max_rows=evaluate_rows)
+
+    if report is not None:
+        check_place(report)
+        write_report(compare_types(options, lambda o: make_servable(source, o), measure), report)
     spill = Spill(out.parent)
-    servable = make_servable(model, options, origin=origin, progress=progress, allocate=spill.zeros)
+    servable = make_servable(source, options, progress=progress, allocate=spill.zeros)
     runner: Runner = TorchScriptRunner(optimize(servable.scripted))
     with progress_bar("evaluate", None, progress=progress) as bar:
         evaluation = evaluate(
-            model,
+            source[0],
             runner,
             servable.schema,
-            batches,
+            validation,
             max_rows=evaluate_rows,
             on_rows=bar.update,
         )
@@ -163,105 +258,27 @@ def write_model(
     )
 
 
-def write_servable(
-    servable: ServableModel,
-    runner: Runner,
-    out: Path,
+def write_model(
+    model: RankingModel,
+    out: str | Path,
     options: PackageOptions,
     *,
-    origin: Origin,
-    evaluation: Evaluation | None,
-    spilled: Sequence[Tensor] = (),
+    origin: Origin | None = None,
+    dense_transform: str = "",
+    batches: Iterable[Batch] = (),
 ) -> Manifest:
-    """Record golden answers and write the file.
+    """Package a ranking model that is in memory; see `package_source`.
 
     Args:
-        servable: the served form.
-        runner: runs it, as a loader would.
+        model: float32, with plain tables; left as it is.
         out: the file to make or replace.
         options: see `PackageOptions`.
         origin: see `Origin`.
-        evaluation: the metrics before and after quantization, if they were measured.
-        spilled: the tables' buffers that are in files.
-
-    Raises:
-        UserError: the file cannot be written.
+        dense_transform: what training did to the raw dense values, in words.
+        batches: the validation set; empty: nothing is measured.
     """
-    inputs = golden_batch(servable.schema)
-    answers = runner.forward(inputs)
-
-    def manifest(records: Mapping[str, RecordInfo]) -> Manifest:
-        made = _manifest(
-            options=options,
-            origin=origin,
-            servable=servable,
-            evaluation=evaluation,
-            golden=golden_info(
-                inputs, answers, device=options.device, dense_dtype=options.dense_dtype
-            ),
-            records=records,
-        )
-        if options.sign_key is None:
-            return made
-        return sign_manifest(made, read_private_key(options.sign_key))
-
-    golden = write_golden(inputs, answers)
-    return write_package(out, servable.scripted, golden, manifest, spilled=spilled)
-
-
-def _manifest(
-    *,
-    options: PackageOptions,
-    origin: Origin,
-    servable: ServableModel,
-    evaluation: Evaluation | None,
-    golden: GoldenInfo,
-    records: Mapping[str, RecordInfo],
-) -> Manifest:
-    backend = lookup_backend(options.backend)
-    return Manifest(
-        format_version=FORMAT_VERSION,
-        name=options.name,
-        version=options.version,
-        created=_created(origin),
-        versions=Versions(
-            tessera=tessera.__version__,
-            torch=torch.__version__,
-            fbgemm=fbgemm_version(),
-            torch_min=TORCH_MIN,
-            torch_below=TORCH_BELOW,
-        ),
-        backend=backend.name,
-        operator_libraries=backend.operator_libraries,
-        schema=servable.schema,
-        dtype=servable.dtype,
-        dense_dtype=options.dense_dtype,
-        tables=tuple(table.info for table in servable.tables.tables),
-        bytes_fp32=servable.bytes_fp32,
-        bytes_packaged=servable.bytes_packaged,
-        plan=servable.plan,
-        device=options.device,
-        source=dict(origin.source),
-        training_metrics={split: dict(metrics) for split, metrics in origin.metrics.items()},
-        evaluation=evaluation,
-        golden=golden,
-        records=dict(records),
-    )
-
-
-def _created(origin: Origin) -> str:
-    """The manifest's time; SOURCE_DATE_EPOCH overrides it, for builds that must repeat."""
-    epoch = os.environ.get("SOURCE_DATE_EPOCH")
-    if not epoch:
-        return origin.created or _iso(time.time())
-    try:
-        return _iso(float(epoch))
-    except (ValueError, OverflowError, OSError) as error:
-        raise UserError(f"SOURCE_DATE_EPOCH is {epoch!r}; give seconds since 1970") from error
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    source = ranking_source(model, dense_transform=dense_transform)
+    return package_source(source, out, options, origin=origin, validation=labelled(batches))
 
 
 def checked_out(out: str | Path) -> Path:
@@ -276,25 +293,3 @@ def checked_out(out: str | Path) -> Path:
     if not out.parent.is_dir():
         raise UserError(f"--out {out}: the folder {out.parent} does not exist; make it first")
     return out
-
-
-def _measure(trained: TrainedModel, rows: int | None) -> Measure:
-    def measure(runner: Runner, schema: InputSchema) -> Evaluation | None:
-        return evaluate(trained.model, runner, schema, _validation(trained), max_rows=rows)
-
-    return measure
-
-
-def _no_measure(runner: Runner, schema: InputSchema) -> Evaluation | None:
-    del runner, schema
-    return None
-
-
-def _validation(trained: TrainedModel) -> Iterable[Batch]:
-    try:
-        return validation_batches(trained, EVALUATION_BATCH_SIZE)
-    except (UserError, OSError) as error:
-        raise UserError(
-            f"the validation data cannot be read ({error}); restore it, or package without "
-            "measuring: --no-evaluate"
-        ) from error

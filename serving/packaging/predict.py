@@ -1,4 +1,4 @@
-"""The served form of a model: six plain tensors in, a dictionary of scores out."""
+"""The served form of a module: six plain tensors in, a dictionary of outputs out."""
 
 from __future__ import annotations
 
@@ -6,31 +6,46 @@ import torch
 from torch import Tensor, fx, nn
 
 from tessera.serving.package.schema import InputSchema
-from tessera.serving.packaging.same_bits import pad_dense, pad_lengths, sigmoid_of_rows
-from tessera.training.models.ranking import RankingModel
+from tessera.serving.packaging.inputs import ArgumentKind, named_outputs
+from tessera.serving.packaging.passes.padding import first_rows, pad_dense, pad_lengths
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 # Their branches depend on the batch: tracing keeps them whole, scripting compiles them.
 fx.wrap("pad_dense")
 fx.wrap("pad_lengths")
-fx.wrap("sigmoid_of_rows")
+fx.wrap("first_rows")
 
 
-class PredictModule(nn.Module):
-    """Builds the jagged tensor, runs the model and turns its logit into a probability.
+class Predict(nn.Module):
+    """Builds the module's arguments and names its outputs.
 
     Args:
-        model: a model over stored tables (`embedding.with_stored_tables`), whose features come
-            in the schema's group order: those of ``id_list``, then those of ``id_score_list``.
-        schema: the served inputs and the one output.
+        module: over stored tables (`tessera.serving.packaging.collections.swap`).
+        arguments: the kinds of its arguments, in order.
+        schema: the served inputs and outputs.
+        samples: the outputs for some batch: their shapes and types.
+        padded: whether the module gets whole blocks of samples; see
+            `tessera.serving.packaging.passes.padding`.
     """
 
-    def __init__(self, model: RankingModel, schema: InputSchema) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        arguments: tuple[ArgumentKind, ...],
+        schema: InputSchema,
+        samples: dict[str, Tensor],
+        *,
+        padded: bool,
+    ) -> None:
         super().__init__()
-        self.model = model
+        self.module = module
+        self._arguments = arguments
+        self._padded = padded
         self._plain = [feature.name for feature in schema.group("id_list")]
         self._scored = [feature.name for feature in schema.group("id_score_list")]
-        self._output = schema.outputs[0].name
+        self._outputs = [output.name for output in schema.outputs]
+        self._columns = {name for name, value in samples.items() if value.shape[1:] == (1,)}
+        self._casts = {n for n, value in samples.items() if value.dtype != torch.float32}
 
     def forward(  # noqa: PLR0917 - the package's six inputs, in their order
         self,
@@ -41,30 +56,35 @@ class PredictModule(nn.Module):
         id_score_list_features_values: Tensor,
         id_score_list_features_weights: Tensor,
     ) -> dict[str, Tensor]:
-        """Score a batch; the arguments are those of `tessera.serving.package.runner.HostBatch`.
+        """Run a batch; the arguments are those of `tessera.serving.package.runner.HostBatch`.
 
         Returns:
-            Probabilities ``[B]`` float32 under the schema's output name.
+            Each output, ``[B]`` or ``[B, k]`` float32.
         """
-        plain_lengths = pad_lengths(id_list_features_lengths, float_features)
-        scored_lengths = pad_lengths(id_score_list_features_lengths, float_features)
-        if not self._scored:
-            sparse = KeyedJaggedTensor(self._plain, id_list_features_values, lengths=plain_lengths)
-        elif not self._plain:
-            sparse = KeyedJaggedTensor(
+        dense = float_features
+        plain_lengths, scored_lengths = id_list_features_lengths, id_score_list_features_lengths
+        if self._padded:
+            plain_lengths = pad_lengths(plain_lengths, float_features)
+            scored_lengths = pad_lengths(scored_lengths, float_features)
+            dense = pad_dense(dense)
+        given: dict[ArgumentKind, Tensor | KeyedJaggedTensor] = {"dense": dense}
+        if "id_list" in self._arguments:
+            given["id_list"] = KeyedJaggedTensor(
+                self._plain, id_list_features_values, lengths=plain_lengths
+            )
+        if "id_score_list" in self._arguments:
+            given["id_score_list"] = KeyedJaggedTensor(
                 self._scored,
                 id_score_list_features_values,
                 id_score_list_features_weights,
                 lengths=scored_lengths,
             )
-        else:
-            # The model's one collection is weighted: an id without a weight has weight 1.
-            ones = torch.ones_like(id_list_features_values, dtype=torch.float32)
-            sparse = KeyedJaggedTensor(
-                self._plain + self._scored,
-                torch.cat([id_list_features_values.long(), id_score_list_features_values.long()]),
-                torch.cat([ones, id_score_list_features_weights]),
-                lengths=torch.cat([plain_lengths, scored_lengths]),
-            )
-        logits = self.model(pad_dense(float_features), sparse)
-        return {self._output: sigmoid_of_rows(logits, float_features)}
+        found = self.module(*(given[kind] for kind in self._arguments))
+        outputs = named_outputs(found, self._outputs[0])
+        return {name: self._finished(name, outputs[name], float_features) for name in self._outputs}
+
+    def _finished(self, name: str, value: Tensor, dense: Tensor) -> Tensor:
+        if name in self._columns:
+            value = value.squeeze(1)
+        value = value.float() if name in self._casts else value
+        return first_rows(value, dense) if self._padded else value

@@ -1,7 +1,8 @@
-"""From a model in memory to its served form: quantize, shard, trace, script."""
+"""From a module in memory to its served form: store tables, trace, run the passes, script."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,20 +11,34 @@ import torch
 from torch import Tensor, fx, nn
 from tqdm import tqdm
 
+from tessera.errors import UserError
 from tessera.kernels.libraries import load_libraries
 from tessera.serving.package.manifest import ShardingPlan
-from tessera.serving.package.schema import FeatureSpec, InputSchema, OutputSpec
-from tessera.serving.packaging.dense_gpu import fuse_crosses, keep_narrow, narrow_linears
-from tessera.serving.packaging.embedding import float_tables, with_stored_tables
+from tessera.serving.package.schema import InputSchema
+from tessera.serving.packaging.answers import Answers
+from tessera.serving.packaging.collections.find import find_tables
+from tessera.serving.packaging.collections.hashing import HashedIds, find_hashers, hash_specs
+from tessera.serving.packaging.collections.swap import with_stored_tables
+from tessera.serving.packaging.inputs import (
+    DEFAULT_OUTPUT,
+    Arguments,
+    module_schema,
+    named_outputs,
+    output_specs,
+    read_arguments,
+    read_inputs,
+)
 from tessera.serving.packaging.lookups.backends import lookup_backend
-from tessera.serving.packaging.options import Origin, PackageOptions
-from tessera.serving.packaging.predict import PredictModule
+from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.passes.registry import Target, run_passes
+from tessera.serving.packaging.predict import Predict
 from tessera.serving.packaging.script import script
+from tessera.serving.packaging.source import Source
 from tessera.serving.packaging.tables.choose_types import choose_types
 from tessera.serving.packaging.tables.quantize import FloatTable, StoredTables, quantize_tables
 from tessera.serving.packaging.tables.shard import check_plan, plan_shards
 from tessera.serving.packaging.trace import trace
-from tessera.training.models.ranking import RankingModel
+from tessera.serving.packaging.users_code import first_line, users_place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +51,10 @@ class ServableModel:
         plan: where they lie.
         dense_bytes: bytes of the model's other parameters in float32.
         dense_bytes_saved: how many fewer they are as packaged.
-        eager: the served form as a plain module.
-        graph: the same, traced and with packed dense layers, run by Python op by op; what the
+        packed: the module with stored tables in the place of its own; takes what the module takes,
+            raw ids instead of rows where a `FeatureRule` says so.
+        eager: the same with a package's six inputs.
+        graph: the same, traced and changed by the passes, run by Python op by op; what the
             scripted one must equal bit for bit.
         scripted: the same as TorchScript.
     """
@@ -47,6 +64,7 @@ class ServableModel:
     plan: ShardingPlan
     dense_bytes: int
     dense_bytes_saved: int
+    packed: nn.Module
     eager: nn.Module
     graph: fx.GraphModule
     scripted: torch.jit.ScriptModule
@@ -70,54 +88,123 @@ class ServableModel:
 
 
 def make_servable(
-    model: RankingModel,
+    source: Source,
     options: PackageOptions,
     *,
-    origin: Origin | None = None,
     progress: bool = False,
     allocate: Callable[[int], Tensor] | None = None,
 ) -> ServableModel:
-    """Quantize, trace and script a model, without writing a package.
+    """Quantize, trace and script a module, without writing a package.
 
     Args:
-        model: float32, with plain tables; left as it is.
+        source: the module, what its inputs are called, and its arguments for some samples (see
+            `tessera.serving.packaging.inputs`).  The module is left as it is.
         options: see `PackageOptions`.
-        origin: see `Origin`.
         progress: show a progress bar where stderr is a terminal.
-        allocate: see `quantize_tables`.
+        allocate: see `tessera.serving.packaging.tables.quantize.quantize_tables`.
 
     Raises:
-        UserError: something that cannot be packaged.
+        UserError: something that cannot be packaged; says what and how to go on.
     """
-    origin = origin or Origin()
+    module, inputs, sample_batch = source
+    _check_module(module, options)
+    inputs = read_inputs(inputs)
     backend = lookup_backend(options.backend)
     load_libraries(backend.operator_libraries)
-    floats = float_tables(model)
-    tables, plan = store_tables(floats, options, progress=progress, allocate=allocate)
-    schema = input_schema(model, output=options.output, dense_transform=origin.dense_transform)
-    features = (*schema.group("id_list"), *schema.group("id_score_list"))
-    on_cpu = options.device == "cpu"
-    interaction = backend.interaction() if on_cpu else None
-    stored = with_stored_tables(model, tables, features, backend, interaction=interaction)
-    eager = PredictModule(stored, schema).eval()
-    graph = trace(eager)
-    saved = 0
-    if on_cpu:
-        saved = backend.pack(graph, options.dense_dtype)
-    elif options.dense_dtype == "bf16":
-        saved = narrow_linears(graph)
-        keep_narrow(graph)
-        fuse_crosses(graph)
+    arguments = read_arguments(sample_batch)
+    found = find_tables(module)
+    specs = hash_specs(find_hashers(module).values())
+    # A first schema without outputs: they are seen when the module runs.
+    schema = module_schema(inputs, arguments, found, specs, ())
+    tables, plan = store_tables(found.floats, options, progress=progress, allocate=allocate)
+    packed = with_stored_tables(module, found, tables, schema, backend)
+    output = options.output if options.output != DEFAULT_OUTPUT else inputs.output
+    watch = HashedIds()
+    lookups = [c.path for c in found.collections if c.kind.only_looks_up(c.module)]
+    with watch.watching(packed, map(packed.get_submodule, lookups)):
+        outputs = _run_sample(packed, arguments, output)
+    left_out = find_hashers(module).keys() - watch.elsewhere
+    if left_out:
+        packed = with_stored_tables(module, found, tables, schema, backend, left_out=left_out)
+    schema = module_schema(
+        inputs, arguments, found, specs, output_specs(outputs, arguments.batch_size)
+    )
+    unpadded, padded = (
+        Predict(packed, arguments.kinds, schema, outputs, padded=padded).eval()
+        for padded in (False, True)
+    )
+    answers = Answers(unpadded, schema)
+    eager, graph = padded, trace(padded, leaf_modules=options.leaf_modules)
+    if not answers.met_while_observed(graph):
+        eager, graph = unpadded, trace(unpadded, leaf_modules=options.leaf_modules)
+        answers.met_while_observed(graph)
+    answers.check(graph)
+    target = Target(backend=options.backend, device=options.device, dense_dtype=options.dense_dtype)
+    saved = run_passes(graph, target)
+    scripted = script(graph)
+    answers.check(scripted, graph if options.dense_dtype != "fp32" else None)
     return ServableModel(
         schema=schema,
         tables=tables,
         plan=plan,
-        dense_bytes=dense_bytes(model, floats),
+        dense_bytes=dense_bytes(module, found.floats),
         dense_bytes_saved=saved,
+        packed=packed,
         eager=eager,
         graph=graph,
-        scripted=script(graph, device=options.device),
+        scripted=scripted,
     )
+
+
+def _check_module(module: nn.Module, options: PackageOptions) -> None:
+    """Refuse what is no module, and leaf modules that it has not."""
+    if not isinstance(module, nn.Module):
+        raise UserError(f"module is a {type(module).__name__}; give a torch.nn.Module")
+    parts = dict(module.named_modules())
+    known = {*parts, *(type(part).__name__ for part in parts.values())}
+    unknown = [name for name in options.leaf_modules if name not in known]
+    if unknown:
+        names = sorted(parts.keys() - {""})
+        near = difflib.get_close_matches(unknown[0], known - {""}, n=3) or names[:5]
+        raise UserError(
+            f"leaf module {unknown[0]!r} is neither a submodule's qualified name nor its class; "
+            f"give one such as {', '.join(near)}"
+        )
+
+
+def _run_sample(packed: nn.Module, arguments: Arguments, output: str) -> dict[str, Tensor]:
+    """The module's outputs for the sample batch.
+
+    Raises:
+        UserError: the module fails.
+    """
+    try:
+        with torch.inference_mode():
+            found = packed(*arguments.values)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"the module fails on the sample batch{users_place(error)}: {first_line(error)}; give "
+            f"what its forward takes{_odd_dtype(packed)}"
+        ) from error
+    if output != DEFAULT_OUTPUT and not isinstance(found, Tensor):
+        raise UserError(
+            f"the output's name is {output!r}, but the module names its outputs itself; leave "
+            "the name out"
+        )
+    return named_outputs(found, output)
+
+
+def _odd_dtype(packed: nn.Module) -> str:
+    """A likely cause: vectors of packaged tables are float32."""
+    for name, parameter in packed.named_parameters():
+        if parameter.is_floating_point() and parameter.dtype != torch.float32:
+            return (
+                f", and layers that take float32 vectors ({name} is {parameter.dtype}; "
+                "module.float() changes all of them)"
+            )
+    return ""
 
 
 def store_tables(
@@ -155,17 +242,6 @@ def store_tables(
             allocate=allocate,
         )
     return tables, plan
-
-
-def input_schema(model: RankingModel, *, output: str, dense_transform: str) -> InputSchema:
-    """What the served form of ``model`` takes and gives."""
-    return InputSchema(
-        dense_features=model.dense_names,
-        dense_missing="nan",
-        dense_transform=dense_transform,
-        features=tuple(FeatureSpec(**vars(feature)) for feature in model.features),
-        outputs=(OutputSpec(name=output, width=1),),
-    )
 
 
 def dense_bytes(model: nn.Module, floats: Sequence[FloatTable]) -> int:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 Named = TypeVar("Named", bound=Callable[..., Any])
 
-_FOLDER = "__torch__.tessera.serving.packaging"
+_FOLDER = "tessera.serving.packaging"
 
 
 def named_in_packages(home: str) -> Callable[[Named], Named]:
@@ -23,7 +23,7 @@ def named_in_packages(home: str) -> Callable[[Named], Named]:
     """
 
     def name(thing: Named) -> Named:
-        thing._jit_override_qualname = f"{_FOLDER}.{home}.{thing.__name__}"  # type: ignore[attr-defined]  # noqa: SLF001 - torch's own name for it
+        thing.__module__ = f"{_FOLDER}.{home}"  # where both torch.fx and TorchScript look
         return thing
 
     return name

@@ -41,6 +41,9 @@ FACTORIES = (
 )
 """Functions of torch that make a tensor of sizes alone, and so do not see a stand-in."""
 
+# What a traced module has beside the tensors that its graph reads.
+_TAKEN = frozenset(dir(fx.GraphModule(nn.Module(), fx.Graph())))
+
 _REMEDY = (
     "write a choice between values with torch.where; put the branch into a function of its own at "
     "the top of the module's file, typed and marked with torch.fx.wrap, which TorchScript then "
@@ -65,6 +68,20 @@ class _FlatTracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return is_left_whole(m, module_qualified_name.removeprefix("module."), self.leaves)
+
+    def create_node(  # noqa: PLR0917 - fx's signature
+        self,
+        kind: str,
+        target: fx.node.Target,
+        args: tuple[fx.node.Argument, ...],
+        kwargs: dict[str, fx.node.Argument],
+        name: str | None = None,
+        type_expr: Any | None = None,
+    ) -> fx.Node:
+        """Name the module's tensors by their paths in it, without that of `Predict` around it."""
+        if kind == "get_attr" and name is None:
+            name = self.graph._target_to_str(str(target).removeprefix("module."))  # noqa: SLF001 - fx's own rule
+        return super().create_node(kind, target, args, kwargs, name, type_expr)
 
     def call_module(
         self,
@@ -136,8 +153,9 @@ def _flat(module: nn.Module, graph: fx.Graph) -> fx.GraphModule:
             root[str(node.target)] = module.get_submodule(str(node.target))
         elif node.op == "get_attr":
             value = functools.reduce(getattr, str(node.target).split("."), module)
-            name = names.setdefault(id(value), str(node.target).replace(".", "_"))
-            while root.setdefault(name, value) is not value:
+            path = str(node.target).removeprefix("module.")
+            name = names.setdefault(id(value), path.replace(".", "_"))
+            while name in _TAKEN or root.setdefault(name, value) is not value:
                 name = names[id(value)] = f"{name}_"
             node.target = name
     return fx.GraphModule(root, graph)

@@ -24,7 +24,7 @@ MODEL = schema(
 
 
 def by_name(arrays, model):
-    """Back to the form that `assemble` checks."""
+    """Turn drawn arrays back into the form that `assemble` checks."""
     sparse = {}
     shared = set() if arrays.shared is None else set(arrays.shared.names)
     for group_name, group in (

@@ -1,6 +1,6 @@
 """Starts either server as a program, or takes a given one, and speaks to it as any client would.
 
-What the suite knows of a server is what the contract says: flags, protocols, status codes,
+What the suite knows of a server is what its users see: flags, protocols, status codes,
 metrics, log lines with ``"event": "ready"``, signals and exit statuses.
 """
 

@@ -8,7 +8,7 @@ import torch
 
 from tessera.serving.package.loading import load_package
 from tessera.serving.packaging.options import PackageOptions
-from tessera.serving.packaging.package import Origin, write_model
+from tessera.serving.packaging.package import write_model
 from tessera.serving.packaging.write.golden import TOLERANCE
 from tests.conformance.conformance_harness import RunningServer, scores_of
 from tests.conformance.test_answers import SIZES, run_in_process
@@ -36,7 +36,7 @@ def package_for(tmp_path_factory):
         if name not in written:
             written[name] = folder / f"{name}.pt"
             options = PackageOptions(name="ranker", version="3", backend="tessera", **chosen)
-            write_model(make_model(), written[name], options, origin=Origin(dense_transform="none"))
+            write_model(make_model(), written[name], options, dense_transform="none")
         return written[name]
 
     return write

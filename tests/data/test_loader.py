@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -168,7 +170,7 @@ def test_drop_last() -> None:
 
 
 def threads() -> set[str]:
-    return {thread.name for thread in threading.enumerate()}
+    return {thread.name.rpartition("_")[0] for thread in threading.enumerate()}
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
@@ -190,13 +192,28 @@ def test_closing_early_stops_the_thread() -> None:
     assert "tessera-prefetch" not in threads()
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_several_threads_make_the_same_batches_in_the_same_order(count: int) -> None:
+    one = BatchLoader(view(1000), batch_size=7, shuffle=True, seed=0, prefetch=0)
+    many = BatchLoader(
+        view(1000), batch_size=7, shuffle=True, seed=0, prefetch=5, threads=count, finish=twice
+    )
+    for expected, batch in zip(one.epoch(1, 2), many.epoch(1, 2), strict=True):
+        assert torch.equal(batch.labels, 2 * expected.labels)
+        assert torch.equal(batch.sparse_features.values(), expected.sparse_features.values())
+
+
+def twice(batch: Batch) -> Batch:
+    return dataclasses.replace(batch, labels=2 * batch.labels)
+
+
 def test_no_more_is_made_ahead_than_asked_for() -> None:
     dataset = Numbers(400)
     loader = BatchLoader(
         DatasetView(dataset, range(400)), batch_size=4, shuffle=False, seed=0, prefetch=3
     )
     ahead = [dataset.made - taken for taken, _ in enumerate(loader.epoch(0), start=1)]
-    # 3 wait in the queue, and the thread holds one that has no room yet.
+    # 3 are being made or wait, beside the one that was taken.
     assert len(ahead) == 100
     assert max(ahead) <= 4
 
@@ -206,6 +223,7 @@ def test_no_more_is_made_ahead_than_asked_for() -> None:
     [
         ({"batch_size": 0}, "batch_size=0"),
         ({"prefetch": -1}, "prefetch=-1"),
+        ({"threads": 0}, "threads=0"),
         ({"seed": -1}, "seed=-1"),
         ({"part": (2, 2)}, r"part=\(2, 2\): give \(r, n\)"),
     ],

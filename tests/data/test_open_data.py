@@ -52,7 +52,7 @@ def test_the_real_sample(shared_data: Path, tmp_path: Path) -> None:
     assert [len(view) for view in (splits.train, splits.valid, splits.test)] == [11668, 1458, 1458]
     assert splits.malformed.total == 0
     labels = np.concatenate([splits.train.labels(), splits.valid.labels(), splits.test.labels()])
-    assert labels.sum() == pytest.approx(0.234 * 14584, abs=10)  # 23.4% positive, see FACTS.md
+    assert labels.sum() == pytest.approx(0.234 * 14584, abs=10)  # 23.4% are positive
     text = (shared_data / "criteo_sample_14584.tsv").read_bytes()
     head = b"".join(text.splitlines(keepends=True)[:300])
     assert sparse_rows(DatasetView(splits.train.dataset, range(300))) == expected_rows(head)
@@ -141,9 +141,22 @@ def test_files_of_their_own_for_validation_and_test(tmp_path: Path) -> None:
 def test_a_file_without_a_row_is_refused(tmp_path: Path, text: bytes) -> None:
     file = tmp_path / "rows.tsv"
     file.write_bytes(text)
-    with pytest.raises(UserError, match="of 0 rows none is left to train on") as caught:
+    with pytest.raises(UserError, match="no line of it is a row of the format criteo") as caught:
         open_quietly(config(file))
     assert not text or f"{file}:1: line=" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == [file]  # no cache is left
+
+
+def test_a_path_without_rows_leaves_an_older_cache_alone(tmp_path: Path) -> None:
+    (tmp_path / "rows.tsv").write_bytes(plain.random_text(0, 5))
+    cache = tmp_path / "cache"
+    open_quietly(config(tmp_path / "rows.tsv", cache_dir=str(cache)))
+    before = {path.name for path in cache.iterdir() if not path.name.startswith(".")}
+    (tmp_path / "bad.tsv").write_bytes(b"no criteo\n")
+    with pytest.raises(UserError, match="no line of it is a row"):
+        open_quietly(config(tmp_path / "bad.tsv", cache_dir=str(cache)))
+    assert {path.name for path in cache.iterdir() if not path.name.startswith(".")} == before
 
 
 def test_one_row_without_a_newline(tmp_path: Path) -> None:
@@ -176,7 +189,7 @@ def test_movielens_in_time(shared_data: Path, tmp_path: Path) -> None:
     views = (splits.train, splits.valid, splits.test)
     assert [len(view) for view in views] == [80_000, 10_000, 10_000]
     labels = np.concatenate([view.labels() for view in views])
-    assert labels.mean() == pytest.approx(0.554, abs=0.0005)  # 55.4% are 4 or 5, see FACTS.md
+    assert labels.mean() == pytest.approx(0.554, abs=0.0005)  # 55.4% are 4 or 5
     again = open_quietly(
         DataConfig(
             format="movielens",

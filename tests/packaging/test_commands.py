@@ -86,7 +86,9 @@ def test_the_package_answers_the_trained_models_validation_set(run: Path, tmp_pa
     for batch in validation_batches(trained, 128):
         with torch.inference_mode():
             logits = trained.model(batch.dense_features, batch.sparse_features)
-        found = loaded.runner.forward(host_batch(batch, loaded.manifest.schema))["default"]
+        found = loaded.runner.forward(
+            host_batch((batch.dense_features, batch.sparse_features), loaded.manifest.schema)
+        )["default"]
         torch.testing.assert_close(found, torch.sigmoid(logits), rtol=0, atol=2e-5)
 
 

@@ -11,18 +11,18 @@ from torch import Tensor, fx, nn
 from tessera.cli import main
 from tessera.serving.package.loading import load_package
 from tessera.serving.package.runner import TorchScriptRunner
-from tessera.serving.packaging.dense_gpu import (
-    LINEAR_RELU,
-    THIN,
-    NarrowLinear,
-    fuse_crosses,
-    keep_narrow,
-    narrow_layers,
-    narrow_linears,
-)
-from tessera.serving.packaging.module_servable import make_module_servable
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import write_model
+from tessera.serving.packaging.passes.crosses import fuse_crosses
+from tessera.serving.packaging.passes.narrow import (
+    LINEAR_RELU,
+    THIN,
+    keep_narrow,
+    narrow_linears,
+)
+from tessera.serving.packaging.passes.registry import Target
+from tessera.serving.packaging.passes.tensors import observe
+from tessera.serving.packaging.ranking import ranking_source
 from tessera.serving.packaging.servable import make_servable
 from tessera.serving.packaging.type_report import compare_types
 from tessera.serving.packaging.write.golden import BF16_TOLERANCE, golden_batch
@@ -66,13 +66,18 @@ class InlineLinears(fx.Tracer):
         return False
 
 
-def traced(module: nn.Module) -> fx.GraphModule:
-    return fx.GraphModule(module, InlineLinears().trace(module))
+def traced(module: nn.Module, sample: Tensor) -> fx.GraphModule:
+    graph = fx.GraphModule(module, InlineLinears().trace(module))
+    observe(graph, sample)
+    return graph
+
+
+TARGET = Target(backend="tessera", device="cuda", dense_dtype="bf16")
 
 
 def test_the_graph_rounds_where_a_layer_begins_and_ends():
     tower, x = Tower(), torch.randn(7, 35)
-    graph = traced(tower)
+    graph = traced(tower, x)
     saved = narrow_linears(graph)
     assert saved == 2 * sum(
         part.weight.numel() for part in (tower.first, tower.second, tower.third)
@@ -84,7 +89,7 @@ def test_the_graph_rounds_where_a_layer_begins_and_ends():
     assert casts(graph) == [NARROW, torch.float32]
     assert torch.equal(graph(x), before)
     assert len(graph.graph.find_nodes(op="call_function", target=LINEAR_RELU)) == 1
-    fuse_crosses(graph)
+    fuse_crosses(graph, TARGET)
     assert casts(graph) == [NARROW]
     assert len(graph.graph.find_nodes(op="call_function", target=torch.addcmul)) == 1
     # The same sums, perhaps by a fused multiply and add.
@@ -93,31 +98,24 @@ def test_the_graph_rounds_where_a_layer_begins_and_ends():
 
 
 def test_layers_are_those_of_rounded_numbers():
-    tower, x = Tower(), torch.randn(5, 35)
-    narrow = NarrowLinear(tower.first)
-    # One rounding of a sum of 32 float32 products: at most a neighbour in bfloat16.
-    torch.testing.assert_close(narrow(x), rounded(x, tower.first), rtol=2**-7, atol=1e-6)
-    assert narrow(x).dtype == torch.float32
-    assert narrow(x.view(5, 1, 35)).shape == (5, 1, 48)
-    assert NarrowLinear(tower.third)(torch.randn(2, 64)).shape == (2, 35)
+    tower = Tower()
+    for layer, shape in ((tower.first, (5, 35)), (tower.first, (5, 3, 35)), (tower.third, (2, 64))):
+        x = torch.randn(shape)
+        graph = traced(nn.Sequential(layer), x)
+        narrow_linears(graph)
+        found = graph(x)
+        assert found.dtype == torch.float32
+        assert found.shape == (*shape[:-1], layer.out_features)
+        if layer.bias is not None:
+            # One rounding of a sum of 32 float32 products: at most a neighbour in bfloat16.
+            torch.testing.assert_close(found, rounded(x, layer), rtol=2**-7, atol=1e-6)
 
 
-def test_a_module_that_was_swapped_is_the_same_graph():
-    tower, x = Tower(), torch.randn(4, 35)
-    by_function = traced(Tower())
-    narrow_linears(by_function)
-    keep_narrow(by_function)
-    layers = [part for part in tower.children() if isinstance(part, nn.Linear)]
-    stand_ins = narrow_layers(layers)
-    assert tower.head not in stand_ins
-    assert len(stand_ins) == 3
-    for name, layer in list(tower.named_children()):
-        if layer in stand_ins:
-            setattr(tower, name, stand_ins[layer])
-    by_module = traced(tower)
-    keep_narrow(by_module)
-    assert casts(by_module) == casts(by_function)
-    assert torch.equal(by_module(x), by_function(x))
+def test_a_layer_that_is_called_twice_is_stored_once():
+    layer = nn.Linear(16, 16)
+    graph = traced(nn.Sequential(layer, layer), torch.ones(2, 16))
+    assert narrow_linears(graph) == 2 * 16 * 16
+    assert len(dict(graph.named_buffers())) == 2
 
 
 def test_what_others_also_read_stays_wide():
@@ -130,7 +128,7 @@ def test_what_others_also_read_stays_wide():
             hidden = self.first(x)
             return torch.relu(hidden), self.second(hidden), hidden + 1
 
-    graph = traced(Both())
+    graph = traced(Both(), torch.ones(3, 16))
     narrow_linears(graph)
     before = graph(torch.ones(3, 16))
     keep_narrow(graph)
@@ -150,7 +148,7 @@ def test_a_modules_own_call_of_the_fused_layer_is_left_alone():
         def forward(self, x: Tensor) -> Tensor:
             return torch.relu(LINEAR_RELU(self.bias, x, self.weight).to(torch.float32))
 
-    graph = traced(Own())
+    graph = traced(Own(), torch.ones(3, 16))
     keep_narrow(graph)
     assert casts(graph) == [torch.float32]
     assert torch.equal(graph(torch.ones(3, 16)), torch.full((3, 16), 17.0))
@@ -159,8 +157,7 @@ def test_a_modules_own_call_of_the_fused_layer_is_left_alone():
 @pytest.mark.parametrize("shape", [(THIN - 1, 64), (64, THIN - 1), (1, 1)])
 def test_thin_layers_stay(shape):
     layer = nn.Linear(*shape)
-    assert narrow_layers([layer]) == {}
-    graph = traced(nn.Sequential(layer))
+    graph = traced(nn.Sequential(layer), torch.ones(2, shape[0]))
     assert narrow_linears(graph) == 0
     assert casts(graph) == []
 
@@ -174,8 +171,10 @@ class TestPackages:
 
     def test_the_graph_of_a_model(self):
         model = make_model(dense_layers=(32,), over_layers=(64, 32))
-        servable = make_servable(model, options())
-        exact = make_servable(model, PackageOptions(name="m", backend="tessera", device="cuda"))
+        servable = make_servable(ranking_source(model), options())
+        exact = make_servable(
+            ranking_source(model), PackageOptions(name="m", backend="tessera", device="cuda")
+        )
         assert 0 < servable.bytes_packaged < exact.bytes_packaged
         batch = golden_batch(servable.schema, seed=2)
         (found,) = TorchScriptRunner(servable.scripted).forward(batch).values()
@@ -187,9 +186,9 @@ class TestPackages:
     def test_modules_of_ones_own(self, name):
         module, inputs, sample = user_models.FACTORIES[name]()
         # make_module_servable itself holds the script against the swapped module.
-        servable = make_module_servable(module, inputs, sample, options())
+        servable = make_servable((module, inputs, sample), options())
         plain = PackageOptions(name="m", backend="tessera", device="cuda")
-        exact = make_module_servable(module, inputs, sample, plain)
+        exact = make_servable((module, inputs, sample), plain)
         assert servable.bytes_packaged <= exact.bytes_packaged
         batch = golden_batch(servable.schema, seed=2)
         found = TorchScriptRunner(servable.scripted).forward(batch)
@@ -200,9 +199,14 @@ class TestPackages:
 
     def test_the_report_counts_the_layers_as_they_are_packaged(self):
         model = make_model(dense_layers=(32,), over_layers=(64, 32))
-        report = compare_types(options(), lambda o: make_servable(model, o), lambda *_: None)
+        report = compare_types(
+            options(), lambda o: make_servable(ranking_source(model), o), lambda *_: None
+        )
         assert report.choices[0].dense == "bf16"
-        assert report.choices[0].bytes == make_servable(model, options()).bytes_packaged
+        assert (
+            report.choices[0].bytes
+            == make_servable(ranking_source(model), options()).bytes_packaged
+        )
 
     def test_the_command_line_takes_it(self, tmp_path: Path, capsys):
         out = tmp_path / "m.pt"

@@ -17,9 +17,9 @@ from tessera.kernels import reference
 from tessera.serving.inspect.compare import compare
 from tessera.serving.package.loading import load_package
 from tessera.serving.package.runner import TorchScriptRunner
-from tessera.serving.packaging.module_package import package_model
 from tessera.serving.packaging.options import PackageOptions
-from tessera.serving.packaging.package import write_model
+from tessera.serving.packaging.package import package_model, write_model
+from tessera.serving.packaging.ranking import ranking_source
 from tessera.serving.packaging.servable import make_servable
 from tessera.serving.packaging.type_report import (
     CHOSEN,
@@ -71,7 +71,7 @@ def test_the_manifest_says_so_and_counts_the_bytes(both):
 
 def test_answers_are_those_of_rounded_layers(both, monkeypatch):
     # The same graph with the plain reference in the operator's place.
-    servable = make_servable(make_model(), options())
+    servable = make_servable(ranking_source(make_model()), options())
     batch = golden_batch(servable.schema, seed=5)
     found = load_package(both[1]).runner.forward(batch)["default"]
     exact = load_package(both[0]).runner.forward(batch)["default"]
@@ -94,7 +94,7 @@ def test_answers_are_those_of_rounded_layers(both, monkeypatch):
 
 
 def test_a_samples_score_has_the_same_bits_in_every_batch(both):
-    servable = make_servable(make_model(), options())
+    servable = make_servable(ranking_source(make_model()), options())
     batch = golden_batch(servable.schema, seed=9)
     runner = load_package(both[1]).runner
     whole = runner.forward(batch)["default"]
@@ -167,7 +167,9 @@ def test_the_report_says_what_each_type_costs() -> None:
     model = make_model()
     for chosen, other in (("bf16", "fp32"), ("fp32", "bf16")):
         report = compare_types(
-            options(dense_dtype=chosen), lambda o: make_servable(model, o), lambda *_: None
+            options(dense_dtype=chosen),
+            lambda o: make_servable(ranking_source(model), o),
+            lambda *_: None,
         )
         found = {choice.name: choice for choice in report.choices}
         assert (found[CHOSEN].dense, found[SAME_TABLES].dense) == (chosen, other)

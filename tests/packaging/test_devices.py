@@ -15,9 +15,9 @@ from tessera.serving.package.loading import LoadedPackage, load_package
 from tessera.serving.package.records import PackageError
 from tessera.serving.package.runner import HostBatch
 from tessera.serving.packaging.inputs import ModelInputs
-from tessera.serving.packaging.module_servable import make_module_servable
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import write_model
+from tessera.serving.packaging.servable import make_servable
 from tessera.serving.packaging.trace import FACTORIES as TORCH_FACTORIES
 from tessera.serving.packaging.write.golden import TOLERANCE
 from tessera.training.models.config import TableConfig
@@ -120,7 +120,7 @@ class Sizes(user_models.Branches):
 def test_a_gpus_graph_names_no_device_and_ends_in_copies_to_the_cpu() -> None:
     _, _, sample = user_models.branches()
     options = PackageOptions(name="m", device="cuda", backend="tessera")
-    graph = make_module_servable(Sizes(), ModelInputs(), sample, options).graph.graph
+    graph = make_servable((Sizes(), ModelInputs(), sample), options).graph.graph
     made = [node for node in graph.nodes if node.target in TORCH_FACTORIES]
     assert len(made) == 2
     for node in made:

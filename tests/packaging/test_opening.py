@@ -17,7 +17,8 @@ from tessera.serving.package.opening import Opening
 from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.storages import DATA_RECORD
 from tessera.serving.package.torchscript import expected_deprecation
-from tessera.serving.packaging.package import PackageOptions, write_model
+from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.package import write_model
 from tests.package_factory import make_model, make_package
 from tests.packaging.archives import with_record
 from tests.packaging.backends import EACH_BACKEND

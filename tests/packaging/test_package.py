@@ -16,13 +16,11 @@ from tessera.serving.package.loading import load_package
 from tessera.serving.package.records import Records
 from tessera.serving.package.runner import TorchScriptRunner
 from tessera.serving.packaging.evaluate import evaluate, host_batch
-from tessera.serving.packaging.package import (
-    Origin,
-    PackageOptions,
-    input_schema,
-    make_servable,
-    write_model,
-)
+from tessera.serving.packaging.options import Origin, PackageOptions
+from tessera.serving.packaging.package import write_model
+from tessera.serving.packaging.ranking import ServedRanking, ranking_source
+from tessera.serving.packaging.ranking import labelled as as_arguments
+from tessera.serving.packaging.servable import make_servable
 from tessera.training.data.batch import Batch
 from tessera.training.models.config import TableConfig
 from tessera.training.models.ranking import RankingModel
@@ -36,7 +34,7 @@ OPTIONS = PackageOptions(name="m")
 
 
 def labelled(model: RankingModel, count: int, rows: int) -> list[Batch]:
-    schema = input_schema(model, output="default", dense_transform="")
+    schema = make_servable(ranking_source(model), OPTIONS).schema
     batches = []
     for seed in range(count):
         batch = random_batch(schema, rows, max_length=4, seed=seed)
@@ -55,10 +53,9 @@ def test_the_manifest_describes_the_model(tmp_path: Path) -> None:
     model = make_model()
     origin = Origin(
         source={"checkpoint": "step-9.pt", "step": "9"},
-        dense_transform="log",
         metrics={"valid": {"auc": 0.7, "calibration": None}},
     )
-    manifest = write_model(model, tmp_path / "m.pt", OPTIONS, origin=origin)
+    manifest = write_model(model, tmp_path / "m.pt", OPTIONS, origin=origin, dense_transform="log")
     assert Records(tmp_path / "m.pt").manifest() == manifest
     assert [feature.name for feature in manifest.schema.features] == list(FEATURES)
     assert manifest.schema.dense_transform == "log"
@@ -94,7 +91,12 @@ def test_the_stored_metrics_are_those_of_both_models(tmp_path: Path) -> None:
         )
     runner = load_package(path).runner
     after = torch.cat(
-        [runner.forward(host_batch(batch, manifest.schema))["default"] for batch in batches]
+        [
+            runner.forward(
+                host_batch((batch.dense_features, batch.sparse_features), manifest.schema)
+            )["default"]
+            for batch in batches
+        ]
     )
     for quality, scores in ((measured.fp32, before), (measured.packaged, after)):
         expected = evaluate_probabilities(scores.numpy(), labels)
@@ -111,13 +113,13 @@ def test_the_stored_metrics_are_those_of_both_models(tmp_path: Path) -> None:
 
 def test_measuring_stops_at_the_asked_number_of_rows() -> None:
     model = make_model()
-    servable = make_servable(model, OPTIONS)
+    servable = make_servable(ranking_source(model), OPTIONS)
     seen: list[int] = []
     found = evaluate(
-        model,
+        ServedRanking(model),
         TorchScriptRunner(servable.scripted),
         servable.schema,
-        labelled(model, 5, 20),
+        as_arguments(labelled(model, 5, 20)),
         max_rows=30,
         on_rows=seen.append,
     )
@@ -143,14 +145,11 @@ def test_a_training_batch_with_other_key_order_is_the_same_request() -> None:
         "click": TableConfig(rows=9, weighted=True),
     }
     model = make_model(arch="dlrm_dcn", features=features)
-    schema = input_schema(model, output="default", dense_transform="")
+    schema = make_servable(ranking_source(model), OPTIONS).schema
     batch = random_batch(schema, 6, max_length=4, seed=0)
     sparse = sparse_features(batch, schema)
     other = sparse.permute([2, 0, 1])
-    found = host_batch(
-        Batch(dense_features=batch.float_features, sparse_features=other, labels=torch.zeros(6)),
-        schema,
-    )
+    found = host_batch((batch.float_features, other), schema)
     for one, two in zip(found.tensors(), batch.tensors(), strict=True):
         torch.testing.assert_close(one, two, equal_nan=True)
 
@@ -200,12 +199,19 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(
     assert list(tmp_path.iterdir()) == [path]
 
 
+class Sharded(torch.nn.Module):
+    """What stands in a model in the place of a collection while it is trained."""
+
+    def embedding_bag_configs(self) -> list[object]:
+        return []
+
+
 def test_a_model_in_the_trainers_hands_is_refused(tmp_path: Path) -> None:
     model = make_model()
-    model.arch.sparse_arch.embedding_bag_collection = torch.nn.Identity()
+    model.arch.sparse_arch.embedding_bag_collection = Sharded()
     with pytest.raises(
         UserError,
-        match="0 plain collections of tables, expected 1; package a model that load_trained",
+        match=r"sparse_arch\.embedding_bag_collection is a .* neither sharded nor quantized",
     ):
         write_model(model, tmp_path / "m.pt", OPTIONS)
 

@@ -16,8 +16,8 @@ from tessera.errors import UserError
 from tessera.serving import FeatureRule, ModelInputs, package_model
 from tessera.serving.package.loading import load_package
 from tessera.serving.package.runner import HostBatch
-from tessera.serving.packaging.module_servable import make_module_servable
 from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.servable import make_servable
 from tessera.training.modules.embedding_configs import QuantConfig
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.quant.embedding_modules import EmbeddingBagCollection as QuantizedBags
@@ -31,7 +31,7 @@ def test_control_flow_is_refused_with_file_line_and_remedy() -> None:
     source, first = inspect.getsourcelines(user_models.Branches.forward)
     line = first + next(i for i, text in enumerate(source) if "if dense.sum() > 0" in text)
     with pytest.raises(UserError) as caught:
-        make_module_servable(module, ModelInputs(), sample, PackageOptions(name="m"))
+        make_servable((module, ModelInputs(), sample), PackageOptions(name="m"))
     message = str(caught.value)
     assert f"{user_models.__file__}:{line} in forward: `if dense.sum() > 0:`" in message
     assert "depends on the values of a request" in message
@@ -373,15 +373,13 @@ def test_words_about_inputs_are_checked(make: Callable[[], object], words: str) 
 def test_tables_without_values_are_refused() -> None:
     module = user_models.Tutorial().to("meta")
     with pytest.raises(UserError, match="table 'product_table' is on the meta device"):
-        make_module_servable(
-            module, ModelInputs(), user_models.tutorial()[2], PackageOptions(name="m")
-        )
+        make_servable((module, ModelInputs(), user_models.tutorial()[2]), PackageOptions(name="m"))
 
 
 def test_a_module_of_another_dtype_is_told_the_layer() -> None:
     module, _, sample = user_models.positioned()
     with pytest.raises(UserError, match=r"over.weight is torch.float16; module.float\(\)"):
-        make_module_servable(module.half(), ModelInputs(), sample, PackageOptions(name="m"))
+        make_servable((module.half(), ModelInputs(), sample), PackageOptions(name="m"))
 
 
 @pytest.mark.parametrize(
@@ -424,4 +422,4 @@ class FewPlaces(nn.Module):
 def test_a_module_that_bags_of_2000_ids_break_is_refused() -> None:
     sample = (user_models.bags(["a"]),)
     with pytest.raises(UserError, match=r"fails on bags of 2000 ids at .*self.places\(.*cut long"):
-        make_module_servable(FewPlaces(), ModelInputs(), sample, PackageOptions(name="m"))
+        make_servable((FewPlaces(), ModelInputs(), sample), PackageOptions(name="m"))

@@ -21,10 +21,11 @@ from tessera.serving.package.manifest import ShardingPlan
 from tessera.serving.package.runner import HostBatch
 from tessera.serving.package.schema import FeatureSpec
 from tessera.serving.packaging.lookups.tessera_backend import TesseraBackend
-from tessera.serving.packaging.module_servable import make_module_servable
 from tessera.serving.packaging.options import PackageOptions
-from tessera.serving.packaging.package import make_servable, write_model
+from tessera.serving.packaging.package import write_model
+from tessera.serving.packaging.ranking import ranking_source
 from tessera.serving.packaging.script import script
+from tessera.serving.packaging.servable import make_servable
 from tessera.serving.packaging.tables.quantize import FloatTable, quantize_tables
 from tessera.serving.packaging.tables.shard import plan_shards
 from tessera.serving.packaging.trace import trace
@@ -193,11 +194,9 @@ def test_a_trained_models_shards_answer_as_one(sharding: str, tmp_path: Path) ->
 def test_a_gpus_graph_gives_the_same_answers(sharding: str) -> None:
     # The graph for GPUs runs on a CPU as well; its sums over rows have another order.
     module, inputs, sample = user_models.multi_task()
-    one = make_module_servable(module, inputs, sample, PackageOptions(name="m", device="cuda"))
-    many = make_module_servable(
-        module,
-        inputs,
-        sample,
+    one = make_servable((module, inputs, sample), PackageOptions(name="m", device="cuda"))
+    many = make_servable(
+        (module, inputs, sample),
         PackageOptions(name="m", device="cuda", shards=2, sharding=sharding),
     )
     batch = random_batch(one.schema, 40, max_length=9, seed=1)
@@ -226,7 +225,8 @@ def test_a_tensors_shard_is_in_its_name() -> None:
 
 def test_every_tensor_of_a_shard_is_named_after_it() -> None:
     servable = make_servable(
-        make_model(), PackageOptions(name="m", shards=2, sharding="row_wise", device="cuda")
+        ranking_source(make_model()),
+        PackageOptions(name="m", shards=2, sharding="row_wise", device="cuda"),
     )
     buffers = dict(servable.scripted.named_buffers())
     sizes = {len(buffer) for buffer in servable.tables.buffers}

@@ -19,11 +19,10 @@ from tessera.serving.package.manifest import GoldenInfo
 from tessera.serving.package.runner import HostBatch, TorchScriptRunner, as_shared
 from tessera.serving.package.schema import InputSchema
 from tessera.serving.package.torchscript import optimize
-from tessera.serving.packaging.module_package import Source
-from tessera.serving.packaging.module_servable import make_module_servable
 from tessera.serving.packaging.options import PackageOptions
-from tessera.serving.packaging.package import make_servable
-from tessera.serving.packaging.servable import ServableModel
+from tessera.serving.packaging.ranking import ranking_source
+from tessera.serving.packaging.servable import ServableModel, make_servable
+from tessera.serving.packaging.source import Source
 from tessera.training.models.config import TableConfig
 from tests.package_factory import FEATURES, make_model, make_package
 from tests.packaging import user_models
@@ -52,7 +51,7 @@ MODELS = {
 def servable(name: str) -> ServableModel:
     model, options = MODELS[name]
     return make_servable(
-        make_model(**model), PackageOptions(name="m", backend="tessera", **options)
+        ranking_source(make_model(**model)), PackageOptions(name="m", backend="tessera", **options)
     )
 
 
@@ -122,7 +121,9 @@ def test_the_same_bits_as_samples_that_repeat(name: str) -> None:
 
 
 def test_weighted_features_stay_with_their_samples() -> None:
-    made = make_servable(make_model(features=WEIGHTED), PackageOptions(name="m", backend="tessera"))
+    made = make_servable(
+        ranking_source(make_model(features=WEIGHTED)), PackageOptions(name="m", backend="tessera")
+    )
     runner = TorchScriptRunner(made.scripted)
     batch = random_batch(made.schema, 9, max_length=4, seed=1)
     rows = torch.tensor([0, 2, 1, 1, 0, 2, 2, 2, 0])
@@ -135,7 +136,7 @@ def test_a_module_that_pools_shares_and_one_that_looks_at_lengths_does_not() -> 
 
     def made(source: Source) -> ServableModel:
         module, inputs, sample = source
-        return make_module_servable(module, inputs or ModelInputs(), sample, options)
+        return make_servable((module, inputs or ModelInputs(), sample), options)
 
     pooled = made(user_models.multi_task())
     runner = TorchScriptRunner(pooled.scripted)
@@ -163,7 +164,7 @@ def test_a_module_that_pools_shares_and_one_that_looks_at_lengths_does_not() -> 
     ids=str,
 )
 def test_packages_that_repeat(options: dict[str, object]) -> None:
-    made = make_servable(make_model(), PackageOptions(name="m", **options))  # type: ignore[arg-type]
+    made = make_servable(ranking_source(make_model()), PackageOptions(name="m", **options))  # type: ignore[arg-type]
     runner = TorchScriptRunner(made.scripted)
     assert not runner.shares_rows
     batch = as_shared(random_batch(made.schema, 3, max_length=2, seed=0))

@@ -11,7 +11,10 @@ import torch
 
 from tessera.errors import UserError
 from tessera.serving.package.loading import load_package
-from tessera.serving.packaging.package import Origin, PackageOptions, make_servable, write_model
+from tessera.serving.packaging.options import Origin, PackageOptions
+from tessera.serving.packaging.package import write_model
+from tessera.serving.packaging.ranking import ranking_source
+from tessera.serving.packaging.servable import make_servable
 from tessera.serving.packaging.tables import spill
 from tessera.serving.packaging.tables.spill import MappedPages, Spill, SpilledRoom
 from tessera.serving.packaging.write.stream import Draft
@@ -41,7 +44,7 @@ def saved(path: Path, scripted: torch.jit.ScriptModule, buffers: list[torch.Tens
 def test_the_records_are_those_that_torch_writes(dtype: str, tmp_path: Path) -> None:
     made = Spill(tmp_path)
     options = PackageOptions(name="m", dtype=dtype)
-    scripted = make_servable(make_model(), options, allocate=made.zeros).scripted
+    scripted = make_servable(ranking_source(make_model()), options, allocate=made.zeros).scripted
     assert len(made.buffers) == 1
     expected = saved(tmp_path / "a", scripted, [])
     assert saved(tmp_path / "b", scripted, made.buffers) == expected

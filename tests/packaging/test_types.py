@@ -15,7 +15,9 @@ from tessera.serving import package_model
 from tessera.serving.package.loading import load_package
 from tessera.serving.packaging.lookups.backends import lookup_backend
 from tessera.serving.packaging.options import PackageOptions
-from tessera.serving.packaging.package import make_servable, write_model
+from tessera.serving.packaging.package import write_model
+from tessera.serving.packaging.ranking import ranking_source
+from tessera.serving.packaging.servable import make_servable
 from tessera.serving.packaging.tables.choose_types import TypeChoice, choose_types
 from tessera.serving.packaging.tables.quantize import FloatTable, measure
 from tessera.serving.packaging.type_report import (
@@ -101,7 +103,9 @@ def test_a_package_of_mixed_types_says_so_and_loads(backend: str, tmp_path: Path
 def test_the_report_has_every_type_of_the_backend(backend: str) -> None:
     model = make_model(features=FEATURES)
     options = PackageOptions(name="ads", backend=backend, table_dtypes={"item_table": "fp16"})
-    report = compare_types(options, lambda o: make_servable(model, o), lambda *_: None)
+    report = compare_types(
+        options, lambda o: make_servable(ranking_source(model), o), lambda *_: None
+    )
     choices = {choice.name: choice for choice in report.choices}
     impossible = {name for name, _ in report.impossible}
     others = {SAME_TABLES} if len(lookup_backend(backend).dense_types) > 1 else set()
@@ -126,7 +130,7 @@ def test_the_report_has_every_type_of_the_backend(backend: str) -> None:
 def test_types_that_the_widths_forbid_are_listed_with_the_reason() -> None:
     model = make_model(arch="dlrm_dcn", dim=7)
     report = compare_types(
-        PackageOptions(name="m"), lambda o: make_servable(model, o), lambda *_: None
+        PackageOptions(name="m"), lambda o: make_servable(ranking_source(model), o), lambda *_: None
     )
     assert "int4" not in [choice.name for choice in report.choices]
     assert dict(report.impossible)["int4"].startswith("table 't_user' has dimension 7; int4 needs")

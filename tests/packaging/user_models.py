@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.serving import FeatureRule, ModelInputs
-from tessera.serving.packaging.module_package import Source
+from tessera.serving.packaging.source import Source
 from tessera.training.modules.embedding_configs import (
     EmbeddingBagConfig,
     EmbeddingConfig,

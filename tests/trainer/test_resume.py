@@ -21,6 +21,7 @@ from tessera.training.trainer.run import train
 from tessera.training.trainer.run_folder import RunFolder
 from tests import with_parent
 from tests.patience import PATIENCE_S
+from tests.trainer.tiny_runs import changed
 
 
 def outcome(out):
@@ -73,9 +74,20 @@ def stop_after(questions):
 
 # Asked after each step and before each of the three batches of an evaluation (six of the final
 # one), so that these stops fall before, within and right after evaluations.
-@pytest.mark.parametrize("questions", [(1, 2, 3, 8), (9, 10), (7, 1), (30,)])
-def test_clean_stops_change_no_bit(tiny, straight, tmp_path, questions):
+@pytest.mark.parametrize(
+    ("questions", "pipeline"),
+    [
+        ((1, 2, 3, 8), "plain"),
+        ((9, 10), "plain"),
+        ((7, 1), "sparse_dist"),
+        ((5, 12), "sparse_dist"),
+        ((8, 10), "prefetch"),
+        ((30,), "plain"),
+    ],
+)
+def test_clean_stops_change_no_bit(tiny, straight, tmp_path, questions, pipeline):
     out = tmp_path / "run"
+    tiny = changed(tiny, pipeline=pipeline)
     for stops, question in enumerate(itertools.cycle(questions)):
         result = train(
             tiny, out, resume=stops > 0, progress=False, should_stop=stop_after(question)

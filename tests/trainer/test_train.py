@@ -11,10 +11,11 @@ from tessera.cli import main
 from tessera.errors import UserError
 from tessera.training.config import load_config
 from tessera.training.data import open_data
+from tessera.training.distributed.checkpoint.errors import CheckpointError
 from tessera.training.trained import load_trained, validation_batches
 from tessera.training.trainer import train
 from tessera.training.trainer.assembly import assemble
-from tessera.training.trainer.checkpoint import CheckpointError, load_checkpoint
+from tessera.training.trainer.checkpoint import load_checkpoint
 from tessera.training.trainer.files import list_checkpoints
 from tessera.training.trainer.logs import read_metrics
 from tessera.training.trainer.loop import DivergedError
@@ -240,7 +241,7 @@ def test_resume_says_which_checkpoint_is_damaged(tiny, tmp_path):
     ("rows", "override", "message"),
     [
         (200, "data.valid_fraction=0", "there are no validation rows"),
-        (0, "data.workers=0", "none is left to train on"),
+        (0, "data.workers=0", "no line of it is a row"),
     ],
 )
 def test_splits_that_cannot_be_trained_on(tiny_yaml, tmp_path, rows, override, message):

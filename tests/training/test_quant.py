@@ -184,7 +184,7 @@ def test_unpooled_lookups_give_the_decoded_rows(batch, need_indices, kind):
 
 
 class Model(nn.Module):
-    """Its argument's type is the text "KeyedJaggedTensor" where annotations are postponed."""
+    """A model whose argument's type is the text "KeyedJaggedTensor" where annotations are postponed."""
 
     def __init__(self, tables):
         super().__init__()

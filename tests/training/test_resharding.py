@@ -53,7 +53,7 @@ DENSE = {
 
 
 def cases_of(world, kind):
-    """Of one rank only the plans that it holds differently."""
+    """The plans to try; for one rank only those that it holds differently."""
     last = world - 1
     dense = {
         "big": ("row_wise", {"compute_kernel": "dense"}),

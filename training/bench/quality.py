@@ -78,11 +78,11 @@ class Section:
         print(f"{self.name}: {model}: {self.auc[model][-1]:.5f}", file=sys.stderr, flush=True)
 
     def mean(self, model: str) -> float:
-        """Over folds."""
+        """The mean over folds."""
         return float(np.mean(self.auc[model]))
 
     def standard_error(self, model: str) -> float:
-        """Of the mean over folds; 0 where there is one."""
+        """The standard error of the mean over folds; 0 where there is one fold."""
         aucs = self.auc[model]
         return float(np.std(aucs, ddof=1) / np.sqrt(len(aucs))) if len(aucs) > 1 else 0.0
 

@@ -10,13 +10,17 @@ and the rows of such a window are shuffled together.  A view of up to one window
 therefore shuffled perfectly; in a larger one every window still mixes rows from all over the data,
 while the disk is read in runs of `BLOCK_ROWS` rows.  Held in memory: one window of row numbers
 (8 MiB) and ``prefetch + 2`` batches.
+
+One thread draws the order and hands the row numbers of each batch to ``threads`` that gather them;
+the batches come out in the order, whoever is done first.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 
@@ -37,12 +41,15 @@ class BatchLoader:
         shuffle: whether an epoch's order is random (see the module) or the view's own.
         seed: of the random order.
         drop_last: leave out a last batch that is smaller than ``batch_size``.
-        prefetch: batches that a thread makes ahead of the consumer; 0: no thread.
+        prefetch: batches that are made ahead of the consumer; 0: none, and no thread.
+        threads: how many make them.
+        finish: what is done to each batch by the thread that made it, e.g. pinning its memory.
         part: (r, n): of every batch only the r-th of n parts, as even as they can be; together
             they are the batch.  A part of a small last batch may be empty.
 
     Raises:
-        ValueError: ``batch_size`` below 1, ``prefetch`` or ``seed`` below 0, or no such part.
+        ValueError: ``batch_size`` or ``threads`` below 1, ``prefetch`` or ``seed`` below 0, or no
+            such part.
     """
 
     def __init__(
@@ -54,12 +61,16 @@ class BatchLoader:
         seed: int,
         drop_last: bool = False,
         prefetch: int = 2,
+        threads: int = 1,
+        finish: Callable[[Batch], Batch] | None = None,
         part: tuple[int, int] = (0, 1),
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: give at least 1 sample")
         if prefetch < 0:
             raise ValueError(f"prefetch={prefetch}: give 0 or a number of batches")
+        if threads < 1:
+            raise ValueError(f"threads={threads}: give at least 1")
         if seed < 0:
             raise ValueError(f"seed={seed}: give an integer from 0 on")
         if not 0 <= part[0] < part[1]:
@@ -69,6 +80,8 @@ class BatchLoader:
         self._shuffle = shuffle
         self._seed = seed
         self._prefetch = prefetch
+        self._threads = threads
+        self._finish = finish
         self._part = part
         full, rest = divmod(len(view), batch_size)
         self._num_batches = full if drop_last or rest == 0 else full + 1
@@ -83,10 +96,12 @@ class BatchLoader:
         start = number * self._batch_size
         return min(start + self._batch_size, len(self._view)) - start
 
-    def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
-        """The batches of ``epoch`` from number ``start_batch`` on.
+    def epoch(
+        self, epoch: int, start_batch: int = 0, stop_batch: int | None = None
+    ) -> Iterator[Batch]:
+        """The batches of ``epoch`` from number ``start_batch`` on, to ``stop_batch - 1`` if given.
 
-        Closing the iterator (or dropping it) stops the thread behind it.  An error while a
+        Closing the iterator (or dropping it) stops the threads behind it.  An error while a
         batch is made is raised here, in its place.
 
         Raises:
@@ -98,24 +113,34 @@ class BatchLoader:
             raise ValueError(
                 f"start_batch={start_batch}: an epoch has batches 0 to {self._num_batches}"
             )
-        batches = self._batches(epoch, start_batch)
-        return _prefetched(batches, self._prefetch) if self._prefetch else batches
+        places = self._places(epoch, start_batch, stop_batch)
+        if not self._prefetch:
+            return map(self._gather, places)
+        return _made_ahead(self._gather, places, depth=self._prefetch, threads=self._threads)
 
-    def _batches(self, epoch: int, start_batch: int) -> Iterator[Batch]:
+    def _places(
+        self, epoch: int, start_batch: int, stop_batch: int | None
+    ) -> Iterator[Rows | tuple[int, int]]:
+        """Each batch's row numbers, or (start, stop) of neighbouring rows of the dataset."""
         order = _EpochOrder(self._view, seed=self._seed, epoch=epoch) if self._shuffle else None
-        dataset, rows = self._view.dataset, self._view.rows
-        for number in range(start_batch, self._num_batches):
+        rows = self._view.rows
+        for number in range(start_batch, self._num_batches if stop_batch is None else stop_batch):
             part, parts = self._part
             first, count = number * self._batch_size, self.batch_rows(number)
             start, stop = first + count * part // parts, first + count * (part + 1) // parts
             if start == stop:
-                yield dataset.batch(np.empty(0, dtype=np.int64))
+                yield np.empty(0, dtype=np.int64)
             elif order is not None:
-                yield dataset.batch(order.rows(start, stop))
+                yield order.rows(start, stop)
             elif isinstance(rows, range):
-                yield dataset.take(rows.start + start, rows.start + stop)
+                yield rows.start + start, rows.start + stop
             else:
-                yield dataset.batch(self._view.slice(start, stop))
+                yield self._view.slice(start, stop)
+
+    def _gather(self, place: Rows | tuple[int, int]) -> Batch:
+        dataset = self._view.dataset
+        batch = dataset.take(*place) if isinstance(place, tuple) else dataset.batch(place)
+        return batch if self._finish is None else self._finish(batch)
 
 
 class _EpochOrder:
@@ -162,70 +187,29 @@ class _EpochOrder:
         return self._cached[1]
 
 
-def _prefetched(batches: Iterator[Batch], depth: int) -> Iterator[Batch]:
-    """``batches``, up to ``depth`` of them made ahead by a thread that ends with this iterator."""
-    hand_over = _HandOver(depth)
+X = TypeVar("X")
+Y = TypeVar("Y")
 
-    def produce() -> None:
-        try:
-            for batch in batches:
-                if not hand_over.put(batch):
-                    return
-            hand_over.finish(None)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the consumer raises it
-            hand_over.finish(error)
 
-    thread = threading.Thread(target=produce, name="tessera-prefetch", daemon=True)
-    thread.start()
+def _made_ahead(
+    make: Callable[[X], Y], items: Iterator[X], *, depth: int, threads: int
+) -> Iterator[Y]:
+    """``map(make, items)`` in order, up to ``depth`` results made ahead by ``threads``.
+
+    The items are drawn by one thread of their own, which ends with this iterator, as the others do.
+    """
+    drawing = ThreadPoolExecutor(1, "tessera-order")
+    making = ThreadPoolExecutor(threads, "tessera-prefetch")
+
+    def begin() -> Future[Y] | None:
+        item = next(items, None)
+        return None if item is None else making.submit(make, item)
+
     try:
-        while (batch := hand_over.get()) is not None:
-            yield batch
+        ahead = deque(drawing.submit(begin) for _ in range(depth))
+        while (made := ahead.popleft().result()) is not None:
+            ahead.append(drawing.submit(begin))
+            yield made.result()
     finally:
-        hand_over.close()
-        thread.join()
-
-
-class _HandOver:
-    """A bounded queue between one producing and one consuming thread, closable by both."""
-
-    def __init__(self, depth: int) -> None:
-        self._depth = depth
-        self._items: deque[Batch] = deque()
-        self._changed = threading.Condition()
-        self._finished = False
-        self._closed = False
-        self._error: BaseException | None = None
-
-    def put(self, batch: Batch) -> bool:
-        """Wait for room and add ``batch``; False: the consumer has gone."""
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._items) < self._depth or self._closed)
-            if self._closed:
-                return False
-            self._items.append(batch)
-            self._changed.notify_all()
-            return True
-
-    def finish(self, error: BaseException | None) -> None:
-        """No more items; ``error``, if any, is raised after those that are still here."""
-        with self._changed:
-            self._finished = True
-            self._error = error
-            self._changed.notify_all()
-
-    def get(self) -> Batch | None:
-        """Wait for the next item; None: there are no more."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._items or self._finished)
-            if self._items:
-                self._changed.notify_all()
-                return self._items.popleft()
-            if self._error is not None:
-                raise self._error
-            return None
-
-    def close(self) -> None:
-        """The consumer goes."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        drawing.shutdown(cancel_futures=True)
+        making.shutdown(cancel_futures=True)

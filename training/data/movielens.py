@@ -113,7 +113,7 @@ def build_arrays(tables: MovieLens, *, positive_rating: int) -> dict[str, npt.ND
 def _log_odds(
     positive: npt.NDArray[np.float64], count: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """Of a positive rating, drawn towards even by 5 ratings that nobody gave."""
+    """The log-odds of a positive rating, drawn towards even odds by 5 ratings that nobody gave."""
     odds: npt.NDArray[np.float64] = (positive + 2.5) / (count - positive + 2.5)
     return np.log(odds)
 

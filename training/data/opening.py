@@ -104,9 +104,10 @@ def _prepare_movielens(config: DataConfig, source: Path, cache: Path) -> Prepare
     layout = find_layout(source)
 
     def build(folder: Path) -> Mapping[str, Any]:
-        return write_movielens(
+        details = write_movielens(
             folder, source, positive_rating=config.positive_rating, strict=config.strict
         )
+        return _with_rows(details, f"path='{source}'", "movielens")
 
     return open_or_build(
         cache,
@@ -142,9 +143,10 @@ def _prepare_criteo(
                 if malformed.total:
                     bar.set_postfix_str(f"{malformed.total} malformed")
 
-            return write_criteo(
+            details = write_criteo(
                 folder, files, workers=config.workers, strict=config.strict, progress=advance
             )
+        return _with_rows(details, f"{field}='{paths[0]}'", "criteo")
 
     return open_or_build(
         cache,
@@ -152,6 +154,18 @@ def _prepare_criteo(
         sources=files,
         options={"format": "criteo", "layout": CRITEO_LAYOUT},
         build=build,
+    )
+
+
+def _with_rows(details: Mapping[str, Any], source: str, name: str) -> Mapping[str, Any]:
+    """What a reader found, if that is at least one row; a cache without rows is not kept."""
+    if details["rows"]:
+        return details
+    malformed = MalformedReport.from_json(details["malformed"])
+    first = f", the first of them {malformed.examples[0]}" if malformed.examples else ""
+    raise UserError(
+        f"{source}: no line of it is a row of the format {name} ({malformed.total} are malformed"
+        f"{first}); give another path or data.format"
     )
 
 

@@ -32,7 +32,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tessera.errors import UserError
 
@@ -90,31 +90,29 @@ def open_or_build(
         return found
     stem = f".{name}-{identity}"
     try:
-        cache_dir.mkdir(parents=True, exist_ok=True)
         with _locked(cache_dir / f"{stem}.lock"):
             found = _open(folder)
             if found is not None:
                 return found
-            temporary = cache_dir / f"{stem}.tmp"
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir()
-            try:
+            with _temporary(cache_dir / f"{stem}.tmp") as temporary:
                 details = dict(build(temporary))
-                if _describe(sources) != before:
-                    raise SourceChangedError(
-                        f"{', '.join(map(str, sources))}: changed while being read; run again"
-                    )
+                _require_unchanged(sources, before)
                 _seal(temporary, sources=before, options=options, details=details)
                 _remove_others(cache_dir, f"{name}-{identity}-")
                 temporary.rename(folder)
                 _sync(cache_dir)
-            finally:
-                shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise _unwritable(cache_dir, error) from error
     found = _open(folder)
     assert found is not None
     return found
+
+
+def _require_unchanged(sources: Sequence[Path], before: list[dict[str, Any]]) -> None:
+    if _describe(sources) != before:
+        raise SourceChangedError(
+            f"{', '.join(map(str, sources))}: changed while being read; run again"
+        )
 
 
 def _unwritable(cache_dir: Path, error: OSError) -> UserError:
@@ -210,8 +208,40 @@ def _remove_others(cache_dir: Path, prefix: str) -> None:
 
 
 @contextlib.contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """An empty folder, removed at the end unless it was renamed."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock file; the system releases it when this process ends, however it ends."""
-    with path.open("w") as file:
+    """Hold the lock file; the system releases it when this process ends, however it ends.
+
+    Where the folder of the file was made for it and the block fails, both are removed again.
+    """
+    made = not path.parent.exists()
+    with _open_locked(path):
+        try:
+            yield
+        except BaseException:
+            if made:
+                path.unlink()
+                with contextlib.suppress(OSError):  # somebody else has put something into it
+                    path.parent.rmdir()
+            raise
+
+
+def _open_locked(path: Path) -> IO[str]:
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        # The process that held it before may have removed it: then the name is free again.
+        if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
+            return file
+        file.close()

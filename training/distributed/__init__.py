@@ -1,169 +1,81 @@
 """Model parallelism: tables spread over ranks and fused with their optimizer.
 
-`docs/training.md` tells how.  The names below are found here and in their own modules; a name's
-module is imported when the name is first asked for.
+Generated from the table in training/torchrec_paths.py; change it there.
 """
 
-from __future__ import annotations
+# isort: skip_file
+# fmt: off
+from typing import TYPE_CHECKING
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from tessera.training.torchrec_paths import lazy_names
 
 if TYPE_CHECKING:
     from tessera.training.distributed.collections.feature_processed import (
-        FeatureProcessedEmbeddingBagCollectionSharder,
-        ShardedFeatureProcessedEmbeddingBagCollection,
+        FeatureProcessedEmbeddingBagCollectionSharder as FeatureProcessedEmbeddingBagCollectionSharder,
+        ShardedFeatureProcessedEmbeddingBagCollection as ShardedFeatureProcessedEmbeddingBagCollection,
     )
     from tessera.training.distributed.collections.pooled import (
-        EmbeddingBagCollectionSharder,
-        ShardedEmbeddingBagCollection,
+        EmbeddingBagCollectionSharder as EmbeddingBagCollectionSharder,
+        ShardedEmbeddingBagCollection as ShardedEmbeddingBagCollection,
     )
     from tessera.training.distributed.collections.single_bag import (
-        EmbeddingBagSharder,
-        ShardedEmbeddingBag,
+        EmbeddingBagSharder as EmbeddingBagSharder, ShardedEmbeddingBag as ShardedEmbeddingBag,
     )
     from tessera.training.distributed.collections.unpooled import (
-        EmbeddingCollectionSharder,
-        ShardedEmbeddingCollection,
+        EmbeddingCollectionSharder as EmbeddingCollectionSharder,
+        ShardedEmbeddingCollection as ShardedEmbeddingCollection,
     )
     from tessera.training.distributed.comm.awaitable import (
-        Awaitable,
-        LazyAwaitable,
-        LazyNoWait,
-        NoWait,
+        Awaitable as Awaitable, LazyAwaitable as LazyAwaitable, LazyNoWait as LazyNoWait,
+        NoWait as NoWait,
     )
     from tessera.training.distributed.comm.codecs import (
-        CommType,
-        QCommsConfig,
-        get_qcomm_codecs_registry,
+        CommType as CommType, QCommsConfig as QCommsConfig,
+        get_qcomm_codecs_registry as get_qcomm_codecs_registry,
     )
-    from tessera.training.distributed.comm.environment import ShardingEnv
-    from tessera.training.distributed.comm.nodes import get_local_rank, get_local_size
+    from tessera.training.distributed.comm.environment import ShardingEnv as ShardingEnv
+    from tessera.training.distributed.comm.nodes import (
+        get_local_rank as get_local_rank, get_local_size as get_local_size,
+    )
     from tessera.training.distributed.comm.request import (
-        get_gradient_division,
-        set_gradient_division,
+        get_gradient_division as get_gradient_division,
+        set_gradient_division as set_gradient_division,
     )
     from tessera.training.distributed.model.data_parallel import (
-        DataParallelWrapper,
-        DefaultDataParallelWrapper,
+        DataParallelWrapper as DataParallelWrapper,
+        DefaultDataParallelWrapper as DefaultDataParallelWrapper,
     )
     from tessera.training.distributed.model.model_parallel import (
-        DistributedModelParallel,
-        get_module,
-        get_unwrapped_module,
+        DistributedModelParallel as DistributedModelParallel, get_module as get_module,
+        get_unwrapped_module as get_unwrapped_module,
     )
     from tessera.training.distributed.plan.plan_types import (
-        EmbeddingModuleShardingPlan,
-        ParameterSharding,
-        ShardingPlan,
-        ShardingType,
+        EmbeddingModuleShardingPlan as EmbeddingModuleShardingPlan,
+        ParameterSharding as ParameterSharding, ShardingPlan as ShardingPlan,
+        ShardingType as ShardingType,
     )
-    from tessera.training.distributed.plan.sharded_module import ModuleSharder, ShardedModule
-    from tessera.training.distributed.planner import (
-        EmbeddingShardingPlanner,
-        ParameterConstraints,
-        Topology,
+    from tessera.training.distributed.plan.sharded_module import (
+        ModuleSharder as ModuleSharder, ShardedModule as ShardedModule,
     )
     from tessera.training.distributed.planner.generators import (
-        construct_module_sharding_plan,
-        get_default_sharders,
+        construct_module_sharding_plan as construct_module_sharding_plan,
+        get_default_sharders as get_default_sharders,
     )
-    from tessera.training.distributed.train_pipeline.pipelines import TrainPipelineBase
-    from tessera.training.distributed.train_pipeline.prefetch import PrefetchTrainPipelineSparseDist
-    from tessera.training.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
+    from tessera.training.distributed.planner.hardware import Topology as Topology
+    from tessera.training.distributed.planner.planners import (
+        EmbeddingShardingPlanner as EmbeddingShardingPlanner,
+    )
+    from tessera.training.distributed.planner.types import (
+        ParameterConstraints as ParameterConstraints,
+    )
+    from tessera.training.distributed.train_pipeline.pipelines import (
+        TrainPipelineBase as TrainPipelineBase,
+    )
+    from tessera.training.distributed.train_pipeline.prefetch import (
+        PrefetchTrainPipelineSparseDist as PrefetchTrainPipelineSparseDist,
+    )
+    from tessera.training.distributed.train_pipeline.sparse_dist import (
+        TrainPipelineSparseDist as TrainPipelineSparseDist,
+    )
 
-__all__ = [
-    "Awaitable",
-    "CommType",
-    "DataParallelWrapper",
-    "DefaultDataParallelWrapper",
-    "DistributedModelParallel",
-    "EmbeddingBagCollectionSharder",
-    "EmbeddingBagSharder",
-    "EmbeddingCollectionSharder",
-    "EmbeddingModuleShardingPlan",
-    "EmbeddingShardingPlanner",
-    "FeatureProcessedEmbeddingBagCollectionSharder",
-    "LazyAwaitable",
-    "LazyNoWait",
-    "ModuleSharder",
-    "NoWait",
-    "ParameterConstraints",
-    "ParameterSharding",
-    "PrefetchTrainPipelineSparseDist",
-    "QCommsConfig",
-    "ShardedEmbeddingBag",
-    "ShardedEmbeddingBagCollection",
-    "ShardedEmbeddingCollection",
-    "ShardedFeatureProcessedEmbeddingBagCollection",
-    "ShardedModule",
-    "ShardingEnv",
-    "ShardingPlan",
-    "ShardingType",
-    "Topology",
-    "TrainPipelineBase",
-    "TrainPipelineSparseDist",
-    "construct_module_sharding_plan",
-    "get_default_sharders",
-    "get_gradient_division",
-    "get_local_rank",
-    "get_local_size",
-    "get_module",
-    "get_qcomm_codecs_registry",
-    "get_unwrapped_module",
-    "set_gradient_division",
-]
-
-_MODULE_OF = {
-    "Awaitable": "comm.awaitable",
-    "CommType": "comm.codecs",
-    "DataParallelWrapper": "model.data_parallel",
-    "DefaultDataParallelWrapper": "model.data_parallel",
-    "DistributedModelParallel": "model.model_parallel",
-    "EmbeddingBagCollectionSharder": "collections.pooled",
-    "EmbeddingBagSharder": "collections.single_bag",
-    "EmbeddingCollectionSharder": "collections.unpooled",
-    "EmbeddingModuleShardingPlan": "plan.plan_types",
-    "EmbeddingShardingPlanner": "planner",
-    "FeatureProcessedEmbeddingBagCollectionSharder": "collections.feature_processed",
-    "LazyAwaitable": "comm.awaitable",
-    "LazyNoWait": "comm.awaitable",
-    "ModuleSharder": "plan.sharded_module",
-    "NoWait": "comm.awaitable",
-    "ParameterConstraints": "planner",
-    "ParameterSharding": "plan.plan_types",
-    "PrefetchTrainPipelineSparseDist": "train_pipeline.prefetch",
-    "QCommsConfig": "comm.codecs",
-    "ShardedEmbeddingBag": "collections.single_bag",
-    "ShardedEmbeddingBagCollection": "collections.pooled",
-    "ShardedEmbeddingCollection": "collections.unpooled",
-    "ShardedFeatureProcessedEmbeddingBagCollection": "collections.feature_processed",
-    "ShardedModule": "plan.sharded_module",
-    "ShardingEnv": "comm.environment",
-    "ShardingPlan": "plan.plan_types",
-    "ShardingType": "plan.plan_types",
-    "Topology": "planner",
-    "TrainPipelineBase": "train_pipeline.pipelines",
-    "TrainPipelineSparseDist": "train_pipeline.sparse_dist",
-    "construct_module_sharding_plan": "planner.generators",
-    "get_default_sharders": "planner.generators",
-    "get_gradient_division": "comm.request",
-    "get_local_rank": "comm.nodes",
-    "get_local_size": "comm.nodes",
-    "get_module": "model.model_parallel",
-    "get_qcomm_codecs_registry": "comm.codecs",
-    "get_unwrapped_module": "model.model_parallel",
-    "set_gradient_division": "comm.request",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__all__, __getattr__, __dir__ = lazy_names(__name__)

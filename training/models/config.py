@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from tessera.errors import UserError
+from tessera.training.modules.choices import DenseMissing, Hashing, OutOfRange, Pooling
 from tessera.training.variants import Variants
 
 if TYPE_CHECKING:
     from torch import nn
 
     from tessera.training.models.inputs import ModelInputs
-
-DenseMissing = Literal["indicator", "zero"]
-Hashing = Literal["none", "modulo", "murmur3"]
-OutOfRange = Literal["reject", "clamp", "hash"]
-Pooling = Literal["sum", "mean"]
 
 
 def _choice(name: str, value: str | None, allowed: Any) -> None:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from tessera.errors import UserError
-from tessera.training.models.config import DenseMissing, ModelConfig
-from tessera.training.models.inputs import ModelInputs, SparseFeature, settle_features
+from tessera.training.models.config import ModelConfig, TableConfig
+from tessera.training.models.inputs import ModelInputs, SparseFeature
+from tessera.training.modules.choices import DenseMissing
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.modules.hashing import FeatureHasher, HashSpec
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
@@ -177,4 +178,46 @@ def build_ranking_model(
         hasher=hasher,
         arch=arch,
         logit_layers=config.logit_layers(),
+    )
+
+
+def settle_features(config: ModelConfig, sparse_names: Sequence[str]) -> list[SparseFeature]:
+    """Every feature's settings, from the model's defaults and the feature's own.
+
+    Raises:
+        UserError: a setting for a feature that the data has not, no features, or features that
+            share a table but differ in its size or pooling.
+    """
+    if not sparse_names:
+        raise UserError("the data has no sparse features; a ranking model needs at least one")
+    for name in config.tables:
+        if name not in sparse_names:
+            raise UserError(
+                f"tables.{name}: the data has no such feature; it has {', '.join(sparse_names)}"
+            )
+    features = [_settle(config, name) for name in sparse_names]
+    first: dict[str, SparseFeature] = {}
+    for feature in features:
+        other = first.setdefault(feature.table, feature)
+        for trait in ("rows", "dim", "pooling"):
+            if getattr(other, trait) != getattr(feature, trait):
+                raise UserError(
+                    f"features {other.name} and {feature.name} share table {feature.table!r} but "
+                    f"have {trait} {getattr(other, trait)} and {getattr(feature, trait)}; give "
+                    "both the same"
+                )
+    return features
+
+
+def _settle(config: ModelConfig, name: str) -> SparseFeature:
+    own = config.tables.get(name, TableConfig())
+    return SparseFeature(
+        name=name,
+        group="id_score_list" if own.weighted else "id_list",
+        table=own.table or f"t_{name.replace('.', '_')}",
+        rows=own.rows or config.rows,
+        dim=own.dim or config.embedding_dim,
+        pooling=own.pooling or config.pooling,
+        hashing=own.hashing or config.hashing,
+        out_of_range=own.out_of_range or config.out_of_range,
     )

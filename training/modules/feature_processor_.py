@@ -46,7 +46,7 @@ class PositionWeightedModule(FeatureProcessor):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Back to ones."""
+        """Set every position weight to one."""
         nn.init.ones_(self.position_weight)
 
     def forward(self, features: JaggedTensor) -> JaggedTensor:
@@ -98,7 +98,7 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Back to ones."""
+        """Set every position weight to one."""
         for weights in self.position_weights.values():
             nn.init.ones_(weights)
 

@@ -13,16 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
+from tessera.training.modules.choices import Hashing, OutOfRange
 from tessera.training.sparse.checks import check_id_dtype
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
-
-Hashing = Literal["none", "modulo", "murmur3"]
-OutOfRange = Literal["reject", "clamp", "hash"]
 
 MAX_ROWS = 2**62  # twice a row must fit in int64 (see `_unsigned_remainder`)
 

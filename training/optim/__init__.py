@@ -1,105 +1,38 @@
-"""Optimizers that know parameters by name, and the ones that live inside a backward pass.
+"""Optimizers that know parameters by name, and those that work in the backward pass.
 
-The names below are found here and in their own modules; a name's module is imported when the
-name is first asked for.
+Generated from the table in training/torchrec_paths.py; change it there.
 """
 
-from __future__ import annotations
+# isort: skip_file
+# fmt: off
+from typing import TYPE_CHECKING
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from tessera.training.torchrec_paths import lazy_names
 
 if TYPE_CHECKING:
-    # apply_optimizer_in_backward is a module here too; the function is the one in it.
-    from tessera.training.optim.clipping import GradientClipping, GradientClippingOptimizer
+    from tessera.training.optim.clipping import (
+        GradientClipping as GradientClipping,
+        GradientClippingOptimizer as GradientClippingOptimizer,
+    )
+    from tessera.training.optim.row_updates import EmbOptimType as EmbOptimType
     from tessera.training.optim.fused import (
-        EmbOptimType,
-        EmptyFusedOptimizer,
-        FusedOptimizer,
-        FusedOptimizerModule,
-        FusedParams,
+        EmptyFusedOptimizer as EmptyFusedOptimizer, FusedOptimizer as FusedOptimizer,
+        FusedOptimizerModule as FusedOptimizerModule, FusedParams as FusedParams,
     )
+    from tessera.training.optim.combined_optimizer import CombinedOptimizer as CombinedOptimizer
     from tessera.training.optim.keyed import (
-        CombinedOptimizer,
-        KeyedOptimizer,
-        KeyedOptimizerWrapper,
-        OptimizerWrapper,
+        KeyedOptimizerWrapper as KeyedOptimizerWrapper, OptimizerWrapper as OptimizerWrapper,
     )
+    from tessera.training.optim.keyed_optimizer import KeyedOptimizer as KeyedOptimizer
     from tessera.training.optim.optimizers import (
-        LAMB,
-        SGD,
-        Adagrad,
-        Adam,
-        LarsSGD,
-        Lion,
-        PartialRowWiseAdam,
-        PartialRowWiseLAMB,
-        in_backward_optimizer_filter,
+        Adagrad as Adagrad, Adam as Adam, LAMB as LAMB, LarsSGD as LarsSGD, Lion as Lion,
+        PartialRowWiseAdam as PartialRowWiseAdam, PartialRowWiseLAMB as PartialRowWiseLAMB,
+        SGD as SGD, in_backward_optimizer_filter as in_backward_optimizer_filter,
     )
-    from tessera.training.optim.rowwise_adagrad import RowWiseAdagrad
-    from tessera.training.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
+    from tessera.training.optim.rowwise_adagrad import RowWiseAdagrad as RowWiseAdagrad
+    from tessera.training.optim.warmup import (
+        WarmupOptimizer as WarmupOptimizer, WarmupPolicy as WarmupPolicy,
+        WarmupStage as WarmupStage,
+    )
 
-__all__ = [
-    "LAMB",
-    "SGD",
-    "Adagrad",
-    "Adam",
-    "CombinedOptimizer",
-    "EmbOptimType",
-    "EmptyFusedOptimizer",
-    "FusedOptimizer",
-    "FusedOptimizerModule",
-    "FusedParams",
-    "GradientClipping",
-    "GradientClippingOptimizer",
-    "KeyedOptimizer",
-    "KeyedOptimizerWrapper",
-    "LarsSGD",
-    "Lion",
-    "OptimizerWrapper",
-    "PartialRowWiseAdam",
-    "PartialRowWiseLAMB",
-    "RowWiseAdagrad",
-    "WarmupOptimizer",
-    "WarmupPolicy",
-    "WarmupStage",
-    "in_backward_optimizer_filter",
-]
-
-_MODULES = {
-    "clipping": ("GradientClipping", "GradientClippingOptimizer"),
-    "fused": (
-        "EmbOptimType",
-        "EmptyFusedOptimizer",
-        "FusedOptimizer",
-        "FusedOptimizerModule",
-        "FusedParams",
-    ),
-    "keyed": ("CombinedOptimizer", "KeyedOptimizer", "KeyedOptimizerWrapper", "OptimizerWrapper"),
-    "optimizers": (
-        "LAMB",
-        "SGD",
-        "Adagrad",
-        "Adam",
-        "LarsSGD",
-        "Lion",
-        "PartialRowWiseAdam",
-        "PartialRowWiseLAMB",
-        "in_backward_optimizer_filter",
-    ),
-    "rowwise_adagrad": ("RowWiseAdagrad",),
-    "warmup": ("WarmupOptimizer", "WarmupPolicy", "WarmupStage"),
-}
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -141,7 +141,7 @@ class QuantizedRows:
 
     @property
     def output_dtype(self) -> torch.dtype:
-        """Of the vectors."""
+        """The type of the looked-up vectors."""
         return self._output_dtype
 
     @property
@@ -229,8 +229,8 @@ def checked_ids(
 ) -> tuple[Tensor, Tensor]:
     """Copies of ids and offsets without those that would read past the tables.
 
-    For devices and graphs, where nothing is raised: row 0 takes the place of an id that is no
-    row, with one warning.  -1 stays, and has no vector.
+    For devices and graphs, where nothing is raised: row 0 takes the place of an id that is
+    not a row, with one warning.  -1 stays, and has no vector.
 
     Args:
         row_counts: ``[T]`` int64, rows of each feature's table.

@@ -7,7 +7,7 @@ then skip the check, so that nothing of the traced batch is frozen into the grap
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,22 @@ from torch.fx import Proxy
 def is_traced(*tensors: Tensor | None) -> bool:
     """Whether any of ``tensors`` is a ``torch.fx`` proxy."""
     return any(isinstance(tensor, Proxy) for tensor in tensors)
+
+
+class HasOffsets(Protocol):
+    """Bags whose offsets can be worked out."""
+
+    def lengths_or_none(self) -> Tensor | None:
+        """The lengths if they are known without work."""
+
+    def offsets(self) -> Tensor:
+        """Where each bag starts; kept once it is known."""
+
+
+def trace_offsets(bags: HasOffsets) -> None:
+    """Have a traced graph hold one running sum of the lengths, not one per use."""
+    if is_traced(bags.lengths_or_none()):
+        bags.offsets()
 
 
 def _is_integer(tensor: Tensor) -> bool:

@@ -9,30 +9,17 @@ weights, in this order; each rank's keys arrive together, and are put key by key
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, cast
+from abc import abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from tessera.training.sparse.checks import is_traced
+from tessera.training.sparse.keyed_bags import KeyedBags
 from tessera.training.sparse.layout import lengths_to_offsets
-from tessera.training.sparse.outside_script import OutsideScript
 
 if TYPE_CHECKING:
-    from tessera.training.sparse.keyed_jagged import KeyedJaggedTensor
-
-
-# Fields of a keyed jagged tensor that follow from its others.
-WORKED_OUT = frozenset(
-    {
-        "stride_per_key",
-        "length_per_key",
-        "lengths_offset_per_key",
-        "offset_per_key",
-        "index_per_key",
-        "jt_dict",
-    }
-)
+    from typing_extensions import Self
 
 
 def sums_of_splits(numbers: list[int], splits: list[int]) -> list[int]:
@@ -139,32 +126,30 @@ def received_varying(
     return lengths, values, weights, per_key
 
 
-class Exchangeable(OutsideScript):
+class Exchangeable(KeyedBags):
     """Base of `KeyedJaggedTensor`: the methods that move it between ranks and memories."""
 
-    _offset_per_key: list[int] | None
-    _length_per_key: list[int] | None
-
-    def _keyed(self) -> KeyedJaggedTensor:
-        return cast("KeyedJaggedTensor", self)
-
-    def _trace_offsets(self) -> None:
-        """Have a traced graph hold one running sum of the lengths, not one per use."""
-        keyed = self._keyed()
-        if is_traced(keyed.lengths_or_none()):
-            keyed.offsets()
+    @abstractmethod
+    def with_fields(
+        self,
+        values: Tensor,
+        weights: Tensor | None,
+        lengths: Tensor | None,
+        offsets: Tensor | None,
+    ) -> Self:
+        """The same keys and bounds over other tensors; the caller answers for their sizes."""
 
     def offset_per_key_or_none(self) -> list[int] | None:
         """The bounds of the keys' ids if they are known without work."""
         if self._offset_per_key is None and self._length_per_key is None:
             return None
-        return self._keyed().offset_per_key()
+        return self.offset_per_key()
 
     def length_per_key_or_none(self) -> list[int] | None:
         """Ids per key if they are known without work."""
         if self._offset_per_key is None and self._length_per_key is None:
             return None
-        return self._keyed().length_per_key()
+        return self.length_per_key()
 
     def inverse_indices(self) -> tuple[list[str], Tensor]:
         """Keys and ``[F, B]``: the bag of its key that each sample uses.
@@ -172,24 +157,23 @@ class Exchangeable(OutsideScript):
         Raises:
             ValueError: there are none.
         """
-        inverse = self._keyed().inverse_indices_or_none()
+        inverse = self.inverse_indices_or_none()
         if inverse is None:
             raise ValueError("this KeyedJaggedTensor was built without inverse_indices=")
         return inverse
 
-    def unsync(self) -> KeyedJaggedTensor:
+    def unsync(self) -> Self:
         """Forget the per-key bounds; returns itself."""
         self._length_per_key = None
         self._offset_per_key = None
-        return self._keyed()
+        return self
 
     def dist_labels(self) -> list[str]:
         """What each of `dist_tensors` is."""
-        keyed = self._keyed()
         labels = ["lengths", "values"]
-        if keyed.variable_stride_per_key():
+        if self.variable_stride_per_key():
             labels.append("strides")
-        if keyed.weights_or_none() is not None:
+        if self.weights_or_none() is not None:
             labels.append("weights")
         return labels
 
@@ -199,23 +183,21 @@ class Exchangeable(OutsideScript):
         Args:
             key_splits: keys per rank, in order.
         """
-        keyed = self._keyed()
-        ids = sums_of_splits(keyed.length_per_key(), key_splits)
-        splits = [sums_of_splits(keyed.stride_per_key(), key_splits), ids]
-        if keyed.variable_stride_per_key():
+        ids = sums_of_splits(self.length_per_key(), key_splits)
+        splits = [sums_of_splits(self.stride_per_key(), key_splits), ids]
+        if self.variable_stride_per_key():
             splits.append(list(key_splits))
-        if keyed.weights_or_none() is not None:
+        if self.weights_or_none() is not None:
             splits.append(ids)
         return splits
 
     def dist_tensors(self) -> list[Tensor]:
         """The tensors to send, on the device of the ids."""
-        keyed = self._keyed()
-        tensors = [keyed.lengths(), keyed.values()]
-        if keyed.variable_stride_per_key():
-            strides = torch.tensor(keyed.stride_per_key(), dtype=torch.int64)
-            tensors.append(strides.to(keyed.values().device, non_blocking=True))
-        if (weights := keyed.weights_or_none()) is not None:
+        tensors = [self.lengths(), self.values()]
+        if self.variable_stride_per_key():
+            strides = torch.tensor(self.stride_per_key(), dtype=torch.int64)
+            tensors.append(strides.to(self.values().device, non_blocking=True))
+        if (weights := self.weights_or_none()) is not None:
             tensors.append(weights)
         return tensors
 
@@ -230,7 +212,7 @@ class Exchangeable(OutsideScript):
         stride_per_rank: list[int] | None,
         stagger: int = 1,
         length_per_key: list[int] | None = None,
-    ) -> KeyedJaggedTensor:
+    ) -> Self:
         """Build from what arrived: `dist_tensors` of ``num_workers`` ranks, one after the other.
 
         Args:
@@ -247,42 +229,38 @@ class Exchangeable(OutsideScript):
         Raises:
             ValueError: ``stride_per_rank`` is missing.
         """
-        keyed = cast("type[KeyedJaggedTensor]", cls)
         if variable_stride_per_key:
             lengths, values, weights, strides = received_varying(
                 len(keys), tensors, num_workers, recat, stagger
             )
-            return keyed(
-                keys,
-                values,
-                weights=weights,
-                lengths=lengths,
-                stride_per_key_per_rank=strides,
-                length_per_key=length_per_key,
-                validate=False,
-            ).sync()
-        if stride_per_rank is None:
+            stride = None
+        elif stride_per_rank is None:
             raise ValueError("stride_per_rank is None; only a batch that varies per key has none")
-        lengths, values, weights = received(len(keys), tensors, recat, stride_per_rank)
-        return keyed(
+        else:
+            lengths, values, weights = received(len(keys), tensors, recat, stride_per_rank)
+            stride, strides = sum(stride_per_rank), None
+        built = cls(
             keys,
             values,
             weights=weights,
             lengths=lengths,
-            stride=sum(stride_per_rank),
+            stride=stride,
+            stride_per_key_per_rank=strides,
             length_per_key=length_per_key,
             validate=False,
-        ).sync()
+        )
+        built.length_per_key()
+        built.offset_per_key()
+        return built
 
-    def pin_memory(self) -> KeyedJaggedTensor:
+    def pin_memory(self) -> Self:
         """The same bags in page-locked memory, for fast asynchronous copies to a GPU."""
-        keyed = self._keyed()
         weights, lengths, offsets = (
             None if field is None else field.pin_memory()
             for field in (
-                keyed.weights_or_none(),
-                keyed.lengths_or_none(),
-                keyed.offsets_or_none(),
+                self.weights_or_none(),
+                self.lengths_or_none(),
+                self.offsets_or_none(),
             )
         )
-        return keyed.with_fields(keyed.values().pin_memory(), weights, lengths, offsets)
+        return self.with_fields(self.values().pin_memory(), weights, lengths, offsets)

@@ -7,13 +7,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tessera.training.sparse.bags import Bags
 from tessera.training.sparse.checks import check_jagged
-from tessera.training.sparse.layout import known_lengths, known_offsets
-from tessera.training.sparse.outside_script import OutsideScript
 from tessera.training.sparse.script_types import Device, DType, is_scripting
 
 
-class JaggedTensor(OutsideScript):
+class JaggedTensor(Bags):
     """``B`` bags of different lengths, stored one after the other.
 
     Compiles under ``torch.jit.script``; may hold ``torch.fx`` proxies.
@@ -142,49 +141,6 @@ class JaggedTensor(OutsideScript):
             None if offsets is None else offsets[first : last + 1] - start,
             False,
         )
-
-    def values(self) -> Tensor:
-        """``[N]`` or ``[N, D]``, the bags' entries in order."""
-        return self._values
-
-    def lengths(self) -> Tensor:
-        """``[B]``, the bags' sizes."""
-        lengths = known_lengths(self._lengths, self._offsets)
-        self._lengths = lengths
-        return lengths
-
-    def lengths_or_none(self) -> Tensor | None:
-        """The lengths if they are known without work."""
-        return self._lengths
-
-    def offsets(self) -> Tensor:
-        """``[B + 1]``, where each bag starts, then ``N``."""
-        offsets = known_offsets(self._lengths, self._offsets)
-        self._offsets = offsets
-        return offsets
-
-    def offsets_or_none(self) -> Tensor | None:
-        """The offsets if they are known without work."""
-        return self._offsets
-
-    def weights(self) -> Tensor:
-        """``[N]``, one weight per value.
-
-        Raises:
-            ValueError: the tensor has no weights.
-        """
-        weights = self._weights
-        if weights is None:
-            raise ValueError("this JaggedTensor has no weights; build it with weights=")
-        return weights
-
-    def weights_or_none(self) -> Tensor | None:
-        """The weights, or None."""
-        return self._weights
-
-    def device(self) -> Device:
-        """Where the values live."""
-        return self._values.device
 
     def to(self, device: Device, non_blocking: bool = False) -> JaggedTensor:
         """The same bags on ``device``."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tessera.training.sparse import checks, layout
-from tessera.training.sparse.exchange import WORKED_OUT, Exchangeable
+from tessera.training.sparse.exchange import Exchangeable
 from tessera.training.sparse.jagged import JaggedTensor, cut_evenly
 from tessera.training.sparse.script_types import Device, DType, is_scripting
 
@@ -41,53 +41,6 @@ class KeyedJaggedTensor(Exchangeable):
     Raises:
         ValueError: the fields do not fit together.
     """
-
-    _worked_out = WORKED_OUT
-
-    def __init__(
-        self,
-        keys: list[str],
-        values: Tensor,
-        weights: Tensor | None = None,
-        lengths: Tensor | None = None,
-        offsets: Tensor | None = None,
-        stride: int | None = None,
-        stride_per_key_per_rank: list[list[int]] | None = None,
-        stride_per_key: list[int] | None = None,
-        length_per_key: list[int] | None = None,
-        lengths_offset_per_key: list[int] | None = None,
-        offset_per_key: list[int] | None = None,
-        index_per_key: dict[str, int] | None = None,
-        jt_dict: dict[str, JaggedTensor] | None = None,
-        inverse_indices: tuple[list[str], Tensor] | None = None,
-        validate: bool = True,
-    ) -> None:
-        if is_scripting():
-            pass
-        elif validate:
-            keys, stride_per_key_per_rank = list(keys), checks.as_lists(stride_per_key_per_rank)
-            strides = stride_per_key_per_rank, stride_per_key
-            checks.check_keyed_jagged(keys, values, weights, lengths, offsets, stride, strides)
-            checks.check_key_bounds(keys, length_per_key, offset_per_key, inverse_indices)
-        if stride_per_key_per_rank is None and inverse_indices is not None:
-            bags = layout.bags_of_keys(len(keys), lengths, offsets, stride, stride_per_key)
-            stride, stride_per_key_per_rank = None, bags
-        elif stride_per_key_per_rank is None and stride_per_key is not None:
-            stride_per_key_per_rank = layout.uneven(stride_per_key)
-        self._keys: list[str] = keys
-        self._values: Tensor = values
-        self._weights: Tensor | None = weights
-        self._lengths: Tensor | None = lengths
-        self._offsets: Tensor | None = offsets
-        self._stride: int | None = stride
-        self._stride_per_key_per_rank: list[list[int]] | None = stride_per_key_per_rank
-        self._stride_per_key: list[int] | None = stride_per_key
-        self._length_per_key: list[int] | None = length_per_key
-        self._lengths_offset_per_key: list[int] | None = lengths_offset_per_key
-        self._offset_per_key: list[int] | None = offset_per_key
-        self._index_per_key: dict[str, int] | None = index_per_key
-        self._jt_dict: dict[str, JaggedTensor] | None = jt_dict
-        self._inverse_indices: tuple[list[str], Tensor] | None = inverse_indices
 
     def _of(
         self,
@@ -191,133 +144,6 @@ class KeyedJaggedTensor(Exchangeable):
             lengths=kjt.lengths()[:0].to(where),
             stride=kjt.stride(),
         )
-
-    def keys(self) -> list[str]:
-        """The ``F`` feature names, in order."""
-        return self._keys
-
-    def values(self) -> Tensor:
-        """``[N]`` ids."""
-        return self._values
-
-    def weights(self) -> Tensor:
-        """``[N]``, one weight per id.
-
-        Raises:
-            ValueError: the tensor has no weights.
-        """
-        weights = self._weights
-        if weights is None:
-            raise ValueError("this KeyedJaggedTensor has no weights; build it with weights=")
-        return weights
-
-    def weights_or_none(self) -> Tensor | None:
-        """The weights, or None."""
-        return self._weights
-
-    def lengths(self) -> Tensor:
-        """``[sum of S_f]``, the bags' sizes."""
-        lengths = layout.known_lengths(self._lengths, self._offsets)
-        self._lengths = lengths
-        return lengths
-
-    def lengths_or_none(self) -> Tensor | None:
-        """The lengths if they are known without work."""
-        return self._lengths
-
-    def offsets(self) -> Tensor:
-        """``[sum of S_f + 1]``, where each bag starts, then ``N``."""
-        offsets = layout.known_offsets(self._lengths, self._offsets)
-        self._offsets = offsets
-        return offsets
-
-    def offsets_or_none(self) -> Tensor | None:
-        """The offsets if they are known without work."""
-        return self._offsets
-
-    def stride(self) -> int:
-        """The batch size ``B`` (a traced value while the model is traced).
-
-        Of a batch that varies per key: the inverse indices' number of samples, without them the
-        largest ``S_f``.
-        """
-        stride = self._stride
-        if stride is None:
-            lengths, offsets = self._lengths, self._offsets
-            strides, inverse = self._stride_per_key_per_rank, self._inverse_indices
-            stride = layout.batch_size(len(self._keys), lengths, offsets, strides, inverse)
-            self._stride = stride
-        return stride
-
-    def variable_stride_per_key(self) -> bool:
-        """Whether the batch varies per key."""
-        return self._stride_per_key_per_rank is not None
-
-    def stride_per_key(self) -> list[int]:
-        """The number of bags of each key, ``[S_f]``."""
-        strides = self._stride_per_key
-        if strides is None:
-            strides = layout.strides_of(
-                len(self._keys), self.stride(), self._stride_per_key_per_rank
-            )
-            self._stride_per_key = strides
-        return strides
-
-    def stride_per_key_per_rank(self) -> list[list[int]]:
-        """``[F][ranks]`` bags; empty unless the batch varies per key."""
-        strides = self._stride_per_key_per_rank
-        none: list[list[int]] = []
-        return none if strides is None else strides
-
-    def inverse_indices_or_none(self) -> tuple[list[str], Tensor] | None:
-        """The inverse indices, or None."""
-        return self._inverse_indices
-
-    def device(self) -> Device:
-        """Where the values live."""
-        return self._values.device
-
-    def lengths_offset_per_key(self) -> list[int]:
-        """``F + 1`` bounds: key ``f`` owns the bags from bound ``f`` to bound ``f + 1``."""
-        bounds = self._lengths_offset_per_key
-        if bounds is None:
-            bounds = layout.running_sum(self.stride_per_key())
-            self._lengths_offset_per_key = bounds
-        return bounds
-
-    def offset_per_key(self) -> list[int]:
-        """``F + 1`` bounds: key ``f`` owns the ids from bound ``f`` to bound ``f + 1``."""
-        bounds = self._offset_per_key
-        if bounds is None:
-            counts = self._length_per_key
-            if counts is not None:
-                bounds = layout.running_sum(counts)
-            else:
-                if not is_scripting():
-                    self._trace_offsets()
-                bags, varies = self.lengths_offset_per_key(), self.variable_stride_per_key()
-                bounds = layout.ids_per_key(
-                    self._lengths, self._offsets, bags, self.stride(), varies
-                )
-            self._offset_per_key = bounds
-        return bounds
-
-    def length_per_key(self) -> list[int]:
-        """Ids per key."""
-        counts = self._length_per_key
-        if counts is None:
-            bounds = self.offset_per_key()
-            counts = [bounds[key + 1] - bounds[key] for key in range(len(self._keys))]
-            self._length_per_key = counts
-        return counts
-
-    def index_per_key(self) -> dict[str, int]:
-        """Each key's place."""
-        places = self._index_per_key
-        if places is None:
-            places = {key: index for index, key in enumerate(self._keys)}
-            self._index_per_key = places
-        return places
 
     def sync(self) -> KeyedJaggedTensor:
         """Work out the per-key bounds now (waits for the device); returns itself."""

@@ -1,11 +1,13 @@
 """What the sparse types do outside of TorchScript: print, cross streams, enter a traced graph.
 
-TorchScript compiles only the methods that a class defines itself, so what it cannot or need not
-know lives in this base class.
+TorchScript compiles only the methods that a class defines itself.  So what it cannot or need not
+know lives in the base class `OutsideScript`, and a base class whose methods it must know is marked
+``shared=True``: each of the sparse types then gets them as its own.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +27,18 @@ class OutsideScript(Pipelineable):
     """
 
     _worked_out: ClassVar[frozenset[str]] = frozenset()
+    _shared: ClassVar[bool] = False
+
+    def __init_subclass__(cls, *, shared: bool = False) -> None:
+        super().__init_subclass__()
+        cls._shared = shared
+        if shared:
+            return
+        for base in cls.__mro__[1:]:
+            if vars(base).get("_shared"):
+                for name, method in vars(base).items():
+                    if inspect.isfunction(method) and name not in vars(cls):
+                        setattr(cls, name, method)
 
     def _arguments(self) -> dict[str, Any]:
         return {

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from tessera.training.sparse.checks import is_traced
 
-if TYPE_CHECKING:
-    from torch import Tensor
 
-    from tessera.training.sparse.jagged import JaggedTensor
-    from tessera.training.sparse.keyed import KeyedTensor
-    from tessera.training.sparse.keyed_jagged import KeyedJaggedTensor
+class _Bags(Protocol):
+    def values(self) -> Tensor: ...
+    def weights_or_none(self) -> Tensor | None: ...
+    def lengths_or_none(self) -> Tensor | None: ...
+    def offsets_or_none(self) -> Tensor | None: ...
+    def offsets(self) -> Tensor: ...
+
+
+class _KeyedBags(_Bags, Protocol):
+    def keys(self) -> list[str]: ...
+    def to_dict(self) -> Mapping[str, _Bags]: ...
+
+
+class _Columns(Protocol):
+    def keys(self) -> list[str]: ...
+    def values(self) -> Tensor: ...
+    def to_dict(self) -> Mapping[str, Tensor]: ...
 
 
 def _bags(source: Tensor, offsets: Tensor) -> str:
@@ -27,14 +42,14 @@ def _lines(name: str, lines: list[str]) -> str:
     return "\n".join([f"{name}({{", ",\n".join(f"    {line}" for line in lines), "})", ""])
 
 
-def _with_weights(jagged: JaggedTensor) -> list[str]:
+def _with_weights(jagged: _Bags) -> list[str]:
     lines = [f'"values": {_bags(jagged.values(), jagged.offsets())}']
     if (weights := jagged.weights_or_none()) is not None:
         lines.append(f'"weights": {_bags(weights, jagged.offsets())}')
     return lines
 
 
-def _jagged_text(jagged: JaggedTensor) -> str:
+def _jagged_text(jagged: _Bags) -> str:
     """The bags of one feature, as nested lists."""
     if is_traced(jagged.values(), jagged.lengths_or_none(), jagged.offsets_or_none()):
         return "JaggedTensor(traced)"
@@ -43,7 +58,7 @@ def _jagged_text(jagged: JaggedTensor) -> str:
     return _lines("JaggedTensor", _with_weights(jagged))
 
 
-def _keyed_jagged_text(keyed: KeyedJaggedTensor) -> str:
+def _keyed_jagged_text(keyed: _KeyedBags) -> str:
     """The bags of every feature, as nested lists."""
     if is_traced(keyed.values(), keyed.lengths_or_none(), keyed.offsets_or_none()):
         return f"KeyedJaggedTensor({keyed.keys()}, traced)"
@@ -57,7 +72,7 @@ def _keyed_jagged_text(keyed: KeyedJaggedTensor) -> str:
     return _lines("KeyedJaggedTensor", lines)
 
 
-def _keyed_text(keyed: KeyedTensor) -> str:
+def _keyed_text(keyed: _Columns) -> str:
     """The columns of every key, as nested lists."""
     if is_traced(keyed.values()):
         return f"KeyedTensor({keyed.keys()}, traced)"

@@ -8,20 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from tessera.errors import UserError
 from tessera.training.config import ExperimentConfig
 from tessera.training.data.batch import Batch
 from tessera.training.distributed.collections.pooled import EmbeddingBagCollectionSharder
 from tessera.training.distributed.model.model_parallel import DistributedModelParallel
-from tessera.training.models.ranking import RankingModel, build_ranking_model
+from tessera.training.models.ranking import build_ranking_model
+from tessera.training.modules.hashing import FeatureHasher
 from tessera.training.optim.fused import EmbOptimType
 from tessera.training.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from tessera.training.optim.optimizers import in_backward_optimizer_filter
-from tessera.training.trainer.checkpoint import Checkpoint
-from tessera.training.trainer.placement import plan_for
+from tessera.training.trainer.checkpoint_file import Checkpoint
+from tessera.training.trainer.placement import caches_rows, plan_for
 from tessera.training.trainer.ranks import Ranks
+from tessera.training.trainer.step import ModelWithLoss, StepBatch
 
 DEFAULT_EPS = 1e-8
 NO_MEMORY = "can't allocate memory"  # how torch's CPU allocator puts it
@@ -50,7 +51,9 @@ class Assembly:
     """What a step works on.  The tables' optimizer acts within the backward pass.
 
     Attributes:
-        model: the ranking model; ``model(dense, sparse) -> logits [B]``.
+        model: a `ModelWithLoss`; it takes a `StepBatch` that is on the device.
+        hasher: turns raw ids into rows, on the model's device.
+        logit_layers: see `RankingModel.logit_layers`.
         dense_optimizer: of every parameter that is not a table.
         dense_learning_rate: peak learning rate of these.
         embedding_learning_rate: peak learning rate of the tables.
@@ -58,41 +61,18 @@ class Assembly:
     """
 
     model: DistributedModelParallel
+    hasher: FeatureHasher
+    logit_layers: tuple[str, ...]
     dense_optimizer: torch.optim.Optimizer
     dense_learning_rate: float
     embedding_learning_rate: float
     ranks: Ranks
     _factor: float | None = None
 
-    def step(self, batch: Batch, *, samples: int, learning_rate_factor: float) -> float:
-        """One step on all ranks' batches together; their mean loss.
-
-        If the loss is not finite nothing is changed.
-
-        Args:
-            batch: this rank's part of the step's samples; it may be empty.
-            samples: all ranks' samples.
-            learning_rate_factor: on both peak learning rates.
-        """
-        self._set_learning_rates(learning_rate_factor)
-        if self.model.device.type != "cpu":
-            batch = batch.to(self.model.device)
-        logits = self.model(batch.dense_features, batch.sparse_features)
-        if self.ranks.alone:
-            loss = functional.binary_cross_entropy_with_logits(logits, batch.labels)
-            value = loss.item()
-        else:
-            total = functional.binary_cross_entropy_with_logits(
-                logits, batch.labels, reduction="sum"
-            )
-            value = self.ranks.sum([total.item()])[0] / samples
-            # Gradients are averaged over the ranks: their mean is to be that of the mean loss.
-            loss = total * (self.ranks.world_size / samples)
-        if math.isfinite(value):
-            self.dense_optimizer.zero_grad(set_to_none=True)
-            torch.autograd.backward(loss)
-            self.dense_optimizer.step()
-        return value
+    def on_device(self, batch: Batch, *, samples: int) -> StepBatch:
+        """A batch as a step works on it, without waiting for the copy."""
+        given = StepBatch.of(batch, samples=samples, hasher=self.hasher)
+        return given.to(self.model.device, non_blocking=True)
 
     def begin_at(self, positive_rate: float) -> None:
         """Let fresh weights answer ``positive_rate`` on average, instead of a half.
@@ -102,16 +82,14 @@ class Assembly:
         that was never met stays without it.
         """
         rate = min(max(positive_rate, 1e-6), 1 - 1e-6)
-        model = self.model.module
-        assert isinstance(model, RankingModel), type(model)
         with torch.no_grad():
-            for name in model.logit_layers():
-                bias = model.get_submodule(name).bias
+            for name in self.logit_layers:
+                bias = self.model.module.get_submodule(name).bias
                 assert isinstance(bias, torch.Tensor), name
                 bias.fill_(math.log(rate / (1 - rate)))
 
     def learning_rates(self) -> tuple[float, float]:
-        """Those of the last step: (dense part, tables)."""
+        """The learning rates of the last step, of the dense part and of the tables."""
         factor = 1.0 if self._factor is None else self._factor
         return self.dense_learning_rate * factor, self.embedding_learning_rate * factor
 
@@ -161,7 +139,8 @@ class Assembly:
         """
         self.model.load_state_dict(checkpoint.model)
 
-    def _set_learning_rates(self, factor: float) -> None:
+    def set_learning_rates(self, factor: float) -> None:
+        """Set both learning rates to their peaks times ``factor``, for the steps that follow."""
         if factor == self._factor:
             return
         self._factor = factor
@@ -188,9 +167,10 @@ def assemble(
     """
     try:
         # "meta": the tables get their memory once, where they are trained.
-        model = build_ranking_model(config.model, dense_names, sparse_names, device="meta")
+        ranking = build_ranking_model(config.model, dense_names, sparse_names, device="meta")
     except UserError as error:
         raise UserError(f"in section 'model': {error}") from error
+    model = ModelWithLoss(ranking, world_size=ranks.world_size)
     embedding, dense = config.train.embedding_optimizer, config.train.dense_optimizer
     sharder = EmbeddingBagCollectionSharder(
         fused_params={
@@ -198,6 +178,7 @@ def assemble(
             "learning_rate": embedding.learning_rate,
             "eps": DEFAULT_EPS if embedding.eps is None else embedding.eps,
             "weight_decay": embedding.weight_decay,
+            **({"prefetch_pipeline": True} if caches_rows(config) else {}),
         }
     )
     if not ranks.alone:
@@ -207,9 +188,10 @@ def assemble(
     try:
         parallel = DistributedModelParallel(
             model,
+            env=ranks.env,
             device=device,
             sharders=[sharder],
-            plan=plan_for(model, sharder, config, ranks),
+            plan=plan_for(model, sharder, config, ranks, device),
         )
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and NO_MEMORY not in str(error):
@@ -221,6 +203,8 @@ def assemble(
     parameters = dict(in_backward_optimizer_filter(parallel.named_parameters()))
     return Assembly(
         model=parallel,
+        hasher=ranking.hasher.to(device),
+        logit_layers=ranking.logit_layers(),
         dense_optimizer=_DENSE[dense.name](
             list(parameters.values()),
             lr=dense.learning_rate,

@@ -3,13 +3,17 @@
 After each step: log, evaluate if due, write a checkpoint if due, then look whether to stop.  All
 that decides what comes next is in `Progress`, so a run that is taken up from a checkpoint does
 exactly what the uninterrupted one would have done.
+
+A training pipeline takes the steps and reads batches ahead of them.  It is given the batches up to
+the next evaluation, so that it is empty when the model is evaluated.  What it has read beyond a
+checkpoint changes nothing: the steps behind a checkpoint are counted, not the batches.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tessera.errors import UserError
@@ -21,8 +25,15 @@ from tessera.training.trainer.assembly import Assembly
 from tessera.training.trainer.display import Display
 from tessera.training.trainer.evaluate import evaluate
 from tessera.training.trainer.logs import MetricsLog, NoLog
+from tessera.training.trainer.pipelines import give_model_back, make_pipeline
 from tessera.training.trainer.progress import Progress
 from tessera.training.trainer.schedule import learning_rate_factor
+from tessera.training.trainer.step import PendingLosses, StepBatch
+
+MOST_PENDING = 256
+"""After so many steps a GPU's losses are looked at, whatever is logged."""
+GPU_LOADER_THREADS = 4
+"""Threads that gather batches for a GPU; one gathers some 3 million rows of Criteo's a second."""
 
 
 class DivergedError(UserError):
@@ -56,14 +67,22 @@ class TrainingLoop:
     should_stop: Callable[[], bool]
 
     def __post_init__(self) -> None:
+        device = self.assembly.model.device
+        threads = 1 if device.type == "cpu" else GPU_LOADER_THREADS
         self._loader = BatchLoader(
             self.train_rows,
             batch_size=self.config.batch_size,
             shuffle=True,
             seed=self.config.seed,
+            prefetch=2 * threads,
+            threads=threads,
+            finish=None if device.type == "cpu" else _pin_memory,
             part=(self.assembly.ranks.rank, self.assembly.ranks.world_size),
         )
-        self._row_seconds = 0.0
+        self._pipeline = make_pipeline(self.config.pipeline, self.assembly)
+        self._losses = PendingLosses(self.assembly.ranks)
+        self._last_loss = math.nan
+        self._row_began = 0.0
         self._row_samples = 0
 
     @property
@@ -78,73 +97,110 @@ class TrainingLoop:
             True if training has ended, False if it was stopped before.
 
         Raises:
-            DivergedError: the loss is not finite; that step changed nothing.
+            DivergedError: the loss is not finite; no checkpoint is written any more.
             CheckpointError: a checkpoint cannot be written.
         """
         self.assembly.model.train()
         if self.progress.evaluation_due and not self._evaluate():
             return False  # the checkpoint that was resumed from is still right
         while not self.progress.done:
-            if not self._run_epoch():
+            if not self._run_to_evaluation():
                 return False
         return True
 
-    def _run_epoch(self) -> bool:
-        """Train to the end of the epoch or of the run; False if asked to stop."""
-        began = time.perf_counter()
-        for batch in self._loader.epoch(self.progress.epoch, self.progress.batch):
-            self._step(batch)
-            self._row_seconds += time.perf_counter() - began
-            if not self._after_step():
+    def _run_to_evaluation(self) -> bool:
+        """Train up to the next evaluation, that one included; False if asked to stop."""
+        progress = self.progress
+        batches = self._batches()
+        self._row_began, self._row_samples = time.perf_counter(), 0
+        while not progress.evaluation_due:
+            self._step(batches)
+            if progress.evaluation_due:
+                break
+            saved = _falls_on(progress.step, self.config.checkpoint_every_steps)
+            if saved:
+                self._save()
+            if self.should_stop():
+                if not saved:
+                    self._save()
                 return False
-            if self.progress.done:
-                return True
-            began = time.perf_counter()
-        return True
+        if not self._evaluate():
+            self._save()
+            return False
+        return progress.done or not self.should_stop()
 
-    def _step(self, batch: Batch) -> None:
+    def _batches(self) -> Iterator[StepBatch]:
+        """The batches up to the next evaluation, across epochs if need be.
+
+        Dropping the iterator stops the loader's threads.
+        """
+        every, last = self.config.eval_every_steps, self._loader.num_batches
+        epoch, batch, step = self.progress.epoch, self.progress.batch, self.progress.step
+        while True:
+            stop = last if every is None else min(last, batch + every - step % every)
+            for number, given in enumerate(self._loader.epoch(epoch, batch, stop), start=batch):
+                samples = self._loader.batch_rows(number)
+                yield StepBatch.of(given, samples=samples, hasher=self.assembly.hasher)
+            step += stop - batch
+            if self._is_evaluated(step, ended_epoch=epoch if stop == last else None):
+                return
+            epoch, batch = epoch + 1, 0
+
+    def _is_evaluated(self, step: int, *, ended_epoch: int | None) -> bool:
+        """Whether an evaluation follows ``step``, which is the last one of ``ended_epoch`` or of none."""
+        if _falls_on(step, self.config.eval_every_steps):
+            return True
+        done = None if ended_epoch is None else ended_epoch + 1
+        return done == self.config.epochs or (
+            done is not None and done % self.config.eval_every_epochs == 0
+        )
+
+    def _step(self, batches: Iterator[StepBatch]) -> None:
+        """One step: train, count, log if due."""
         progress = self.progress
         factor = learning_rate_factor(
             self.config.schedule, step=progress.step, total_steps=self.total_steps
         )
+        self.assembly.set_learning_rates(factor)
+        loss, _ = self._pipeline.progress(batches)
         samples = self._loader.batch_rows(progress.batch)
-        loss = self.assembly.step(batch, samples=samples, learning_rate_factor=factor)
-        if not math.isfinite(loss):
-            raise DivergedError(
-                f"the loss of step {progress.step + 1} (epoch {progress.epoch + 1}) is {loss};"
-                " lower train.dense_optimizer.learning_rate"
-                f" (now {self.config.dense_optimizer.learning_rate}) or"
-                " train.embedding_optimizer.learning_rate"
-                f" (now {self.config.embedding_optimizer.learning_rate}), or add"
-                " train.schedule.warmup_steps"
-            )
-        progress.count_step(samples=samples, loss=loss)
+        progress.count_step(samples=samples)
         self._row_samples += samples
-        self.display.step(step=progress.step, samples=samples, loss=loss)
-
-    def _after_step(self) -> bool:
-        """Log, evaluate and save what is due after a step; False if asked to stop."""
-        config, progress = self.config, self.progress
-        end_of_epoch = progress.batch == self._loader.num_batches
-        if end_of_epoch:
+        self._losses.add(loss, samples=samples)
+        if loss.device.type == "cpu" or len(self._losses) == MOST_PENDING:
+            self._look_at_losses()
+        self.display.step(step=progress.step, samples=samples, loss=self._last_loss)
+        ended_epoch = None
+        if progress.batch == self._loader.num_batches:
+            ended_epoch = progress.epoch
             progress.epoch, progress.batch = progress.epoch + 1, 0
-        progress.evaluation_due = end_of_epoch or _falls_on(progress.step, config.eval_every_steps)
-        if progress.evaluation_due or _falls_on(progress.step, config.log_every_steps):
+        progress.evaluation_due = self._is_evaluated(progress.step, ended_epoch=ended_epoch)
+        if progress.evaluation_due or _falls_on(progress.step, self.config.log_every_steps):
             self._log_loss()
-        saved = False
-        if progress.evaluation_due:
-            saved = self._evaluate()
-        elif _falls_on(progress.step, config.checkpoint_every_steps):
-            self._save()
-            saved = True
-        if progress.done or not self.should_stop():
-            return True
-        if not saved:
-            self._save()
-        return False
+
+    def _look_at_losses(self) -> None:
+        """Count the losses of the steps that were not looked at; waits for the device.
+
+        Raises:
+            DivergedError: one is not finite.
+        """
+        losses = self._losses.take()
+        for step, loss in enumerate(losses, start=self.progress.step - len(losses) + 1):
+            if not math.isfinite(loss):
+                raise DivergedError(
+                    f"the loss of step {step} (epoch {(step - 1) // self._loader.num_batches + 1}) is"
+                    f" {loss}; lower train.dense_optimizer.learning_rate"
+                    f" (now {self.config.dense_optimizer.learning_rate}) or"
+                    " train.embedding_optimizer.learning_rate"
+                    f" (now {self.config.embedding_optimizer.learning_rate}), or add"
+                    " train.schedule.warmup_steps"
+                )
+            self.progress.count_loss(loss)
+            self._last_loss = loss
 
     def _log_loss(self) -> None:
-        progress = self.progress
+        self._look_at_losses()
+        progress, now = self.progress, time.perf_counter()
         dense, embedding = self.assembly.learning_rates()
         self.log.train(
             step=progress.step,
@@ -153,17 +209,17 @@ class TrainingLoop:
             loss=progress.take_mean_loss(),
             dense_learning_rate=dense,
             embedding_learning_rate=embedding,
-            samples_per_second=self._row_samples / max(self._row_seconds, 1e-9),
+            samples_per_second=self._row_samples / max(now - self._row_began, 1e-9),
         )
-        self._row_seconds, self._row_samples = 0.0, 0
+        self._row_began, self._row_samples = now, 0
 
     def _evaluate(self) -> bool:
         """Evaluate and save; False, with nothing changed, if asked to stop meanwhile."""
+        give_model_back(self._pipeline)
         metrics = evaluate(
-            self.assembly.model,
+            self.assembly,
             self.valid_rows,
             batch_size=self.config.eval_batch_size,
-            ranks=self.assembly.ranks,
             should_stop=self.should_stop,
         )
         if metrics is None:
@@ -186,8 +242,15 @@ class TrainingLoop:
         return True
 
     def _save(self) -> None:
+        self._look_at_losses()
+        began = time.perf_counter()
         self.log.sync()
         self.save()
+        self._row_began += time.perf_counter() - began  # no training, so it does not count
+
+
+def _pin_memory(batch: Batch) -> Batch:
+    return batch.pin_memory()
 
 
 def _falls_on(step: int, every: int | None) -> bool:

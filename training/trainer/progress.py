@@ -47,11 +47,14 @@ class Progress:
         """Epochs begun so far, counting the one that the last step belongs to."""
         return self.epoch + (1 if self.batch else 0)
 
-    def count_step(self, *, samples: int, loss: float) -> None:
-        """One more step of ``samples`` samples with mean loss ``loss``."""
+    def count_step(self, *, samples: int) -> None:
+        """One more step of ``samples`` samples; `count_loss` takes its loss, now or later."""
         self.batch += 1
         self.step += 1
         self.samples += samples
+
+    def count_loss(self, loss: float) -> None:
+        """The mean loss of the oldest step whose loss was not counted yet."""
         self.loss_sum += loss
         self.loss_steps += 1
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from torch import fx, nn
+from torch import nn
 
 from tessera.errors import UserError
 from tessera.kernels.libraries import LibraryError, load_libraries
@@ -60,21 +60,6 @@ class LookupBackend(Protocol):
 
         Raises:
             UserError: a table that the operator cannot hold.
-        """
-        ...
-
-    def interaction(self) -> nn.Module | None:
-        """A module that does what `tessera.training.models.dlrm.InteractionArch` does, on a CPU.
-
-        None where the backend has no operator for it: the model keeps its own.
-        """
-        ...
-
-    def pack(self, graph: fx.GraphModule, dense_dtype: str) -> int:
-        """Replace the traced model's dense layers by faster ones for a CPU, in place.
-
-        ``dense_dtype`` is one of `dense_types`; returns by how many bytes the weights are
-        smaller than in float32.
         """
         ...
 

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from tessera.errors import UserError
 from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving.package.schema import FeatureSpec
-from tessera.serving.packaging.pack import pack_linears
 from tessera.serving.packaging.tables.quantize import StoredTables
 from tessera.training.modules.hashing import FeatureHasher, HashSpec
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
@@ -45,16 +44,6 @@ class FbgemmBackend:
     def lookup_rows(self, tables: StoredTables, features: Sequence[FeatureSpec]) -> nn.Module:
         """See `LookupBackend.lookup_rows`."""
         return FbgemmRows(tables, features)
-
-    def interaction(self) -> nn.Module | None:
-        """None: FBGEMM has no such operator."""
-        return None
-
-    def pack(self, graph: fx.GraphModule, dense_dtype: str) -> int:
-        """Large layers become oneDNN's."""
-        assert dense_dtype in self.dense_types, dense_dtype
-        pack_linears(graph)
-        return 0
 
 
 class _FbgemmTables(nn.Module):

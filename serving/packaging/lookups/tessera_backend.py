@@ -1,8 +1,7 @@
 """Tessera's own operators behind `tessera.serving.packaging.lookups.backends.LookupBackend`.
 
 One call hashes the ids, keeps them inside their tables, looks up and pools all features, and
-writes each vector to its place in the output; a second one computes DLRM's dot products; a third
-is the dense layer.  Each computes a sample's numbers in an order of its own, whatever the batch.
+writes each vector to its place in the output, in an order of a sample's own, whatever the batch.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from tessera.kernels.ops import launch_hint
 from tessera.kernels.row_types import ROW_TYPES, RowType
@@ -20,8 +19,6 @@ from tessera.serving.packaging.dense_types import DENSE_TYPES
 from tessera.serving.packaging.lookups.sharded_lookup import ShardedLookup
 from tessera.serving.packaging.lookups.sharded_rows import ShardedRows
 from tessera.serving.packaging.lookups.tessera_plan import columns_of, feature_lookup, skipped
-from tessera.serving.packaging.pack import pack_panels
-from tessera.serving.packaging.same_bits import remove_padding
 from tessera.serving.packaging.tables.quantize import StoredPiece, StoredTable, StoredTables
 
 
@@ -48,16 +45,6 @@ class TesseraBackend:
         if len(tables.buffers) > 1:
             return ShardedRows(tables, features)
         return TesseraRows(tables, features)
-
-    def interaction(self) -> nn.Module | None:
-        """See `LookupBackend.interaction`."""
-        return TesseraInteraction()
-
-    def pack(self, graph: fx.GraphModule, dense_dtype: str) -> int:
-        """All layers become Tessera's; nothing then needs a padded batch."""
-        saved = pack_panels(graph, dense_dtype)
-        remove_padding(graph)
-        return saved
 
 
 class TesseraLookup(nn.Module):
@@ -136,14 +123,3 @@ class TesseraRows(nn.Module):
 def _whole(table: StoredTable) -> tuple[StoredPiece, RowType]:
     (piece,) = table.pieces
     return piece, table.kind
-
-
-class TesseraInteraction(nn.Module):
-    """DLRM's dot interaction as one operator: no stacking, no square product, no gather."""
-
-    def forward(self, dense_features: Tensor, sparse_features: Tensor) -> Tensor:
-        """``[B, D]`` and ``[B, F, D]`` to ``[B, D + P]``, as `InteractionArch`."""
-        vectors: Tensor = torch.ops.tessera.dot_interaction(
-            dense_features, sparse_features.flatten(1)
-        )
-        return vectors

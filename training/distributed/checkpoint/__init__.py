@@ -1,35 +1,19 @@
-"""Checkpoints of models that are spread over ranks: see `save_and_load`.
+"""Checkpoints of models that are spread over ranks.
 
-Its names are imported when they are first asked for: ``torch.distributed.checkpoint`` takes a
-while to import, and the errors and file names of this room need nothing of it.
+Generated from the table in training/torchrec_paths.py; change it there.
 """
 
-from __future__ import annotations
+# isort: skip_file
+# fmt: off
+from typing import TYPE_CHECKING
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from tessera.training.torchrec_paths import lazy_names
 
 if TYPE_CHECKING:
     from tessera.training.distributed.checkpoint.save_and_load import (
-        SavedCheckpoint,
-        async_save_checkpoint,
-        load_checkpoint,
-        read_checkpoint,
-        read_extra,
-        save_checkpoint,
+        SavedCheckpoint as SavedCheckpoint, async_save_checkpoint as async_save_checkpoint,
+        load_checkpoint as load_checkpoint, read_checkpoint as read_checkpoint,
+        read_extra as read_extra, save_checkpoint as save_checkpoint,
     )
 
-__all__ = [
-    "SavedCheckpoint",
-    "async_save_checkpoint",
-    "load_checkpoint",
-    "read_checkpoint",
-    "read_extra",
-    "save_checkpoint",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.save_and_load"), name)
+__all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -120,7 +120,7 @@ def column_bounds(table: Any) -> list[int] | None:
 
 
 def _shape(value: Tensor) -> tuple[int, ...]:
-    """Of the whole tensor; a ``ShardedTensor``'s own ``size`` warns of its age at each call."""
+    """The whole tensor's shape; ``ShardedTensor.size`` would warn at each call that it is deprecated."""
     return tuple(value.metadata().size if isinstance(value, ShardedTensor) else value.shape)
 
 

@@ -195,7 +195,7 @@ def _sync_folder(path: Path) -> None:
 def _merged_columns(
     own: dict[str, list[int]], group: dist.ProcessGroup | None
 ) -> dict[str, list[int]]:
-    """Of all ranks: rank 0 need not hold a shard of every table."""
+    """The merged columns of all ranks: rank 0 need not hold a shard of every table."""
     if group is None:
         return own
     everyone: list[dict[str, list[int]]] = [{}] * dist.get_world_size(group)

@@ -13,7 +13,7 @@ from tessera.training.distributed.collections.sharded_embedding_module import Sh
 from tessera.training.distributed.comm.awaitable import LazyAwaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.plan.sharded_module import Out
-from tessera.training.distributed.sharding.planned import PooledSharding
+from tessera.training.distributed.sharding.embedding_sharding import TableSharding
 from tessera.training.distributed.travel.kjt_list import KJTList
 from tessera.training.optim.fused import FusedOptimizerModule
 from tessera.training.sparse.jagged_tensor import KeyedTensor
@@ -47,7 +47,7 @@ class AroundPooledCollection(
         self._output_dists = collection._output_dists  # noqa: SLF001 - shown and pipelined as this module's
 
     @property
-    def shardings(self) -> Mapping[str, PooledSharding]:
+    def shardings(self) -> Mapping[str, TableSharding]:
         """The shardings by sharding type."""
         return self._inner[0].shardings
 

@@ -21,16 +21,15 @@ from tessera.training.distributed.collections.pooled import (
 )
 from tessera.training.distributed.collections.pooled_output import EmbeddingBagCollectionContext
 from tessera.training.distributed.collections.position_weights import GroupedPositionWeightedModule
-from tessera.training.distributed.collections.sharders import BaseEmbeddingSharder
+from tessera.training.distributed.collections.sharders import CollectionSharder
 from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import (
-    EmbeddingModuleShardingPlan,
     ParameterSharding,
 )
-from tessera.training.distributed.sharding.pooled_shardings import tables_of
 from tessera.training.distributed.sharding.registry import strategy_of
+from tessera.training.distributed.sharding.sharding_infos import tables_of
 from tessera.training.distributed.tables.interfaces import BaseGroupedFeatureProcessor
 from tessera.training.distributed.travel.kjt_list import KJTList
 from tessera.training.modules.feature_processor_ import (
@@ -165,7 +164,9 @@ class ShardedFeatureProcessedEmbeddingBagCollection(AroundPooledCollection[Keyed
 
 
 class FeatureProcessedEmbeddingBagCollectionSharder(
-    BaseEmbeddingSharder[FeatureProcessedEmbeddingBagCollection]
+    CollectionSharder[
+        FeatureProcessedEmbeddingBagCollection, ShardedFeatureProcessedEmbeddingBagCollection
+    ]
 ):
     """Turns `FeatureProcessedEmbeddingBagCollection` into its sharded form.
 
@@ -177,6 +178,9 @@ class FeatureProcessedEmbeddingBagCollectionSharder(
     Raises:
         ValueError: an unknown key or value, or settings both here and in ``ebc_sharder``.
     """
+
+    _plain = FeatureProcessedEmbeddingBagCollection
+    _sharded = ShardedFeatureProcessedEmbeddingBagCollection
 
     def __init__(
         self,
@@ -197,29 +201,8 @@ class FeatureProcessedEmbeddingBagCollectionSharder(
             qcomm_codecs_registry = ebc_sharder.qcomm_codecs_registry
         super().__init__(fused_params, qcomm_codecs_registry)
 
-    @property
-    def module_type(self) -> type[FeatureProcessedEmbeddingBagCollection]:
-        """The type that this sharder takes."""
-        return FeatureProcessedEmbeddingBagCollection
-
     def shardable_parameters(
         self, module: FeatureProcessedEmbeddingBagCollection
     ) -> dict[str, nn.Parameter]:
         """The tables' weights by table name."""
-        return tables_of(module._embedding_bag_collection)  # noqa: SLF001 - the plain form of what this makes
-
-    def shard(
-        self,
-        module: FeatureProcessedEmbeddingBagCollection,
-        params: EmbeddingModuleShardingPlan,
-        env: ShardingEnv,
-        device: torch.device | None = None,
-    ) -> ShardedFeatureProcessedEmbeddingBagCollection:
-        """The sharded form of ``module``, with its weights and processors.
-
-        Raises:
-            ValueError: a plan that does not fit the tables, the ranks or the processors.
-        """
-        return ShardedFeatureProcessedEmbeddingBagCollection(
-            module, params, env, self.fused_params, device, self.qcomm_codecs_registry
-        )
+        return tables_of(module._embedding_bag_collection.embedding_bags)  # noqa: SLF001 - the plain form of what this makes

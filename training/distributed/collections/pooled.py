@@ -22,23 +22,22 @@ from tessera.training.distributed.collections.pooled_output import (
     PooledOutput,
 )
 from tessera.training.distributed.collections.sharded_collection import ShardedCollection
-from tessera.training.distributed.collections.sharders import BaseEmbeddingSharder
+from tessera.training.distributed.collections.sharders import CollectionSharder
 from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import (
-    EmbeddingModuleShardingPlan,
     ParameterSharding,
 )
-from tessera.training.distributed.sharding.embedding_sharding import (
+from tessera.training.distributed.sharding.embedding_sharding import TableSharding
+from tessera.training.distributed.sharding.interfaces import (
     EmbeddingShardingContext,
 )
-from tessera.training.distributed.sharding.planned import PooledSharding
 from tessera.training.distributed.sharding.pooled_shardings import (
     create_embedding_bag_sharding,
     create_sharding_infos_by_sharding,
-    tables_of,
 )
+from tessera.training.distributed.sharding.sharding_infos import tables_of
 from tessera.training.distributed.tables.interfaces import BaseGroupedFeatureProcessor
 from tessera.training.distributed.travel.features_awaitable import KJTListSplitsAwaitable
 from tessera.training.distributed.travel.kjt_list import KJTList
@@ -47,9 +46,7 @@ from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 
-class ShardedEmbeddingBagCollection(
-    ShardedCollection[PooledSharding, KeyedTensor, EmbeddingBagCollectionContext]
-):
+class ShardedEmbeddingBagCollection(ShardedCollection[KeyedTensor, EmbeddingBagCollectionContext]):
     """An `EmbeddingBagCollection` whose tables live where a plan puts them.
 
     Input and output are those of the plain collection, for this rank's own samples.  Parameters
@@ -109,7 +106,7 @@ class ShardedEmbeddingBagCollection(
                 for kind, own in infos.items()
             },
             lambda sharding: sharding.create_lookup(device, feature_processor=feature_processor),
-            tables_of(module),
+            tables_of(module.embedding_bags),
             prefix="embedding_bags",
             env=env,
             device=device,
@@ -131,7 +128,7 @@ class ShardedEmbeddingBagCollection(
             [sharding.flat_parts() for sharding in self._shardings.values()],
         )
 
-    def _mean_divisor(self, sharding: PooledSharding) -> MeanDivisor | None:
+    def _mean_divisor(self, sharding: TableSharding) -> MeanDivisor | None:
         means = (
             {table.name for table in self._configs if table.pooling is PoolingType.MEAN}
             if sharding.strategy.splits_bags
@@ -155,7 +152,7 @@ class ShardedEmbeddingBagCollection(
         return EmbeddingBagCollection
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The tables."""
+        """The settings of every table, in the collection's order."""
         return self._configs
 
     def embedding_names(self) -> list[str]:
@@ -227,7 +224,9 @@ class ShardedEmbeddingBagCollection(
         return EmbeddingBagCollectionAwaitable(awaitables, join)
 
 
-class EmbeddingBagCollectionSharder(BaseEmbeddingSharder[EmbeddingBagCollection]):
+class EmbeddingBagCollectionSharder(
+    CollectionSharder[EmbeddingBagCollection, ShardedEmbeddingBagCollection]
+):
     """Turns `EmbeddingBagCollection` into its sharded form.
 
     Args:
@@ -238,27 +237,4 @@ class EmbeddingBagCollectionSharder(BaseEmbeddingSharder[EmbeddingBagCollection]
         ValueError: an unknown key or value.
     """
 
-    @property
-    def module_type(self) -> type[EmbeddingBagCollection]:
-        """The type that this sharder takes."""
-        return EmbeddingBagCollection
-
-    def shardable_parameters(self, module: EmbeddingBagCollection) -> dict[str, nn.Parameter]:
-        """The tables' weights by table name."""
-        return tables_of(module)
-
-    def shard(
-        self,
-        module: EmbeddingBagCollection,
-        params: EmbeddingModuleShardingPlan,
-        env: ShardingEnv,
-        device: torch.device | None = None,
-    ) -> ShardedEmbeddingBagCollection:
-        """The sharded form of ``module``, with its weights.
-
-        Raises:
-            ValueError: a plan that does not fit the tables or the ranks.
-        """
-        return ShardedEmbeddingBagCollection(
-            module, params, env, self.fused_params, device, self.qcomm_codecs_registry
-        )
+    _plain, _sharded = EmbeddingBagCollection, ShardedEmbeddingBagCollection

@@ -16,7 +16,7 @@ from torch import Tensor
 from tessera.training.distributed.collections.sharded_collection import CollectionContext
 from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from tessera.training.distributed.comm.column_order import ColumnOrder
-from tessera.training.distributed.sharding.embedding_sharding import EmbeddingShardingContext, Part
+from tessera.training.distributed.sharding.interfaces import EmbeddingShardingContext, Part
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 

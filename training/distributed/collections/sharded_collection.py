@@ -18,8 +18,8 @@ from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.sharded_module import Out
-from tessera.training.distributed.sharding.embedding_sharding import EmbeddingShardingContext
-from tessera.training.distributed.sharding.planned import PlannedSharding
+from tessera.training.distributed.sharding.embedding_sharding import TableSharding
+from tessera.training.distributed.sharding.interfaces import EmbeddingShardingContext
 from tessera.training.distributed.tables.grouped_lookup import GroupedLookup
 from tessera.training.distributed.travel.feature_router import FeatureRouter
 from tessera.training.distributed.travel.kjt_list import KJTList
@@ -50,14 +50,13 @@ class CollectionContext(Multistreamable):
                 tensor.record_stream(cast("torch.cuda.Stream", stream))
 
 
-Sharding = TypeVar("Sharding", bound=PlannedSharding[Any])
 Ctx = TypeVar("Ctx", bound=CollectionContext)
 
 
 class ShardedCollection(
     ShardedEmbeddingModule[KJTList, list[Tensor], Out, Ctx],
     FusedOptimizerModule,
-    Generic[Sharding, Out, Ctx],
+    Generic[Out, Ctx],
 ):
     """A collection of tables that live where a plan puts them.
 
@@ -78,8 +77,8 @@ class ShardedCollection(
 
     def __init__(
         self,
-        shardings: Mapping[str, Sharding],
-        create_lookup: Callable[[Sharding], nn.Module],
+        shardings: Mapping[str, TableSharding],
+        create_lookup: Callable[[TableSharding], nn.Module],
         tables: Mapping[str, Tensor],
         *,
         prefix: str,
@@ -116,7 +115,7 @@ class ShardedCollection(
         self._tables.keep_caches_in_step(self)
 
     @property
-    def shardings(self) -> Mapping[str, Sharding]:
+    def shardings(self) -> Mapping[str, TableSharding]:
         """The shardings by sharding type."""
         return self._shardings
 
@@ -177,14 +176,14 @@ class ShardedCollection(
         self,
         fn: Callable[..., Any],
         recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-    ) -> ShardedCollection[Sharding, Out, Ctx]:
+    ) -> ShardedCollection[Out, Ctx]:
         """Let only pass what leaves the tables where they are."""
         del recurse
         probe = torch.empty(0, device=self._device)
         refuse_move("sharded tables", probe.device, probe.dtype, fn(probe))
         return self
 
-    def __deepcopy__(self, memo: Any) -> ShardedCollection[Sharding, Out, Ctx]:
+    def __deepcopy__(self, memo: Any) -> ShardedCollection[Out, Ctx]:
         raise ValueError(
             "sharded tables cannot be deep-copied: copies of the parameters would be cut off from "
             "the operator.  Build a second model and load the state_dict"

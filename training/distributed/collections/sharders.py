@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Generic
+from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
-from tessera.training.distributed.plan.plan_types import ParameterStorage, ShardingType
+from tessera.training.distributed.comm.environment import ShardingEnv
+from tessera.training.distributed.plan.plan_types import (
+    EmbeddingModuleShardingPlan,
+    ParameterStorage,
+    ShardingType,
+)
 from tessera.training.distributed.plan.sharded_module import (
     M,
     ModuleSharder,
@@ -18,6 +24,8 @@ from tessera.training.distributed.tables.table_shards import (
     EmbeddingComputeKernel,
 )
 from tessera.training.optim.fused import FusedParams
+
+S = TypeVar("S", bound=nn.Module)
 
 
 class _SharderOfTables(ModuleSharder[M], Generic[M]):
@@ -81,6 +89,48 @@ class BaseEmbeddingSharder(_SharderOfTables[M], Generic[M]):
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """The kernels that a strategy has on a kind of device."""
         return strategy_of(sharding_type).kernels(compute_device_type)
+
+
+class CollectionSharder(BaseEmbeddingSharder[M], Generic[M, S]):
+    """Sharder of one type of module: a subclass names it and its sharded form.
+
+    Args:
+        fused_params: keys of `FusedParams`.
+        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+
+    Raises:
+        ValueError: an unknown key or value.
+    """
+
+    _plain: type[M]
+    _sharded: type[S]
+    # Further arguments of the sharded form.
+    _more: tuple[Any, ...] = ()
+
+    @property
+    def module_type(self) -> type[M]:
+        """The type that this sharder takes."""
+        return self._plain
+
+    def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
+        """The tables' weights by table name."""
+        # Their names end with <table>.weight.
+        return {name.split(".")[-2]: table for name, table in module.named_parameters()}
+
+    def shard(
+        self,
+        module: M,
+        params: EmbeddingModuleShardingPlan,
+        env: ShardingEnv,
+        device: torch.device | None = None,
+    ) -> S:
+        """The sharded form of ``module``, with its weights.
+
+        Raises:
+            ValueError: the module does what sharded tables do not, or the plan does not fit it.
+        """
+        registry = self.qcomm_codecs_registry
+        return self._sharded(module, params, env, self.fused_params, device, registry, *self._more)
 
 
 class BaseQuantEmbeddingSharder(_SharderOfTables[M], Generic[M]):

@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from tessera.training.distributed.collections.around_pooled import AroundPooledCollection
 from tessera.training.distributed.collections.pooled import ShardedEmbeddingBagCollection
 from tessera.training.distributed.collections.pooled_output import EmbeddingBagCollectionContext
-from tessera.training.distributed.collections.sharders import BaseEmbeddingSharder
+from tessera.training.distributed.collections.sharders import CollectionSharder
 from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import (
-    EmbeddingModuleShardingPlan,
     ParameterSharding,
 )
 from tessera.training.distributed.tables.table_module import ShardedTable
@@ -183,7 +182,7 @@ class ShardedEmbeddingBag(AroundPooledCollection[Tensor]):
         return self._inner[0].input_dist(ctx, features)
 
     def _arriving(self, pooled: LazyAwaitable[KeyedTensor]) -> LazyAwaitable[Tensor]:
-        """``[B, D]``."""
+        """The bags' vectors, ``[B, D]``, when they are waited for."""
         return EmbeddingAwaitable(pooled)
 
     def _save_to_state_dict(
@@ -203,7 +202,7 @@ class ShardedEmbeddingBag(AroundPooledCollection[Tensor]):
         return self
 
 
-class EmbeddingBagSharder(BaseEmbeddingSharder[nn.EmbeddingBag]):
+class EmbeddingBagSharder(CollectionSharder[nn.EmbeddingBag, ShardedEmbeddingBag]):
     """Turns ``nn.EmbeddingBag`` into its sharded form.
 
     Args:
@@ -214,27 +213,8 @@ class EmbeddingBagSharder(BaseEmbeddingSharder[nn.EmbeddingBag]):
         ValueError: an unknown key or value.
     """
 
-    @property
-    def module_type(self) -> type[nn.EmbeddingBag]:
-        """The type that this sharder takes."""
-        return nn.EmbeddingBag
+    _plain, _sharded = nn.EmbeddingBag, ShardedEmbeddingBag
 
     def shardable_parameters(self, module: nn.EmbeddingBag) -> dict[str, nn.Parameter]:
         """The table as ``weight``."""
         return dict(module.named_parameters())
-
-    def shard(
-        self,
-        module: nn.EmbeddingBag,
-        params: EmbeddingModuleShardingPlan,
-        env: ShardingEnv,
-        device: torch.device | None = None,
-    ) -> ShardedEmbeddingBag:
-        """The sharded form of ``module``, with its weights.
-
-        Raises:
-            ValueError: the module does what sharded tables do not, or the plan does not fit.
-        """
-        return ShardedEmbeddingBag(
-            module, params, env, self.fused_params, device, self.qcomm_codecs_registry
-        )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.training.distributed.collections.sharded_collection import ShardedCollection
-from tessera.training.distributed.collections.sharders import BaseEmbeddingSharder
+from tessera.training.distributed.collections.sharders import CollectionSharder
 from tessera.training.distributed.collections.unpooled_output import (
     EmbeddingCollectionAwaitable,
     EmbeddingCollectionContext,
@@ -25,15 +25,14 @@ from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import (
-    EmbeddingModuleShardingPlan,
     ParameterSharding,
 )
-from tessera.training.distributed.sharding.planned import SequenceSharding
+from tessera.training.distributed.sharding.embedding_sharding import TableSharding
 from tessera.training.distributed.sharding.sequence_sharding import SequenceShardingContext
+from tessera.training.distributed.sharding.sharding_infos import tables_of
 from tessera.training.distributed.sharding.unpooled_shardings import (
     create_embedding_sharding,
     create_sharding_infos_by_sharding,
-    tables_of,
 )
 from tessera.training.distributed.travel.features_awaitable import KJTListSplitsAwaitable
 from tessera.training.distributed.travel.index_dedup import (
@@ -47,7 +46,7 @@ from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTenso
 
 
 class ShardedEmbeddingCollection(
-    ShardedCollection[SequenceSharding, dict[str, JaggedTensor], EmbeddingCollectionContext]
+    ShardedCollection[dict[str, JaggedTensor], EmbeddingCollectionContext]
 ):
     """An `EmbeddingCollection` whose tables live where a plan puts them.
 
@@ -96,7 +95,7 @@ class ShardedEmbeddingCollection(
                 for kind, own in infos.items()
             },
             lambda sharding: sharding.create_lookup(device),
-            tables_of(module),
+            tables_of(module.embeddings),
             prefix="embeddings",
             env=env,
             device=device,
@@ -109,7 +108,10 @@ class ShardedEmbeddingCollection(
         self._need_indices = module.need_indices()
         self._output = SequenceOutput(
             [name for names in self._names_by_table for name in names],
-            [sharding.output_columns() for sharding in self._shardings.values()],
+            [
+                [part.columns for part in sharding.flat_parts()]
+                for sharding in self._shardings.values()
+            ],
             need_indices=self._need_indices,
         )
         dedup = use_index_dedup or get_ec_index_dedup()
@@ -120,7 +122,7 @@ class ShardedEmbeddingCollection(
             for sharding in self._shardings.values()
         ]
 
-    def _deduplicator(self, sharding: SequenceSharding) -> IndexDeduplicator:
+    def _deduplicator(self, sharding: TableSharding) -> IndexDeduplicator:
         rows = [
             size
             for groups in sharding.layout.groups_per_team()
@@ -135,7 +137,7 @@ class ShardedEmbeddingCollection(
         return EmbeddingCollection
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """The tables."""
+        """The settings of every table, in the collection's order."""
         return self._configs
 
     def embedding_names_by_table(self) -> list[list[str]]:
@@ -200,7 +202,9 @@ class ShardedEmbeddingCollection(
         return EmbeddingCollectionAwaitable(awaitables, ctx, self._output)
 
 
-class EmbeddingCollectionSharder(BaseEmbeddingSharder[EmbeddingCollection]):
+class EmbeddingCollectionSharder(
+    CollectionSharder[EmbeddingCollection, ShardedEmbeddingCollection]
+):
     """Turns `EmbeddingCollection` into its sharded form.
 
     Args:
@@ -212,6 +216,8 @@ class EmbeddingCollectionSharder(BaseEmbeddingSharder[EmbeddingCollection]):
         ValueError: an unknown key or value.
     """
 
+    _plain, _sharded = EmbeddingCollection, ShardedEmbeddingCollection
+
     def __init__(
         self,
         fused_params: Mapping[str, Any] | None = None,
@@ -219,35 +225,4 @@ class EmbeddingCollectionSharder(BaseEmbeddingSharder[EmbeddingCollection]):
         use_index_dedup: bool = False,  # noqa: FBT001, FBT002 - the reference's signature
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry)
-        self._use_index_dedup = use_index_dedup
-
-    @property
-    def module_type(self) -> type[EmbeddingCollection]:
-        """The type that this sharder takes."""
-        return EmbeddingCollection
-
-    def shardable_parameters(self, module: EmbeddingCollection) -> dict[str, nn.Parameter]:
-        """The tables' weights by table name."""
-        return tables_of(module)
-
-    def shard(
-        self,
-        module: EmbeddingCollection,
-        params: EmbeddingModuleShardingPlan,
-        env: ShardingEnv,
-        device: torch.device | None = None,
-    ) -> ShardedEmbeddingCollection:
-        """The sharded form of ``module``, with its weights.
-
-        Raises:
-            ValueError: a plan that does not fit the tables or the ranks.
-        """
-        return ShardedEmbeddingCollection(
-            module,
-            params,
-            env,
-            self.fused_params,
-            device,
-            self.qcomm_codecs_registry,
-            self._use_index_dedup,
-        )
+        self._more = (use_index_dedup,)

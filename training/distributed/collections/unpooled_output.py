@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tessera.training.distributed.collections.sharded_collection import CollectionContext
 from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
-from tessera.training.distributed.sharding.embedding_sharding import OutputColumns
+from tessera.training.distributed.sharding.interfaces import OutputColumns
 from tessera.training.distributed.sharding.sequence_sharding import SequenceShardingContext
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 

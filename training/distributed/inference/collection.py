@@ -25,7 +25,7 @@ from tessera.training.distributed.plan.plan_types import (
     ShardingType,
 )
 from tessera.training.distributed.plan.sharded_module import M
-from tessera.training.distributed.sharding.embedding_sharding import EmbeddingShardingInfo
+from tessera.training.distributed.sharding.interfaces import EmbeddingShardingInfo
 from tessera.training.distributed.sharding.mixins import FeatureShardingMixIn, ModuleShardingMixIn
 from tessera.training.distributed.tables.table_shards import GroupedEmbeddingConfig
 from tessera.training.distributed.travel.kjt_list import KJTList, ListOfKJTList

@@ -22,7 +22,7 @@ from tessera.training.distributed.inference.collection import (
 )
 from tessera.training.distributed.inference.sharding import InferSharding
 from tessera.training.distributed.plan.plan_types import ParameterSharding
-from tessera.training.distributed.sharding.embedding_sharding import EmbeddingShardingInfo
+from tessera.training.distributed.sharding.interfaces import EmbeddingShardingInfo
 from tessera.training.distributed.travel.kjt_list import ListOfKJTList
 from tessera.training.modules.embedding_configs import EmbeddingBagConfig
 from tessera.training.quant.embedding_modules import EmbeddingBagCollection

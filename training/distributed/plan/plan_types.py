@@ -69,7 +69,7 @@ class CacheParams:
 
 @unique
 class BoundsCheckMode(Enum):
-    """What a lookup does with an id that is no row of its table."""
+    """What a lookup does with an id that is not a row of its table."""
 
     FATAL = 0
     """Raises an error (on a GPU at a later synchronization)."""

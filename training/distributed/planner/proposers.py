@@ -48,7 +48,7 @@ class GreedyProposer(Proposer):
     next smaller way; once one fits, the table that loses least takes its next way.
 
     Args:
-        threshold: proposals that fit and are no better than the best before giving up.
+        threshold: proposals that fit and are not better than the best before giving up.
     """
 
     def __init__(self, threshold: int = 64) -> None:

@@ -127,7 +127,7 @@ class ShardingOption:
 
     @property
     def total_storage(self) -> Storage:
-        """Of all pieces."""
+        """The memory that all pieces take together."""
         hbm = ddr = 0
         for shard in self.shards:
             assert shard.storage is not None
@@ -162,7 +162,7 @@ class ParameterConstraints:
 
     Attributes:
         sharding_types: the only ones to consider; None: all that the sharder offers.
-        compute_kernels: likewise.
+        compute_kernels: the only ones to consider; None: all that the sharder offers.
         min_partition: fewest columns of a column shard; None: `constants.MIN_CW_DIM`.
         pooling_factors: ids per bag, one per feature of the table (or one for all).
         batch_size: samples per rank and step of this table's features; None: the planner's.

@@ -12,7 +12,7 @@ from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from tessera.training.distributed.plan.plan_types import ParameterSharding
 from tessera.training.distributed.plan.shard_sizes import Piece, TableToCut, column_blocks
 from tessera.training.distributed.plan.sharded_module import ModuleSharder
-from tessera.training.distributed.sharding.registry import strategy_of
+from tessera.training.distributed.sharding.registry import ShardingStrategy
 
 ParameterShardingGenerator = Callable[
     [nn.Parameter, int, int, str, ModuleSharder[Any]], ParameterSharding
@@ -45,12 +45,14 @@ def _kernel(
 
 
 def placed_by(
-    strategy_name: str, compute_kernel: str | None, shards_of: Callable[[TableToCut], Shards]
+    strategy: ShardingStrategy,
+    compute_kernel: str | None,
+    shards_of: Callable[[TableToCut], Shards],
 ) -> ParameterShardingGenerator:
     """The placement of a table by a strategy.
 
     Args:
-        strategy_name: of the strategy.
+        strategy: whose shards they are.
         compute_kernel: None: the best one that the sharder offers.
         shards_of: the shards of a table; it may raise ValueError for one that it cannot cut.
     """
@@ -68,7 +70,7 @@ def placed_by(
         )
         # Whole copies overlap, which a specification may not.
         spec = None
-        if not strategy_of(strategy_name).replicated:
+        if not strategy.replicated:
             spec = EnumerableShardingSpec(
                 [
                     ShardMetadata(offset, size, placement(device_type, rank, local_size))
@@ -76,8 +78,8 @@ def placed_by(
                 ]
             )
         return ParameterSharding(
-            sharding_type=strategy_name,
-            compute_kernel=_kernel(compute_kernel, strategy_name, device_type, sharder),
+            sharding_type=strategy.name,
+            compute_kernel=_kernel(compute_kernel, strategy.name, device_type, sharder),
             ranks=[rank for _, rank in shards],
             sharding_spec=spec,
         )

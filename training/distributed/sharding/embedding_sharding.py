@@ -1,24 +1,39 @@
-"""What a sharding answers: how ids travel, which rows are here, how vectors travel back.
+"""The tables of a collection that share a strategy: their lookup, and the ways there and back.
 
-A sharding serves the tables of one collection that share a strategy.  `layout` answers the second
-question from the plan alone; the strategies of `registry` answer the other two.
+Nothing here depends on the strategy, which is composed in.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+import torch.distributed as dist
+from torch import Tensor
 from torch.distributed._shard.metadata import ShardMetadata
 
-from tessera.training.distributed.comm.awaitable import Awaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
-from tessera.training.distributed.plan.plan_types import ParameterSharding
+from tessera.training.distributed.comm.column_order import ColumnOrder
+from tessera.training.distributed.comm.environment import ShardingEnv
+from tessera.training.distributed.sharding.ids import LocalSparseFeaturesDist
+from tessera.training.distributed.sharding.interfaces import (
+    BaseEmbeddingDist,
+    BaseSparseFeaturesDist,
+    EmbeddingShardingInfo,
+    OutputColumns,
+    Part,
+)
+from tessera.training.distributed.sharding.layout import Layout, Way, output_columns
 from tessera.training.distributed.sharding.mixins import FeatureShardingMixIn
+from tessera.training.distributed.sharding.pooled_vectors import LocalEmbeddingDist, in_order
+from tessera.training.distributed.sharding.registry import ShardingStrategy
+from tessera.training.distributed.sharding.sequence_sharding import LocalSequenceEmbeddingDist
+from tessera.training.distributed.tables.grouped_lookup import (
+    GroupedEmbeddingsLookup,
+    GroupedPooledEmbeddingsLookup,
+    common_output_dtype,
+)
 from tessera.training.distributed.tables.interfaces import (
     BaseEmbeddingLookup,
     BaseGroupedFeatureProcessor,
@@ -27,8 +42,6 @@ from tessera.training.distributed.tables.table_shards import (
     GroupedEmbeddingConfig,
     ShardedEmbeddingTable,
 )
-from tessera.training.distributed.travel.kjt_all_to_all import KJTAllToAllTensorsAwaitable
-from tessera.training.modules.embedding_configs import EmbeddingTableConfig, PoolingType
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tessera.training.streamable import Multistreamable
 
@@ -38,212 +51,219 @@ T = TypeVar("T")
 W = TypeVar("W")
 
 
-@dataclass
-class EmbeddingShardingContext(Multistreamable):
-    """Batch sizes that the way back of one batch needs.
-
-    Attributes:
-        batch_size_per_rank: ``[W]`` samples of each rank.
-        batch_size_per_rank_per_feature: ``[W][F_here]`` bags, where the batch varies per feature.
-        batch_size_per_feature_pre_a2a: ``[F]`` bags of this rank, likewise.
-        variable_batch_per_feature: whether it does.
-    """
-
-    batch_size_per_rank: list[int] = field(default_factory=list)
-    batch_size_per_rank_per_feature: list[list[int]] = field(default_factory=list)
-    batch_size_per_feature_pre_a2a: list[int] = field(default_factory=list)
-    variable_batch_per_feature: bool = False
-
-    def take_exchange(self, exchange: KJTAllToAllTensorsAwaitable) -> None:
-        """Learn the sizes, which the ranks have exchanged."""
-        if exchange.stride_per_rank is not None:
-            self.batch_size_per_rank = exchange.stride_per_rank
-        else:
-            ranks = len(next(iter(exchange.output_splits.values())))
-            self.batch_size_per_rank_per_feature = [[] for _ in range(ranks)]
-
-    def take_features(self, features: KeyedJaggedTensor) -> None:
-        """Learn what arrived."""
-        if self.variable_batch_per_feature and features.keys():
-            strides_FW = features.stride_per_key_per_rank()
-            self.batch_size_per_rank_per_feature = [list(s) for s in zip(*strides_FW, strict=True)]
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Holds no tensors."""
-
-
-@dataclass
-class EmbeddingShardingInfo:
-    """One table of a collection and where the plan puts it.
-
-    Attributes:
-        embedding_config: the table.
-        param_sharding: its placement.
-        param: its values ``[rows, columns]``; on the ``meta`` device it has none yet.
-        fused_params: settings of its kernel.
-    """
-
-    embedding_config: EmbeddingTableConfig
-    param_sharding: ParameterSharding
-    param: Tensor
-    fused_params: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class OutputColumns:
-    """What some columns of a sharding's output are.
-
-    Attributes:
-        embedding_name: the output's name.
-        first: the first of the table's columns.
-        width: how many.
-    """
-
-    embedding_name: str
-    first: int
-    width: int
-
-
-@dataclass(frozen=True)
-class Part:
-    """One name's columns in the output of one sharding.
-
-    Attributes:
-        feature: whose vectors they are.
-        columns: what they are.
-    """
-
-    feature: str
-    columns: OutputColumns
-
-
-def _same_fused_params(table: ShardedEmbeddingTable) -> str:
-    # By value: dicts have no hash, and equal ones print alike when their keys are in order.
-    return repr(sorted((table.fused_params or {}).items(), key=lambda item: item[0]))
-
-
-def group_tables(
-    tables_per_rank: list[list[ShardedEmbeddingTable]],
-) -> list[list[GroupedEmbeddingConfig]]:
-    """Group each rank's shards into those that one operator can serve.
-
-    Alike are shards of one data type, pooling, weighting, feature processing, kernel and
-    settings, and of one width if they are not pooled.  Groups come in the order of their first shard.
-    """
-    grouped_per_rank: list[list[GroupedEmbeddingConfig]] = []
-    for tables in tables_per_rank:
-        groups: dict[tuple[Any, ...], list[ShardedEmbeddingTable]] = {}
-        for table in tables:
-            key = (
-                table.data_type,
-                table.pooling,
-                table.is_weighted,
-                table.has_feature_processor,
-                table.compute_kernel,
-                _same_fused_params(table),
-                # Vectors that are not pooled lie in rows of one length.
-                table.local_cols if table.pooling is PoolingType.NONE else None,
-            )
-            groups.setdefault(key, []).append(table)
-        grouped_per_rank.append(
-            [
-                GroupedEmbeddingConfig(
-                    data_type=alike[0].data_type,
-                    pooling=alike[0].pooling,
-                    is_weighted=alike[0].is_weighted,
-                    has_feature_processor=alike[0].has_feature_processor,
-                    compute_kernel=alike[0].compute_kernel,
-                    embedding_tables=alike,
-                    fused_params=alike[0].fused_params,
-                )
-                for alike in groups.values()
-            ]
-        )
-    return grouped_per_rank
-
-
-def output_columns(groups: Sequence[GroupedEmbeddingConfig]) -> list[OutputColumns]:
-    """What the columns of the output of a rank's lookup are, in order."""
-    return [
-        OutputColumns(
-            name,
-            0 if table.local_metadata is None else table.local_metadata.shard_offsets[1],
-            table.local_cols,
-        )
-        for group in groups
-        for table in group.embedding_tables
-        for name in table.embedding_names
-    ]
-
-
-class BaseSparseFeaturesDist(ABC, nn.Module, Generic[F]):
-    """How ids travel: each rank's own samples to the ranks that hold the rows."""
-
-    @abstractmethod
-    def forward(self, sparse_features: KeyedJaggedTensor) -> Awaitable[Awaitable[F]]:
-        """Begin; the first wait ends the exchange of sizes, the second that of ids."""
-
-
-class BaseEmbeddingDist(ABC, nn.Module, Generic[C, T, W]):
-    """How vectors travel back to the ranks whose samples they are of."""
-
-    @abstractmethod
-    def forward(self, local_embs: T, sharding_ctx: C | None = None) -> Awaitable[W]:
-        """Begin; the wait gives the vectors of this rank's samples."""
-
-
 class EmbeddingSharding(FeatureShardingMixIn, Generic[C, F, T, W]):
-    """One sharding type, for the tables of one collection that have it.
+    """The tables of one collection that share a strategy.
 
     Args:
+        strategy: of all of the tables.
+        sharding_infos: the tables.
+        env: who takes part.
+        device: where this rank computes; None: the CPU.
         qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+        is_sequence: whether each id has a vector of its own; otherwise bags are pooled.
+        permute_embeddings: whether the columns of pooled vectors come in the tables' order, the
+            parts of a vector side by side; otherwise they come team by team.
+
+    Attributes:
+        strategy: as given.
+        layout: who holds what.
+        order: of the columns that arrive; None: they come so.
+
+    Raises:
+        ValueError: a placement that does not fit the table, the ranks or the strategy; also for
+            unpooled blocks of one table that differ in width on one rank: an operator serves one
+            width, and a table has one place in the optimizer of a rank.
     """
 
-    def __init__(self, qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None) -> None:
+    def __init__(
+        self,
+        strategy: ShardingStrategy,
+        sharding_infos: Sequence[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+        *,
+        is_sequence: bool = False,
+        permute_embeddings: bool = False,
+    ) -> None:
+        self.strategy = strategy
+        self._device = device or torch.device("cpu")
         self._qcomm_codecs_registry = qcomm_codecs_registry
+        self._is_sequence, self._in_table_order = is_sequence, permute_embeddings
+        self._configs = [info.embedding_config for info in sharding_infos]
+        self.layout = Layout(
+            sharding_infos,
+            env,
+            strategy.name,
+            strategy.teams,
+            replicated=strategy.replicated,
+            splits_bags=strategy.splits_bags,
+        )
+        if is_sequence:
+            self.layout.refuse_blocks_of_different_widths()
+        self.order = self._table_order() if permute_embeddings else None
+
+    def _table_order(self) -> ColumnOrder | None:
+        places: dict[str, list[tuple[int, int, int, int]]] = {}
+        widths = [sum(dims) for dims in self.layout.dims_per_team()]
+        for team, groups in enumerate(self.layout.groups_per_team()):
+            column = 0
+            for part in output_columns(groups):
+                where = (part.first, team, column, part.width)
+                places.setdefault(part.embedding_name, []).append(where)
+                column += part.width
+        order = ColumnOrder(
+            widths,
+            [
+                (team, column, width)
+                for table in self._configs
+                for name in table.embedding_names
+                for _, team, column, width in sorted(places[name])
+            ],
+        )
+        return None if order.is_rank_by_rank else order
 
     @property
     def qcomm_codecs_registry(self) -> dict[str, QuantizedCommCodecs] | None:
         """How vectors are written for the network, by `CommOp` name."""
         return self._qcomm_codecs_registry
 
-    @abstractmethod
-    def create_input_dist(self, device: torch.device | None = None) -> BaseSparseFeaturesDist[F]:
-        """How ids travel."""
+    def is_local(self) -> bool:
+        """Whether nothing travels, because there is nobody else."""
+        return self.layout.pg is None
 
-    @abstractmethod
+    def _way(self, pg: dist.ProcessGroup, device: torch.device | None) -> Way:
+        codecs = self.qcomm_codecs_registry or {}
+        return Way(
+            layout=self.layout,
+            pg=pg,
+            device=device or self._device,
+            codecs=lambda operation: codecs.get(operation.name),
+            order=self.order,
+            is_sequence=self._is_sequence,
+        )
+
+    def create_input_dist(
+        self, device: torch.device | None = None
+    ) -> BaseSparseFeaturesDist[KeyedJaggedTensor]:
+        """How ids travel; without a process group they stay.
+
+        Args:
+            device: of the ids; None: the sharding's.
+        """
+        if self.layout.pg is None:
+            return LocalSparseFeaturesDist()
+        return self.strategy.ids(self._way(self.layout.pg, device))
+
     def create_lookup(
         self,
         device: torch.device | None = None,
         fused_params: dict[str, Any] | None = None,
         feature_processor: BaseGroupedFeatureProcessor | None = None,
-    ) -> BaseEmbeddingLookup[F, T]:
-        """Which rows are here."""
+    ) -> BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]:
+        """Which rows are here.
 
-    @abstractmethod
-    def create_output_dist(self, device: torch.device | None = None) -> BaseEmbeddingDist[C, T, W]:
-        """How vectors travel back."""
+        Args:
+            device: None: the sharding's.
+            fused_params: in place of all groups' own, if given.
+            feature_processor: puts weights on ids; None where each id has a vector of its own.
+        """
+        groups = [group for groups in self.layout.groups_per_rank for group in groups]
+        if fused_params is not None:
+            for group in groups:
+                group.fused_params = fused_params
+        here = self.layout.groups_per_rank[self.layout.world.rank]
+        device = device or self._device
+        # What is sent and what is received is of one dtype.
+        dtype = common_output_dtype(groups)
+        kind = self.strategy.kernels_know_it_as
+        if self._is_sequence:
+            assert feature_processor is None, "single vectors have no weights"
+            return GroupedEmbeddingsLookup(
+                here, self.layout.pg, device, sharding_type=kind, output_dtype=dtype
+            )
+        return GroupedPooledEmbeddingsLookup(
+            here,
+            device,
+            self.layout.pg,
+            feature_processor,
+            # On a replica the gradients of ids' weights are those of its own samples already.
+            scale_weight_gradients=not self.strategy.replicated,
+            sharding_type=kind,
+            output_dtype=dtype,
+        )
 
-    @abstractmethod
+    def create_output_dist(
+        self, device: torch.device | None = None
+    ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
+        """How vectors travel back; without a process group they stay.
+
+        Args:
+            device: of the vectors; None: the sharding's.
+        """
+        if self.layout.pg is None:
+            if self._is_sequence:
+                return LocalSequenceEmbeddingDist(self.layout.dims_here())
+            return in_order(LocalEmbeddingDist(), self.order)
+        make = self.strategy.unpooled if self._is_sequence else self.strategy.pooled
+        return make(self._way(self.layout.pg, device))
+
+    def feature_names(self) -> list[str]:
+        """The features that are sent, in order."""
+        return _names(self.layout.groups_per_team())
+
+    def feature_names_per_rank(self) -> list[list[str]]:
+        """The features that each rank receives."""
+        return [_names([groups]) for groups in self.layout.groups_per_rank]
+
+    def flat_parts(self) -> list[Part]:
+        """What comes team by team, with its feature: the order where the batch varies."""
+        columns = [
+            own for groups in self.layout.groups_per_team() for own in output_columns(groups)
+        ]
+        return [Part(name, own) for name, own in zip(self.feature_names(), columns, strict=True)]
+
+    def output_parts(self) -> list[Part]:
+        """What the columns of the output are, in order, with their features."""
+        if not self._in_table_order:
+            return self.flat_parts()
+        return [
+            Part(feature, OutputColumns(name, 0, table.embedding_dim))
+            for table in self._configs
+            for feature, name in zip(table.feature_names, table.embedding_names, strict=True)
+        ]
+
+    def embedding_names(self) -> list[str]:
+        """The output's names, in order; one per column shard unless they are put together."""
+        return [part.columns.embedding_name for part in self.output_parts()]
+
     def embedding_dims(self) -> list[int]:
         """Columns per name of `embedding_names`."""
+        return [part.columns.width for part in self.output_parts()]
 
-    @abstractmethod
-    def embedding_names(self) -> list[str]:
-        """The output's names, in the output's order; one per column shard."""
-
-    @abstractmethod
     def embedding_names_per_rank(self) -> list[list[str]]:
         """The names that each rank's lookup makes."""
+        return [
+            [columns.embedding_name for columns in output_columns(groups)]
+            for groups in self.layout.groups_per_rank
+        ]
 
-    @abstractmethod
     def embedding_shard_metadata(self) -> list[ShardMetadata | None]:
-        """The shard's place in its table, per name of `embedding_names`."""
+        """The shard's place in its table, per column shard that comes team by team."""
+        return [
+            place
+            for groups in self.layout.groups_per_team()
+            for group in groups
+            for place in group.embedding_shard_metadata()
+        ]
 
-    @abstractmethod
     def embedding_tables(self) -> list[ShardedEmbeddingTable]:
         """The shards of all ranks."""
+        return [table for tables in self.layout.tables_per_rank for table in tables]
 
-    @abstractmethod
-    def output_columns(self) -> list[OutputColumns]:
-        """What the columns of the output are, in order."""
+
+def _names(per_rank: Sequence[Sequence[GroupedEmbeddingConfig]]) -> list[str]:
+    return [name for groups in per_rank for group in groups for name in group.feature_names()]
+
+
+TableSharding = EmbeddingSharding[Any, KeyedJaggedTensor, Tensor, Tensor]

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tessera.training.distributed.comm.alltoall_sequence import segment_order
 from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
-from tessera.training.distributed.sharding.embedding_sharding import BaseSparseFeaturesDist
-from tessera.training.distributed.sharding.layout import Layout, Team
+from tessera.training.distributed.sharding.interfaces import BaseSparseFeaturesDist
+from tessera.training.distributed.sharding.layout import Team, Way
 from tessera.training.distributed.travel.bucketize import bucketize_kjt_before_all2all
 from tessera.training.distributed.travel.kjt_all_to_all import KJTAllToAll
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
@@ -89,7 +89,7 @@ class RwSparseFeaturesDist(IdsDist):
     """Ids to the ranks that hold their rows, within the teams that look up their features.
 
     Received bags come by the sender's place in its team and then by its team, as the way back
-    through the teams needs them; for ``keep_places`` in the senders' order.
+    through the teams needs them; for sequences in the senders' order.
 
     Args:
         pg: all ranks.
@@ -97,7 +97,7 @@ class RwSparseFeaturesDist(IdsDist):
         features_per_team: ``[T]`` features; they come in the teams' order.
         row_bounds: ``[F]``, where the rows of each rank of the team begin, and the end.
         device: of the ids.
-        keep_places: keep where each id went, in ``unbucketize_permute_tensor``.
+        is_sequence: keep where each id went, in ``unbucketize_permute_tensor``.
         need_pos: send each id's place in its bag as its weight.
     """
 
@@ -109,12 +109,12 @@ class RwSparseFeaturesDist(IdsDist):
         row_bounds: list[list[int]],
         device: torch.device | None = None,
         *,
-        keep_places: bool = False,
+        is_sequence: bool = False,
         need_pos: bool = False,
     ) -> None:
         super().__init__()
         self._buckets = RowBuckets(row_bounds, device)
-        self._keep_places, self._need_pos = keep_places, need_pos
+        self._is_sequence, self._need_pos = is_sequence, need_pos
         seats = {
             rank: (team, place)
             for team, ranks in enumerate(teams)
@@ -132,7 +132,7 @@ class RwSparseFeaturesDist(IdsDist):
         self._dist = KJTAllToAll(
             pg=pg,
             splits=[features_per_team[seats[rank][0]] for rank in range(pg.size())],
-            stagger=1 if keep_places else len(teams),
+            stagger=1 if is_sequence else len(teams),
         )
         self.unbucketize_permute_tensor: Tensor | None = None
 
@@ -142,7 +142,7 @@ class RwSparseFeaturesDist(IdsDist):
         """Begin to send ``F`` features."""
         sent, places = self._buckets.sort(
             sparse_features,
-            places=self._keep_places,
+            places=self._is_sequence,
             positions=self._need_pos and sparse_features.weights_or_none() is None,
         )
         if self._order is not None:
@@ -161,32 +161,25 @@ class RwSparseFeaturesDist(IdsDist):
         return moved_to[places]
 
 
-def ids_stay(
-    layout: Layout, pg: dist.ProcessGroup, device: torch.device, *, keep_places: bool
-) -> IdsDist:
+def ids_stay(way: Way) -> IdsDist:
     """Every rank has every row."""
-    del layout, pg, device, keep_places
+    del way
     return LocalSparseFeaturesDist()
 
 
-def ids_to_tables(
-    layout: Layout, pg: dist.ProcessGroup, device: torch.device, *, keep_places: bool
-) -> IdsDist:
+def ids_to_tables(way: Way) -> IdsDist:
     """To the rank that holds their feature's table, or to each rank with columns of it."""
-    del device, keep_places
-    return TwSparseFeaturesDist(pg, layout.features_per_team())
+    return TwSparseFeaturesDist(way.pg, way.layout.features_per_team())
 
 
-def ids_to_rows(
-    layout: Layout, pg: dist.ProcessGroup, device: torch.device, *, keep_places: bool
-) -> IdsDist:
+def ids_to_rows(way: Way) -> IdsDist:
     """To the rank of their team that holds their row."""
     return RwSparseFeaturesDist(
-        pg,
-        layout.teams,
-        layout.features_per_team(),
-        layout.row_bounds,
-        device,
-        keep_places=keep_places,
-        need_pos=layout.has_feature_processor(),
+        way.pg,
+        way.layout.teams,
+        way.layout.features_per_team(),
+        way.layout.row_bounds,
+        way.device,
+        is_sequence=way.is_sequence,
+        need_pos=way.layout.has_feature_processor(),
     )

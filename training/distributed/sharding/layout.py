@@ -6,7 +6,8 @@ Legend: ``W`` ranks, ``F`` features.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,20 +15,17 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 
+from tessera.training.distributed.comm.codec_types import CommOp, QuantizedCommCodecs
+from tessera.training.distributed.comm.column_order import ColumnOrder
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.comm.nodes import get_local_size
-from tessera.training.distributed.sharding.embedding_sharding import (
-    EmbeddingShardingInfo,
-    OutputColumns,
-    group_tables,
-    output_columns,
-)
+from tessera.training.distributed.sharding.interfaces import EmbeddingShardingInfo, OutputColumns
 from tessera.training.distributed.tables.table_shards import (
     EmbeddingComputeKernel,
     GroupedEmbeddingConfig,
     ShardedEmbeddingTable,
 )
-from tessera.training.modules.embedding_configs import PoolingType
+from tessera.training.modules.embedding_configs import EmbeddingTableConfig, PoolingType
 
 Team = Sequence[int]
 """Ranks that look up the same features, each in its own rows: in the order of their rows."""
@@ -48,58 +46,26 @@ class World:
     local_size: int
 
 
-def each_rank(world: World) -> list[Team]:
-    """Every rank looks up features of its own."""
-    return [[rank] for rank in range(world.size)]
-
-
-def all_ranks(world: World) -> list[Team]:
-    """All ranks look up the same features."""
-    return [range(world.size)]
-
-
-def nodes(world: World) -> list[Team]:
-    """The ranks of a node look up the same features."""
-    return [
-        range(first, first + world.local_size) for first in range(0, world.size, world.local_size)
-    ]
-
-
-def own_rank(world: World) -> list[Team]:
-    """Each rank looks up its own samples, of all features."""
-    return [[world.rank]]
-
-
 def _shard(
     info: EmbeddingShardingInfo,
     local: ShardMetadata | None,
     whole: ShardedTensorMetadata | None,
-    *,
-    splits_bags: bool,
+    pooling: PoolingType,
 ) -> ShardedEmbeddingTable:
     config = info.embedding_config
     rows, columns = (
         (config.num_embeddings, config.embedding_dim) if local is None else local.shard_sizes
     )
+    own = {
+        **{own.name: getattr(config, own.name) for own in fields(EmbeddingTableConfig)},
+        "feature_names": list(config.feature_names),
+        "embedding_names": list(config.embedding_names),
+        "weight_init_max": config.get_weight_init_max(),
+        "weight_init_min": config.get_weight_init_min(),
+        "pooling": pooling,
+    }
     return ShardedEmbeddingTable(
-        num_embeddings=config.num_embeddings,
-        embedding_dim=config.embedding_dim,
-        name=config.name,
-        data_type=config.data_type,
-        feature_names=list(config.feature_names),
-        weight_init_max=config.get_weight_init_max(),
-        weight_init_min=config.get_weight_init_min(),
-        init_fn=config.init_fn,
-        # A rank that sees a part of a bag cannot divide by the bag's size: the mean is made
-        # from the sum after the ranks' parts were added.
-        pooling=(
-            PoolingType.SUM
-            if splits_bags and config.pooling is PoolingType.MEAN
-            else config.pooling
-        ),
-        is_weighted=config.is_weighted,
-        has_feature_processor=config.has_feature_processor,
-        embedding_names=list(config.embedding_names),
+        **own,
         compute_kernel=EmbeddingComputeKernel(info.param_sharding.compute_kernel),
         local_rows=rows,
         local_cols=columns,
@@ -161,9 +127,14 @@ def tables_on_ranks(
     """
     ranks: list[list[ShardedEmbeddingTable]] = [[] for _ in range(world_size)]
     for info in infos:
+        pooling = info.embedding_config.pooling
+        if splits_bags and pooling is PoolingType.MEAN:
+            # A rank that sees a part of a bag cannot divide by the bag's size: the mean is made
+            # of the sum after the ranks' parts were added.
+            pooling = PoolingType.SUM
         if replicated:
             for tables in ranks:
-                tables.append(_shard(info, None, None, splits_bags=splits_bags))
+                tables.append(_shard(info, None, None, pooling))
             continue
         shards, metadata = _shards_of(info)
         for shard in sorted(shards, key=lambda shard: shard.shard_offsets[::-1]):
@@ -173,8 +144,67 @@ def tables_on_ranks(
                     f"table {info.embedding_config.name!r}: the plan puts a shard at "
                     f"{shard.placement}; there are ranks 0 to {world_size - 1}"
                 )
-            ranks[rank].append(_shard(info, shard, metadata, splits_bags=splits_bags))
+            ranks[rank].append(_shard(info, shard, metadata, pooling))
     return ranks
+
+
+def _same_fused_params(table: ShardedEmbeddingTable) -> str:
+    # By value: dicts have no hash, and equal ones print alike when their keys are in order.
+    return repr(sorted((table.fused_params or {}).items(), key=lambda item: item[0]))
+
+
+def group_tables(
+    tables_per_rank: list[list[ShardedEmbeddingTable]],
+) -> list[list[GroupedEmbeddingConfig]]:
+    """Group each rank's shards into those that one operator can serve.
+
+    Alike are shards of one data type, pooling, weighting, feature processing, kernel and
+    settings, and of one width if they are not pooled.  Groups come in the order of their first shard.
+    """
+    grouped_per_rank: list[list[GroupedEmbeddingConfig]] = []
+    for tables in tables_per_rank:
+        groups: dict[tuple[Any, ...], list[ShardedEmbeddingTable]] = {}
+        for table in tables:
+            key = (
+                table.data_type,
+                table.pooling,
+                table.is_weighted,
+                table.has_feature_processor,
+                table.compute_kernel,
+                _same_fused_params(table),
+                # Vectors that are not pooled lie in rows of one length.
+                table.local_cols if table.pooling is PoolingType.NONE else None,
+            )
+            groups.setdefault(key, []).append(table)
+        grouped_per_rank.append(
+            [
+                GroupedEmbeddingConfig(
+                    data_type=alike[0].data_type,
+                    pooling=alike[0].pooling,
+                    is_weighted=alike[0].is_weighted,
+                    has_feature_processor=alike[0].has_feature_processor,
+                    compute_kernel=alike[0].compute_kernel,
+                    embedding_tables=alike,
+                    fused_params=alike[0].fused_params,
+                )
+                for alike in groups.values()
+            ]
+        )
+    return grouped_per_rank
+
+
+def output_columns(groups: Sequence[GroupedEmbeddingConfig]) -> list[OutputColumns]:
+    """What the columns of the output of a rank's lookup are, in order."""
+    return [
+        OutputColumns(
+            name,
+            0 if table.local_metadata is None else table.local_metadata.shard_offsets[1],
+            table.local_cols,
+        )
+        for group in groups
+        for table in group.embedding_tables
+        for name in table.embedding_names
+    ]
 
 
 class Layout:
@@ -244,15 +274,33 @@ class Layout:
         """``[W]``: columns of each feature that each rank looks up."""
         return [_dims(groups) for groups in self.groups_per_rank]
 
+    def dims_here(self) -> list[int]:
+        """Columns of each feature that this rank looks up."""
+        return _dims(self.groups_per_rank[self.world.rank])
+
     def has_feature_processor(self) -> bool:
         """Whether ids get weights where they are looked up."""
         return any(
             group.has_feature_processor for groups in self.groups_per_rank for group in groups
         )
 
-    def output_columns(self) -> list[OutputColumns]:
-        """What the columns that arrive are, in order."""
-        return [columns for groups in self.groups_per_team() for columns in output_columns(groups)]
+    def refuse_blocks_of_different_widths(self) -> None:
+        """Refuse blocks of one table on one rank that differ in width.
+
+        Raises:
+            ValueError: naming the table, the widths and the rank.
+        """
+        for rank, tables in enumerate(self.tables_per_rank):
+            widths: dict[str, set[int]] = {}
+            for table in tables:
+                widths.setdefault(table.name, set()).add(table.local_cols)
+            for name, own in widths.items():
+                if len(own) > 1:
+                    raise ValueError(
+                        f"table {name!r}: the plan puts blocks of {sorted(own)} columns on rank "
+                        f"{rank}; unpooled blocks of a table on one rank are equally wide, so cut "
+                        "it evenly or place them on different ranks"
+                    )
 
     def _row_bounds_of(self, team: Team, strategy_name: str) -> list[list[int]]:
         bounds: list[list[int]] = []
@@ -286,3 +334,24 @@ class Layout:
 
 def _dims(groups: Sequence[GroupedEmbeddingConfig]) -> list[int]:
     return [dim for group in groups for dim in group.embedding_dims()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """What the module is told that takes ids to the rows of a `Layout`, or vectors back.
+
+    Attributes:
+        layout: who holds what.
+        pg: the group of the ranks.
+        device: where this rank computes.
+        codecs: how vectors of an operation are written for the network; None: as they are.
+        order: of the columns of pooled vectors; None: as they come, team by team.
+        is_sequence: whether each id has a vector of its own; otherwise bags are pooled.
+    """
+
+    layout: Layout
+    pg: dist.ProcessGroup
+    device: torch.device
+    codecs: Callable[[CommOp], QuantizedCommCodecs | None]
+    order: ColumnOrder | None = None
+    is_sequence: bool = False

@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torch.distributed.remote_device import _remote_device
 
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import ParameterSharding
-from tessera.training.distributed.sharding.embedding_sharding import EmbeddingShardingInfo
-from tessera.training.distributed.sharding.planned import PooledSharding
+from tessera.training.distributed.sharding.embedding_sharding import (
+    EmbeddingSharding,
+    TableSharding,
+)
+from tessera.training.distributed.sharding.interfaces import EmbeddingShardingInfo
 from tessera.training.distributed.sharding.registry import strategy_of
 from tessera.training.distributed.sharding.sharding_infos import sharding_infos
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
@@ -27,7 +29,7 @@ def create_embedding_bag_sharding(  # noqa: PLR0917 - the signature TorchRec use
     device: torch.device | None = None,
     permute_embeddings: bool = False,  # noqa: FBT001, FBT002 - the signature TorchRec users know
     qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
-) -> PooledSharding:
+) -> TableSharding:
     """The sharding of pooled tables of one type.
 
     Args:
@@ -42,7 +44,7 @@ def create_embedding_bag_sharding(  # noqa: PLR0917 - the signature TorchRec use
     Raises:
         ValueError: an unknown type, or placements that do not fit it.
     """
-    return PooledSharding(
+    return EmbeddingSharding(
         strategy_of(sharding_type),
         sharding_infos,
         env,
@@ -93,14 +95,6 @@ def create_sharding_infos_by_sharding(
         has_feature_processor=has_feature_processor,
         fused_params=fused_params,
     )
-
-
-def tables_of(module: EmbeddingBagCollection) -> dict[str, nn.Parameter]:
-    """The parameters of a collection's tables by table name."""
-    return {
-        name.split(".")[0]: parameter
-        for name, parameter in module.embedding_bags.named_parameters()
-    }
 
 
 def replace_placement_with_meta_device(sharding_infos: Sequence[EmbeddingShardingInfo]) -> None:

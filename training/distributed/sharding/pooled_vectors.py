@@ -9,8 +9,6 @@ are looked up here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -19,11 +17,11 @@ from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
 from tessera.training.distributed.comm.codec_types import CommOp, QuantizedCommCodecs
 from tessera.training.distributed.comm.column_order import ColumnOrder
 from tessera.training.distributed.comm.nodes import intra_and_cross_node_pg
-from tessera.training.distributed.sharding.embedding_sharding import (
+from tessera.training.distributed.sharding.interfaces import (
     BaseEmbeddingDist,
     EmbeddingShardingContext,
 )
-from tessera.training.distributed.sharding.layout import Layout
+from tessera.training.distributed.sharding.layout import Way
 from tessera.training.distributed.travel.pooled_vectors import (
     PooledEmbeddingsAllToAll,
     PooledEmbeddingsReduceScatter,
@@ -32,7 +30,6 @@ from tessera.training.distributed.travel.pooled_vectors import (
 )
 
 PooledDist = BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]
-Codecs = Callable[[CommOp], QuantizedCommCodecs | None]
 
 
 class LocalEmbeddingDist(PooledDist):
@@ -229,62 +226,35 @@ def in_order(dist: PooledDist, order: ColumnOrder | None) -> PooledDist:
     return dist if order is None else PermutedEmbeddingDist(dist, order)
 
 
-def vectors_stay(
-    layout: Layout,
-    pg: dist.ProcessGroup | None,
-    device: torch.device,
-    codecs: Codecs,
-    order: ColumnOrder | None,
-) -> PooledDist:
+def vectors_stay(way: Way) -> PooledDist:
     """Every rank has looked up its own samples."""
-    del layout, pg, device, codecs
-    return in_order(LocalEmbeddingDist(), order)
+    return in_order(LocalEmbeddingDist(), way.order)
 
 
-def vectors_to_samples(
-    layout: Layout,
-    pg: dist.ProcessGroup,
-    device: torch.device,
-    codecs: Codecs,
-    order: ColumnOrder | None,
-) -> PooledDist:
+def vectors_to_samples(way: Way) -> PooledDist:
     """Each vector to the rank of its sample (all-to-all)."""
-    written = codecs(CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL)
-    return TwPooledEmbeddingDist(pg, layout.dims_per_team(), device, written, order)
+    codecs = way.codecs(CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL)
+    return TwPooledEmbeddingDist(way.pg, way.layout.dims_per_team(), way.device, codecs, way.order)
 
 
-def sums_to_samples(
-    layout: Layout,
-    pg: dist.ProcessGroup,
-    device: torch.device,
-    codecs: Codecs,
-    order: ColumnOrder | None,
-) -> PooledDist:
+def sums_to_samples(way: Way) -> PooledDist:
     """The sum of all ranks' parts to the rank of its sample (reduce-scatter)."""
-    del device
-    written = codecs(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER)
-    return in_order(RwPooledEmbeddingDist(pg, layout.dims_per_team()[0], written), order)
+    codecs = way.codecs(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER)
+    return in_order(RwPooledEmbeddingDist(way.pg, way.layout.dims_per_team()[0], codecs), way.order)
 
 
-def node_sums_to_samples(
-    layout: Layout,
-    pg: dist.ProcessGroup,
-    device: torch.device,
-    codecs: Codecs,
-    order: ColumnOrder | None,
-) -> PooledDist:
+def node_sums_to_samples(way: Way) -> PooledDist:
     """The sum of a node's parts to the rank of its sample (reduce-scatter, then all-to-all)."""
-    del pg
-    intra_pg, cross_pg = intra_and_cross_node_pg(device)
+    intra_pg, cross_pg = intra_and_cross_node_pg(way.device)
     assert intra_pg is not None, "tables are not on the meta device"
     assert cross_pg is not None, "tables are not on the meta device"
-    dims = layout.dims_per_team()
-    node, place = divmod(layout.world.rank, layout.world.local_size)
-    inside = codecs(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER)
-    between = codecs(CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL)
+    dims, world = way.layout.dims_per_team(), way.layout.world
+    node, place = divmod(world.rank, world.local_size)
+    inside = way.codecs(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER)
+    between = way.codecs(CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL)
     return TwRwPooledEmbeddingDist(
         place,
         RwPooledEmbeddingDist(intra_pg, dims[node], inside),
-        TwPooledEmbeddingDist(cross_pg, dims, device, between, order),
-        layout.world.local_size,
+        TwPooledEmbeddingDist(cross_pg, dims, way.device, between, way.order),
+        world.local_size,
     )

@@ -29,21 +29,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, unique
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from tessera.errors import UserError
-from tessera.training.distributed.comm.column_order import ColumnOrder
 from tessera.training.distributed.plan.plan_types import ShardingType
 from tessera.training.distributed.plan.shard_sizes import Piece, TableToCut
 from tessera.training.distributed.sharding.costs import Step, Traffic
-from tessera.training.distributed.sharding.embedding_sharding import BaseEmbeddingDist
 from tessera.training.distributed.sharding.ids import IdsDist
-from tessera.training.distributed.sharding.layout import Layout, Team, World
-from tessera.training.distributed.sharding.pooled_vectors import Codecs, PooledDist
+from tessera.training.distributed.sharding.interfaces import BaseEmbeddingDist
+from tessera.training.distributed.sharding.layout import Team, Way, World
+from tessera.training.distributed.sharding.pooled_vectors import PooledDist
 from tessera.training.distributed.tables.table_shards import EmbeddingComputeKernel
 
 UnpooledDist = BaseEmbeddingDist[Any, Tensor, Tensor]
@@ -64,21 +61,6 @@ class PartitionByType(Enum):
 
     MULTI_HOST = "multi_host"
     """Groups of shards, each on one host."""
-
-
-class MakeIds(Protocol):
-    """Makes the module that sends ids."""
-
-    def __call__(
-        self, layout: Layout, pg: dist.ProcessGroup, device: torch.device, *, keep_places: bool
-    ) -> IdsDist:
-        """``keep_places``: vectors will come back one by one, to the places of their ids."""
-
-
-MakePooled = Callable[
-    [Layout, dist.ProcessGroup, torch.device, Codecs, ColumnOrder | None], PooledDist
-]
-MakeUnpooled = Callable[[Layout, dist.ProcessGroup, torch.device, Codecs], UnpooledDist]
 
 
 def trained_kernels(device_type: str) -> list[str]:
@@ -127,9 +109,9 @@ class ShardingStrategy:
     by_hand: Callable[..., Any]
     placed: PartitionByType
     teams: Callable[[World], list[Team]]
-    ids: MakeIds
-    pooled: MakePooled
-    unpooled: MakeUnpooled
+    ids: Callable[[Way], IdsDist]
+    pooled: Callable[[Way], PooledDist]
+    unpooled: Callable[[Way], UnpooledDist]
     traffic: Callable[[Step], Traffic]
     kernels: Callable[[str], list[str]] = trained_kernels
     replicated: bool = False
@@ -184,7 +166,7 @@ def strategy_of(name: str | ShardingType, field: str = "sharding_type") -> Shard
         field: where the name was found, for the message.
 
     Raises:
-        UserError: an unknown name; the message says the nearest.
+        UserError: an unknown name; the message says the nearest one.
     """
     wanted = name.value if isinstance(name, ShardingType) else name
     _find_own()
@@ -192,5 +174,5 @@ def strategy_of(name: str | ShardingType, field: str = "sharding_type") -> Shard
         return _REGISTERED[wanted]
     names = [strategy.name for strategy in strategies()]
     near = difflib.get_close_matches(str(wanted), names, n=1)
-    hint = f"did you mean {near[0]!r}? Give" if near else "give"
-    raise UserError(f"{field} is {wanted!r}; {hint} one of {', '.join(names)}")
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise UserError(f"{field} is {wanted!r}; give one of {', '.join(names)}{hint}")

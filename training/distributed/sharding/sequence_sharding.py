@@ -10,7 +10,7 @@ columns.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -18,12 +18,11 @@ from torch import Tensor
 
 from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
 from tessera.training.distributed.comm.codec_types import CommOp, QuantizedCommCodecs
-from tessera.training.distributed.sharding.embedding_sharding import (
+from tessera.training.distributed.sharding.interfaces import (
     BaseEmbeddingDist,
     EmbeddingShardingContext,
 )
-from tessera.training.distributed.sharding.layout import Layout
-from tessera.training.distributed.sharding.pooled_vectors import Codecs
+from tessera.training.distributed.sharding.layout import Way
 from tessera.training.distributed.travel.kjt_all_to_all import KJTAllToAllTensorsAwaitable
 from tessera.training.distributed.travel.sequence_vectors import SequenceEmbeddingsAllToAll
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
@@ -174,14 +173,12 @@ def as_rows(flat: Tensor, dims: list[int], sizes: list[int], width: int) -> Tens
     )
 
 
-def own_vectors_stay(layout: Layout, *_: Any) -> LocalSequenceEmbeddingDist:
+def own_vectors_stay(way: Way) -> LocalSequenceEmbeddingDist:
     """Every rank has looked up its own ids."""
-    return LocalSequenceEmbeddingDist(layout.dims_per_rank()[layout.world.rank])
+    return LocalSequenceEmbeddingDist(way.layout.dims_here())
 
 
-def vectors_to_senders(
-    layout: Layout, pg: dist.ProcessGroup, device: torch.device, codecs: Codecs
-) -> SequenceEmbeddingDist:
+def vectors_to_senders(way: Way) -> SequenceEmbeddingDist:
     """The vector of each id straight to the rank that asked (all-to-all): nothing is added up."""
-    written = codecs(CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL)
-    return SequenceEmbeddingDist(pg, layout.dims_per_rank(), device, written)
+    codecs = way.codecs(CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL)
+    return SequenceEmbeddingDist(way.pg, way.layout.dims_per_rank(), way.device, codecs)

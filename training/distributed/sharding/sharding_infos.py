@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 
 from tessera.training.distributed.plan.plan_types import ParameterSharding, ShardingType
-from tessera.training.distributed.sharding.embedding_sharding import EmbeddingShardingInfo
+from tessera.training.distributed.sharding.interfaces import EmbeddingShardingInfo
 from tessera.training.distributed.sharding.registry import strategy_of
 from tessera.training.modules.embedding_configs import (
     BaseEmbeddingConfig,
@@ -132,15 +133,9 @@ def sharding_infos(
     for table, names in zip(tables, embedding_names, strict=True):
         parameter = parameters[table.name]
         placement = completed(plan[table.name], parameter, world_size, device)
+        own = {own.name: getattr(table, own.name) for own in fields(BaseEmbeddingConfig)}
         config = EmbeddingTableConfig(
-            num_embeddings=table.num_embeddings,
-            embedding_dim=table.embedding_dim,
-            name=table.name,
-            data_type=table.data_type,
-            feature_names=list(table.feature_names),
-            weight_init_max=table.weight_init_max,
-            weight_init_min=table.weight_init_min,
-            init_fn=table.init_fn,
+            **{**own, "feature_names": list(table.feature_names)},
             pooling=getattr(table, "pooling", PoolingType.SUM) if pooling is None else pooling,
             is_weighted=is_weighted,
             has_feature_processor=has_feature_processor,
@@ -155,3 +150,8 @@ def sharding_infos(
             )
         )
     return by_type
+
+
+def tables_of(tables: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a collection's tables by table name, of the module that holds them."""
+    return {name.split(".")[0]: parameter for name, parameter in tables.named_parameters()}

@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import ParameterSharding
-from tessera.training.distributed.sharding.embedding_sharding import EmbeddingShardingInfo
-from tessera.training.distributed.sharding.planned import SequenceSharding
+from tessera.training.distributed.sharding.embedding_sharding import (
+    EmbeddingSharding,
+    TableSharding,
+)
+from tessera.training.distributed.sharding.interfaces import EmbeddingShardingInfo
 from tessera.training.distributed.sharding.registry import strategy_of
-from tessera.training.distributed.sharding.sharding_infos import sharding_infos
+from tessera.training.distributed.sharding.sharding_infos import sharding_infos, tables_of
 from tessera.training.modules.embedding_configs import PoolingType
 from tessera.training.modules.embedding_modules import EmbeddingCollection
 
@@ -25,14 +27,19 @@ def create_embedding_sharding(
     env: ShardingEnv,
     device: torch.device | None = None,
     qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
-) -> SequenceSharding:
+) -> TableSharding:
     """The sharding of unpooled tables of one type.
 
     Raises:
         ValueError: an unknown type, or placements that do not fit it.
     """
-    return SequenceSharding(
-        strategy_of(sharding_type), sharding_infos, env, device, qcomm_codecs_registry
+    return EmbeddingSharding(
+        strategy_of(sharding_type),
+        sharding_infos,
+        env,
+        device,
+        qcomm_codecs_registry,
+        is_sequence=True,
     )
 
 
@@ -57,7 +64,7 @@ def create_sharding_infos_by_sharding(
     """
     return sharding_infos(
         module.embedding_configs(),
-        tables_of(module),
+        tables_of(module.embeddings),
         module.embedding_names_by_table(),
         table_name_to_parameter_sharding,
         world_size=env.world_size,
@@ -66,10 +73,3 @@ def create_sharding_infos_by_sharding(
         pooling=PoolingType.NONE,
         fused_params=fused_params,
     )
-
-
-def tables_of(module: EmbeddingCollection) -> dict[str, nn.Parameter]:
-    """The parameters of a collection's tables by table name."""
-    return {
-        name.split(".")[0]: parameter for name, parameter in module.embeddings.named_parameters()
-    }

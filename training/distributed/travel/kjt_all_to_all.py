@@ -139,7 +139,7 @@ class ReceivedSizes:
     def of(
         cls, exchanged: list[list[int]], *, tensors: int, varies: bool, features: int
     ) -> ReceivedSizes:
-        """From what came for `sizes_to_send`.
+        """Read what the other ranks sent: the numbers of their `sizes_to_send`.
 
         Args:
             exchanged: per number that was sent, one from each rank.

@@ -14,24 +14,16 @@ from dataclasses import replace
 
 from tessera.training.distributed.plan.plan_types import ShardingType
 from tessera.training.distributed.plan.shard_sizes import TableToCut, column_blocks
-from tessera.training.distributed.sharding.by_hand import (
-    ParameterShardingGenerator,
-    Shards,
-    check_rank,
-    column_shards,
-    placed_by,
-)
+from tessera.training.distributed.sharding import by_hand
 from tessera.training.distributed.sharding.registry import register
 from tessera.training.distributed.sharding.strategies import table_wise
-
-NAME = ShardingType.COLUMN_WISE.value
 
 
 def column_wise(
     ranks: Sequence[int] | None = None,
     size_per_rank: Sequence[int] | None = None,
     compute_kernel: str | None = None,
-) -> ParameterShardingGenerator:
+) -> by_hand.ParameterShardingGenerator:
     """Blocks of columns live on ``ranks``.
 
     Args:
@@ -49,18 +41,18 @@ def column_wise(
         ranks = range(len(size_per_rank))
     wanted = list(ranks)
 
-    def shards(table: TableToCut) -> Shards:
+    def shards(table: TableToCut) -> by_hand.Shards:
         for rank in wanted:
-            check_rank("ranks", rank, table.world_size)
-        return column_shards(table, wanted, size_per_rank)
+            by_hand.check_rank("ranks", rank, table.world_size)
+        return by_hand.column_shards(table, wanted, size_per_rank)
 
-    return placed_by(NAME, compute_kernel, shards)
+    return by_hand.placed_by(STRATEGY, compute_kernel, shards)
 
 
 STRATEGY = register(
     replace(
         table_wise.STRATEGY,
-        name=NAME,
+        name=ShardingType.COLUMN_WISE.value,
         short_name="CW",
         cut=lambda table: column_blocks(table.rows, table.widths(table.world_size)),
         by_hand=column_wise,

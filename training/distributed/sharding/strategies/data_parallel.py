@@ -9,43 +9,40 @@
 from __future__ import annotations
 
 from tessera.training.distributed.plan.plan_types import ShardingType
-from tessera.training.distributed.sharding.by_hand import (
-    ParameterShardingGenerator,
-    one_per_rank,
-    placed_by,
+from tessera.training.distributed.sharding import (
+    by_hand,
+    costs,
+    ids,
+    pooled_vectors,
+    sequence_sharding,
 )
-from tessera.training.distributed.sharding.costs import replicated
-from tessera.training.distributed.sharding.ids import ids_stay
-from tessera.training.distributed.sharding.layout import own_rank
-from tessera.training.distributed.sharding.pooled_vectors import vectors_stay
 from tessera.training.distributed.sharding.registry import (
     PartitionByType,
     ShardingStrategy,
     dense_kernels,
     register,
 )
-from tessera.training.distributed.sharding.sequence_sharding import own_vectors_stay
-
-NAME = ShardingType.DATA_PARALLEL.value
 
 
-def data_parallel(compute_kernel: str | None = None) -> ParameterShardingGenerator:
+def data_parallel(compute_kernel: str | None = None) -> by_hand.ParameterShardingGenerator:
     """Every rank holds the whole table; gradients are averaged."""
-    return placed_by(NAME, compute_kernel, lambda table: one_per_rank(STRATEGY.cut(table)))
+    return by_hand.placed_by(
+        STRATEGY, compute_kernel, lambda table: by_hand.one_per_rank(STRATEGY.cut(table))
+    )
 
 
 STRATEGY = register(
     ShardingStrategy(
-        name=NAME,
+        name=ShardingType.DATA_PARALLEL.value,
         short_name="DP",
         cut=lambda table: [table.whole] * table.world_size,
         by_hand=data_parallel,
         placed=PartitionByType.UNIFORM,
-        teams=own_rank,
-        ids=ids_stay,
-        pooled=vectors_stay,
-        unpooled=own_vectors_stay,
-        traffic=replicated,
+        teams=lambda world: [[world.rank]],
+        ids=ids.ids_stay,
+        pooled=pooled_vectors.vectors_stay,
+        unpooled=sequence_sharding.own_vectors_stay,
+        traffic=costs.replicated,
         kernels=dense_kernels,
         replicated=True,
         preference=0,

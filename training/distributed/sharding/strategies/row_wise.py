@@ -15,29 +15,23 @@ from collections.abc import Sequence
 
 from tessera.training.distributed.plan.plan_types import ShardingType
 from tessera.training.distributed.plan.shard_sizes import TableToCut, even_rows, row_blocks
-from tessera.training.distributed.sharding.by_hand import (
-    ParameterShardingGenerator,
-    Shards,
-    one_per_rank,
-    placed_by,
+from tessera.training.distributed.sharding import (
+    by_hand,
+    costs,
+    ids,
+    pooled_vectors,
+    sequence_sharding,
 )
-from tessera.training.distributed.sharding.costs import to_the_holders
-from tessera.training.distributed.sharding.ids import ids_to_rows
-from tessera.training.distributed.sharding.layout import all_ranks
-from tessera.training.distributed.sharding.pooled_vectors import sums_to_samples
 from tessera.training.distributed.sharding.registry import (
     PartitionByType,
     ShardingStrategy,
     register,
 )
-from tessera.training.distributed.sharding.sequence_sharding import vectors_to_senders
-
-NAME = ShardingType.ROW_WISE.value
 
 
 def row_wise(
     sizes: Sequence[int] | None = None, compute_kernel: str | None = None
-) -> ParameterShardingGenerator:
+) -> by_hand.ParameterShardingGenerator:
     """Every rank holds a block of rows.
 
     Args:
@@ -45,30 +39,30 @@ def row_wise(
         compute_kernel: None: the best one that the sharder offers.
     """
 
-    def shards(table: TableToCut) -> Shards:
+    def shards(table: TableToCut) -> by_hand.Shards:
         rows = even_rows(table.rows, table.world_size) if sizes is None else sizes
         if len(rows) != table.world_size or sum(rows) != table.rows or min(rows) < 0:
             raise ValueError(
                 f"sizes is {list(rows)}; give {table.world_size} numbers that add up to the "
                 f"table's {table.rows} rows"
             )
-        return one_per_rank(row_blocks(rows, table.columns))
+        return by_hand.one_per_rank(row_blocks(rows, table.columns))
 
-    return placed_by(NAME, compute_kernel, shards)
+    return by_hand.placed_by(STRATEGY, compute_kernel, shards)
 
 
 STRATEGY = register(
     ShardingStrategy(
-        name=NAME,
+        name=ShardingType.ROW_WISE.value,
         short_name="RW",
         cut=lambda table: row_blocks(even_rows(table.rows, table.world_size), table.columns),
         by_hand=row_wise,
         placed=PartitionByType.UNIFORM,
-        teams=all_ranks,
-        ids=ids_to_rows,
-        pooled=sums_to_samples,
-        unpooled=vectors_to_senders,
-        traffic=to_the_holders,
+        teams=lambda world: [range(world.size)],
+        ids=ids.ids_to_rows,
+        pooled=pooled_vectors.sums_to_samples,
+        unpooled=sequence_sharding.vectors_to_senders,
+        traffic=costs.to_the_holders,
         splits_bags=True,
         least_ranks=2,
         preference=4,

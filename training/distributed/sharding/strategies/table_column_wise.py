@@ -11,24 +11,16 @@ from dataclasses import replace
 
 from tessera.training.distributed.plan.plan_types import ShardingType
 from tessera.training.distributed.plan.shard_sizes import TableToCut, column_blocks
-from tessera.training.distributed.sharding.by_hand import (
-    ParameterShardingGenerator,
-    Shards,
-    column_shards,
-    placed_by,
-    ranks_of_node,
-)
+from tessera.training.distributed.sharding import by_hand
 from tessera.training.distributed.sharding.registry import PartitionByType, register
 from tessera.training.distributed.sharding.strategies import column_wise
-
-NAME = ShardingType.TABLE_COLUMN_WISE.value
 
 
 def table_column_wise(
     host_index: int,
     size_per_rank: Sequence[int] | None = None,
     compute_kernel: str | None = None,
-) -> ParameterShardingGenerator:
+) -> by_hand.ParameterShardingGenerator:
     """Blocks of columns live on the ranks of one node.
 
     Args:
@@ -37,18 +29,18 @@ def table_column_wise(
         compute_kernel: None: the best one that the sharder offers.
     """
 
-    def shards(table: TableToCut) -> Shards:
-        first = ranks_of_node("host_index", host_index, table)[0]
+    def shards(table: TableToCut) -> by_hand.Shards:
+        first = by_hand.ranks_of_node("host_index", host_index, table)[0]
         blocks = table.local_size if size_per_rank is None else len(size_per_rank)
-        return column_shards(table, range(first, first + blocks), size_per_rank)
+        return by_hand.column_shards(table, range(first, first + blocks), size_per_rank)
 
-    return placed_by(NAME, compute_kernel, shards)
+    return by_hand.placed_by(STRATEGY, compute_kernel, shards)
 
 
 STRATEGY = register(
     replace(
         column_wise.STRATEGY,
-        name=NAME,
+        name=ShardingType.TABLE_COLUMN_WISE.value,
         short_name="TWCW",
         cut=lambda table: column_blocks(table.rows, table.widths(table.local_size)),
         by_hand=table_column_wise,

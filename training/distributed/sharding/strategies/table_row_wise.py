@@ -14,45 +14,37 @@ from dataclasses import replace
 
 from tessera.training.distributed.plan.plan_types import ShardingType
 from tessera.training.distributed.plan.shard_sizes import TableToCut, even_rows, row_blocks
-from tessera.training.distributed.sharding.by_hand import (
-    ParameterShardingGenerator,
-    Shards,
-    placed_by,
-    ranks_of_node,
-)
-from tessera.training.distributed.sharding.costs import summed_on_hosts
-from tessera.training.distributed.sharding.layout import nodes
-from tessera.training.distributed.sharding.pooled_vectors import node_sums_to_samples
+from tessera.training.distributed.sharding import by_hand, costs, pooled_vectors
 from tessera.training.distributed.sharding.registry import PartitionByType, register
 from tessera.training.distributed.sharding.strategies import row_wise
-
-NAME = ShardingType.TABLE_ROW_WISE.value
 
 
 def table_row_wise(
     host_index: int, compute_kernel: str | None = None
-) -> ParameterShardingGenerator:
+) -> by_hand.ParameterShardingGenerator:
     """Blocks of rows live on the ranks of one node."""
 
-    def shards(table: TableToCut) -> Shards:
-        ranks = ranks_of_node("host_index", host_index, table)
-        blocks = row_blocks(even_rows(table.rows, table.local_size), table.columns)
-        return list(zip(blocks, ranks, strict=True))
+    def shards(table: TableToCut) -> by_hand.Shards:
+        ranks = by_hand.ranks_of_node("host_index", host_index, table)
+        return list(zip(STRATEGY.cut(table), ranks, strict=True))
 
-    return placed_by(NAME, compute_kernel, shards)
+    return by_hand.placed_by(STRATEGY, compute_kernel, shards)
 
 
 STRATEGY = register(
     replace(
         row_wise.STRATEGY,
-        name=NAME,
+        name=ShardingType.TABLE_ROW_WISE.value,
         short_name="TWRW",
         cut=lambda table: row_blocks(even_rows(table.rows, table.local_size), table.columns),
         by_hand=table_row_wise,
         placed=PartitionByType.HOST,
-        teams=nodes,
-        pooled=node_sums_to_samples,
-        traffic=summed_on_hosts,
+        teams=lambda world: [
+            range(first, first + world.local_size)
+            for first in range(0, world.size, world.local_size)
+        ],
+        pooled=pooled_vectors.node_sums_to_samples,
+        traffic=costs.summed_on_hosts,
         least_ranks=1,
         least_hosts=2,
         preference=5,

@@ -11,48 +11,42 @@ from __future__ import annotations
 
 from tessera.training.distributed.plan.plan_types import ShardingType
 from tessera.training.distributed.plan.shard_sizes import TableToCut
-from tessera.training.distributed.sharding.by_hand import (
-    ParameterShardingGenerator,
-    Shards,
-    check_rank,
-    placed_by,
+from tessera.training.distributed.sharding import (
+    by_hand,
+    costs,
+    ids,
+    pooled_vectors,
+    sequence_sharding,
 )
-from tessera.training.distributed.sharding.costs import to_the_holders
-from tessera.training.distributed.sharding.ids import ids_to_tables
-from tessera.training.distributed.sharding.layout import each_rank
-from tessera.training.distributed.sharding.pooled_vectors import vectors_to_samples
 from tessera.training.distributed.sharding.registry import (
     PartitionByType,
     ShardingStrategy,
     register,
 )
-from tessera.training.distributed.sharding.sequence_sharding import vectors_to_senders
-
-NAME = ShardingType.TABLE_WISE.value
 
 
-def table_wise(rank: int, compute_kernel: str | None = None) -> ParameterShardingGenerator:
+def table_wise(rank: int, compute_kernel: str | None = None) -> by_hand.ParameterShardingGenerator:
     """The whole table lives on ``rank``."""
 
-    def shards(table: TableToCut) -> Shards:
-        check_rank("rank", rank, table.world_size)
+    def shards(table: TableToCut) -> by_hand.Shards:
+        by_hand.check_rank("rank", rank, table.world_size)
         return [(table.whole, rank)]
 
-    return placed_by(NAME, compute_kernel, shards)
+    return by_hand.placed_by(STRATEGY, compute_kernel, shards)
 
 
 STRATEGY = register(
     ShardingStrategy(
-        name=NAME,
+        name=ShardingType.TABLE_WISE.value,
         short_name="TW",
         cut=lambda table: [table.whole],
         by_hand=table_wise,
         placed=PartitionByType.DEVICE,
-        teams=each_rank,
-        ids=ids_to_tables,
-        pooled=vectors_to_samples,
-        unpooled=vectors_to_senders,
-        traffic=to_the_holders,
+        teams=lambda world: [[rank] for rank in range(world.size)],
+        ids=ids.ids_to_tables,
+        pooled=pooled_vectors.vectors_to_samples,
+        unpooled=sequence_sharding.vectors_to_senders,
+        traffic=costs.to_the_holders,
         preference=1,
     )
 )

@@ -28,8 +28,8 @@ from tessera.training.distributed.tables.kernels.row_blocks import (
 from tessera.training.optim.row_updates import RULES, EmbOptimType, HyperParameters
 
 CPU_BLOCK_BYTES = 1 << 18
-"""So many bytes of rows are updated at a time on a CPU: what a rule goes over again and again
-stays in a core's own cache."""
+"""Bytes of rows that are updated at a time on a CPU: few enough to stay in a core's own cache, as a
+rule goes over them several times."""
 
 
 @dataclass

@@ -1,0 +1,113 @@
+"""What the packager knows of a kind of module that holds embedding tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from tessera.serving.package.schema import FeatureSpec, Hashing, OutOfRange, Pooling
+from tessera.serving.packaging.lookups.backends import LookupBackend
+from tessera.serving.packaging.tables.quantize import StoredTables
+from tessera.training.modules.embedding_configs import BaseEmbeddingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdTreatment:
+    """How a feature's ids become rows in the lookup; see `FeatureSpec`."""
+
+    hashing: Hashing = "none"
+    out_of_range: OutOfRange = "clamp"
+
+
+Treatments = Mapping[str, IdTreatment]
+"""By feature; a feature that is not there has rows for ids already."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundTable:
+    """A table of a collection.
+
+    Attributes:
+        stored: its name in the package; two tables with the same weights share one.
+        config: its sizes and the features that it serves.
+        pooling: how a bag becomes one vector; ``none``: it does not.
+    """
+
+    stored: str
+    config: BaseEmbeddingConfig
+    pooling: Pooling
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return self.config.num_embeddings
+
+    @property
+    def dim(self) -> int:
+        """The embedding dimension."""
+        return self.config.embedding_dim
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the features that it serves."""
+        return tuple(self.config.feature_names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundCollection:
+    """A collection of a module.
+
+    Attributes:
+        path: its qualified name.
+        module: the collection itself.
+        kind: what is known of modules like it.
+        tables: its tables, in its order.
+    """
+
+    path: str
+    module: nn.Module
+    kind: CollectionKind
+    tables: tuple[FoundTable, ...]
+
+    def lookups(self, treatments: Treatments) -> list[tuple[str, FeatureSpec]]:
+        """Feature and lookup of every vector of the collection's output, in the output's order."""
+        served = [feature for table in self.tables for feature in table.features]
+        specs = []
+        for table in self.tables:
+            for feature in table.features:
+                treatment = treatments.get(feature, IdTreatment())
+                alone = served.count(feature) == 1
+                spec = FeatureSpec(
+                    name=feature if alone else f"{feature}@{table.config.name}",
+                    group="id_list",
+                    table=table.stored,
+                    rows=table.rows,
+                    dim=table.dim,
+                    pooling=table.pooling,
+                    hashing=treatment.hashing,
+                    out_of_range=treatment.out_of_range,
+                )
+                specs.append((feature, spec))
+        return specs
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionKind:
+    """One kind of module that holds embedding tables.
+
+    Attributes:
+        module: the class; its subclasses count as well.
+        tables: the configs and weights ``[rows, dim]`` of such a module's tables, in its order.
+        packed: what stands in for such a module.  It takes and gives what the module does, in Python
+            as well as while ``torch.fx`` traces it, and looks rows up in `StoredTables`.
+        only_looks_up: whether what stands in does nothing with ids but look them up, so that the
+            lookup may hash them.
+    """
+
+    module: type[nn.Module]
+    tables: Callable[[Any], Sequence[tuple[BaseEmbeddingConfig, Tensor]]]
+    packed: Callable[[FoundCollection, StoredTables, Treatments, LookupBackend], nn.Module]
+    only_looks_up: Callable[[Any], bool] = lambda _: True

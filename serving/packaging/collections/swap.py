@@ -1,0 +1,52 @@
+"""A copy of a module that looks up stored rows where its tables stood."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+
+from torch import nn
+
+from tessera.serving.package.schema import InputSchema
+from tessera.serving.packaging.collections.find import FoundTables
+from tessera.serving.packaging.collections.hashing import KeepIds, find_hashers, hash_specs
+from tessera.serving.packaging.collections.kinds import IdTreatment, Treatments
+from tessera.serving.packaging.collections.positions import packed_positions
+from tessera.serving.packaging.lookups.backends import LookupBackend
+from tessera.serving.packaging.tables.quantize import StoredTables
+
+
+def with_stored_tables(
+    module: nn.Module,
+    found: FoundTables,
+    tables: StoredTables,
+    schema: InputSchema,
+    backend: LookupBackend,
+    *,
+    left_out: Collection[str] = (),
+) -> nn.Module:
+    """A copy of ``module`` in evaluation mode over stored tables; the float tables are not copied.
+
+    Args:
+        module: left as it is.
+        found: its tables.
+        tables: the same, stored.
+        schema: how the features' raw ids become rows.
+        backend: whose operators.
+        left_out: the names of the module's hashers whose work the lookups do.
+    """
+    hashers = find_hashers(module)
+    by_module = hash_specs(hasher for path, hasher in hashers.items() if path not in left_out)
+    treatments: Treatments = {
+        feature.name: IdTreatment(hashing=feature.hashing, out_of_range=feature.out_of_range)
+        for feature in schema.features
+        if feature.name not in by_module
+    }
+    # What is in the memo counts as copied already.
+    memo: dict[int, object] = {
+        id(collection.module): collection.kind.packed(collection, tables, treatments, backend)
+        for collection in found.collections
+    }
+    memo |= {id(hashers[path]): KeepIds() for path in left_out}
+    memo |= packed_positions(module)
+    return copy.deepcopy(module, memo).eval().requires_grad_(requires_grad=False)

@@ -1,0 +1,120 @@
+"""What the parts of a sharding exchange: tables, batch sizes, columns; and the modules of its ways.
+
+Legend: ``W`` ranks, ``F`` features.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from tessera.training.distributed.comm.awaitable import Awaitable
+from tessera.training.distributed.plan.plan_types import ParameterSharding
+from tessera.training.distributed.travel.kjt_all_to_all import KJTAllToAllTensorsAwaitable
+from tessera.training.modules.embedding_configs import EmbeddingTableConfig
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+from tessera.training.streamable import Multistreamable
+
+C = TypeVar("C", bound=Multistreamable)
+F = TypeVar("F", bound=Multistreamable)
+T = TypeVar("T")
+W = TypeVar("W")
+
+
+@dataclass
+class EmbeddingShardingContext(Multistreamable):
+    """Batch sizes that the way back of one batch needs.
+
+    Attributes:
+        batch_size_per_rank: ``[W]`` samples of each rank.
+        batch_size_per_rank_per_feature: ``[W][F_here]`` bags, where the batch varies per feature.
+        batch_size_per_feature_pre_a2a: ``[F]`` bags of this rank, likewise.
+        variable_batch_per_feature: whether it does.
+    """
+
+    batch_size_per_rank: list[int] = field(default_factory=list)
+    batch_size_per_rank_per_feature: list[list[int]] = field(default_factory=list)
+    batch_size_per_feature_pre_a2a: list[int] = field(default_factory=list)
+    variable_batch_per_feature: bool = False
+
+    def take_exchange(self, exchange: KJTAllToAllTensorsAwaitable) -> None:
+        """Learn the sizes, which the ranks have exchanged."""
+        if exchange.stride_per_rank is not None:
+            self.batch_size_per_rank = exchange.stride_per_rank
+        else:
+            ranks = len(next(iter(exchange.output_splits.values())))
+            self.batch_size_per_rank_per_feature = [[] for _ in range(ranks)]
+
+    def take_features(self, features: KeyedJaggedTensor) -> None:
+        """Learn what arrived."""
+        if self.variable_batch_per_feature and features.keys():
+            strides_FW = features.stride_per_key_per_rank()
+            self.batch_size_per_rank_per_feature = [list(s) for s in zip(*strides_FW, strict=True)]
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Holds no tensors."""
+
+
+@dataclass
+class EmbeddingShardingInfo:
+    """One table of a collection and where the plan puts it.
+
+    Attributes:
+        embedding_config: the table.
+        param_sharding: its placement.
+        param: its values ``[rows, columns]``; on the ``meta`` device it has none yet.
+        fused_params: settings of its kernel.
+    """
+
+    embedding_config: EmbeddingTableConfig
+    param_sharding: ParameterSharding
+    param: Tensor
+    fused_params: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class OutputColumns:
+    """What some columns of a sharding's output are.
+
+    Attributes:
+        embedding_name: the output's name.
+        first: the first of the table's columns.
+        width: how many.
+    """
+
+    embedding_name: str
+    first: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """One name's columns in the output of one sharding.
+
+    Attributes:
+        feature: whose vectors they are.
+        columns: what they are.
+    """
+
+    feature: str
+    columns: OutputColumns
+
+
+class BaseSparseFeaturesDist(ABC, nn.Module, Generic[F]):
+    """How ids travel: each rank's own samples to the ranks that hold the rows."""
+
+    @abstractmethod
+    def forward(self, sparse_features: KeyedJaggedTensor) -> Awaitable[Awaitable[F]]:
+        """Begin; the first wait ends the exchange of sizes, the second that of ids."""
+
+
+class BaseEmbeddingDist(ABC, nn.Module, Generic[C, T, W]):
+    """How vectors travel back to the ranks whose samples they are of."""
+
+    @abstractmethod
+    def forward(self, local_embs: T, sharding_ctx: C | None = None) -> Awaitable[W]:
+        """Begin; the wait gives the vectors of this rank's samples."""

@@ -1,0 +1,133 @@
+"""What a training pipeline runs: a batch on its way to the device, and a model with its loss.
+
+Ids are hashed on the device when the batch gets there, not within the forward pass: what the
+tables are given is then a part of the batch, and a pipeline can send it ahead.
+
+Shapes: ``B`` samples of this rank, ``F`` sparse features, ``N`` ids in all bags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tessera.training.data.batch import Batch
+from tessera.training.models.ranking import RankingModel
+from tessera.training.modules.hashing import FeatureHasher
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+from tessera.training.streamable import Pipelineable
+from tessera.training.trainer.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class StepBatch(Pipelineable):
+    """This rank's part of a step's samples.
+
+    Attributes:
+        dense_features: ``[B, F_dense]`` float32, NaN where missing.
+        sparse_features: the features' raw ids; after `to`, the tables' rows.
+        labels: ``[B]`` float32.
+        samples: all ranks' samples of the step.
+        hasher: turns ids into rows; None: they are rows.
+    """
+
+    dense_features: Tensor
+    sparse_features: KeyedJaggedTensor
+    labels: Tensor
+    samples: int
+    hasher: FeatureHasher | None
+
+    @classmethod
+    def of(cls, batch: Batch, *, samples: int, hasher: FeatureHasher) -> StepBatch:
+        """A batch as the loader gives it; ``hasher`` is on the device that `to` is given."""
+        return cls(batch.dense_features, batch.sparse_features, batch.labels, samples, hasher)
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> StepBatch:  # noqa: FBT001, FBT002 - as of torch.Tensor
+        """The same batch on ``device``, its ids as rows."""
+        sparse = self.sparse_features.to(device, non_blocking=non_blocking)
+        return StepBatch(
+            self.dense_features.to(device, non_blocking=non_blocking),
+            sparse if self.hasher is None else self.hasher(sparse),
+            self.labels.to(device, non_blocking=non_blocking),
+            self.samples,
+            None,
+        )
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tell the allocator that ``stream`` uses the tensors."""
+        self.dense_features.record_stream(stream)
+        self.sparse_features.record_stream(stream)
+        self.labels.record_stream(stream)
+
+
+class ModelWithLoss(nn.Module):
+    """The parts of a `RankingModel` that have weights, under their names in it, and the loss.
+
+    Args:
+        model: the ranking model; its parts are shared.
+        world_size: ranks that train together.
+    """
+
+    def __init__(self, model: RankingModel, *, world_size: int) -> None:
+        super().__init__()
+        self.encoder = model.encoder
+        self.arch = model.arch
+        self._world_size = world_size
+
+    def forward(self, batch: StepBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Score a batch whose ids are rows.
+
+        Returns:
+            The loss to be differentiated, and (the loss to be reported, the logits ``[B]``),
+            detached.  With one rank both losses are the samples' mean.  With several, the reported
+            one is the sum over this rank's samples.  Gradients are averaged over the ranks, so
+            the other is scaled in such a way that this average is the gradient of the mean over
+            all ranks' samples.
+        """
+        dense = self.encoder(batch.dense_features, batch.sparse_features.stride())
+        logits = self.arch(dense, batch.sparse_features).squeeze(1)
+        if self._world_size == 1:
+            loss = functional.binary_cross_entropy_with_logits(logits, batch.labels)
+            return loss, (loss.detach(), logits.detach())
+        total = functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
+        loss = total * (self._world_size / batch.samples)
+        return loss, (total.detach(), logits.detach())
+
+
+class PendingLosses:
+    """The losses of steps that were not looked at yet; they stay on the device until they are.
+
+    Args:
+        ranks: who trains together.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._losses: list[Tensor] = []
+        self._samples: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._losses)
+
+    def add(self, loss: Tensor, *, samples: int) -> None:
+        """Take a step's reported loss; see `ModelWithLoss.forward`."""
+        self._losses.append(loss)
+        self._samples.append(samples)
+
+    def take(self) -> Sequence[float]:
+        """The mean loss of each step since the last call, oldest first; all ranks call it.
+
+        It waits for the device.
+        """
+        if not self._losses:
+            return []
+        values: list[float] = torch.stack(self._losses).double().tolist()
+        if not self._ranks.alone:
+            totals = self._ranks.sum(values)
+            values = [total / count for total, count in zip(totals, self._samples, strict=True)]
+        self._losses, self._samples = [], []
+        return values
