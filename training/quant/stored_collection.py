@@ -15,7 +15,7 @@ from tessera.training.modules.embedding_modules import EmbeddingBagCollection as
 from tessera.training.modules.embedding_modules import EmbeddingCollection as FloatCollection
 from tessera.training.modules.tables import check_features, check_tables
 from tessera.training.quant.config import float_tables, quantization_of, stored_tables
-from tessera.training.quant.lookup import QuantizedRows, RowsOf, ids_are_rows
+from tessera.training.quant.lookup import QuantizedRows, RowsOf, StoredPart, ids_are_rows
 from tessera.training.quant.rows import store_quantized, store_rows
 from tessera.training.sparse import selection
 from tessera.training.sparse.checks import check_id_dtype
@@ -135,6 +135,13 @@ class StoredCollection(nn.Module, Generic[Config]):
         for part, rows in zip(self.rows.parts(), self.rows.tables(), strict=True):
             if not weights[part.name].is_meta and not rows.is_meta:
                 store_rows(weights[part.name], part.data_type, rows)
+
+    def blocks(self) -> list[StoredPart]:
+        """What is stored, each table whole."""
+        return [
+            StoredPart(table=part.name, device=0, row=0, column=0, columns=part.dim, rows=rows)
+            for part, rows in zip(self.rows.parts(), self.rows.tables(), strict=True)
+        ]
 
     @property
     def device(self) -> torch.device:

@@ -30,7 +30,7 @@ from tessera.training.distributed.sharding.mixins import FeatureShardingMixIn, M
 from tessera.training.distributed.tables.table_shards import GroupedEmbeddingConfig
 from tessera.training.distributed.travel.kjt_list import KJTList, ListOfKJTList
 from tessera.training.modules.embedding_configs import EmbeddingTableConfig, PoolingType
-from tessera.training.quant.lookup import QuantizedRows
+from tessera.training.quant.lookup import QuantizedRows, StoredPart
 from tessera.training.quant.stored_collection import (
     Config,
     StoredCollection,
@@ -178,6 +178,7 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn, Generic[Config]):
             ROW_ALIGNMENT: module.rows.row_alignment,
             **(fused_params or {}),
         }
+        self._output_dtype: torch.dtype = settings[OUTPUT_DTYPE]
         self._infos: dict[str, list[EmbeddingShardingInfo]] = {}
         for table, rows in zip(tables, module.rows.tables(), strict=True):
             where = plan[table.name]
@@ -225,8 +226,8 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn, Generic[Config]):
         self.add_module(holder, tables)
         blocks: dict[str, list[Tensor]] = {}
         for sharding in self._shardings.values():
-            for name, rows in sharding.stored_blocks():
-                blocks.setdefault(name, []).append(rows)
+            for table, _, rows in sharding.stored_blocks():
+                blocks.setdefault(table.name, []).append(rows)
         for name, own in blocks.items():
             for index, rows in enumerate(own):
                 buffer = "weight" if len(own) == 1 else f"weight_{index}"
@@ -267,6 +268,25 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn, Generic[Config]):
         for sharding in self._shardings.values():
             operators.update(sharding.lookup().get_tbes_to_register())
         return operators
+
+    def blocks(self) -> list[StoredPart]:
+        """What is stored, device by device."""
+        return [
+            StoredPart(
+                table=table.name,
+                device=shard.rank,
+                row=shard.row,
+                column=shard.column,
+                columns=shard.columns,
+                rows=rows,
+            )
+            for sharding in self._shardings.values()
+            for table, shard, rows in sharding.stored_blocks()
+        ]
+
+    def output_dtype(self) -> torch.dtype:
+        """Of the vectors."""
+        return self._output_dtype
 
     def create_context(self) -> QuantCollectionContext:
         """What the steps of one batch share."""

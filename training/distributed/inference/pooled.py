@@ -72,11 +72,16 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantCollection[EmbeddingBagConf
         self._length_per_key = [
             table.embedding_dim for table in self.configs for _ in table.feature_names
         ]
+        self._weighted = module.is_weighted()
         self._means = MeanColumns(self.configs)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The settings of every table, in the collection's order."""
         return self.configs
+
+    def is_weighted(self) -> bool:
+        """Whether ids carry weights."""
+        return self._weighted
 
     def output_dist(self, ctx: QuantCollectionContext, output: list[list[Tensor]]) -> KeyedTensor:
         """The vectors on the first device, in the unsharded module's order."""

@@ -54,6 +54,10 @@ class ShardedQuantEmbeddingCollection(ShardedQuantCollection[EmbeddingConfig]):
         """The settings of every table, in the collection's order."""
         return self.configs
 
+    def need_indices(self) -> bool:
+        """Whether the output carries the ids, as weights."""
+        return self._need_indices
+
     def output_dist(
         self,
         ctx: QuantCollectionContext,
