@@ -53,7 +53,7 @@ class Pooled(nn.Module):
             nn.init.normal_(parameter, generator=generator)
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """``[B, 2]``."""
+        """Scores ``[B, 2]`` of each sample."""
         scores: Tensor = self.over(self.tables(features).values())
         return scores
 
@@ -75,7 +75,7 @@ class Unpooled(nn.Module):
             nn.init.normal_(parameter, generator=generator)
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """``[B, 2]``."""
+        """Scores ``[B, 2]`` of each sample."""
         found = self.tables(features)
         sums = [
             torch.segment_reduce(j.values(), "sum", lengths=j.lengths()) for j in found.values()

@@ -285,7 +285,7 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn, Generic[Config]):
         ]
 
     def output_dtype(self) -> torch.dtype:
-        """Of the vectors."""
+        """The type of the vectors."""
         return self._output_dtype
 
     def create_context(self) -> QuantCollectionContext:
