@@ -88,6 +88,7 @@ check: install-dev build check-cuda  ## format, lint, types, C++ and CUDA warnin
 format: install-dev  ## rewrite the sources as the formatter wants them
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/python cpp_server/check.py --format
 
 protos: install-dev  ## generate serving/protocol from protos/
 	$(BIN)/python tests/check_protos.py --write

@@ -1,18 +1,28 @@
-"""What only Clang and CUDA's headers can check of the C++ server, without building anything.
+"""What only Clang's tools and CUDA's headers can check of the C++ server, without building anything.
 
     python cpp_server/check.py [--build build/cpp/release]
 
-Every source of the server is compiled, as far as its syntax, by Clang with its thread safety
-analysis (``src/common/mutex.h`` says what is guarded by what), and the GPU's sources against CUDA's
-headers, whether or not this LibTorch has CUDA.  What is not installed is said and left out: no
-Clang, no CUDA headers, no build folder.  Exit status 1: a compiler complained.
+* clang-format: every source is as .clang-format wants it.
+* clang-tidy with the checks of .clang-tidy, for the sources that do not include torch, whose
+  headers take half a minute for each file.  A source is looked at again only when it, a header of
+  ours that it includes, its command or the checks have changed.
+* Clang's thread safety analysis of every source (``src/common/mutex.h`` says what is guarded by
+  what).
+* The GPU's sources are compiled, as far as their syntax, against CUDA's headers, whether or not
+  this LibTorch has CUDA.
+
+clang-format and clang-tidy are Debian 12's, release 14: other releases format differently and find
+other things.  Where they are missing they are installed when this runs as root with apt-get.  What
+is not there in the end is said and left out.  Exit status 1: a tool complained.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -27,6 +37,90 @@ GPU_SOURCES = ("gpu_resources.cc", "gpu_session.cc", "gpu_runner.cc")
 CUDA_FOLDERS = (os.environ.get("CUDA_HOME", ""), "/usr/local/cuda", "/usr")
 # A LibTorch without CUDA lacks this header, whose content matters to builds of torch alone.
 GENERATED_HEADER = Path("c10/cuda/impl/cuda_cmake_macros.h")
+LLVM = "14"
+FORMATTED = ("cpp_server",)
+SUFFIXES = (".h", ".cc", ".cuh", ".cu")
+TIDY_CACHE = REPOSITORY / "build/cpp/tidy"
+
+
+def llvm_tool(name: str) -> str | None:
+    """The path of ``name``, release `LLVM`; None, after a line that says so, where it is not."""
+
+    def find() -> str | None:
+        for path in filter(None, (shutil.which(f"{name}-{LLVM}"), shutil.which(name))):
+            told = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+            if re.search(rf"version {LLVM}\.", told.stdout):
+                return path
+        return None
+
+    package = f"{name}-{LLVM}"
+    if find() is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        print(f"cpp_server/check.py: installing {package}")
+        install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", package]
+        for command in (["apt-get", "update", "-q"], install):
+            subprocess.run(command, capture_output=True, check=False)
+    path = find()
+    if path is None:
+        print(f"cpp_server/check.py: no {name} {LLVM} here, left out; apt-get install {package}")
+    return path
+
+
+def formatted(clang_format: str, *, rewrite: bool) -> bool:
+    """Whether every C++ file is as .clang-format wants it; ``rewrite``: it is now."""
+    paths = sorted(
+        str(path)
+        for folder in FORMATTED
+        for path in (REPOSITORY / folder).rglob("*")
+        if path.suffix in SUFFIXES
+    )
+    command = [clang_format, *(["-i"] if rewrite else ["--dry-run", "-Werror"]), *paths]
+    return subprocess.run(command, check=False, cwd=REPOSITORY).returncode == 0
+
+
+def own_includes(source: Path, found: dict[Path, bytes]) -> None:
+    """Add ``source`` and the headers of ours that it includes, directly or not, to ``found``."""
+    if source in found or not source.exists():
+        return
+    found[source] = source.read_bytes()
+    for name in re.findall(rb'^#include "(.+)"', found[source], re.MULTILINE):
+        own_includes(SERVER / "src" / name.decode(), found)
+
+
+def tidy_commands(entries: list[dict[str, str]], clang_tidy: str) -> dict[str, list[str]]:
+    """By the name of its mark in `TIDY_CACHE`: the command for each source without torch."""
+    checks = (REPOSITORY / ".clang-tidy").read_bytes()
+    commands = {}
+    for source, (_, *words) in clang_commands(entries, "clang++").items():
+        if any(word.endswith("torch/include") for word in words):
+            continue
+        read: dict[Path, bytes] = {}
+        own_includes(Path(source), read)
+        key = hashlib.sha256(repr((checks, words, sorted(read.items()))).encode()).hexdigest()
+        commands[key] = [clang_tidy, "--quiet", source, "--", *words]
+    return commands
+
+
+def tidied(entries: list[dict[str, str]], clang_tidy: str, directory: Path) -> bool:
+    """Whether clang-tidy finds nothing; prints what it finds."""
+    TIDY_CACHE.mkdir(parents=True, exist_ok=True)
+    commands = tidy_commands(entries, clang_tidy)
+    for mark in TIDY_CACHE.iterdir():
+        if mark.name not in commands:
+            mark.unlink()
+
+    def one(item: tuple[str, list[str]]) -> bool:
+        key, command = item
+        if (TIDY_CACHE / key).exists():
+            return True
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=directory)
+        if done.returncode:
+            print(done.stdout)
+            return False
+        (TIDY_CACHE / key).touch()
+        return True
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return all(list(pool.map(one, commands.items())))
 
 
 def clang_commands(entries: list[dict[str, str]], clang: str) -> dict[str, list[str]]:
@@ -88,7 +182,7 @@ def run(commands: dict[str, list[str]], directory: Path) -> bool:
 
 
 def main() -> int:
-    """Run both checks; returns the exit status."""
+    """Run every check; returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -98,16 +192,26 @@ def main() -> int:
         default=REPOSITORY / "build/cpp/release",
         help="a folder that build.sh made (default: build/cpp/release)",
     )
-    build = parser.parse_args().build
+    parser.add_argument(
+        "--format", action="store_true", help="rewrite the sources with clang-format, check nothing"
+    )
+    arguments = parser.parse_args()
+    clang_format = llvm_tool("clang-format")
+    if arguments.format:
+        return 0 if clang_format is None or formatted(clang_format, rewrite=True) else 1
+    good = clang_format is None or formatted(clang_format, rewrite=False)
+    build = arguments.build
     database = build / "compile_commands.json"
     if not database.exists():
         print(f"cpp_server/check.py: no {database}; run make build first")
-        return 0
+        return 0 if good else 1
     entries = json.loads(database.read_text())
-    good = True
+    clang_tidy = llvm_tool("clang-tidy")
+    if clang_tidy:
+        good = tidied(entries, clang_tidy, build) and good
     clang = shutil.which("clang++")
     if clang:
-        good = run(clang_commands(entries, clang), build)
+        good = run(clang_commands(entries, clang), build) and good
     else:
         print("cpp_server/check.py: no clang++ here; thread safety was not checked")
     headers = (Path(folder) / "include" for folder in CUDA_FOLDERS if folder)

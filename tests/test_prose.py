@@ -22,8 +22,6 @@ NOT_YET = (
     "serving/server/",
     "tests/conformance/",
     "tests/server/",
-    "training/distributed/collections/",
-    "training/distributed/sharding/",
 )
 GENERATED = re.compile(r"_pb2(_grpc)?\.py$")
 

@@ -19,6 +19,10 @@ LAZY = {
     "": "Training of recommendation models: sparse types, embedding collections, models, trainer.",
     "distributed": "Model parallelism: tables spread over ranks and fused with their optimizer.",
     "distributed.checkpoint": "Checkpoints of models that are spread over ranks.",
+    "distributed.planner": (
+        "Deciding where every table goes: which way of sharding, on which ranks; see `planners`."
+    ),
+    "fx": "Tracing of models whose inputs and outputs are sparse types.",
     "optim": "Optimizers that know parameters by name, and those that work in the backward pass.",
 }
 """The packages that import a name when it is first asked for -> what they are."""
@@ -224,6 +228,17 @@ PATHS: dict[str, dict[str, str]] = {
             "DistributedModelParallel get_module get_unwrapped_module"
         ),
     },
+    "distributed.planner": {
+        "distributed.planner.enumerators": "EmbeddingEnumerator",
+        "distributed.planner.hardware": "Topology",
+        "distributed.planner.measure": "measure_bandwidths",
+        "distributed.planner.picture": "save_picture",
+        "distributed.planner.plan_io": "load_plan save_plan",
+        "distributed.planner.planners": "EmbeddingShardingPlanner",
+        "distributed.planner.types": (
+            "ParameterConstraints PlannerError PlannerErrorType ShardingOption"
+        ),
+    },
     "distributed.quant_embedding": {
         "distributed.inference.unpooled": (
             "QuantEmbeddingCollectionSharder ShardedQuantEmbeddingCollection"
@@ -292,6 +307,9 @@ PATHS: dict[str, dict[str, str]] = {
         ),
         "torch.distributed._shard.sharded_tensor.shard": "Shard",
         "torch.distributed._shard.sharding_spec.api": "EnumerableShardingSpec ShardingSpec",
+    },
+    "fx": {
+        "fx.tracer": "Tracer is_fx_tracing symbolic_trace",
     },
     "optim": {
         "optim.clipping": "GradientClipping GradientClippingOptimizer",

@@ -14,13 +14,11 @@ from tessera.training.config import ExperimentConfig
 from tessera.training.data import open_data
 from tessera.training.data.batch import Batch
 from tessera.training.data.loader import BatchLoader
+from tessera.training.distributed.checkpoint.errors import CheckpointError
 from tessera.training.distributed.checkpoint.room import Room
 from tessera.training.models.ranking import RankingModel, build_ranking_model
-from tessera.training.trainer.checkpoint import (
-    Checkpoint,
-    CheckpointError,
-    load_checkpoint,
-)
+from tessera.training.trainer.checkpoint import load_checkpoint
+from tessera.training.trainer.checkpoint_file import Checkpoint
 from tessera.training.trainer.files import find_checkpoint, is_checkpoint, latest_checkpoint
 from tessera.training.trainer.progress import Progress
 from tessera.training.trainer.run_folder import RunFolder

@@ -4,9 +4,9 @@
 //   in_process MODEL.pt IDS_PER_BAG SECONDS SESSIONS B [B...]
 //
 // IDS_PER_BAG is one number for all features or one for each with commas. Prints a line of CSV for
-// each batch size B: B, sessions, median and 99th percentile of one forward in microseconds, samples
-// per second of all sessions together. Before, on stderr: the largest difference between the scores of
-// the same samples with int32 and int64 ids, in a large batch and in a small one.
+// each batch size B: B, sessions, median and 99th percentile of one forward in microseconds,
+// samples per second of all sessions together. Before, on stderr: the largest difference between
+// the scores of the same samples with int32 and int64 ids, in a large batch and in a small one.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -149,7 +149,8 @@ void measure(Runner& runner, const InputSchema& schema, const std::vector<std::i
         for (std::size_t n = i; Steady::now() < end || times[i].size() < 3; ++n) {
           const auto start = Steady::now();
           pass(session, batches[n % kBatches], B);
-          times[i].push_back(std::chrono::duration<double, std::micro>(Steady::now() - start).count());
+          times[i].push_back(
+              std::chrono::duration<double, std::micro>(Steady::now() - start).count());
         }
       });
     }

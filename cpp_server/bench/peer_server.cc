@@ -14,15 +14,15 @@
 #include <vector>
 
 #include "batching/merger.h"
+#include "batching/pending_request.h"
 #include "common/grpc_setup.h"
-#include "batching/pending.h"
+#include "front/grpc_front.h"
 #include "model/loader.h"
 #include "model/operator_libraries.h"
+#include "model/registry.h"
+#include "model/served_model.h"
 #include "predictor.grpc.pb.h"
 #include "request/decoder.h"
-#include "server/grpc_front.h"
-#include "server/registry.h"
-#include "server/served_model.h"
 
 namespace {
 
@@ -92,8 +92,8 @@ class SyncService final : public predictor::Predictor::Service {
     const Status status = decoder_.decode(view, direct.request);
     if (!status.ok()) return {static_cast<grpc::StatusCode>(status.code), status.message};
     Merger merger(package_.manifest.schema);
-    const std::vector<Part> parts = split_request(direct, 1, direct.request.samples,
-                                                  direct.request.ids);
+    const std::vector<Part> parts =
+        cut_request(direct, 1, direct.request.samples, direct.request.ids);
     const auto scores = session->forward(merger.merge(parts, *session));
     auto& data = *(*response->mutable_predictions())[package_.manifest.schema.outputs[0].name]
                       .mutable_data();
@@ -132,16 +132,16 @@ void serve_no_model(const std::string& path) {
   ModelMetrics metrics(package.manifest.name, package.manifest.version);
   ModelMetrics unresolved("", "");
   Registry registry({package.manifest.name});
-  Gate gate([] {});
+  Admission admission([] {});
   ByteBudget budget(config.max_inflight_bytes);
-  const PredictContext context{registry, unresolved, gate, budget, clock, log};
+  const PredictContext context{registry, unresolved, admission, budget, clock, log};
   GrpcFront front(context, {registry, config, clock, "peer", [] { return false; }});
-  registry.publish(0, std::make_unique<ServedModel>(std::move(package), config, metrics, clock,
-                                                    log));
+  registry.publish(0,
+                   std::make_unique<ServedModel>(std::move(package), config, metrics, clock, log));
   std::cout << front.start({.host = "127.0.0.1",
                             .port = 0,
                             .max_message_bytes = config.max_message_bytes,
-                            .max_arriving_bytes = config.max_inflight_bytes,
+                            .max_incoming_bytes = config.max_inflight_bytes,
                             .threads = default_workers()})
             << std::endl;
   while (true) std::this_thread::sleep_for(std::chrono::hours(1));

@@ -4,7 +4,7 @@
 #include <deque>
 #include <thread>
 
-#include "batching/batch_queue.h"
+#include "batching/batch_scheduler.h"
 #include "batching/cost_model.h"
 #include "batching/policy.h"
 #include "batching/request_queue.h"
@@ -61,7 +61,7 @@ constexpr BatchLimits kAtOnce{.max_samples = 8, .max_ids = 100, .max_delay = 0ns
 constexpr BatchLimits kPatient{.max_samples = 8, .max_ids = 100, .max_delay = 1ms};
 
 QueueState waiting(std::int64_t samples, std::int64_t ids) {
-  return {.entries = 1, .samples = samples, .ids = ids, .oldest = kStart};
+  return {.parts = 1, .samples = samples, .ids = ids, .oldest = kStart};
 }
 
 QueueState waiting_with_deadline(Duration deadline, Duration forward) {
@@ -81,8 +81,8 @@ QueueState draining() {
 constexpr BatchLimits kShared{.max_samples = 512, .max_ids = 10'000, .sharers = 2};
 constexpr PassCost kUsual{.fixed_seconds = 30e-6, .per_sample_seconds = 5e-6};
 
-QueueState queued(std::int64_t entries, std::int64_t samples, WorkerKind asks) {
-  return {.entries = entries,
+QueueState queued(std::int64_t parts, std::int64_t samples, WorkerKind asks) {
+  return {.parts = parts,
           .samples = samples,
           .ids = samples,
           .oldest = kStart,
@@ -90,8 +90,8 @@ QueueState queued(std::int64_t entries, std::int64_t samples, WorkerKind asks) {
           .asks = asks};
 }
 
-QueueState of_one_size(std::int64_t entries, std::int64_t samples, Duration forward) {
-  QueueState state = queued(entries, samples, WorkerKind::kSpare);
+QueueState of_one_size(std::int64_t parts, std::int64_t samples, Duration forward) {
+  QueueState state = queued(parts, samples, WorkerKind::kSpare);
   state.work = {.fixed_seconds = seconds(forward)};
   return state;
 }
@@ -178,7 +178,7 @@ TEST(CostModel, FollowsTheMachine) {
   CostModel model;
   for (int i = 0; i < 100; ++i) model.observe(8, 1ms);
   EXPECT_NEAR(seconds(model.cost().of(64)), 1e-3, 1e-9);  // one size says nothing of the slope
-  for (int i = 0; i < 640; ++i) model.observe(8, 2ms);  // ten half-lives
+  for (int i = 0; i < 640; ++i) model.observe(8, 2ms);    // ten half-lives
   EXPECT_NEAR(seconds(model.cost().of(8)), 2e-3, 2e-6);
 }
 
@@ -294,18 +294,18 @@ TEST_F(QueueTest, CountsARequestOnceUntilItsLastPartIsTaken) {
 
 TEST_F(QueueTest, ThePartsOfADeadRequestMakeRoomForOne) {
   RequestQueue one{{.max_requests = 1, .max_samples = 20}};
-  Item dead(2), living(1);
+  Item abandoned(2), wanted(1);
   std::vector<Part> parts(2);
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    parts[i].request = &dead;
+    parts[i].request = &abandoned;
     parts[i].index = i;
     parts[i].last = i == 1;
     parts[i].row_begin = static_cast<std::int64_t>(i);
     parts[i].row_end = parts[i].row_begin + 1;
   }
   ASSERT_TRUE(one.push(parts, kStart, dropped));
-  dead.cancelled = true;
-  std::vector<Part> next = living.parts();
+  abandoned.cancelled = true;
+  std::vector<Part> next = wanted.parts();
   EXPECT_TRUE(one.push(next, kStart, dropped));
   EXPECT_EQ(dropped.size(), 2u);
   EXPECT_EQ(one.requests(), 1);
@@ -361,9 +361,9 @@ TEST_F(QueueTest, KnowsTheOldestAndTheNextDeadline) {
   EXPECT_EQ(queue.earliest_deadline(), kStart + 9ms);
 }
 
-TEST(BatchQueue, GivesWorkersWhatIsQueuedAndEnds) {
+TEST(BatchScheduler, GivesWorkersWhatIsQueuedAndEnds) {
   SteadyClock clock;
-  BatchQueue queue({.max_requests = 1'000, .max_samples = 1'000}, {.max_samples = 4}, clock);
+  BatchScheduler queue({.max_requests = 1'000, .max_samples = 1'000}, {.max_samples = 4}, clock);
   std::atomic<int> taken = 0;
   std::vector<std::jthread> workers;
   for (int i = 0; i < 3; ++i) {
@@ -385,9 +385,9 @@ TEST(BatchQueue, GivesWorkersWhatIsQueuedAndEnds) {
   EXPECT_EQ(taken, 500);
 }
 
-TEST(BatchQueue, WakesASpareWorkerForHeavyWorkAlone) {
+TEST(BatchScheduler, WakesASpareWorkerForHeavyWorkAlone) {
   SteadyClock clock;
-  BatchQueue queue({}, {.max_samples = 512, .sharers = 2}, clock);
+  BatchScheduler queue({}, {.max_samples = 512, .sharers = 2}, clock);
   // However long a pass takes, what it uses of a CPU counts.
   for (const int samples : {1, 8, 64, 256}) queue.observe(samples, 1h, samples * 5us + 30us);
   std::vector<std::int64_t> taken;
@@ -418,9 +418,9 @@ TEST(BatchQueue, WakesASpareWorkerForHeavyWorkAlone) {
   EXPECT_FALSE(queue.next(kSpare, batch));
 }
 
-TEST(BatchQueue, DrainEndsTheWaitForCompany) {
+TEST(BatchScheduler, DrainEndsTheWaitForCompany) {
   SteadyClock clock;
-  BatchQueue queue({}, {.max_samples = 4, .max_delay = 1h}, clock);
+  BatchScheduler queue({}, {.max_samples = 4, .max_delay = 1h}, clock);
   CutBatch batch;
   std::jthread worker([&] { EXPECT_TRUE(queue.next(kOrdinary, batch)); });
   Item item(1);
@@ -432,9 +432,9 @@ TEST(BatchQueue, DrainEndsTheWaitForCompany) {
   EXPECT_EQ(batch.reason, CutReason::kDrain);
 }
 
-TEST(BatchQueue, SaysWhatIsFull) {
+TEST(BatchScheduler, SaysWhatIsFull) {
   SteadyClock clock;
-  BatchQueue queue({.max_requests = 1, .max_samples = 50}, {}, clock);
+  BatchScheduler queue({.max_requests = 1, .max_samples = 50}, {}, clock);
   Item a(7), b(3);
   std::vector<DroppedPart> dropped;
   ASSERT_TRUE(queue.submit(a.parts(), dropped).ok());
@@ -454,7 +454,7 @@ TEST(Split, CoversEveryRowOnceWithinTheLimits) {
     ASSERT_TRUE(RequestDecoder(test::schema(), {}).decode(data.view(), item.request).ok());
     const auto max_samples = static_cast<std::int64_t>(1 + random() % 12);
     const auto max_ids = static_cast<std::int64_t>(1 + random() % 60);
-    const std::vector<Part> parts = split_request(item, 1, max_samples, max_ids);
+    const std::vector<Part> parts = cut_request(item, 1, max_samples, max_ids);
     std::int64_t row = 0;
     std::int64_t ids = 0;
     for (const Part& part : parts) {

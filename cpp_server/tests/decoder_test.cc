@@ -252,23 +252,23 @@ TEST(SharedFeatures, AreSpreadInTheSchemasOrder) {
 
 TEST(SharedFeatures, CountAgainstTheLimitBeforeTheyAreSpread) {
   const SharedData data = shared();
-  EXPECT_EQ(refusal(data.view({"genre", "user"}), test::schema(), {.max_samples = 9, .max_ids = 11}),
-            "the request has 12 ids, the limit is 11");
+  EXPECT_EQ(
+      refusal(data.view({"genre", "user"}), test::schema(), {.max_samples = 9, .max_ids = 11}),
+      "the request has 12 ids, the limit is 11");
 }
 
 TEST(SharedFeatures, AreRefusedWithFieldAndNumbers) {
   SharedData data = shared();
   EXPECT_EQ(refusal(data.view({"genre", "nobody"})),
-            "shared_features.names has 'nobody', which is no id_list feature of the model");
+            "shared_features.names has 'nobody', which is not an id_list feature of the model");
   EXPECT_EQ(refusal(data.view({"genre", "score"})),
-            "shared_features.names has 'score', which is no id_list feature of the model");
+            "shared_features.names has 'score', which is not an id_list feature of the model");
   EXPECT_EQ(refusal(data.view({"user", "user"})),
             "shared_features.names has 2 names of which 1 differ");
   EXPECT_EQ(refusal(data.view({})), "shared_features.names has 0 names, expected at least 1");
   PredictionRequestView view = data.view({"genre", "user"});
   view.shared_features.features.num_features = 1;
-  EXPECT_EQ(refusal(view),
-            "shared_features.features.num_features is 1, expected 2 (names)");
+  EXPECT_EQ(refusal(view), "shared_features.features.num_features is 1, expected 2 (names)");
   data.rows = 0;
   EXPECT_EQ(refusal(data.view({"genre", "user"})),
             "shared_features.num_rows is 0, expected at least 1");

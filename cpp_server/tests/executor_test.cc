@@ -49,7 +49,9 @@ float expected_score(const test::RequestData& data, std::int32_t row) {
     const bool ours = static_cast<std::int32_t>(bag) % data.samples == row;
     for (std::int32_t k = 0; k < data.lengths[bag]; ++k, ++at) {
       const auto id = data.narrow.empty() ? data.values[at] : data.narrow[at];
-      if (ours) score += static_cast<double>(id % 97) * static_cast<double>(bag / static_cast<std::size_t>(data.samples) + 1);
+      if (ours)
+        score += static_cast<double>(id % 97) *
+                 static_cast<double>(bag / static_cast<std::size_t>(data.samples) + 1);
     }
   }
   at = 0;
@@ -89,16 +91,16 @@ class PlainSession final : public test::MemorySession {
     std::size_t at = 0;
     for (std::size_t bag = 0; bag < batch.id_list.lengths.size(); ++bag) {
       for (std::int32_t k = 0; k < batch.id_list.lengths[bag]; ++k) {
-        scores[bag % B] += static_cast<double>(id(batch.id_list, at++) % 97) *
-                           static_cast<double>(bag / B + 1);
+        scores[bag % B] +=
+            static_cast<double>(id(batch.id_list, at++) % 97) * static_cast<double>(bag / B + 1);
       }
     }
     EXPECT_EQ(at, batch.id_list.ids());
     at = 0;
     for (std::size_t bag = 0; bag < batch.id_score_list.lengths.size(); ++bag) {
       for (std::int32_t k = 0; k < batch.id_score_list.lengths[bag]; ++k, ++at) {
-        scores[bag] += batch.id_score_list.weights[at] *
-                       static_cast<double>(id(batch.id_score_list, at) % 89);
+        scores[bag] +=
+            batch.id_score_list.weights[at] * static_cast<double>(id(batch.id_score_list, at) % 89);
       }
     }
     EXPECT_EQ(at, batch.id_score_list.ids());
@@ -136,7 +138,7 @@ struct ExecutorTest : testing::Test {
 
   std::vector<Part> parts_of(Request& request, std::int64_t max_samples = 1'000) {
     request.arrival = clock.now();
-    return split_request(request, 1, max_samples, 1'000'000);
+    return cut_request(request, 1, max_samples, 1'000'000);
   }
 
   static void expect_answered(const Request& request) {
@@ -232,7 +234,7 @@ TEST_F(ExecutorTest, APartThatFailsFailsItsRequestOnce) {
   for (const Part& part : parts) executor.execute({&part, 1});
   EXPECT_EQ(request.answers, 0);
   ASSERT_TRUE(request.refusal.has_value());
-  EXPECT_TRUE(request.dead());
+  EXPECT_TRUE(request.abandoned());
 }
 
 TEST_F(ExecutorTest, RefusesScoresOfAnotherSize) {

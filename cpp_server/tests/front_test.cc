@@ -15,12 +15,12 @@
 #include <thread>
 
 #include "common/grpc_setup.h"
+#include "front/grpc_front.h"
 #include "health.grpc.pb.h"
 #include "inference.grpc.pb.h"
+#include "model/served_model.h"
 #include "package/package_error.h"
 #include "predictor.grpc.pb.h"
-#include "server/grpc_front.h"
-#include "server/served_model.h"
 #include "support.h"
 
 namespace tessera {
@@ -209,9 +209,9 @@ struct FrontTest : testing::Test {
 
   // What Server::drain and Server::close do, without their waits.
   void end() {
-    gate.shut();
+    admission.shut();
     for (ServedModel* model : registry.loaded()) model->drain();
-    while (gate.active() > 0) std::this_thread::yield();
+    while (admission.active() > 0) std::this_thread::yield();
     EXPECT_EQ(budget.held(), 0);
     front.stop(1s);
     for (ServedModel* model : registry.loaded()) model->close();
@@ -228,10 +228,10 @@ struct FrontTest : testing::Test {
   Log log{LogLevel::kError, true};
   ModelMetrics metrics{"m", "1"};
   ModelMetrics unresolved{"", ""};
-  Gate gate{[] {}};
+  Admission admission{[] {}};
   ByteBudget budget;
   Registry registry{{"m"}};
-  PredictContext context{registry, unresolved, gate, budget, clock, log};
+  PredictContext context{registry, unresolved, admission, budget, clock, log};
   GrpcFront front{context, {registry, config, clock, "1.2.3", [] { return false; }}};
   std::shared_ptr<grpc::Channel> channel;
 };
@@ -285,7 +285,8 @@ TEST_F(FullFrontTest, HoldsAsManyBytesAsItMay) {
     }
   });
   EXPECT_GT(answered, 0);
-  EXPECT_EQ(metrics.rejected[static_cast<std::size_t>(RejectReason::kQueueFull)], static_cast<std::uint64_t>(refused));
+  EXPECT_EQ(metrics.rejected[static_cast<std::size_t>(RejectReason::kQueueFull)],
+            static_cast<std::uint64_t>(refused));
   end();
 }
 
@@ -300,8 +301,9 @@ TEST_F(NarrowFrontTest, ARequestThatCanNeverComeInIsInvalid) {
   const predictor::PredictionRequest message = message_of(0, 100);
   const grpc::Status status = stub->Predict(&of_call, message, &response);
   EXPECT_EQ(status.error_code(), grpc::INVALID_ARGUMENT);
-  EXPECT_EQ(status.error_message(), text("the request takes ", 16'384 + 400 + message.ByteSizeLong(),
-                                         " bytes in the server, the limit is 20000"));
+  EXPECT_EQ(status.error_message(),
+            text("the request takes ", 16'384 + 400 + message.ByteSizeLong(),
+                 " bytes in the server, the limit is 20000"));
   end();
 }
 

@@ -1,6 +1,6 @@
 // libFuzzer target: what is read of a package before anything of it is trusted. Whatever the bytes
-// are, each reader must end in what it reads or in its own refusal. The first byte says which reader;
-// seeds are that byte and a manifest.json, a data.pkl, a golden.bin or a whole package.
+// are, each reader must end in what it reads or in its own refusal. The first byte says which
+// reader; seeds are that byte and a manifest.json, a data.pkl, a golden.bin or a whole package.
 //
 //   cpp_server/build.sh fuzz && build/cpp/fuzz/tests/fuzz_package -max_total_time=600 SEEDS
 #include <sys/mman.h>
@@ -43,8 +43,8 @@ void read_pickle(std::span<const std::byte> content) {
 
 void read_tensors(std::span<const std::byte> content) {
   for (const auto& [name, tensor] : read_safetensors(content)) {
-    require(tensor.bytes.empty() || (tensor.bytes.data() >= content.data() &&
-                                     &tensor.bytes.back() <= &content.back()));
+    require(tensor.bytes.empty() ||
+            (tensor.bytes.data() >= content.data() && &tensor.bytes.back() <= &content.back()));
   }
 }
 

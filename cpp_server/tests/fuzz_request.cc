@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "batching/merger.h"
-#include "batching/pending.h"
+#include "batching/pending_request.h"
 #include "request/decoder.h"
 #include "request/infer_decoder.h"
 #include "request/infer_wire.h"
@@ -64,7 +64,7 @@ void check_sharing(const HostBatch& batch) {
 
 void compute(FuzzedRequest& pending, Merger& into, FuzzSession& memory) {
   for (const std::int64_t max_samples : {std::int64_t{1'000}, std::int64_t{3}}) {
-    const std::vector<Part> parts = split_request(pending, 1, max_samples, 50);
+    const std::vector<Part> parts = cut_request(pending, 1, max_samples, 50);
     std::int64_t ids = 0;
     for (const Part& part : parts) {
       const HostBatch batch = into.merge({&part, 1}, memory);

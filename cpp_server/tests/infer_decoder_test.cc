@@ -146,7 +146,9 @@ TEST_F(InferDecoderTest, NamesTensorAndBothNumbers) {
       {[](Request&) {}, ""},
       {[](Request& r) { r.mutable_inputs(0)->set_shape(1, 3); },
        "float_features has 16 bytes, expected 24 (its shape has 6 FP32 elements)"},
-      {[](Request& r) { r.mutable_inputs(0)->set_shape(0, std::numeric_limits<std::int64_t>::max()); },
+      {[](Request& r) {
+         r.mutable_inputs(0)->set_shape(0, std::numeric_limits<std::int64_t>::max());
+       },
        "float_features.shape[0] is 9223372036854775807, expected 0 to 2147483647"},
       {[](Request& r) {
          r.mutable_inputs(0)->set_shape(0, 2'147'483'647);
@@ -245,7 +247,8 @@ TEST_F(InferDecoderTest, RefusesTooManyIdsBeforeItHoldsThem) {
 TEST(InferDecoderWithoutDense, CountsSamplesByLengths) {
   InputSchema schema = test::schema();
   schema.dense_features.clear();
-  std::erase_if(schema.features, [](const FeatureSpec& f) { return f.group == Group::kIdScoreList; });
+  std::erase_if(schema.features,
+                [](const FeatureSpec& f) { return f.group == Group::kIdScoreList; });
   const InferDecoder decoder(schema, {});
   const auto refusal = [&](std::vector<std::int32_t> lengths) {
     Request request;
@@ -271,7 +274,8 @@ TEST(InferDecoderWithoutDense, CountsSamplesByLengths) {
 }
 
 TEST_F(InferDecoderTest, ReadsTimeoutAndPriority) {
-  const auto with = [&](const char* key, const std::function<void(inference::InferParameter&)>& set) {
+  const auto with = [&](const char* key,
+                        const std::function<void(inference::InferParameter&)>& set) {
     Request request = request_of(two_samples(), false);
     set((*request.mutable_parameters())[key]);
     return refusal(request);

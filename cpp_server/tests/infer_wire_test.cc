@@ -43,7 +43,8 @@ void fill(Random& random, inference::InferTensorContents& contents) {
     contents.add_int_contents(static_cast<std::int32_t>(random() >> random() % 32));
   }
   for (auto n = many(); n > 0; --n) {
-    contents.add_int64_contents(static_cast<std::int64_t>(std::uint64_t{random()} << random() % 40));
+    contents.add_int64_contents(
+        static_cast<std::int64_t>(std::uint64_t{random()} << random() % 40));
   }
   for (auto n = many(); n > 0; --n) contents.add_uint_contents(random());
   for (auto n = many(); n > 0; --n) contents.add_uint64_contents(random());
@@ -52,8 +53,13 @@ void fill(Random& random, inference::InferTensorContents& contents) {
   for (auto n = many(); n > 0; --n) contents.add_bytes_contents(random_text(random, 5));
 }
 
-const char* const kKeys[] = {"timeout", "priority", "sequence_id", "other", "shared_memory_region",
-                             "shared_memory_offset", "classification"};
+const char* const kKeys[] = {"timeout",
+                             "priority",
+                             "sequence_id",
+                             "other",
+                             "shared_memory_region",
+                             "shared_memory_offset",
+                             "classification"};
 
 inference::ModelInferRequest random_message(Random& random) {
   inference::ModelInferRequest message;
@@ -147,10 +153,10 @@ void expect_same(const InferTensorView& view,
   }
   EXPECT_EQ(view.unsupported, first_unsupported(input.parameters()));
   const auto& contents = input.contents();
-  const int counts[] = {contents.bool_contents_size(), contents.int_contents_size(),
-                        contents.int64_contents_size(), contents.uint_contents_size(),
+  const int counts[] = {contents.bool_contents_size(),   contents.int_contents_size(),
+                        contents.int64_contents_size(),  contents.uint_contents_size(),
                         contents.uint64_contents_size(), contents.fp32_contents_size(),
-                        contents.fp64_contents_size(), contents.bytes_contents_size()};
+                        contents.fp64_contents_size(),   contents.bytes_contents_size()};
   for (std::size_t i = 0; i < view.counts.size(); ++i) {
     EXPECT_EQ(view.counts[i], static_cast<std::size_t>(counts[i])) << kContentFields[i];
   }
@@ -212,8 +218,8 @@ TEST(InferReader, ReadsContentsInPiecesAndUnpacked) {
   second.mutable_contents()->add_fp32_contents(2);
   second.mutable_contents()->add_fp32_contents(3);
   second.mutable_contents()->add_int_contents(-4);
-  // Contents whose field 6 is a float that is not packed, whose field 2 is a varint, and whose field
-  // 3 is one that protobuf gives 64 bits.
+  // Contents whose field 6 is a float that is not packed, whose field 2 is a varint, and whose
+  // field 3 is one that protobuf gives 64 bits.
   const std::string alone("\x2a\x0a\x35\x00\x00\x80\x3f\x10\x05\x18\x80\x01", 12);
   const std::string tensor = first.SerializeAsString() + alone + second.SerializeAsString();
   const std::string bytes = std::string("\x2a") + static_cast<char>(tensor.size()) + tensor;
@@ -246,7 +252,8 @@ bool has_long_tag(const std::string& bytes) {
   return false;
 }
 
-// Whether an entry of one of the maps has fields that entries have not: protobuf's parsers differ there.
+// Whether an entry of one of the maps has fields that entries have not: protobuf's parsers differ
+// there.
 bool has_odd_entry(Bytes message, const std::vector<std::uint32_t>& path) {
   bool odd = false;
   read_fields(WireReader(message), [&](WireReader& reader, Tag tag, bool& handled) {
@@ -317,9 +324,11 @@ TEST(InferReader, AcceptsAndRefusesWhatProtobufDoes) {
 TEST(InferWriter, WritesWhatProtobufReads) {
   const std::vector<float> first = {1, 2, 3};
   const std::vector<float> second = {1, 2, 3, 4, 5, 6};
-  const std::vector<OutputView> outputs = {{"score", first.data(), 3}, {"logits", second.data(), 6}};
+  const std::vector<OutputView> outputs = {{"score", first.data(), 3},
+                                           {"logits", second.data(), 6}};
   for (const std::vector<std::size_t>& chosen :
-       {std::vector<std::size_t>{0, 1}, std::vector<std::size_t>{1, 0}, std::vector<std::size_t>{1}}) {
+       {std::vector<std::size_t>{0, 1}, std::vector<std::size_t>{1, 0},
+        std::vector<std::size_t>{1}}) {
     for (const std::string& id : {std::string(), std::string(1'000, 'x')}) {
       const InferResponseParts parts{.outputs = outputs,
                                      .chosen = chosen,

@@ -1,4 +1,5 @@
-// What loading does beside the checks: the file's hash behind being ready, stand-ins for large tables.
+// What loading does beside the checks: the file's hash behind being ready, stand-ins for large
+// tables.
 #include <gtest/gtest.h>
 
 #include <future>
@@ -70,9 +71,9 @@ TEST(FileHashTest, ItsEndDoesNotWaitForTheHash) {
 // number `key`; `word` and `kind` are texts or what refers to them.
 std::string pickled_tensor(const std::string& word, const std::string& kind, char key,
                            char elements, char size) {
-  return "ctorch._utils\n_rebuild_tensor_v2\n((" + word + kind +
-         std::string("X\x01\0\0\0", 5) + key + std::string("X\x03\0\0\0cpu", 8) + "K" +
-         elements + "tQK" + std::string(1, '\0') + "(K" + size + "t(K\x01t\x89" + "tR";
+  return "ctorch._utils\n_rebuild_tensor_v2\n((" + word + kind + std::string("X\x01\0\0\0", 5) +
+         key + std::string("X\x03\0\0\0cpu", 8) + "K" + elements + "tQK" + std::string(1, '\0') +
+         "(K" + size + "t(K\x01t\x89" + "tR";
 }
 
 std::string pickled_text(const std::string& content) {
@@ -106,7 +107,8 @@ TEST(StoragesTest, FindsAndReplacesSizes) {
 
 TEST(StoragesTest, RefusesWhatTorchDoesNotWrite) {
   const std::string good =
-      "\x80\x02" + pickled_tensor(pickled_text("storage"), "ctorch\nByteStorage\n", '0', 7, 7) + ".";
+      "\x80\x02" + pickled_tensor(pickled_text("storage"), "ctorch\nByteStorage\n", '0', 7, 7) +
+      ".";
   const std::size_t said = good.rfind("t(K\x01t");  // behind the tensor's size
   ASSERT_TRUE(Storages(as_bytes(good)).plain("0"));
   for (std::size_t cut = 0; cut <= said; ++cut) {

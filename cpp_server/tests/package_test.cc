@@ -79,8 +79,7 @@ TEST_F(PackageTest, SaysWhatIsWrongWithAnArchive) {
   const std::string good = test::zip(kTwo);
   EXPECT_EQ(refusal(good), "");
   EXPECT_EQ(reason(refusal("")), "it is too short");
-  EXPECT_EQ(reason(refusal(good + "more")),
-            "the archive's end record is not at the file's end");
+  EXPECT_EQ(reason(refusal(good + "more")), "the archive's end record is not at the file's end");
   EXPECT_EQ(reason(refusal(test::zip({{"model/a", "1"}, {"model/a", "2"}}))),
             "record 'a' is not in the order of names");
   EXPECT_EQ(reason(refusal(test::zip({{"model/b", "1"}, {"model/a", "2"}}))),
@@ -214,17 +213,19 @@ TEST_F(PackageTest, ComparesEveryRecordWithTheManifest) {
 TEST_F(PackageTest, ComparesTheChunksOfLargeRecords) {
   std::string large(2 * kChunkBytes + 5, '\0');
   for (std::size_t i = 0; i < large.size(); i += 997) large[i] = static_cast<char>(i);
-  const std::string zipped = test::zip(
-      {{"model/data/0", large}, {"model/data/1", "small"}, {"model/" + std::string(kManifestRecord),
-                                                            "{}"}});
+  const std::string zipped = test::zip({{"model/data/0", large},
+                                        {"model/data/1", "small"},
+                                        {"model/" + std::string(kManifestRecord), "{}"}});
   write(zipped);
   const PackageFile file(path);
   const Records records(file);
   Manifest manifest;
-  manifest.records["data/0"] = {"never looked at", large.size(), records.all().at("data/0").crc32,
-                                {digest(large.substr(0, kChunkBytes)),
-                                 digest(large.substr(kChunkBytes, kChunkBytes)),
-                                 digest(large.substr(2 * kChunkBytes))}};
+  manifest.records["data/0"] = {
+      "never looked at",
+      large.size(),
+      records.all().at("data/0").crc32,
+      {digest(large.substr(0, kChunkBytes)), digest(large.substr(kChunkBytes, kChunkBytes)),
+       digest(large.substr(2 * kChunkBytes))}};
   manifest.records["data/1"] = {digest("small"), 5, records.all().at("data/1").crc32};
   std::map<std::string, std::vector<std::byte>> kept;
   verify_records(records, manifest, [&](const std::string& name, const Record& record) {
@@ -345,8 +346,7 @@ TEST(ManifestTest, IsStrict) {
 }
 
 // The first test vector with a message in RFC 8032, section 7.1 ("TEST 2"), and its key as PEM.
-constexpr const char* kRfcKey =
-    "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c";
+constexpr const char* kRfcKey = "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c";
 
 TEST(SignatureTest, ReadsPublicKeys) {
   const std::string path = testing::TempDir() + "tessera_public_key.pem";
@@ -387,7 +387,8 @@ TEST(SignatureTest, HoldsForTheSignedMessageAndKeyAlone) {
 
 std::string signed_manifest(const std::string& key, const std::string& value) {
   return "{\n \"name\": \"x\",\n \"signature\": {\n  \"algorithm\": \"ed25519\",\n"
-         "  \"public_key\": \"" + key + "\",\n  \"value\": \"" + value + "\"\n }\n}\n";
+         "  \"public_key\": \"" +
+         key + "\",\n  \"value\": \"" + value + "\"\n }\n}\n";
 }
 
 TEST(SignatureTest, IsReadInOneSpellingOnly) {
@@ -398,7 +399,9 @@ TEST(SignatureTest, IsReadInOneSpellingOnly) {
   EXPECT_EQ(read->value[63], 0xaa);
   EXPECT_EQ(read->message, "{\n \"name\": \"x\",\n \"signature\": null\n}\n");
   EXPECT_FALSE(read_signature(as_bytes(read->message)).has_value());
-  const std::string bad[] = {"", "}\n", signed_manifest(kRfcKey, value) + "\n",
+  const std::string bad[] = {"",
+                             "}\n",
+                             signed_manifest(kRfcKey, value) + "\n",
                              signed_manifest(kRfcKey, std::string(128, 'A')),
                              signed_manifest(kRfcKey, std::string(127, 'a')),
                              signed_manifest(std::string(63, '1') + "g", value)};

@@ -1,4 +1,4 @@
-// Flags, metrics, the HTTP port's answers, the gate, log lines.
+// Flags, metrics, the HTTP port's answers, admission, log lines.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -6,19 +6,25 @@
 #include <csignal>
 #include <thread>
 
+#include "common/enums.h"
+#include "front/admission.h"
+#include "front/http_front.h"
+#include "front/status_page.h"
+#include "metrics/histogram.h"
+#include "metrics/metrics_page.h"
 #include "server/config.h"
-#include "server/events.h"
-#include "server/gate.h"
 #include "server/heap_trimmer.h"
-#include "server/histogram.h"
-#include "server/http_front.h"
 #include "server/log.h"
-#include "server/metrics.h"
-#include "server/status_board.h"
+#include "server/signals.h"
 #include "support.h"
 
 namespace tessera {
 namespace {
+
+enum class Colour { kRed, kGreen, kBlue };
+static_assert(enum_size<Colour::kBlue>() == 3);
+static_assert(is_enumerator<Colour::kGreen>());
+static_assert(!is_enumerator<static_cast<Colour>(3)>());
 
 std::string usage_error(const std::vector<std::string>& arguments) {
   try {
@@ -30,10 +36,26 @@ std::string usage_error(const std::vector<std::string>& arguments) {
 }
 
 TEST(Flags, SetWhatTheySay) {
-  const ServerConfig config = parse_flags(
-      {"--model", "a.pt", "--model=b=dir/b=1.pt", "--port", "0", "--http-port=9", "--workers",
-       "3", "--max-delay-us", "250", "--drain-limit-s", "2.5", "--log-format", "text",
-       "--log-level=debug", "--skip-golden", "--ops-dir", "x", "--max-queue-requests", "5"});
+  const ServerConfig config = parse_flags({"--model",
+                                           "a.pt",
+                                           "--model=b=dir/b=1.pt",
+                                           "--port",
+                                           "0",
+                                           "--http-port=9",
+                                           "--workers",
+                                           "3",
+                                           "--max-delay-us",
+                                           "250",
+                                           "--drain-limit-s",
+                                           "2.5",
+                                           "--log-format",
+                                           "text",
+                                           "--log-level=debug",
+                                           "--skip-golden",
+                                           "--ops-dir",
+                                           "x",
+                                           "--max-queue-requests",
+                                           "5"});
   ASSERT_EQ(config.models.size(), 2u);
   EXPECT_EQ(config.models[0].path, "a.pt");
   EXPECT_EQ(config.models[0].name, "");
@@ -51,9 +73,9 @@ TEST(Flags, SetWhatTheySay) {
 }
 
 TEST(Flags, ANameOfAModelHoldsNoSlash) {
-  const ServerConfig config = parse_flags(
-      {"--model", "models/date=2026-11-22/model.pt", "--model", "./date=1.pt", "--model",
-       "n=models/date=1.pt", "--model", "date=1.pt"});
+  const ServerConfig config =
+      parse_flags({"--model", "models/date=2026-11-22/model.pt", "--model", "./date=1.pt",
+                   "--model", "n=models/date=1.pt", "--model", "date=1.pt"});
   const auto& models = config.models;
   ASSERT_EQ(models.size(), 4u);
   EXPECT_EQ(models[0].path, "models/date=2026-11-22/model.pt");
@@ -83,8 +105,7 @@ TEST(Flags, RefuseWithTheRemedy) {
   EXPECT_EQ(usage_error({"--model", "=x"}), "--model is '=x'; give MODEL.pt or NAME=MODEL.pt");
   EXPECT_EQ(usage_error({"--model", "a", "--port", "70000"}),
             "--port is 70000; give a number of at most 65535");
-  EXPECT_EQ(usage_error({"--model", "a", "--port", "1x"}),
-            "--port is '1x'; give a whole number");
+  EXPECT_EQ(usage_error({"--model", "a", "--port", "1x"}), "--port is '1x'; give a whole number");
   EXPECT_EQ(usage_error({"--model", "a", "--workers", "0"}),
             "--workers is 0; give a whole number of at least 1");
   EXPECT_EQ(usage_error({"--model", "a", "--port", "5", "--http-port", "5"}),
@@ -92,9 +113,10 @@ TEST(Flags, RefuseWithTheRemedy) {
   EXPECT_EQ(usage_error({"--model", "a", "--max-queue-samples", "5"}),
             "--max-queue-samples is 5; a request of --max-request-samples 16384 could never wait "
             "in it: raise the one or lower the other");
-  EXPECT_EQ(usage_error({"--model", "a", "--max-inflight-bytes", "5000000"}),
-            "--max-inflight-bytes is 5000000; a message of --max-message-bytes 67108864 could never "
-            "come in: raise the one or lower the other");
+  EXPECT_EQ(
+      usage_error({"--model", "a", "--max-inflight-bytes", "5000000"}),
+      "--max-inflight-bytes is 5000000; a message of --max-message-bytes 67108864 could never "
+      "come in: raise the one or lower the other");
   EXPECT_EQ(usage_error({"--model", "a", "--drain-limit-s", "nan"}).substr(0, 22),
             "--drain-limit-s is nan");
   EXPECT_EQ(usage_error({"--model", "a", "--frobnicate"}),
@@ -180,7 +202,7 @@ TEST(MetricsTest, PageHasEveryFamily) {
   ModelMetrics unresolved("", "");
   model.count_request(Code::kOk, std::chrono::microseconds(2'500));
   unresolved.count_request(Code::kNotFound, std::chrono::microseconds(100));
-  const std::string page = Metrics({&model}, unresolved, "9.9").render();
+  const std::string page = MetricsPage({&model}, unresolved, "9.9").render();
   for (const char* line : {
            "tessera_requests_total{model=\"ranker\",version=\"3\",code=\"OK\"} 1\n",
            "tessera_requests_total{model=\"\",version=\"\",code=\"NOT_FOUND\"} 1\n",
@@ -216,7 +238,7 @@ TEST(Http, AnswersGetAndHead) {
 TEST(StatusPage, ShowsTheLastMinute) {
   test::FakeClock clock;
   ModelMetrics model("<ranker>", "3");
-  StatusBoard board({&model}, clock);
+  StatusPage board({&model}, clock);
   for (int i = 0; i < 100; ++i) model.count_request(Code::kOk, std::chrono::microseconds(3'500));
   clock.advance(std::chrono::seconds(10));
   board.tick();
@@ -232,17 +254,17 @@ TEST(StatusPage, ShowsTheLastMinute) {
 
 TEST(GateTest, TellsWhenTheLastCallHasLeft) {
   int empty = 0;
-  Gate gate([&] { ++empty; });
-  EXPECT_TRUE(gate.enter());
-  EXPECT_TRUE(gate.enter());
-  gate.leave();
-  gate.shut();
+  Admission admission([&] { ++empty; });
+  EXPECT_TRUE(admission.enter());
+  EXPECT_TRUE(admission.enter());
+  admission.leave();
+  admission.shut();
   EXPECT_EQ(empty, 0);
-  EXPECT_FALSE(gate.enter());
-  EXPECT_EQ(gate.active(), 1);
-  gate.leave();
+  EXPECT_FALSE(admission.enter());
+  EXPECT_EQ(admission.active(), 1);
+  admission.leave();
   EXPECT_GE(empty, 1);
-  EXPECT_EQ(gate.active(), 0);
+  EXPECT_EQ(admission.active(), 0);
 }
 
 std::string logged(LogLevel level, bool json) {
@@ -260,8 +282,9 @@ std::string logged(LogLevel level, bool json) {
 
 TEST(LogTest, WritesOneLinePerEvent) {
   const std::string json = logged(LogLevel::kInfo, true);
-  EXPECT_TRUE(json.starts_with("{\"event\":\"ready\",\"port\":5,\"name\":\"a\\\"\xef\xbf\xbd\","
-                               "\"level\":\"info\",\"timestamp\":\"20"))
+  EXPECT_TRUE(
+      json.starts_with("{\"event\":\"ready\",\"port\":5,\"name\":\"a\\\"\xef\xbf\xbd\","
+                       "\"level\":\"info\",\"timestamp\":\"20"))
       << json;
   EXPECT_EQ(std::count(json.begin(), json.end(), '\n'), 1);
   EXPECT_NE(logged(LogLevel::kInfo, false).find(" [info] ready port=5 name="), std::string::npos);

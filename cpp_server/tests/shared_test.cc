@@ -6,7 +6,7 @@
 #include <deque>
 
 #include "batching/merger.h"
-#include "batching/pending.h"
+#include "batching/pending_request.h"
 #include "batching/request_queue.h"
 #include "request/decoder.h"
 #include "request/packed.h"
@@ -30,7 +30,8 @@ class MemoryOnly final : public test::MemorySession {
 
 const std::vector<std::string> kNames = {"user", "item", "genre"};
 
-// A message of schema()'s features in which `shared` ones are given in `rows` rows; `view` borrows it.
+// A message of schema()'s features in which `shared` ones are given in `rows` rows; `view` borrows
+// it.
 struct Ranking {
   test::RequestData own;
   test::RequestData once;  // its id_list features alone
@@ -60,7 +61,8 @@ Ranking random_ranking(test::Random& random, std::vector<std::string> shared) {
   made.once = test::random_request(random, made.rows, 4, static_cast<int>(shared.size()));
   made.shared = std::move(shared);
   for (std::int32_t b = 0; b < samples; ++b) {
-    made.row_index.push_back(static_cast<std::int32_t>(random() % static_cast<unsigned>(made.rows)));
+    made.row_index.push_back(
+        static_cast<std::int32_t>(random() % static_cast<unsigned>(made.rows)));
   }
   return made;
 }
@@ -90,7 +92,7 @@ struct Batch {
     Request& request = requests.emplace_back();
     const Status status = decoder.decode(ranking.view(), request.request);
     ASSERT_TRUE(status.ok()) << status.message;
-    for (Part& part : split_request(request, 1, max_samples, max_ids)) {
+    for (Part& part : cut_request(request, 1, max_samples, max_ids)) {
       EXPECT_LE(part.samples(), max_samples);
       EXPECT_TRUE(part.samples() == 1 || part.ids <= max_ids || own_ids(part) <= max_ids / 2);
       parts.push_back(std::move(part));
@@ -118,8 +120,7 @@ std::vector<std::vector<std::int64_t>> spread(const HostBatch& batch) {
   const auto samples = static_cast<std::size_t>(batch.rows);
   const auto shared = static_cast<std::size_t>(
       std::count(batch.shared.begin(), batch.shared.end(), std::uint8_t{1}));
-  const std::size_t rows =
-      (bags.size() - (batch.shared.size() - shared) * samples) / shared;
+  const std::size_t rows = (bags.size() - (batch.shared.size() - shared) * samples) / shared;
   std::vector<std::vector<std::int64_t>> all;
   std::size_t first = 0;
   for (const std::uint8_t once : batch.shared) {
@@ -250,7 +251,8 @@ Ranking two_candidates() {
 TEST(Shared, IdsCountAsTheyAreLookedUp) {
   const Ranking ranking = two_candidates();
   DecodedRequest once;
-  ASSERT_TRUE(RequestDecoder(test::schema(), {.max_ids = 4}, true).decode(ranking.view(), once).ok());
+  ASSERT_TRUE(
+      RequestDecoder(test::schema(), {.max_ids = 4}, true).decode(ranking.view(), once).ok());
   EXPECT_EQ(once.ids, 4);
   EXPECT_EQ(once.id_list.ids, (std::vector<std::int64_t>{2, 2, 0}));
   EXPECT_EQ(once.bags(0), 1);
@@ -265,7 +267,8 @@ TEST(Shared, IdsCountAsTheyAreLookedUp) {
 TEST(Shared, AnIdOutsideIsNamedByItsRowAndCountedAsItIsLookedUp) {
   Ranking ranking = two_candidates();
   InputSchema schema = test::schema();
-  schema.features[0] = test::feature("user", Group::kIdList, Hashing::kNone, OutOfRange::kReject, 8);
+  schema.features[0] =
+      test::feature("user", Group::kIdList, Hashing::kNone, OutOfRange::kReject, 8);
   for (const bool shares_rows : {false, true}) {
     DecodedRequest request;
     EXPECT_EQ(RequestDecoder(schema, {}, shares_rows).decode(ranking.view(), request).message,

@@ -45,8 +45,7 @@ Bytes bytes_of(const std::vector<T>& numbers) {
 
 inline FeatureSpec feature(const std::string& name, Group group = Group::kIdList,
                            Hashing hashing = Hashing::kMurmur3,
-                           OutOfRange out_of_range = OutOfRange::kReject,
-                           std::int64_t rows = 100) {
+                           OutOfRange out_of_range = OutOfRange::kReject, std::int64_t rows = 100) {
   return {.name = name,
           .group = group,
           .table = name,
@@ -101,8 +100,8 @@ struct RequestData {
 };
 
 // A request of schema()'s features with bags of up to `max_length` ids.
-inline RequestData random_request(Random& random, std::int32_t samples,
-                                  std::int32_t max_length, int plain_features = 3) {
+inline RequestData random_request(Random& random, std::int32_t samples, std::int32_t max_length,
+                                  int plain_features = 3) {
   RequestData data;
   data.samples = samples;
   std::uniform_int_distribution<std::int32_t> length(0, max_length);

@@ -65,8 +65,7 @@ void expect_same(const SparseFeaturesView& view, const predictor::SparseFeatures
   EXPECT_EQ(text_of(view.values_int64), message.values_int64());
 }
 
-void expect_same(const PredictionRequestView& view,
-                 const predictor::PredictionRequest& message) {
+void expect_same(const PredictionRequestView& view, const predictor::PredictionRequest& message) {
   EXPECT_EQ(view.batch_size, message.batch_size());
   EXPECT_EQ(view.float_features.num_features, message.float_features().num_features());
   EXPECT_EQ(text_of(view.float_features.values), message.float_features().values());
@@ -136,8 +135,7 @@ TEST(WireReader, AcceptsAndRefusesWhatProtobufDoes) {
       switch (random() % 3) {
         case 0: bytes[random() % bytes.size()] = static_cast<char>(random()); break;
         case 1: bytes.resize(1 + random() % bytes.size()); break;
-        default:
-          bytes.insert(random() % bytes.size(), 1, static_cast<char>(random()));
+        default: bytes.insert(random() % bytes.size(), 1, static_cast<char>(random()));
       }
     }
     predictor::PredictionRequest message;

@@ -25,8 +25,8 @@ inline std::string zip(const std::vector<ZipEntry>& entries) {
   std::string directory;
   for (const ZipEntry& entry : entries) {
     const std::uint64_t offset = out.size();
-    const auto checksum = ::crc32_z(0, reinterpret_cast<const Bytef*>(entry.content.data()),
-                                    entry.content.size());
+    const auto checksum =
+        ::crc32_z(0, reinterpret_cast<const Bytef*>(entry.content.data()), entry.content.size());
     const auto common = [&](std::string& to) {
       put(to, 45, 2);      // version needed
       put(to, 0, 2 + 2);   // flags, method

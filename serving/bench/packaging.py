@@ -178,7 +178,7 @@ def make_checkpoint(path: Path, rows: int) -> None:
 
     from tessera.training.config import ExperimentConfig  # noqa: PLC0415
     from tessera.training.models.ranking import build_ranking_model  # noqa: PLC0415
-    from tessera.training.trainer.checkpoint import Checkpoint, save_checkpoint  # noqa: PLC0415
+    from tessera.training.trainer.checkpoint_file import Checkpoint, write_file  # noqa: PLC0415
     from tessera.training.trainer.progress import Progress  # noqa: PLC0415
 
     torch.manual_seed(0)
@@ -201,7 +201,7 @@ def make_checkpoint(path: Path, rows: int) -> None:
             file.unlink()
         else:
             state[name] = torch.randn(value.shape) * 0.05
-    save_checkpoint(
+    write_file(
         path,
         Checkpoint(
             config=config.to_plain(),

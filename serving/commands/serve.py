@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "max-inflight-bytes",
         _EXAMPLE.max_inflight_bytes,
         "what requests and answers inside the server may take, of all models together, bytes; messages "
-        "that are still arriving may take about as much again",
+        "that are still being received may take about as much again",
     )
     _add_number(
         parser,

@@ -1,20 +1,24 @@
 """The Python server: requests in over gRPC, scores out.
 
-The files are the request's way through the program::
+The folders are the request's way through the program; cpp_server/src has the same::
 
-    grpc_service   bytes in; the only file that knows gRPC
-    predictor      one call from its bytes to its answer; counts how it ended
-    decode         bytes -> checked views (wire, shared, jagged); nothing unchecked gets past it
-    registry       which model the request asks for
-    engine         ties the next four together, on the event loop's thread
-      parts        a request larger than a batch is cut into parts, its scores joined
-      queue        bounded; priority, then arrival; the dead are dropped, never computed
-      batching     when to cut a batch: a pure function of (state, now)
-      workers      inference threads: merge -> Runner -> split
-        merge      many jagged requests -> one feature-major batch, in memory used again
-    encode         scores -> bytes of the response
-
-    http_server    metrics, probes, status page (status)
+    front/         what answers on the ports
+      grpc_front       bytes in; the only file that knows gRPC
+      message_receiver bounds what messages hold while they are being received
+      predict_service  one call from its bytes to its answer; counts how it ended
+      wire_protocol    what differs between Predict and ModelInfer
+      admission        which calls may come in; byte_budget: what they may hold
+      kserve_metadata, health_service, http_front, status_page
+    request/       bytes -> checked arrays; nothing unchecked gets past the decoders
+    batching/      checked requests -> scores
+      batch_scheduler  ties the others together, on the event loop's thread
+      parts            a request larger than a batch is cut into parts, its scores joined
+      request_queue    bounded; priority, then arrival; what nobody waits for is dropped
+      policy           when to cut a batch: a pure function of (state, now)
+      workers          inference threads: merge -> forward (Runner) -> split
+      merger           many jagged requests -> one feature-major batch, in memory used again
+    model/         loaded packages, served models, and the registry that finds them by name
+    metrics/       what is counted, and the page that shows it
     server         the life of it all: ports, loading, readiness, drain
     background     a server on a thread of its own, or in a process of its own
 
@@ -22,6 +26,6 @@ Threads: the event loop's thread owns everything but the workers' own buffers, s
 locks.  A worker gets a list of requests through a queue and gives back one outcome through
 ``call_soon_threadsafe``, once per batch.
 
-A free worker takes whatever is queued; ``max_delay_us`` is 0 unless it is set, because waiting
-for company costs more than it brings as soon as requests queue by themselves.
+A free worker takes whatever is queued; ``max_delay_us`` is 0 unless it is set, because waiting for
+more requests costs more than it brings as soon as requests queue by themselves.
 """

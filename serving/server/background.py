@@ -18,7 +18,7 @@ from typing import Any
 
 from tessera.errors import UserError
 from tessera.serving.server.config import ServerConfig
-from tessera.serving.server.models import ModelLoader
+from tessera.serving.server.model.loader import ModelLoader
 from tessera.serving.server.server import Server
 
 _STOP_SECONDS = 60.0

@@ -60,7 +60,7 @@ class ModelLimits:
             share more than half of them may have as many as half beside those.
         max_queue_requests: requests that may wait, each once, in however many parts.
         max_queue_samples: samples that may wait.
-        max_delay_us: microseconds that a free worker waits for company; 0: it takes at once
+        max_delay_us: microseconds that a free worker waits for more requests; 0: it takes at once
             whatever is queued.
         workers: inference threads.
         threads_per_worker: threads that torch may use inside one forward pass.
@@ -134,7 +134,7 @@ class ServerConfig:
         limits: see `ModelLimits`.
         max_message_bytes: largest request or response on the wire.
         max_inflight_bytes: what requests and answers inside the server may take, of all models
-            together; messages that are still arriving may take about as much again.
+            together; messages that are still being received may take about as much again.
         drain_propagation_ms: milliseconds between "not serving" and the first refusal, so
             that load balancers can turn away first.
         drain_limit_s: seconds that accepted requests may take after SIGTERM.

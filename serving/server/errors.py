@@ -1,4 +1,4 @@
-"""Every way in which the server says no, and the one table that maps them to metrics.
+"""Every refusal of the server, and the one table that maps refusals to metrics.
 
 The gRPC status of a `Code` has the same name; `grpc_service` is the only place that knows it.
 """
@@ -21,7 +21,7 @@ class Code(Enum):
     INTERNAL = "INTERNAL"
 
 
-class Reason(Enum):
+class RejectReason(Enum):
     """Why a request was refused: the ``reason`` label of ``tessera_rejected_total``."""
 
     QUEUE_FULL = "queue_full"
@@ -32,7 +32,7 @@ class Reason(Enum):
 
 
 class ServeError(Exception):
-    """A request that gets no scores.
+    """The refusal or failure of a request.
 
     Attributes:
         code: what the client is told.
@@ -41,7 +41,7 @@ class ServeError(Exception):
             it by its code alone.
     """
 
-    def __init__(self, code: Code, message: str, reason: Reason | None = None) -> None:
+    def __init__(self, code: Code, message: str, reason: RejectReason | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
@@ -52,18 +52,18 @@ class InvalidRequestError(ServeError):
     """The request itself is wrong; sending it again cannot help."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(Code.INVALID_ARGUMENT, message, Reason.INVALID)
+        super().__init__(Code.INVALID_ARGUMENT, message, RejectReason.INVALID)
 
 
 class QueueFullError(ServeError):
     """More work is waiting than the server was told to hold."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(Code.RESOURCE_EXHAUSTED, message, Reason.QUEUE_FULL)
+        super().__init__(Code.RESOURCE_EXHAUSTED, message, RejectReason.QUEUE_FULL)
 
 
 class DeadlineError(ServeError):
     """The client's deadline passed before the work began; the work was not done."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(Code.DEADLINE_EXCEEDED, message, Reason.DEADLINE)
+        super().__init__(Code.DEADLINE_EXCEEDED, message, RejectReason.DEADLINE)

@@ -21,38 +21,41 @@ import torch
 
 import tessera
 from tessera.errors import UserError
-from tessera.serving.server.arrivals import Arrivals
-from tessera.serving.server.budget import ByteBudget
-from tessera.serving.server.catalogue import Catalogue
+from tessera.serving.server.batching.batch_scheduler import BatchScheduler
 from tessera.serving.server.config import ModelSource, ServerConfig
-from tessera.serving.server.decode import RequestDecoder
-from tessera.serving.server.encode import ResponseEncoder
-from tessera.serving.server.engine import Engine
-from tessera.serving.server.grpc_service import GrpcFront
-from tessera.serving.server.health import Health, Serving
-from tessera.serving.server.http_server import HttpFront
-from tessera.serving.server.infer_decode import InferDecoder
-from tessera.serving.server.infer_encode import InferEncoder
-from tessera.serving.server.logs import make_logger
-from tessera.serving.server.metrics import Metrics, ModelInfo, ModelMetrics
-from tessera.serving.server.models import (
-    Copies,
+from tessera.serving.server.front.admission import Admission
+from tessera.serving.server.front.byte_budget import ByteBudget
+from tessera.serving.server.front.grpc_front import GrpcFront
+from tessera.serving.server.front.health_service import HealthService, Serving
+from tessera.serving.server.front.http_front import HttpFront
+from tessera.serving.server.front.kserve_metadata import KserveMetadata
+from tessera.serving.server.front.message_receiver import MessageReceiver
+from tessera.serving.server.front.predict_service import PredictService
+from tessera.serving.server.front.status_page import StatusPage
+from tessera.serving.server.log import make_logger
+from tessera.serving.server.metrics.metrics_page import MetricsPage
+from tessera.serving.server.metrics.model_metrics import ModelInfo, ModelMetrics
+from tessera.serving.server.model.loader import (
     LoadedModel,
     ModelIdentity,
     ModelLoader,
     PackageLoader,
 )
-from tessera.serving.server.predictor import Gate, Predictor
-from tessera.serving.server.registry import Registry, ServedModel
+from tessera.serving.server.model.registry import Registry
+from tessera.serving.server.model.replicas import Replicas
+from tessera.serving.server.model.served_model import ServedModel
+from tessera.serving.server.request.decoder import RequestDecoder
+from tessera.serving.server.request.encoder import ResponseEncoder
+from tessera.serving.server.request.infer_decoder import InferDecoder
+from tessera.serving.server.request.infer_encoder import InferEncoder
 from tessera.serving.server.signals import HANDLED_SIGNALS, SignalMeaning, SignalReader
-from tessera.serving.server.status import StatusBoard
 
 EXIT_NOT_DRAINED = 1
 _FLUSH_SECONDS = 1.0
-"""What the last answers may take from the handler to the socket."""
+"""How long the last answers may take from the handler to the socket."""
 
 _QUIET_SECONDS = 0.05
-"""No call for so long: nobody is left who has not heard."""
+"""When no call has come for so long, every client has seen that the server drains."""
 _QUIET_TRIES = 20
 
 _Result = TypeVar("_Result")
@@ -95,25 +98,25 @@ class Server:
         self._models = _identify(config.models, self._loader)
         names = [identity.name for _, identity in self._models]
         self._registry = Registry(names)
-        self._metrics = Metrics(tessera.__version__)
+        self._metrics = MetricsPage(tessera.__version__)
         self._counters = {
             identity.name: ModelMetrics(identity.name, identity.version)
             for _, identity in self._models
         }
         for counters in self._counters.values():
             self._metrics.add(counters)
-        self._health = Health(names)
-        self._gate = Gate()
+        self._health = HealthService(names)
+        self._admission = Admission()
         self._draining = False
         self._grpc = GrpcFront(
-            predictor=Predictor(
+            predict_service=PredictService(
                 registry=self._registry,
                 metrics=self._metrics,
-                gate=self._gate,
+                admission=self._admission,
                 log=self._log,
                 log_requests=config.log_level == "debug",
             ),
-            catalogue=Catalogue(
+            metadata=KserveMetadata(
                 registry=self._registry,
                 limits=config.limits,
                 version=tessera.__version__,
@@ -122,14 +125,14 @@ class Server:
             ),
             health=self._health,
             budget=ByteBudget(config.max_inflight_bytes),
-            arrivals=Arrivals(
+            receiver=MessageReceiver(
                 max_bytes=config.max_inflight_bytes, max_message_bytes=config.max_message_bytes
             ),
             max_message_bytes=config.max_message_bytes,
         )
         self._http = HttpFront(
             metrics=self._metrics,
-            board=StatusBoard(list(self._counters.values()), time.monotonic),
+            status_page=StatusPage(list(self._counters.values()), time.monotonic),
             state=self.state,
         )
 
@@ -193,7 +196,7 @@ class Server:
                 counters.memory_bytes[device, "reserved"] = functools.partial(
                     torch.cuda.memory_reserved, device
                 )
-        engine = Engine(
+        scheduler = BatchScheduler(
             schema=model.schema,
             runner=model.runner,
             limits=self._config.limits,
@@ -202,9 +205,11 @@ class Server:
             log=self._log,
             clock=time.monotonic,
         )
-        if isinstance(model.runner, Copies):
-            for copy, device in enumerate(model.devices):
-                counters.inflight_by_device[device] = functools.partial(model.runner.in_work, copy)
+        if isinstance(model.runner, Replicas):
+            for replica, device in enumerate(model.devices):
+                counters.inflight_by_device[device] = functools.partial(
+                    model.runner.in_work, replica
+                )
         else:
             counters.inflight_by_device[model.devices[0]] = counters.inflight_batches
         schema, limits, shares_rows = model.schema, self._config.limits, model.runner.shares_rows
@@ -223,7 +228,7 @@ class Server:
                 infer_encoder=InferEncoder(
                     schema.outputs, model_name=identity.name, model_version=identity.version
                 ),
-                engine=engine,
+                scheduler=scheduler,
                 metrics=counters,
                 sample_answer_bytes=sum(4 * output.width for output in model.schema.outputs),
             )
@@ -242,15 +247,15 @@ class Server:
         self._health.stop_serving()
         for counters in self._counters.values():
             counters.ready = False
-        self._log.info("drain", active=self._gate.active, limit_s=self._config.drain_limit_s)
-        await self._let_the_news_spread()
-        self._gate.shut()
+        self._log.info("drain", active=self._admission.active, limit_s=self._config.drain_limit_s)
+        await self._wait_for_propagation()
+        self._admission.shut()
         for model in self._registry.loaded():
-            model.engine.start_draining()
+            model.scheduler.start_draining()
         try:
-            await asyncio.wait_for(self._gate.wait_empty(), limit - time.monotonic())
+            await asyncio.wait_for(self._admission.wait_empty(), limit - time.monotonic())
         except asyncio.TimeoutError:  # another class than TimeoutError before Python 3.11
-            self._log.error("drain_limit_passed", unanswered=self._gate.active)
+            self._log.error("drain_limit_passed", unanswered=self._admission.active)
             await self.close(0.0)
             return False
         await self._wait_for_quiet()
@@ -261,12 +266,12 @@ class Server:
         # Closing gRPC's port cancels calls that it has read but not yet handed over; those
         # should hear "draining", too.
         for _ in range(_QUIET_TRIES):
-            refused = self._gate.refused
+            refused = self._admission.refused
             await asyncio.sleep(_QUIET_SECONDS)
-            if self._gate.refused == refused:
+            if self._admission.refused == refused:
                 return
 
-    async def _let_the_news_spread(self) -> None:
+    async def _wait_for_propagation(self) -> None:
         await asyncio.sleep(self._config.drain_propagation_ms / 1e3)
 
     async def close(self, grace_s: float) -> None:
@@ -274,7 +279,7 @@ class Server:
         self._health.close()
         await self._grpc.stop(grace_s)
         for model in self._registry.loaded():
-            model.engine.close(grace_s)
+            model.scheduler.close(grace_s)
         await self._http.stop()
         self._log.info("stop")
 
@@ -310,7 +315,7 @@ class Server:
         return await self._drain_until_signal(stops)
 
     def _log_unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """What no call can be told about: a line in the log, in the log's own format."""
+        """Log an error that belongs to no call, in the log's own format."""
         error = context.get("exception")
         self._log.error("unhandled", message=context["message"], exc_info=error)
 
@@ -339,7 +344,7 @@ class Server:
         if draining.done():
             signalled.cancel()
             return 0 if draining.result() else EXIT_NOT_DRAINED
-        self._log.error("forced", unanswered=self._gate.active)
+        self._log.error("forced", unanswered=self._admission.active)
         draining.cancel()
         return EXIT_NOT_DRAINED
 

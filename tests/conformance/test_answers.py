@@ -102,7 +102,7 @@ def test_dense_layers_in_bfloat16(kind, drawn, tmp_path):
 def test_neighbours_in_a_batch_change_no_bit(kind, package, in_process, drawn):
     sizes = np.random.default_rng(0).integers(1, 9, 200).tolist()
     messages = [drawn.samples(size) for size in sizes]
-    # A worker that waits a moment finds company, whatever the machine's speed.
+    # A worker that waits a moment finds other requests, whatever the machine's speed.
     flags = ["--model", package, "--workers", 1, "--max-delay-us", 3000]
     flags += ["--drain-propagation-ms", 0]
     with RunningServer(kind, *flags) as server, ThreadPoolExecutor(16) as pool:

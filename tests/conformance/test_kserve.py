@@ -455,7 +455,7 @@ def test_bytes_that_are_no_message(server):
     before = server.value("tessera_requests_total", code="INVALID_ARGUMENT", model="")
     code, text = outcome(server, b"\xff" * 7)
     assert code == "INVALID_ARGUMENT"
-    assert text.startswith("the 7 bytes are no ModelInferRequest")
+    assert text.startswith("the message (7 bytes) is not a valid ModelInferRequest")
     after = server.value("tessera_requests_total", code="INVALID_ARGUMENT", model="")
     assert after == before + 1
 

@@ -24,7 +24,7 @@ def loaded(tasks):
 
 @pytest.fixture(scope="module")
 def tasks_server(kind, tasks):
-    # A worker that waits a moment finds company.
+    # A worker that waits a moment finds other requests.
     flags = ["--model", tasks, "--workers", 1, "--max-delay-us", 3000]
     with RunningServer(kind, *flags, "--drain-propagation-ms", 0) as running:
         yield running

@@ -39,7 +39,13 @@ def triton_client(*arguments, **options):
 def test_every_field_has_triton_s_number_and_type():
     ours = fields_of([ipb.DESCRIPTOR])
     theirs = triton_client("--fields")
-    assert len(ours) == 149  # fields, values of enums and methods, nested ones too
+    # The comparison reaches fields, nested ones, values of enums and methods.
+    assert ours.keys() >= {
+        "inference.ModelInferRequest.raw_input_contents",
+        "inference.ModelInferRequest.InferInputTensor.ParametersEntry.value",
+        "inference.DataType.TYPE_FP32",
+        "GRPCInferenceService/ModelInfer",
+    }
     assert {name: theirs.get(name) for name in ours} == ours
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.conformance.conformance_harness import TIMEOUT_S, RunningServer, f32, i32, i64
 
 A_MINUTE_US = 60_000_000
-"""A worker that waits this long for company leaves requests in the queue for the test."""
+"""A worker that waits this long for other requests leaves requests in the queue for the test."""
 
 
 def waiting_server(kind, package, *flags):
@@ -107,7 +107,7 @@ INVALID = [
      "only one of the two")),
     (edit_unused, ("unary_features has 2 bytes (num_features 5), expected an empty message: no "
      "model here uses it")),
-    (edit_shared_name, ("shared_features.names has 'nobody', which is no id_list feature of the "
+    (edit_shared_name, ("shared_features.names has 'nobody', which is not an id_list feature of the "
      "model")),
     (edit_shared_rows, "shared_features.num_rows is 0, expected at least 1"),
 ]  # fmt: skip
@@ -126,7 +126,7 @@ def test_invalid_argument_names_the_field_and_both_numbers(server, drawn, edit, 
 def test_bytes_that_are_no_message(server):
     code, text = server.outcome(b"\xff" * 7)
     assert code == "INVALID_ARGUMENT"
-    assert text.startswith("the 7 bytes are no PredictionRequest")
+    assert text.startswith("the message (7 bytes) is not a valid PredictionRequest")
     assert server.value("tessera_requests_total", code="INVALID_ARGUMENT", model="") >= 1
 
 

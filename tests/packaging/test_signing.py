@@ -32,7 +32,7 @@ from tessera.serving.package.signing import (
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import write_model
 from tessera.serving.server.config import ServerConfig
-from tessera.serving.server.models import PackageLoader
+from tessera.serving.server.model.loader import PackageLoader
 from tests.package_factory import make_model
 from tests.packaging.archives import read_records, with_manifest, write_records
 

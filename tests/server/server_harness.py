@@ -15,8 +15,8 @@ from tessera.serving.package.schema import FeatureSpec, InputSchema, OutputSpec
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.server.background import ServerThread
 from tessera.serving.server.config import ModelLimits, ModelSource, ServerConfig
-from tessera.serving.server.logs import make_logger
-from tessera.serving.server.models import LoadedModel, ModelIdentity
+from tessera.serving.server.log import make_logger
+from tessera.serving.server.model.loader import LoadedModel, ModelIdentity
 from tests.patience import PATIENCE_S
 
 

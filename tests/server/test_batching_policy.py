@@ -2,23 +2,23 @@ import math
 
 import pytest
 
-from tessera.serving.server.batching import (
-    BatchPolicy,
+from tessera.serving.server.batching.policy import (
+    BatchLimits,
     CutNow,
     CutReason,
     QueueState,
-    WaitForEvent,
+    WaitForRequest,
     WaitUntil,
     decide,
 )
 
-AT_ONCE = BatchPolicy(max_samples=8, max_ids=100, max_delay_s=0.0)
-WITH_DELAY = BatchPolicy(max_samples=8, max_ids=100, max_delay_s=0.5)
+AT_ONCE = BatchLimits(max_samples=8, max_ids=100, max_delay_s=0.0)
+WITH_DELAY = BatchLimits(max_samples=8, max_ids=100, max_delay_s=0.5)
 
 
 def state(**changes):
     fields = {
-        "requests": 1,
+        "parts": 1,
         "samples": 1,
         "ids": 1,
         "free_workers": 1,
@@ -33,8 +33,8 @@ def state(**changes):
 @pytest.mark.parametrize(
     ("policy", "changes", "now", "expected"),
     [
-        (AT_ONCE, {"requests": 0, "samples": 0, "ids": 0}, 10.0, WaitForEvent()),
-        (AT_ONCE, {"free_workers": 0, "samples": 99}, 10.0, WaitForEvent()),
+        (AT_ONCE, {"parts": 0, "samples": 0, "ids": 0}, 10.0, WaitForRequest()),
+        (AT_ONCE, {"free_workers": 0, "samples": 99}, 10.0, WaitForRequest()),
         (AT_ONCE, {}, 10.0, CutNow(CutReason.IDLE)),
         (AT_ONCE, {"samples": 8}, 10.0, CutNow(CutReason.FULL)),
         (AT_ONCE, {"ids": 100}, 10.0, CutNow(CutReason.FULL)),

@@ -14,7 +14,7 @@ from tessera.serving.client import RequestDrawer, read_schema
 from tessera.serving.client.encode import encode_request
 from tessera.serving.server.background import ServerProcess
 from tessera.serving.server.config import ModelLimits
-from tessera.serving.server.logs import make_logger
+from tessera.serving.server.log import make_logger
 from tessera.serving.server.server import Server
 from tessera.serving.server.signals import SignalMeaning, SignalReader
 from tests.package_factory import make_package
@@ -45,9 +45,9 @@ def test_accepted_requests_are_answered_and_new_ones_refused():
     assert '"event": "stop"' in server.log.getvalue()
 
 
-def test_calls_are_still_taken_while_the_news_spreads(monkeypatch):
+def test_calls_are_still_taken_during_the_propagation_wait(monkeypatch):
     known = asyncio.Event()
-    monkeypatch.setattr(Server, "_let_the_news_spread", lambda _: known.wait())
+    monkeypatch.setattr(Server, "_wait_for_propagation", lambda _: known.wait())
     with serving() as server:
         stopping = threading.Thread(target=server.thread.__exit__, args=(None, None, None))
         stopping.start()

@@ -7,7 +7,7 @@ import pytest
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.server.background import ServerThread
 from tessera.serving.server.config import ModelLimits
-from tessera.serving.server.logs import make_logger
+from tessera.serving.server.log import make_logger
 from tests.patience import PATIENCE_S
 from tests.server.server_harness import (
     FakeLoader,
@@ -113,7 +113,7 @@ def test_bytes_that_are_no_message(server):
     with pytest.raises(grpc.RpcError) as caught:
         server.raw(b"\xff" * 7, timeout=PATIENCE_S)
     assert status(caught.value) == "INVALID_ARGUMENT"
-    assert "the 7 bytes are no PredictionRequest" in caught.value.details()
+    assert "the message (7 bytes) is not a valid PredictionRequest" in caught.value.details()
     assert value(server.metrics(), "tessera_requests_total", code="INVALID_ARGUMENT", model="") >= 1
 
 
@@ -253,7 +253,7 @@ def test_a_bug_has_an_id_that_is_in_the_log_and_the_server_lives_on():
 def test_a_bug_outside_the_model_too(monkeypatch):
     with serving() as server:
         monkeypatch.setattr(
-            "tessera.serving.server.encode.ResponseEncoder.encode", lambda *_: 1 / 0
+            "tessera.serving.server.request.encoder.ResponseEncoder.encode", lambda *_: 1 / 0
         )
         error = server.refused(request())
         assert status(error) == "INTERNAL"

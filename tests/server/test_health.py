@@ -5,7 +5,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from tessera.serving.server.health import Health, Serving
+from tessera.serving.server.front.health_service import HealthService, Serving
 from tests.patience import PATIENCE_S
 from tests.server.server_harness import config, serving
 
@@ -68,7 +68,7 @@ def test_reflection_lists_and_describes_the_services(server):
 
 def test_the_whole_is_serving_when_every_model_is():
     async def body():
-        health = Health(["a", "b"])
+        health = HealthService(["a", "b"])
         assert health.check("") is Serving.NOT_SERVING
         health.set("a", Serving.SERVING)
         assert health.check("") is Serving.NOT_SERVING
@@ -84,7 +84,7 @@ def test_the_whole_is_serving_when_every_model_is():
 
 def test_watch_gives_each_change_once():
     async def body():
-        health = Health(["a"])
+        health = HealthService(["a"])
         seen = []
 
         async def watch():

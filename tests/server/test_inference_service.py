@@ -9,7 +9,7 @@ import pytest
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.protocol import inference_pb2_grpc
 from tessera.serving.server.background import ServerThread
-from tessera.serving.server.logs import make_logger
+from tessera.serving.server.log import make_logger
 from tests.kserve_messages import infer, infer_request, outputs_of, raw_infer, stub_of
 from tests.patience import PATIENCE_S
 from tests.server.server_harness import FakeLoader, config, request, scores_of, serving, value
@@ -137,8 +137,10 @@ def test_a_model_on_gpus():
 def test_a_bug_has_an_id_that_is_in_the_log(monkeypatch):
     with serving() as server:
         module = "tessera.serving.server"
-        monkeypatch.setattr(f"{module}.infer_encode.InferEncoder.encode", lambda *_, **__: 1 / 0)
-        monkeypatch.setattr(f"{module}.catalogue._statistics", lambda _: 1 / 0)
+        monkeypatch.setattr(
+            f"{module}.request.infer_encoder.InferEncoder.encode", lambda *_, **__: 1 / 0
+        )
+        monkeypatch.setattr(f"{module}.front.kserve_metadata._statistics", lambda _: 1 / 0)
         asked = [
             (stub_of(server).ModelInfer, infer_request(request())),
             (stub_of(server).ModelStatistics, ipb.ModelStatisticsRequest()),

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.serving.server.errors import Code
-from tessera.serving.server.metrics import LATENCY_BUCKETS, Histogram, Metrics, ModelMetrics
-from tessera.serving.server.status import WINDOW_SECONDS, StatusBoard
+from tessera.serving.server.front.status_page import WINDOW_SECONDS, StatusPage
+from tessera.serving.server.metrics.histogram import Histogram
+from tessera.serving.server.metrics.metrics_page import MetricsPage
+from tessera.serving.server.metrics.model_metrics import LATENCY_BUCKETS, ModelMetrics
 from tests.server.server_harness import FakeLoader, config, parse_metrics, request, serving, value
 
 MODEL = {"model", "version"}
@@ -173,7 +175,7 @@ def test_quantile():
 
 
 def test_labels_are_escaped():
-    metrics = Metrics("1")
+    metrics = MetricsPage("1")
     name = 'a"b\\c\nd'
     metrics.add(ModelMetrics(name, "v"))
     parsed = parse_metrics(metrics.render().decode())
@@ -183,7 +185,7 @@ def test_labels_are_escaped():
 def test_status_board_shows_the_last_minute():
     now = [0.0]
     model = ModelMetrics("m", "1")
-    board = StatusBoard([model], lambda: now[0])
+    page = StatusPage([model], lambda: now[0])
 
     def serve(requests, seconds):
         for _ in range(requests):
@@ -193,14 +195,14 @@ def test_status_board_shows_the_last_minute():
     serve(30, 0.0015)
     model.requests[Code.INVALID_ARGUMENT] += 15
     now[0] = 30.0
-    (row,) = board.rows()
+    (row,) = page.rows()
     assert row.requests_per_second == pytest.approx(1.0)
     assert row.failures_per_second == pytest.approx(0.5)
     assert 1.0 <= row.p50_ms <= row.p99_ms <= 2.0
-    board.tick()
+    page.tick()
     for second in range(31, 31 + WINDOW_SECONDS + 5):
         now[0] = float(second)
-        board.tick()
-    (row,) = board.rows()
+        page.tick()
+    (row,) = page.rows()
     assert row.requests_per_second == 0
     assert math.isnan(row.p50_ms)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.server.config import ModelLimits
-from tessera.serving.server.decode import RequestDecoder
 from tessera.serving.server.errors import InvalidRequestError
+from tessera.serving.server.request.decoder import RequestDecoder
 from tests.server.server_harness import f32, i32, i64, make_schema
 
 NAMES = ["a", "b", "c"]
@@ -120,7 +120,10 @@ REFUSED = [
     (lambda m: m.ClearField("names"), "shared_features.names has 0 names"),
     (lambda m: m.names.extend("bbb"), "has 4 names, the model has only 3 id_list features"),
     (lambda m: m.names.append("b"), "shared_features.names has 2 names of which 1 differ"),
-    (lambda m: m.names.append("w"), "shared_features.names has 'w', which is no id_list feature"),
+    (
+        lambda m: m.names.append("w"),
+        "shared_features.names has 'w', which is not an id_list feature",
+    ),
     (lambda m: m.names.append("zzz"), "shared_features.names has 'zzz'"),
     (lambda m: setattr(m, "num_rows", 0), "shared_features.num_rows is 0, expected at least 1"),
     (lambda m: setattr(m, "num_rows", -1), "shared_features.num_rows is -1"),

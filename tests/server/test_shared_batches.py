@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.serving.server.merge import Merger, merge_slowly
-from tessera.serving.server.parts import cut_request
-from tessera.serving.server.queue import Entry, RequestQueue
-from tessera.serving.server.request import DecodedRequest, JaggedGroup, SharedRows
+from tessera.serving.server.batching.merger import Merger, merge_slowly
+from tessera.serving.server.batching.parts import cut_request
+from tessera.serving.server.batching.request_queue import Part, RequestQueue
+from tessera.serving.server.request.decoded_request import DecodedRequest, JaggedGroup, SharedRows
 from tests.server.server_harness import feature, make_schema
 
 FEATURES = 4
@@ -205,9 +205,9 @@ def test_a_batch_has_one_set_of_shared_features():
     queue = RequestQueue(max_requests=10, max_samples=100)
     for number, shared in enumerate(sets):
         once, _ = make_request(rng, 2, 1, shared, max_bag=2)
-        queue.push([Entry(once, NoOwner(), number, True, 0.0)], 0.0)
+        queue.push([Part(once, NoOwner(), number, True, 0.0)], 0.0)
     cuts = []
     while len(queue):
         cut = queue.cut(max_samples=100, max_ids=1_000, now=1.0)
-        cuts.append([entry.part for entry in cut.entries])
+        cuts.append([part.index for part in cut.parts])
     assert cuts == [[0, 1, 2, 3], [4, 5], [6]]

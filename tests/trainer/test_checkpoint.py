@@ -10,13 +10,9 @@ import zipfile
 import pytest
 import torch
 
-from tessera.training.trainer.checkpoint import (
-    Checkpoint,
-    CheckpointError,
-    load_checkpoint,
-    prune_checkpoints,
-    save_checkpoint,
-)
+from tessera.training.distributed.checkpoint.errors import CheckpointError
+from tessera.training.trainer.checkpoint import load_checkpoint, prune_checkpoints
+from tessera.training.trainer.checkpoint_file import Checkpoint, write_file
 from tessera.training.trainer.files import checkpoint_path, latest_checkpoint, list_checkpoints
 from tests import REPOSITORY, with_parent
 from tests.patience import PATIENCE_S
@@ -42,7 +38,7 @@ def make(step=1, rows=100, **changes):
 def test_round_trip(tmp_path):
     path = checkpoint_path(tmp_path, 7)
     written = make(7)
-    save_checkpoint(path, written)
+    write_file(path, written)
     read = load_checkpoint(path)
     assert read.config == written.config
     assert read.progress == written.progress
@@ -54,7 +50,7 @@ def test_round_trip(tmp_path):
 
 def test_writing_to_loaded_tensors_leaves_the_file_alone(tmp_path):
     path = checkpoint_path(tmp_path, 1)
-    save_checkpoint(path, make(1))
+    write_file(path, make(1))
     load_checkpoint(path).model["table"].fill_(9.0)
     assert load_checkpoint(path).model["table"].unique().tolist() == [1.0]
 
@@ -62,7 +58,7 @@ def test_writing_to_loaded_tensors_leaves_the_file_alone(tmp_path):
 def test_latest_is_by_step_and_only_whole_files_count(tmp_path):
     assert latest_checkpoint(tmp_path / "absent") is None
     for step in (999, 1000, 20):
-        save_checkpoint(checkpoint_path(tmp_path, step), make(step))
+        write_file(checkpoint_path(tmp_path, step), make(step))
     (tmp_path / ".step-0000009999.pt.1.partial").write_bytes(b"x")
     (tmp_path / "step-0000009999.pt.bak").write_bytes(b"x")
     assert list(list_checkpoints(tmp_path)) == [20, 999, 1000]
@@ -71,7 +67,7 @@ def test_latest_is_by_step_and_only_whole_files_count(tmp_path):
 
 def test_pruning_keeps_the_newest_and_the_best(tmp_path):
     for step in range(1, 7):
-        save_checkpoint(checkpoint_path(tmp_path, step), make(step))
+        write_file(checkpoint_path(tmp_path, step), make(step))
     leftover = tmp_path / ".step-0000000003.pt.77.partial"
     leftover.write_bytes(b"half")
     prune_checkpoints(tmp_path, newest=2, best=3)
@@ -96,7 +92,7 @@ def damaged(path, how):
 @pytest.mark.parametrize("how", ["cut", "empty", "bit"])
 def test_a_damaged_file_is_refused(tmp_path, how):
     path = checkpoint_path(tmp_path, 1)
-    save_checkpoint(path, make(1))
+    write_file(path, make(1))
     damaged(path, how)
     with pytest.raises(CheckpointError, match=r"step-0000000001\.pt is (damaged|not a whole)"):
         load_checkpoint(path)
@@ -143,7 +139,7 @@ def test_other_files_are_refused(tmp_path, content, message):
 
 def test_a_compressed_archive_is_refused(tmp_path):
     path, packed = checkpoint_path(tmp_path, 1), tmp_path / "packed.pt"
-    save_checkpoint(path, make(1))
+    write_file(path, make(1))
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new:
         for name in old.namelist():
             new.writestr(name, old.read(name))
@@ -168,12 +164,12 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_says_so(tmp_path):
         """
         import resource, sys
         from pathlib import Path
-        from tests.trainer.test_checkpoint import CheckpointError, checkpoint_path, make, save_checkpoint
+        from tests.trainer.test_checkpoint import CheckpointError, checkpoint_path, make, write_file
         folder = Path(sys.argv[1])
-        save_checkpoint(checkpoint_path(folder, 1), make(1))
+        write_file(checkpoint_path(folder, 1), make(1))
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
         try:
-            save_checkpoint(checkpoint_path(folder, 2), make(2, rows=100_000))
+            write_file(checkpoint_path(folder, 2), make(2, rows=100_000))
         except CheckpointError as error:
             print(error)
         """,
@@ -190,7 +186,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_says_so(tmp_path):
 
 def test_a_missing_folder_says_so(tmp_path):
     with pytest.raises(CheckpointError, match="No such file"):
-        save_checkpoint(tmp_path / "absent" / "step-0000000001.pt", make(1))
+        write_file(tmp_path / "absent" / "step-0000000001.pt", make(1))
 
 
 def test_writing_takes_no_second_copy_of_the_tables(tmp_path):
@@ -199,12 +195,12 @@ def test_writing_takes_no_second_copy_of_the_tables(tmp_path):
         """
         import resource, sys
         from pathlib import Path
-        from tests.trainer.test_checkpoint import checkpoint_path, make, save_checkpoint
+        from tests.trainer.test_checkpoint import checkpoint_path, make, write_file
         folder = Path(sys.argv[1])
-        save_checkpoint(checkpoint_path(folder, 1), make(1))
+        write_file(checkpoint_path(folder, 1), make(1))
         large = make(2, rows=8_000_000)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        save_checkpoint(checkpoint_path(folder, 2), large)
+        write_file(checkpoint_path(folder, 2), large)
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
         """,
         tmp_path,
@@ -226,7 +222,7 @@ chance = random.Random(5)
 
 def write_for_ever(first, said):
     for step in itertools.count(first):
-        save_checkpoint(checkpoint_path(folder, step), make(step, rows=50_000))
+        write_file(checkpoint_path(folder, step), make(step, rows=50_000))
         prune_checkpoints(folder, newest=1, best=None)
         os.write(said, b"%d\\n" % step)
 

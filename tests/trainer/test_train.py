@@ -11,10 +11,11 @@ from tessera.cli import main
 from tessera.errors import UserError
 from tessera.training.config import load_config
 from tessera.training.data import open_data
+from tessera.training.distributed.checkpoint.errors import CheckpointError
 from tessera.training.trained import load_trained, validation_batches
 from tessera.training.trainer import train
 from tessera.training.trainer.assembly import assemble
-from tessera.training.trainer.checkpoint import CheckpointError, load_checkpoint
+from tessera.training.trainer.checkpoint import load_checkpoint
 from tessera.training.trainer.files import list_checkpoints
 from tessera.training.trainer.logs import read_metrics
 from tessera.training.trainer.loop import DivergedError

@@ -161,14 +161,16 @@ def test_ranks_without_a_sample_take_part(tiny_yaml, tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
-def test_a_gpu_goes_on_where_a_cpu_was_as_it_would_have(tiny_yaml, tmp_path):
+@pytest.mark.parametrize("pipeline", ["plain", "sparse_dist", "prefetch"])
+def test_a_gpu_goes_on_where_a_cpu_was_as_it_would_have(tiny_yaml, tmp_path, pipeline):
     config = load_config(tiny_yaml, ["train.epochs=1", "train.batch_size=17", "model.dropout=0"])
     alone, moved = tmp_path / "alone", tmp_path / "moved"
     calls = itertools.count(1)
     train(config, alone, progress=False, should_stop=lambda: next(calls) >= 5)
     shutil.copytree(alone, moved)
     train(config, alone, resume=True, progress=False)
-    train(changed(config, device="cuda"), moved, resume=True, progress=False)
+    on_gpu = changed(config, device="cuda", pipeline=pipeline)
+    train(on_gpu, moved, resume=True, progress=False)
     for ours, theirs in zip(
         read_metrics(RunFolder(moved).metrics), read_metrics(RunFolder(alone).metrics), strict=True
     ):

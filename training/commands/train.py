@@ -74,11 +74,10 @@ def run(args: argparse.Namespace) -> int:
     # take ten times the CPU time of a one-thread run where other processes wanted the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # --help must not wait for torch.
-    from tessera.training.trainer.ranks import (  # noqa: PLC0415
-        is_restart,
-        when_torchrun_dies,
+    from tessera.training.distributed.comm.environment import (  # noqa: PLC0415
         world_size_of_environment,
     )
+    from tessera.training.trainer.ranks import is_restart, when_torchrun_dies  # noqa: PLC0415
     from tessera.training.trainer.run import train  # noqa: PLC0415
 
     many_ranks = world_size_of_environment() > 1

@@ -1,5 +1,17 @@
-"""Tracing of models whose inputs and outputs are sparse types."""
+"""Tracing of models whose inputs and outputs are sparse types.
 
-from tessera.training.fx.tracer import Tracer, is_fx_tracing, symbolic_trace
+Generated from the table in training/torchrec_paths.py; change it there.
+"""
 
-__all__ = ["Tracer", "is_fx_tracing", "symbolic_trace"]
+# isort: skip_file
+# fmt: off
+from typing import TYPE_CHECKING
+
+from tessera.training.torchrec_paths import lazy_names
+
+if TYPE_CHECKING:
+    from tessera.training.fx.tracer import (
+        Tracer as Tracer, is_fx_tracing as is_fx_tracing, symbolic_trace as symbolic_trace,
+    )
+
+__all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -149,10 +149,8 @@ def shard_quant_model(  # noqa: PLR0917 - the signature TorchRec users know
         PlannerError: there is no plan.
     """
     # Planning is a package of its own, which a given plan does not need.
-    from tessera.training.distributed.planner import (  # noqa: PLC0415
-        EmbeddingShardingPlanner,
-        Topology,
-    )
+    from tessera.training.distributed.planner.hardware import Topology  # noqa: PLC0415
+    from tessera.training.distributed.planner.planners import EmbeddingShardingPlanner  # noqa: PLC0415
 
     if compute_device is None:
         compute_device = "cuda" if torch.cuda.is_available() else "cpu"

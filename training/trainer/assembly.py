@@ -19,7 +19,7 @@ from tessera.training.modules.hashing import FeatureHasher
 from tessera.training.optim.fused import EmbOptimType
 from tessera.training.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from tessera.training.optim.optimizers import in_backward_optimizer_filter
-from tessera.training.trainer.checkpoint import Checkpoint
+from tessera.training.trainer.checkpoint_file import Checkpoint
 from tessera.training.trainer.placement import caches_rows, plan_for
 from tessera.training.trainer.ranks import Ranks
 from tessera.training.trainer.step import ModelWithLoss, StepBatch
@@ -188,6 +188,7 @@ def assemble(
     try:
         parallel = DistributedModelParallel(
             model,
+            env=ranks.env,
             device=device,
             sharders=[sharder],
             plan=plan_for(model, sharder, config, ranks, device),

@@ -1,86 +1,126 @@
-"""Checkpoint files: written whole or not at all, loaded without running anything.
+"""Checkpoints of runs: one content, written by one process as a file or by several as a folder.
 
-A checkpoint is one ``torch.save`` archive of tensors and plain containers, named
-``step-0000001234.pt`` after the number of finished steps.  It holds the resolved config and
-the feature names, so that the file alone can be packaged.
-
-Writing: to a hidden temporary name in the same folder, ``fsync``, rename, ``fsync`` of the
-folder.  Whatever moment the process dies at, every file that is named ``step-*.pt`` is whole,
-and the newest of them is the latest checkpoint; there is no pointer to go stale.
-
-Memory: the archive is streamed from the tensors' own storages.  The peak above the model is
-one write buffer, not a second copy of the tables.  `load_checkpoint` maps the file, so that a
-table is copied once, from the page cache into the model.
+`checkpoint_file` and `checkpoint_folder` are the two forms; here is what chooses between them.  A run
+may be taken up from either, by any number of ranks.
 """
 
 from __future__ import annotations
 
-import pickle
-import zipfile
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tessera.training.distributed.checkpoint.errors import CheckpointError
 from tessera.training.distributed.checkpoint.room import Room
+from tessera.training.trainer.checkpoint_file import PLAIN_KINDS, Checkpoint, read_file, write_file
 from tessera.training.trainer.files import (
-    latest_checkpoint,
+    checkpoint_path,
     list_checkpoints,
     remove,
     remove_leftovers,
-    write_atomically,
 )
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointError",
-    "load_checkpoint",
-    "prune_checkpoints",
-    "save_checkpoint",
-]
-
-FORMAT = "tessera-checkpoint"
-VERSION = 1
-PLAIN_KINDS: dict[str, type] = {
-    "config": dict,
-    "dense_names": list,
-    "dense_transform": str,
-    "sparse_names": list,
-    "split_rows": list,
-    "progress": dict,
-}
-"""The types of the fields of a `Checkpoint` that are not tensors."""
+if TYPE_CHECKING:
+    from tessera.training.trainer.assembly import Assembly
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """What a checkpoint file holds.
+def _folders() -> ModuleType:
+    # It takes a while to import that a run of one rank need not wait.
+    from tessera.training.trainer import checkpoint_folder  # noqa: PLC0415
 
-    Attributes:
-        config: the resolved `ExperimentConfig` as plain containers.
-        dense_names: names of the model's dense features, in column order.
-        dense_transform: what was done to their raw values, in words.
-        sparse_names: names of its sparse features, in key order.
-        split_rows: rows of the train, validation and test splits.
-        progress: position, best metric and counters; see `Progress`.
-        model: every parameter and buffer by its unsharded name.
-        fused_optimizer: state of the optimizer fused into the tables' backward.
-        dense_optimizer: state of the dense part's optimizer.
-        rng: state of torch's CPU generator, uint8.
+    return checkpoint_folder
+
+
+def save_checkpoint(folder: Path, step: int, assembly: Assembly, plain: dict[str, Any]) -> None:
+    """Write the checkpoint of a run into ``folder``; every rank calls it.
+
+    Args:
+        folder: the run's checkpoints.
+        step: finished steps.
+        assembly: model and optimizers.
+        plain: the fields of a `Checkpoint` that are not tensors, see `PLAIN_KINDS`.
+
+    Raises:
+        CheckpointError: it cannot be written (disk full, no permission); older ones are as they
+            were.
     """
+    alone = assembly.ranks.alone
+    path = checkpoint_path(folder, step, sharded=not alone)
+    if alone:
+        content = Checkpoint(**plain, rng=torch.get_rng_state(), **assembly.state())
+        write_file(path, content)
+    else:
+        _folders().write_folder(path, assembly, plain)
 
-    config: dict[str, Any]
-    dense_names: list[str]
-    dense_transform: str
-    sparse_names: list[str]
-    split_rows: list[int]
-    progress: dict[str, Any]
-    model: dict[str, torch.Tensor]
-    fused_optimizer: dict[str, Any]
-    dense_optimizer: dict[str, Any]
-    rng: torch.Tensor
+
+def read_plain(path: Path) -> dict[str, Any]:
+    """The fields of a checkpoint that are not tensors, without reading the tensors.
+
+    Raises:
+        CheckpointError: it is damaged, or not one of a run.
+    """
+    if path.is_dir():
+        plain: dict[str, Any] = _folders().read_folder_plain(path)
+        return plain
+    checkpoint = read_file(path, verify=False)
+    return {name: getattr(checkpoint, name) for name in PLAIN_KINDS}
+
+
+def restore(path: Path, assembly: Assembly, *, seed: int) -> None:
+    """Take over weights, the optimizers' states and torch's random numbers; every rank calls it.
+
+    Args:
+        path: the checkpoint.
+        assembly: filled in place.
+        seed: of the random numbers of a rank that the checkpoint knows nothing of.
+
+    Raises:
+        CheckpointError: it is damaged or of another model.
+    """
+    if path.is_dir():
+        _folders().restore_folder(path, assembly, seed=seed)
+        return
+    checkpoint = read_file(path)
+    try:
+        assembly.load(checkpoint)
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(f"{path} does not fit this model: {error}") from error
+    if assembly.ranks.first:
+        torch.set_rng_state(checkpoint.rng.clone())
+
+
+def restore_model(path: Path, assembly: Assembly) -> None:
+    """Take over the weights alone; every rank calls it.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    if path.is_dir():
+        _folders().restore_folder_model(path, assembly)
+    else:
+        assembly.load_model(read_file(path))
+
+
+def load_checkpoint(path: Path, *, verify: bool = True, room: Room | None = None) -> Checkpoint:
+    """Read a checkpoint into this process, whole tables of it; no process group is needed.
+
+    Args:
+        path: the file, whose tensors are mapped privately, or the folder.
+        verify: read the whole file once and compare its checksums first.  Without it only what
+            is not a tensor is sure to be right, and a folder's tensors are left out.
+        room: where the tensors of a folder are put; None: in memory.
+
+    Raises:
+        CheckpointError: it is damaged, of another kind or version, or holds anything but tensors
+            and plain containers.
+        OSError: it cannot be read.
+    """
+    if path.is_dir():
+        found: Checkpoint = _folders().read_folder(path, tensors=verify, room=room)
+        return found
+    return read_file(path, verify=verify)
 
 
 def prune_checkpoints(folder: Path, *, newest: int, best: int | None) -> None:
@@ -94,96 +134,3 @@ def prune_checkpoints(folder: Path, *, newest: int, best: int | None) -> None:
     for step, path in found.items():
         if step not in keep:
             remove(path)
-
-
-def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write ``checkpoint`` to ``path`` atomically; an older file of that name is replaced.
-
-    Raises:
-        CheckpointError: it cannot be written (disk full, no permission); nothing is left
-            behind and every older checkpoint is as it was.
-    """
-    content = {"format": FORMAT, "version": VERSION, **vars(checkpoint)}
-    try:
-        write_atomically(path, lambda stream: _torch_save(content, stream))
-    except OSError as error:
-        older = latest_checkpoint(path.parent)
-        kept = f"; the last whole checkpoint is {older}" if older else ""
-        raise CheckpointError(
-            f"cannot write the checkpoint {path}: {error.strerror or error}{kept}"
-        ) from error
-
-
-def _torch_save(content: dict[str, Any], stream: IO[bytes]) -> None:
-    try:
-        torch.save(content, stream)
-    except RuntimeError as error:
-        # After a failed write torch fails again while it closes the archive, and its second
-        # error hides the first, which is the one that says "no space left on device".
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from None
-        raise
-
-
-def load_checkpoint(path: Path, *, verify: bool = True, room: Room | None = None) -> Checkpoint:
-    """Read a checkpoint; its tensors are mapped from the file, privately.
-
-    Args:
-        path: the file, or the folder that several ranks wrote, whose tensors are read whole.
-        verify: read the whole file once and compare its checksums first.  Without it only
-            the few kilobytes that are not tensors are read.
-        room: where the tensors of a folder are put; None: in memory.
-
-    Raises:
-        CheckpointError: the file is damaged, of another kind or version, or holds anything
-            but tensors and plain containers.
-        OSError: it cannot be read.
-    """
-    if path.is_dir():
-        # Its reader takes a while to import that a run of one rank need not wait.
-        from tessera.training.trainer.sharded_checkpoint import (  # noqa: PLC0415
-            load_sharded_whole,
-        )
-
-        return load_sharded_whole(path, tensors=verify, room=room)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
-                raise CheckpointError(f"{path} is not a Tessera checkpoint: it is compressed")
-            damaged = archive.testzip() if verify else None
-        if damaged is not None:
-            raise CheckpointError(f"{path} is damaged: the checksum of {damaged} does not hold")
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except pickle.UnpicklingError as error:
-        # torch's own text advises to load without the safeguard; ours must not.
-        raise CheckpointError(
-            f"{path} is refused: it is damaged or holds objects other than tensors and plain "
-            "containers, and loading those could run code; get the checkpoint from its source again"
-        ) from error
-    except (zipfile.BadZipFile, RuntimeError, EOFError, ValueError, KeyError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(f"{path} is not a whole Tessera checkpoint: {reason}") from error
-    return _checked(path, content)
-
-
-def _checked(path: Path, content: Any) -> Checkpoint:
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is not a Tessera checkpoint; give a run folder's step-*.pt")
-    if content.get("version") != VERSION:
-        raise CheckpointError(
-            f"{path} has checkpoint version {content.get('version')!r}; this Tessera reads"
-            f" version {VERSION}: use the Tessera that wrote it"
-        )
-    kinds = {
-        **PLAIN_KINDS,
-        "model": dict,
-        "fused_optimizer": dict,
-        "dense_optimizer": dict,
-        "rng": torch.Tensor,
-    }
-    for item in fields(Checkpoint):
-        if not isinstance(content.get(item.name), kinds[item.name]):
-            raise CheckpointError(f"{path} is not a whole Tessera checkpoint: no {item.name}")
-    return Checkpoint(**{item.name: content[item.name] for item in fields(Checkpoint)})

@@ -15,7 +15,7 @@ from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.trainer.ranks import Ranks
 
 if TYPE_CHECKING:
-    from tessera.training.distributed.planner import Topology
+    from tessera.training.distributed.planner.hardware import Topology
 
 _MIN_COLUMNS = 4
 """Fewest columns of a column shard: below, rows are not multiples of what FBGEMM takes."""
@@ -47,10 +47,8 @@ def plan_for(
     # Planning and what it needs take a while to import.
     from torch import distributed as dist  # noqa: PLC0415
 
-    from tessera.training.distributed.planner import (  # noqa: PLC0415
-        EmbeddingShardingPlanner,
-        ParameterConstraints,
-    )
+    from tessera.training.distributed.planner.planners import EmbeddingShardingPlanner  # noqa: PLC0415
+    from tessera.training.distributed.planner.types import ParameterConstraints  # noqa: PLC0415
 
     constraint = ParameterConstraints(
         sharding_types=allowed,
@@ -83,10 +81,8 @@ def _strategies(sharding: str) -> list[str]:
 
 def _topology(ranks: Ranks, device: torch.device) -> Topology:
     """The ranks, on GPUs with the bandwidths that are measured here and now."""
-    from tessera.training.distributed.planner import (  # noqa: PLC0415 - see above
-        Topology,
-        measure_bandwidths,
-    )
+    from tessera.training.distributed.planner.hardware import Topology  # noqa: PLC0415 - see above
+    from tessera.training.distributed.planner.measure import measure_bandwidths  # noqa: PLC0415 - see above
 
     if device.type == "cpu":
         return Topology(world_size=ranks.world_size, compute_device="cpu")

@@ -19,23 +19,16 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from tessera.errors import UserError
+from tessera.training.distributed.comm.environment import (
+    ShardingEnv,
+    default_env,
+    world_size_of_environment,
+)
 
 T = TypeVar("T")
 
 PARENT_LOOK_S = 0.5
 """Seconds between a rank's looks whether the process that started it still runs."""
-
-
-def world_size_of_environment() -> int:
-    """``WORLD_SIZE``, which torchrun sets; 1 without it.
-
-    Raises:
-        UserError: it is not a number.
-    """
-    given = os.environ.get("WORLD_SIZE", "1")
-    if not given.isdecimal() or int(given) < 1:
-        raise UserError(f"WORLD_SIZE={given}: give the number of ranks, or start with torchrun")
-    return int(given)
 
 
 def is_restart() -> bool:
@@ -92,16 +85,24 @@ def device_of(name: str) -> torch.device:
 
 
 class Ranks:
-    """This process among those that train together.
+    """The exchanges of this process with those that it trains with.
 
     Args:
-        rank: its number, from 0.
-        world_size: how many there are.
+        env: who takes part; None: this process alone.
     """
 
-    def __init__(self, rank: int = 0, world_size: int = 1) -> None:
-        self.rank = rank
-        self.world_size = world_size
+    def __init__(self, env: ShardingEnv | None = None) -> None:
+        self.env = env or ShardingEnv.from_local(1, 0)
+
+    @property
+    def rank(self) -> int:
+        """This process's number, from 0."""
+        return self.env.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many processes train together."""
+        return self.env.world_size
 
     @property
     def first(self) -> bool:
@@ -186,7 +187,7 @@ def joined_ranks(device: torch.device) -> Iterator[Ranks]:
         UserError: ``WORLD_SIZE`` says that there are several, and nothing says who this one is.
     """
     if dist.is_available() and dist.is_initialized():
-        yield Ranks(dist.get_rank(), dist.get_world_size())
+        yield Ranks(default_env())
         return
     if world_size_of_environment() == 1:
         yield Ranks()
@@ -210,6 +211,6 @@ def joined_ranks(device: torch.device) -> Iterator[Ranks]:
         world_size=world_size,
     )
     try:
-        yield Ranks(dist.get_rank(), dist.get_world_size())
+        yield Ranks(default_env())
     finally:
         dist.destroy_process_group()

@@ -23,18 +23,19 @@ from tessera.training.config import (
 )
 from tessera.training.data import open_data
 from tessera.training.data.dataset import DatasetView, DataSplits
+from tessera.training.distributed.checkpoint.errors import CheckpointError
 from tessera.training.distributed.checkpoint.folder_names import restore_replaced
 from tessera.training.trainer.assembly import Assembly, assemble
 from tessera.training.trainer.checkpoint import (
-    Checkpoint,
-    CheckpointError,
-    load_checkpoint,
     prune_checkpoints,
+    read_plain,
+    restore,
+    restore_model,
     save_checkpoint,
 )
 from tessera.training.trainer.display import Display, describe
 from tessera.training.trainer.evaluate import evaluate
-from tessera.training.trainer.files import checkpoint_path, find_checkpoint, latest_checkpoint
+from tessera.training.trainer.files import find_checkpoint, latest_checkpoint
 from tessera.training.trainer.logs import MetricsLog, NoLog, read_metrics
 from tessera.training.trainer.loop import TrainingLoop
 from tessera.training.trainer.metrics import BinaryMetrics
@@ -208,25 +209,13 @@ class _Run:
         path = self.ranks.on_first(lambda: latest_checkpoint(self.folder.checkpoints))
         if path is None:
             return Progress()
-        if path.is_dir():
-            # It takes a while to import that a run of one rank need not wait.
-            from tessera.training.trainer import sharded_checkpoint  # noqa: PLC0415
-
-            plain = sharded_checkpoint.read_plain(path)
-            self._require_same_data(path, plain["split_rows"])
-            sharded_checkpoint.load_sharded(
-                path, self.assembly, self.ranks, seed=self.config.train.seed
-            )
-            return self._progress(path, plain["progress"])
-        checkpoint = load_checkpoint(path)
-        self._require_same_data(path, checkpoint.split_rows)
+        plain = read_plain(path)
+        self._require_same_data(path, plain["split_rows"])
+        restore(path, self.assembly, seed=self.config.train.seed)
         try:
-            self.assembly.load(checkpoint)
-        except (ValueError, KeyError, RuntimeError) as error:
+            return Progress.from_plain(plain["progress"])
+        except ValueError as error:
             raise CheckpointError(f"{path} does not fit this model: {error}") from error
-        if self.ranks.first:
-            torch.set_rng_state(checkpoint.rng.clone())
-        return self._progress(path, checkpoint.progress)
 
     def _require_same_data(self, path: Path, split_rows: list[int]) -> None:
         if split_rows != self._split_rows():
@@ -234,12 +223,6 @@ class _Run:
                 f"the data has changed: {path} was trained with {split_rows} rows (train,"
                 f" valid, test), data.path now gives {self._split_rows()}; begin a new run"
             )
-
-    def _progress(self, path: Path, plain: dict[str, Any]) -> Progress:
-        try:
-            return Progress.from_plain(plain)
-        except ValueError as error:
-            raise CheckpointError(f"{path} does not fit this model: {error}") from error
 
     def _save(self, progress: Progress) -> None:
         data = self.splits.train.dataset
@@ -252,14 +235,7 @@ class _Run:
             "progress": progress.to_plain(),
         }
         folder = self.folder.checkpoints
-        path = checkpoint_path(folder, progress.step, sharded=not self.ranks.alone)
-        if self.ranks.alone:
-            checkpoint = Checkpoint(**plain, rng=torch.get_rng_state(), **self.assembly.state())
-            save_checkpoint(path, checkpoint)
-        else:
-            from tessera.training.trainer import sharded_checkpoint  # noqa: PLC0415 - see above
-
-            sharded_checkpoint.save_sharded(path, self.assembly, plain, self.ranks)
+        save_checkpoint(folder, progress.step, self.assembly, plain)
         if self.ranks.first:
             prune_checkpoints(
                 folder, newest=self.config.train.keep_checkpoints, best=progress.best_step
@@ -278,7 +254,7 @@ class _Run:
         best = self._best_path(progress)
         assert best is not None, "training ends with an evaluation"
         if progress.best_step != progress.step:
-            self._load_model(best)
+            restore_model(best, self.assembly)
         began = time.perf_counter()
         metrics: dict[str, BinaryMetrics] = {}
         for name in ("valid", "test"):
@@ -315,14 +291,6 @@ class _Run:
                 line = f"{name}, best step {progress.best_step}: {describe(evaluation)}"
                 print(line, file=sys.stderr, flush=True)
         return final
-
-    def _load_model(self, path: Path) -> None:
-        if path.is_dir():
-            from tessera.training.trainer import sharded_checkpoint  # noqa: PLC0415 - see above
-
-            sharded_checkpoint.load_sharded_model(path, self.assembly)
-        else:
-            self.assembly.load_model(load_checkpoint(path))
 
     def _write_final(self, final: dict[str, Any], metrics: dict[str, BinaryMetrics]) -> None:
         if self.config.run.report:

@@ -34,9 +34,8 @@ PassCost CostModel::cost() const {
   const double variance = sum_nn_ / weight_ - mean_n * mean_n;
   // Passes of one size say nothing of the slope; more samples never take less time.
   const double covariance = sum_nt_ / weight_ - mean_n * mean_t;
-  const double slope = variance > 1e-9 * std::max(mean_n * mean_n, 1.0)
-                           ? std::max(covariance / variance, 0.0)
-                           : 0.0;
+  const double slope =
+      variance > 1e-9 * std::max(mean_n * mean_n, 1.0) ? std::max(covariance / variance, 0.0) : 0.0;
   return {.fixed_seconds = mean_t - slope * mean_n, .per_sample_seconds = slope};
 }
 

@@ -1,4 +1,5 @@
-// What a forward pass of n samples costs, in time or in a CPU's: a * n + b, fitted to the passes seen lately.
+// What a forward pass of n samples costs, in time or in a CPU's: a * n + b, fitted to the passes
+// seen lately.
 //
 // Weighted least squares in which a pass loses half of its weight after kHalfLifePasses
 // further ones, so that the model follows a machine that becomes busier.

@@ -42,8 +42,7 @@ void Executor::run(std::span<const Part> parts) {
   pass.forward = pass.computed - assembled - pass.transfer;
   pass.requests = static_cast<std::int64_t>(parts.size());
   pass.samples = batch.samples;
-  pass.ids =
-      static_cast<std::int64_t>(batch.id_list.ids() + batch.id_score_list.ids());
+  pass.ids = static_cast<std::int64_t>(batch.id_list.ids() + batch.id_score_list.ids());
 
   // Checked before the first part is delivered: what throws must not have answered anybody.
   std::vector<const float*> rows;
@@ -52,8 +51,8 @@ void Executor::run(std::span<const Part> parts) {
     const std::span<const float> values = scores->output(i);
     if (values.size() != static_cast<std::size_t>(batch.samples * output.width)) {
       throw std::runtime_error(text("output '", output.name, "' has ", values.size(),
-                                    " numbers, the schema promises ", batch.samples,
-                                    " samples by ", output.width));
+                                    " numbers, the schema promises ", batch.samples, " samples by ",
+                                    output.width));
     }
     rows.push_back(values.data());
   }

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "batching/merger.h"
-#include "batching/pending.h"
+#include "batching/pending_request.h"
 #include "common/clock.h"
 #include "model/runner.h"
 #include "package/schema.h"

@@ -29,8 +29,7 @@ void copy_ids(const HostGroup& merged, std::size_t at, const JaggedView& view, s
 
 // The rows of the batch that a part has.
 std::int64_t rows_of(const Part& part) {
-  return part.request->request.shared.any() ? part.shared_end - part.shared_begin
-                                            : part.samples();
+  return part.request->request.shared.any() ? part.shared_end - part.shared_begin : part.samples();
 }
 
 // What the parts share; nothing where none does.

@@ -2,8 +2,8 @@
 // feature, then all of the second. Everything is copied, once, into the memory that a session
 // reserved: pinned memory where a GPU computes. Ids become int64 unless the session takes int32
 // and every client sent int32. Where a request shares rows of features among its samples, the batch
-// does: those features have the rows of all parts one after the other, and a part that shares nothing
-// brings a row per sample.
+// does: those features have the rows of all parts one after the other, and a part that shares
+// nothing brings a row per sample.
 //
 // Contract: a Merger is owned by one worker. It trusts the decoder's checks. Nothing blocks.
 #pragma once
@@ -12,7 +12,7 @@
 #include <span>
 
 #include "batching/buffer.h"
-#include "batching/pending.h"
+#include "batching/pending_request.h"
 #include "model/runner.h"
 #include "package/schema.h"
 

@@ -18,7 +18,7 @@ std::string_view reason_name(CutReason reason) {
 
 bool heavy(const QueueState& state) {
   const Duration work = state.work.of(state.samples);
-  return work >= kSpareBacklog && work > state.entries * kNetworkPerRequest;
+  return work >= kSpareBacklog && work > state.parts * kNetworkPerRequest;
 }
 
 namespace {
@@ -40,7 +40,7 @@ std::int64_t share(const QueueState& state, const BatchLimits& limits) {
 
 Decision decide(const QueueState& state, const BatchLimits& limits, TimePoint now) {
   using Kind = Decision::Kind;
-  if (state.entries == 0) return {};
+  if (state.parts == 0) return {};
   if (state.asks == WorkerKind::kSpare && !heavy(state)) return {};
   const auto cut = [&](CutReason reason) {
     return Decision{Kind::kCut, reason, now, share(state, limits)};

@@ -1,10 +1,10 @@
 // When a batch is cut, and by which worker: a pure function of (state, now).
 //
-// A free worker takes whatever is queued. With max_delay above zero it first waits that long
-// for company, but never so long that a waiting request would miss its deadline.
+// A free worker takes whatever is queued. With max_delay above zero it first waits that long for
+// more requests, but never so long that a waiting request would miss its deadline.
 //
 // There may be spare workers, on the CPUs that the network's threads need while requests are
-// small. They sleep unless the work that is queued is heavy: it would keep a worker busy for
+// small. They are idle unless the work that is queued is heavy: it would keep a worker busy for
 // kSpareBacklog, and computing a request of it takes longer than the network's part of one, so
 // that the narrow place is the forward pass. Then they take part, and what is queued is divided
 // between all workers instead of going to the first, in shares of which the fixed cost of a
@@ -18,12 +18,13 @@
 
 #include "batching/cost_model.h"
 #include "common/clock.h"
+#include "common/enums.h"
 
 namespace tessera {
 
 // Why a batch was cut: the `reason` label of tessera_batches_total.
 enum class CutReason { kFull, kDelay, kIdle, kDeadline, kDrain };
-inline constexpr int kCutReasons = 5;
+inline constexpr auto kCutReasons = enum_size<CutReason::kDrain>();
 
 std::string_view reason_name(CutReason reason);
 
@@ -48,24 +49,24 @@ enum class WorkerKind { kOrdinary, kSpare };
 
 // What the decision looks at when a worker of kind `asks` is free.
 struct QueueState {
-  std::int64_t entries = 0;
+  std::int64_t parts = 0;
   std::int64_t samples = 0;
   std::int64_t ids = 0;
-  TimePoint oldest = kNever;             // when the longest-waiting entry came
-  TimePoint earliest_deadline = kNever;  // of all waiting entries
+  TimePoint oldest = kNever;             // when the longest-waiting part came
+  TimePoint earliest_deadline = kNever;  // of all waiting parts
   PassCost time = {};                    // of passes lately: what an answer waits for
   PassCost work = {};                    // of passes lately: what they used of a CPU
-  bool draining = false;                 // no company will come any more
+  bool draining = false;                 // no more requests will come
   WorkerKind asks = WorkerKind::kOrdinary;
 };
 
 struct Decision {
   enum class Kind {
-    kCut,           // cut now, for `reason`
-    kWaitUntil,     // ask again at `time`
-    kWaitForEntry,  // nothing to do before a request comes
+    kCut,             // cut now, for `reason`
+    kWaitUntil,       // ask again at `time`
+    kWaitForRequest,  // nothing to do before a request comes
   };
-  Kind kind = Kind::kWaitForEntry;
+  Kind kind = Kind::kWaitForRequest;
   CutReason reason = CutReason::kIdle;
   TimePoint time = kNever;
   std::int64_t samples = 0;  // to cut: how many at most, but one part in any case

@@ -5,13 +5,13 @@
 
 namespace tessera {
 
-std::optional<RejectReason> death(const Part& part, TimePoint now) {
+std::optional<RejectReason> drop_reason(const Part& part, TimePoint now) {
   const TimePoint deadline = part.request->deadline;
   if (now >= deadline) return RejectReason::kDeadline;
-  if (!part.request->dead()) return std::nullopt;
+  if (!part.request->abandoned()) return std::nullopt;
   // gRPC cancels a call when its deadline passes.
   return ended_by_deadline(now, part.request->arrival, deadline) ? RejectReason::kDeadline
-                                                                  : RejectReason::kCancelled;
+                                                                 : RejectReason::kCancelled;
 }
 
 bool RequestQueue::fits(std::int64_t samples) const {
@@ -46,17 +46,17 @@ bool RequestQueue::push(std::vector<Part>& parts, TimePoint now,
 
 void RequestQueue::purge(TimePoint now, std::vector<DroppedPart>& dropped) {
   for (auto level = by_priority_.begin(); level != by_priority_.end();) {
-    std::deque<Part> living;
+    std::deque<Part> kept;
     for (Part& part : level->second) {
-      const auto reason = death(part, now);
+      const auto reason = drop_reason(part, now);
       if (reason.has_value()) {
         forget(part);
         dropped.push_back({std::move(part), *reason});
       } else {
-        living.push_back(std::move(part));
+        kept.push_back(std::move(part));
       }
     }
-    level->second = std::move(living);
+    level->second = std::move(kept);
     level = level->second.empty() ? by_priority_.erase(level) : std::next(level);
   }
 }
@@ -71,10 +71,11 @@ void RequestQueue::cut(std::int64_t max_samples, std::int64_t max_ids, TimePoint
     std::deque<Part>& parts = level->second;
     while (!parts.empty()) {
       Part& part = parts.front();
-      const auto reason = death(part, now);
+      const auto reason = drop_reason(part, now);
       const SharedRows& shared = part.request->request.shared;
-      const bool full = samples + part.samples() > max_samples || ids + part.ids > max_ids ||
-                        (sharing != nullptr && shared.any() && shared.features != sharing->features);
+      const bool full =
+          samples + part.samples() > max_samples || ids + part.ids > max_ids ||
+          (sharing != nullptr && shared.any() && shared.features != sharing->features);
       if (!reason.has_value() && !taken.empty() && full) return;
       forget(part);
       if (reason.has_value()) {

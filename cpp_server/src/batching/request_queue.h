@@ -2,7 +2,7 @@
 // request was cancelled, has failed or has passed its deadline is dropped when a batch is cut
 // or when its place is needed, never computed.
 //
-// Contract: not thread-safe (BatchQueue guards it); no clock of its own; never blocks. It does
+// Contract: not thread-safe (BatchScheduler guards it); no clock of its own; never blocks. It does
 // not own the requests behind its parts, which live until their parts have been delivered or
 // dropped.
 #pragma once
@@ -13,13 +13,13 @@
 #include <map>
 #include <vector>
 
-#include "batching/pending.h"
+#include "batching/pending_request.h"
 #include "common/clock.h"
 
 namespace tessera {
 
-// A request waits from its arrival until its last part is taken, however many parts it has: one that
-// may be sent at all fits an empty queue.
+// A request waits from its arrival until its last part is taken, however many parts it has: one
+// that may be sent at all fits an empty queue.
 struct QueueLimits {
   std::int64_t max_requests = 4'096;
   std::int64_t max_samples = 65'536;
@@ -36,14 +36,15 @@ class RequestQueue {
   explicit RequestQueue(QueueLimits limits) : limits_(limits) {}
 
   // Takes all of `parts` (of one request), or none: false when there is no room even without
-  // the dead ones, which are moved to `dropped`.
+  // those that need not be computed, which are moved to `dropped`.
   bool push(std::vector<Part>& parts, TimePoint now, std::vector<DroppedPart>& dropped);
 
-  // Moves the first parts that fit together to `taken` and the dead ones before them to
-  // `dropped`. The first living part is taken whatever its size, so that none waits for ever. Parts
-  // that share other features than those before them do not fit: a batch has one set of them.
-  void cut(std::int64_t max_samples, std::int64_t max_ids, TimePoint now,
-           std::vector<Part>& taken, std::vector<DroppedPart>& dropped);
+  // Moves the first parts that fit together to `taken` and those before them that need not be
+  // computed to `dropped`. The first part to compute is taken whatever its size, so that none waits
+  // for ever. Parts that share other features than those before them do not fit: a batch has one
+  // set of them.
+  void cut(std::int64_t max_samples, std::int64_t max_ids, TimePoint now, std::vector<Part>& taken,
+           std::vector<DroppedPart>& dropped);
 
   std::int64_t parts() const { return parts_; }
   // Whose last part waits.
@@ -70,6 +71,6 @@ class RequestQueue {
 };
 
 // Why `part` must not be computed, if it must not.
-std::optional<RejectReason> death(const Part& part, TimePoint now);
+std::optional<RejectReason> drop_reason(const Part& part, TimePoint now);
 
 }  // namespace tessera

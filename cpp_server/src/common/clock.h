@@ -15,16 +15,14 @@ using TimePoint = std::chrono::time_point<std::chrono::steady_clock, Duration>;
 
 inline constexpr TimePoint kNever = TimePoint::max();
 
-// `whole` and `rest` (which is less than a second) after `now`; kNever where a TimePoint, which ends
-// after 292 years, does not reach.
+// `whole` and `rest` (which is less than a second) after `now`; kNever where a TimePoint, which
+// ends after 292 years, does not reach.
 inline TimePoint later(TimePoint now, std::chrono::seconds whole, Duration rest) {
   const auto reach = std::chrono::floor<std::chrono::seconds>(kNever - now);
   return whole < reach ? now + whole + rest : kNever;
 }
 
-inline double seconds(Duration duration) {
-  return std::chrono::duration<double>(duration).count();
-}
+inline double seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
 
 // What the calling thread has used of CPUs: unlike time, it does not pass while others have them.
 inline Duration thread_cpu_time() {

@@ -52,9 +52,8 @@ T checked_number(const std::string& name, const std::string& value, std::int64_t
                  std::int64_t most) {
   const auto parsed = parse_number<std::int64_t>(name, value);
   if (parsed < least) refuse_flag(name, value, text("give a whole number of at least ", least));
-  const auto top = static_cast<std::int64_t>(
-      std::min<std::uint64_t>(static_cast<std::uint64_t>(most),
-                              static_cast<std::uint64_t>(std::numeric_limits<T>::max())));
+  const auto top = static_cast<std::int64_t>(std::min<std::uint64_t>(
+      static_cast<std::uint64_t>(most), static_cast<std::uint64_t>(std::numeric_limits<T>::max())));
   if (parsed > top) refuse_flag(name, value, text("give a number of at most ", top));
   return static_cast<T>(parsed);
 }

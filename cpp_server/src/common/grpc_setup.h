@@ -9,8 +9,6 @@ namespace tessera {
 
 // Debian's absl is built with a search for deadlocks at every lock of every mutex, meant for
 // debugging; gRPC takes dozens for a call.
-inline void prepare_grpc() {
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
-}
+inline void prepare_grpc() { absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore); }
 
 }  // namespace tessera

@@ -46,15 +46,17 @@ class Connection {
  public:
   Connection(const TrafficOptions& options, const std::vector<grpc::ByteBuffer>& requests,
              std::int64_t samples, int index)
-      : options_(options), requests_(requests), samples_(samples),
+      : options_(options),
+        requests_(requests),
+        samples_(samples),
         random_(options.seed + static_cast<std::uint64_t>(index)),
         next_request_(static_cast<std::size_t>(index)) {
     grpc::ChannelArguments arguments;
     // Otherwise connections to one address share a socket.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetMaxReceiveMessageSize(-1);
-    channel_ = grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(),
-                                         arguments);
+    channel_ =
+        grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), arguments);
     stub_ = std::make_unique<grpc::GenericStub>(channel_);
   }
 
@@ -79,9 +81,9 @@ class Connection {
     auto call = std::make_unique<Call>();
     call->intended = intended;
     call->context = std::make_unique<grpc::ClientContext>();
-    call->context->set_deadline(std::chrono::system_clock::now() +
-                                std::chrono::duration_cast<std::chrono::system_clock::duration>(
-                                    options_.timeout));
+    call->context->set_deadline(
+        std::chrono::system_clock::now() +
+        std::chrono::duration_cast<std::chrono::system_clock::duration>(options_.timeout));
     call->reader = stub_->PrepareUnaryCall(call->context.get(), kMethod,
                                            requests_[next_request_++ % requests_.size()], &queue_);
     call->reader->StartCall();
@@ -165,7 +167,7 @@ class Connection {
 }  // namespace
 
 TrafficResult run_traffic(const TrafficOptions& options, const std::vector<std::string>& requests,
-                    std::int64_t samples) {
+                          std::int64_t samples) {
   prepare_grpc();
   std::vector<grpc::ByteBuffer> buffers;
   for (const std::string& request : requests) {

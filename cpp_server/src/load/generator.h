@@ -22,9 +22,9 @@ namespace tessera {
 
 struct TrafficOptions {
   std::string address;
-  double rate = 0;         // requests/s over all connections; 0: closed loop
-  bool poisson = true;     // else evenly spaced
-  int in_flight = 64;      // closed loop: over all connections; open loop: unlimited
+  double rate = 0;      // requests/s over all connections; 0: closed loop
+  bool poisson = true;  // else evenly spaced
+  int in_flight = 64;   // closed loop: over all connections; open loop: unlimited
   int connections = 1;
   Duration warm_up{std::chrono::seconds(1)};  // not measured
   Duration duration{std::chrono::seconds(10)};
@@ -33,7 +33,7 @@ struct TrafficOptions {
 };
 
 struct TrafficResult {
-  LatencyHistogram latency;                     // of answered requests
+  LatencyHistogram latency;                    // of answered requests
   std::map<std::string, std::uint64_t> codes;  // by status name, measured requests only
   std::uint64_t answers_wrong_size = 0;
   double seconds = 0;        // of the measurement
@@ -44,6 +44,6 @@ struct TrafficResult {
 
 // `requests` are sent in turn; each answer must hold `samples` scores.
 TrafficResult run_traffic(const TrafficOptions& options, const std::vector<std::string>& requests,
-                    std::int64_t samples);
+                          std::int64_t samples);
 
 }  // namespace tessera

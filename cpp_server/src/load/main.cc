@@ -30,15 +30,14 @@ struct Settings {
 };
 
 Flag seconds_flag(const std::string& name, const std::string& help, tessera::Duration& target) {
-  return {name, "S",
-          tessera::text(help, ", seconds (default: ", tessera::seconds(target), ")"),
+  return {name, "S", tessera::text(help, ", seconds (default: ", tessera::seconds(target), ")"),
           [=, &target](const std::string& value) {
             const auto given = tessera::parse_number<double>(name, value);
             if (!(given >= 0 && given < 1e6)) {
               tessera::refuse_flag(name, value, "give seconds from 0 to 1000000");
             }
-            target = std::chrono::duration_cast<tessera::Duration>(
-                std::chrono::duration<double>(given));
+            target =
+                std::chrono::duration_cast<tessera::Duration>(std::chrono::duration<double>(given));
           }};
 }
 
@@ -127,8 +126,8 @@ int run(const Settings& settings) {
       tessera::run_traffic(settings.traffic, requests, settings.draw.samples);
   std::cout << tessera::text_report(settings.traffic, result);
   if (!settings.csv.empty()) append_csv(settings, result);
-  const bool all = result.codes.size() == 1 && result.codes.contains("OK") &&
-                   result.answers_wrong_size == 0;
+  const bool all =
+      result.codes.size() == 1 && result.codes.contains("OK") && result.answers_wrong_size == 0;
   return all ? 0 : 1;
 }
 

@@ -52,8 +52,8 @@ std::string text_report(const TrafficOptions& options, const TrafficResult& resu
   out += text("latency ms p50 ", milliseconds(latency.quantile_ns(0.5)), "  p90 ",
               milliseconds(latency.quantile_ns(0.9)), "  p99 ",
               milliseconds(latency.quantile_ns(0.99)), "  p99.9 ",
-              milliseconds(latency.quantile_ns(0.999)), "  max ",
-              milliseconds(latency.max_ns()), "\n");
+              milliseconds(latency.quantile_ns(0.999)), "  max ", milliseconds(latency.max_ns()),
+              "\n");
   out += text("server     queue ", fixed(result.server_queue_us, 0), " us, forward ",
               fixed(result.server_forward_us, 0), " us, ", fixed(result.batch_samples, 1),
               " samples per batch (means over the answers)\n");
@@ -70,9 +70,8 @@ std::string csv_line(const TrafficOptions& options, const TrafficResult& result)
   return text(fixed(options.rate, 1), ",", options.rate > 0 ? 0 : options.in_flight, ",",
               options.connections, ",", fixed(result.seconds, 3), ",", latency.count(), ",",
               failures(result), ",", fixed(per_second(result), 1), ",",
-              milliseconds(latency.quantile_ns(0.5)), ",",
-              milliseconds(latency.quantile_ns(0.9)), ",",
-              milliseconds(latency.quantile_ns(0.99)), ",",
+              milliseconds(latency.quantile_ns(0.5)), ",", milliseconds(latency.quantile_ns(0.9)),
+              ",", milliseconds(latency.quantile_ns(0.99)), ",",
               milliseconds(latency.quantile_ns(0.999)), ",", milliseconds(latency.max_ns()), ",",
               fixed(result.server_queue_us, 1), ",", fixed(result.server_forward_us, 1), ",",
               fixed(result.batch_samples, 2), "\n");

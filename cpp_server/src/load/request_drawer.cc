@@ -39,8 +39,9 @@ RequestDrawer::RequestDrawer(const InputSchema& schema, DrawOptions options, std
     : schema_(schema), options_(std::move(options)), random_(seed) {
   const std::size_t given = options_.ids_per_bag.size();
   if (given != 1 && given != schema.features.size()) {
-    throw UsageError(text("--ids-per-bag has ", given, " numbers; give one, or one for each of the ",
-                          schema.features.size(), " features"));
+    throw UsageError(text("--ids-per-bag has ", given,
+                          " numbers; give one, or one for each of the ", schema.features.size(),
+                          " features"));
   }
 }
 
@@ -89,8 +90,7 @@ std::string RequestDrawer::draw() {
     }
   }
   own.write(*request.mutable_id_list_features(), own_features, options_.int32_ids);
-  scored.write(*request.mutable_id_score_list_features(), scored_features,
-               options_.int32_ids);
+  scored.write(*request.mutable_id_score_list_features(), scored_features, options_.int32_ids);
   if (options_.shared_features == 0) {
     request.clear_shared_features();
   } else {

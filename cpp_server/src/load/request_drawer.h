@@ -12,7 +12,7 @@
 namespace tessera {
 
 struct DrawOptions {
-  std::int64_t samples = 1;    // of each request
+  std::int64_t samples = 1;  // of each request
   // Of each feature in the schema's order, or one number for all.
   std::vector<std::int64_t> ids_per_bag = {1};
   bool int32_ids = false;

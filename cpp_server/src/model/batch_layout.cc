@@ -66,8 +66,7 @@ HostBatch BatchLayout::over(std::byte* memory, const BatchShape& shape) const {
   batch.rows = rows_;
   batch.dense_features = dense_features_;
   batch.dense = at<float>(memory, offsets_.dense, rows_ * dense_features_);
-  batch.id_list.lengths =
-      at<std::int32_t>(memory, offsets_.plain_lengths, plain_bags_);
+  batch.id_list.lengths = at<std::int32_t>(memory, offsets_.plain_lengths, plain_bags_);
   ids(batch.id_list, offsets_.plain_values, shape.plain_ids);
   batch.id_score_list.lengths =
       at<std::int32_t>(memory, offsets_.scored_lengths, rows_ * scored_features_);

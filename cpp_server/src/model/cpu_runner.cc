@@ -39,8 +39,7 @@ class CpuSession final : public Session {
   HostBatch reserve(const BatchShape& shape) override {
     // Always int64, so that the graph's executor sees one type only.
     const BatchLayout layout(schema_, shape, /*padding=*/0, /*narrow=*/false);
-    std::byte* const memory =
-        memory_.take(layout.bytes() + BatchLayout::kAlignment).data();
+    std::byte* const memory = memory_.take(layout.bytes() + BatchLayout::kAlignment).data();
     const auto behind = reinterpret_cast<std::uintptr_t>(memory) % BatchLayout::kAlignment;
     return layout.over(memory + (BatchLayout::kAlignment - behind), shape);
   }

@@ -112,18 +112,18 @@ void compare(const OutputSpec& output, std::span<const float> found,
     const double bound = manifest.golden_atol + manifest.golden_rtol * std::abs(golden[i]);
     // Written so that a NaN fails.
     if (!(std::abs(double{found[i]} - double{golden[i]}) <= bound)) {
-      throw std::runtime_error(
-          text("does not give its golden answers: output '", output.name, "' of golden sample ",
-               i / static_cast<std::size_t>(output.width), " is ", found[i], ", recorded was ",
-               golden[i]));
+      throw std::runtime_error(text("does not give its golden answers: output '", output.name,
+                                    "' of golden sample ",
+                                    i / static_cast<std::size_t>(output.width), " is ", found[i],
+                                    ", recorded was ", golden[i]));
     }
   }
 }
 
 }  // namespace
 
-void replay_golden(Session& session, const Manifest& manifest,
-                   std::span<const std::byte> content, bool shared) {
+void replay_golden(Session& session, const Manifest& manifest, std::span<const std::byte> content,
+                   bool shared) {
   Tensors tensors;
   try {
     tensors = read_safetensors(content);

@@ -33,8 +33,8 @@ class PinnedMemory {
   std::size_t bytes_ = 0;
 };
 
-// A point in a stream's work. Belongs to the device that is current when it is first set, which must
-// be the stream's.
+// A point in a stream's work. Belongs to the device that is current when it is first set, which
+// must be the stream's.
 class StreamMark {
  public:
   StreamMark() = default;

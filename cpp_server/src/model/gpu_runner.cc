@@ -21,7 +21,7 @@ std::vector<at::Device> cuda(const std::vector<int>& numbers) {
   return devices;
 }
 
-// One or several copies of the whole model, each on as many devices as the package has shards.
+// One or several replicas of the whole model, each on as many devices as the package has shards.
 class GpuRunner final : public Runner {
  public:
   // `placements`: of each copy, the device of each shard.
@@ -57,10 +57,12 @@ class GpuRunner final : public Runner {
     for (const Replica& replica : replicas_) {
       held.push_back({replica.name, "buffers", replica.buffer_bytes.load()});
       for (const auto& [device, bytes] : replica.module.table_bytes()) {
-        const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(
-            static_cast<c10::DeviceIndex>(device));
-        const auto reserved = stats.reserved_bytes[static_cast<std::size_t>(
-            c10::CachingAllocator::StatType::AGGREGATE)].current;
+        const auto stats =
+            c10::cuda::CUDACachingAllocator::getDeviceStats(static_cast<c10::DeviceIndex>(device));
+        const auto reserved = stats
+                                  .reserved_bytes[static_cast<std::size_t>(
+                                      c10::CachingAllocator::StatType::AGGREGATE)]
+                                  .current;
         held.push_back({text("cuda:", device), "tables", bytes});
         // Of the whole process: tables, buffers, dense weights, activations and graphs.
         held.push_back({text("cuda:", device), "reserved", static_cast<std::uint64_t>(reserved)});
@@ -75,7 +77,7 @@ class GpuRunner final : public Runner {
             const std::vector<int>& numbers)
         : device(numbers.at(0)), name(text("cuda:", device)), module(file, schema, cuda(numbers)) {}
 
-    int device;        // that the copy's inputs, outputs and first shard are on
+    int device;  // that its inputs, outputs and first shard are on
     std::string name;
     TorchScriptModule module;
     std::atomic<std::uint64_t> buffer_bytes = 0;
@@ -86,19 +88,19 @@ class GpuRunner final : public Runner {
   std::deque<Replica> replicas_;
 };
 
-// For each copy of the model, the device of each shard: as many copies as there are devices for,
-// and one at least, whose shards then take turns.
+// For each replica of the model, the device of each shard: as many replicas as there are devices
+// for, and one at least, whose shards then take turns.
 std::vector<std::vector<int>> placements(const std::vector<int>& devices, int shards) {
-  std::vector<std::vector<int>> copies;
+  std::vector<std::vector<int>> replicas;
   const auto count = static_cast<std::size_t>(shards);
   std::size_t next = 0;
   do {
-    std::vector<int> copy;
-    for (std::size_t i = 0; i < count; ++i) copy.push_back(devices[(next + i) % devices.size()]);
-    copies.push_back(std::move(copy));
+    std::vector<int> replica;
+    for (std::size_t i = 0; i < count; ++i) replica.push_back(devices[(next + i) % devices.size()]);
+    replicas.push_back(std::move(replica));
     next += count;
   } while (next + count <= devices.size());
-  return copies;
+  return replicas;
 }
 
 }  // namespace

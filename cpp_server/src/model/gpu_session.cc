@@ -23,9 +23,7 @@ constexpr std::int64_t kIdsPerBag = 32;
 // TorchScript's executor has settled after so many calls (golden.cc).
 constexpr int kSettlingCalls = 3;
 
-std::string first_line(const std::string& message) {
-  return message.substr(0, message.find('\n'));
-}
+std::string first_line(const std::string& message) { return message.substr(0, message.find('\n')); }
 
 // The allocator's part of a recording that failed.
 void end_recording(c10::Device device, at::cuda::MempoolId_t pool) {
@@ -39,7 +37,10 @@ void end_recording(c10::Device device, at::cuda::MempoolId_t pool) {
 class GpuScores final : public Scores {
  public:
   GpuScores(const InputSchema& schema, const float* values, const HostBatch& batch, Duration copies)
-      : schema_(schema), values_(values), samples_(batch.samples), rows_(batch.rows),
+      : schema_(schema),
+        values_(values),
+        samples_(batch.samples),
+        rows_(batch.rows),
         copies_(copies) {}
 
   std::span<const float> output(std::size_t index) const override {
@@ -134,8 +135,7 @@ void GpuSession::record(std::int64_t graph_samples) {
 void GpuSession::record_one(const BatchLayout& layout, const BatchShape& full,
                             at::cuda::CUDAGraph& graph, at::cuda::MempoolId_t pool) {
   graph_in_.zero_();  // empty bags, until a batch is copied there
-  const HostBatch batch =
-      layout.over(reinterpret_cast<std::byte*>(graph_in_.data_ptr()), full);
+  const HostBatch batch = layout.over(reinterpret_cast<std::byte*>(graph_in_.data_ptr()), full);
   const at::Tensor scores = graph_out_.view(at::kFloat).narrow(0, 0, batch.rows * width_);
   for (int call = 0; call < kSettlingCalls; ++call) compute(batch, scores);
   check_cuda(cudaStreamSynchronize(stream_.stream()), "calling the model");
@@ -216,8 +216,7 @@ std::unique_ptr<Scores> GpuSession::forward(const HostBatch& batch) {
   if (recorded_ != nullptr) {
     recorded_->graph->replay();
   } else {
-    const HostBatch on_device =
-        layout_->over(reinterpret_cast<std::byte*>(in.data_ptr()), shape_);
+    const HostBatch on_device = layout_->over(reinterpret_cast<std::byte*>(in.data_ptr()), shape_);
     compute(on_device, out.view(at::kFloat).narrow(0, 0, batch.rows * width_));
   }
   computed_.set(stream);
@@ -226,9 +225,8 @@ std::unique_ptr<Scores> GpuSession::forward(const HostBatch& batch) {
              "copying scores from the GPU");
   copied_out_.set(stream);
   copied_out_.wait();
-  return std::make_unique<GpuScores>(
-      schema_, reinterpret_cast<const float*>(host), batch,
-      copied_in_.since(begun_) + copied_out_.since(computed_));
+  return std::make_unique<GpuScores>(schema_, reinterpret_cast<const float*>(host), batch,
+                                     copied_in_.since(begun_) + copied_out_.since(computed_));
 }
 
 }  // namespace tessera

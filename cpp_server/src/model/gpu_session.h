@@ -29,8 +29,8 @@ namespace tessera {
 class GpuSession final : public Session {
  public:
   // `module` is on the device `device` and keeps its outputs there; it and `schema` must outlive
-  // the session. Records graphs for batches of up to `graph_samples` samples, or none at 0; `device_bytes`
-  // counts what the session holds on the device beside torch's own.
+  // the session. Records graphs for batches of up to `graph_samples` samples, or none at 0;
+  // `device_bytes` counts what the session holds on the device beside torch's own.
   GpuSession(const TorchScriptModule& module, const InputSchema& schema, int device,
              std::int64_t graph_samples, std::atomic<std::uint64_t>& device_bytes);
   ~GpuSession() override;
@@ -65,7 +65,7 @@ class GpuSession final : public Session {
   const c10::cuda::CUDAStream stream_;
   std::atomic<std::uint64_t>& device_bytes_;
   std::int64_t width_ = 0;  // numbers per sample over all outputs
-  std::string remark_;  // why no graphs were recorded
+  std::string remark_;      // why no graphs were recorded
 
   // Where graphs read and write: their addresses are part of the recordings.
   at::Tensor graph_in_;

@@ -56,8 +56,7 @@ void check_torch(const std::string& path, const Manifest& manifest) {
   const MajorMinor running = major_minor(torch_version());
   if (running < manifest.torch_min || running >= manifest.torch_below) {
     throw PackageError(path, text("needs torch >=", printed(manifest.torch_min), ",<",
-                                  printed(manifest.torch_below), ", running is ",
-                                  torch_version(),
+                                  printed(manifest.torch_below), ", running is ", torch_version(),
                                   "; build the server with a torch of that range or package "
                                   "the model again"));
   }
@@ -119,15 +118,15 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
     throw PackageError(path, error.what());
   }
   steps.done("operators");
-  std::unique_ptr<Runner> runner = on_cpu
-                                       ? open_on_cpu(*opening, path, manifest)
-                                       : open_on_gpus(checked->file, manifest, options.gpu);
+  std::unique_ptr<Runner> runner = on_cpu ? open_on_cpu(*opening, path, manifest)
+                                          : open_on_gpus(checked->file, manifest, options.gpu);
   if (!on_cpu) checked->file->check_unchanged();
   steps.done("open");
   std::span<const std::byte> golden;
   if (options.verify_golden) {
     golden = on_cpu ? opening->content(kGoldenRecord) : std::span<const std::byte>(checked->golden);
-    if (golden.empty()) throw PackageError(path, text("record '", kGoldenRecord, "' is missing or empty"));
+    if (golden.empty())
+      throw PackageError(path, text("record '", kGoldenRecord, "' is missing or empty"));
   }
   try {
     for (std::size_t device = 0; device < runner->devices().size(); ++device) {

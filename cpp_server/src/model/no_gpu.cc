@@ -5,8 +5,7 @@
 namespace tessera {
 
 std::unique_ptr<Runner> open_on_gpus(const std::shared_ptr<const PackageFile>& file,
-                                     const Manifest& /*manifest*/,
-                                     const GpuOptions& /*options*/) {
+                                     const Manifest& /*manifest*/, const GpuOptions& /*options*/) {
   throw PackageError(file->path(),
                      "was packaged for device 'cuda', and this server was built with a LibTorch "
                      "without CUDA; build it with a CUDA build of torch or package the model with "

@@ -53,8 +53,9 @@ at::Tensor new_table(std::uint64_t bytes) {
   void* const memory = std::aligned_alloc(kHugePage, room);
   if (memory == nullptr) throw std::bad_alloc();
   ::madvise(memory, room, MADV_HUGEPAGE);  // it may decline
-  return at::from_blob(memory, {static_cast<std::int64_t>(bytes)},
-                       [](void* to_free) { std::free(to_free); }, at::kByte);
+  return at::from_blob(
+      memory, {static_cast<std::int64_t>(bytes)}, [](void* to_free) { std::free(to_free); },
+      at::kByte);
 }
 
 std::vector<std::byte> random_token(std::random_device& random) {
@@ -166,8 +167,8 @@ void Opening::put_tables(torch::jit::Module module,
   for (const auto& attribute : module.named_attributes(/*recurse=*/false)) {
     if (!attribute.value.isTensor()) continue;
     const at::Tensor& tensor = attribute.value.toTensor();
-    if (!tensor.defined() || tensor.scalar_type() != at::kByte ||
-        tensor.nbytes() != kTokenBytes || !tensor.is_contiguous()) {
+    if (!tensor.defined() || tensor.scalar_type() != at::kByte || tensor.nbytes() != kTokenBytes ||
+        !tensor.is_contiguous()) {
       continue;
     }
     const auto* const begin = static_cast<const std::byte*>(tensor.const_data_ptr());

@@ -88,7 +88,8 @@ void load_libtorch() {
   if (!fs::is_regular_file(path, ignored)) return;  // the library that needs it will say so
   if (dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
     const char* const reason = dlerror();
-    throw LibraryError(text(path.string(), " does not load: ", reason == nullptr ? "unknown" : reason,
+    throw LibraryError(text(path.string(),
+                            " does not load: ", reason == nullptr ? "unknown" : reason,
                             "; install torch again, the release that this server was built with"));
   }
 }
@@ -137,9 +138,8 @@ void load_operator_libraries(const std::vector<std::string>& names,
     // Global, because the libraries find each other's symbols that way.
     if (dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
       const char* const reason = dlerror();
-      throw LibraryError(text("operator library '", name, "' (", path.string(),
-                              ") does not load: ", reason == nullptr ? "unknown" : reason, "; ",
-                              remedy));
+      throw LibraryError(text("operator library '", name, "' (", path.string(), ") does not load: ",
+                              reason == nullptr ? "unknown" : reason, "; ", remedy));
     }
     for (const std::string& op : known->second.operators) {
       if (!c10::Dispatcher::singleton().findSchema({op, ""}).has_value()) {

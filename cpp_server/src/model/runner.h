@@ -28,8 +28,8 @@ struct HostGroup {
 };
 
 // The arguments of the package's `forward`, in memory of the session that reserved them; or, where
-// `row_index` is not empty, of its `forward_shared`: the id_list features marked in `shared` then have
-// R bags each, one per shared row, where the others have B.
+// `row_index` is not empty, of its `forward_shared`: the id_list features marked in `shared` then
+// have R bags each, one per shared row, where the others have B.
 struct HostBatch {
   std::int64_t samples = 0;         // that scores are wanted of
   std::int64_t rows = 0;            // B >= samples; the rows behind the samples are padding
@@ -44,9 +44,9 @@ struct HostBatch {
 // What is known of a batch before it has memory.
 struct BatchShape {
   std::int64_t samples = 0;
-  std::int64_t plain_ids = 0;   // of the id_list group
-  std::int64_t scored_ids = 0;  // of the id_score_list group
-  bool narrow = false;          // every id came as int32
+  std::int64_t plain_ids = 0;        // of the id_list group
+  std::int64_t scored_ids = 0;       // of the id_score_list group
+  bool narrow = false;               // every id came as int32
   std::int64_t shared_features = 0;  // of the id_list group; only where the runner shares rows
   std::int64_t shared_rows = 0;      // R
 };

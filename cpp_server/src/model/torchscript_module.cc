@@ -35,9 +35,7 @@ class FileAdapter final : public caffe2::serialize::ReadAdapterInterface {
 constexpr const char* kSharedMethod = "forward_shared";
 
 // The first line: what torch appends below it is a trace for its own developers.
-std::string first_line(const std::string& message) {
-  return message.substr(0, message.find('\n'));
-}
+std::string first_line(const std::string& message) { return message.substr(0, message.find('\n')); }
 
 bool copies_to_cpu(const torch::jit::Node& node) {
   if (node.kind() == c10::Symbol::fromQualString("aten::cpu")) return true;

@@ -10,8 +10,8 @@ namespace {
 constexpr std::uint64_t kAlignment = 64;
 constexpr std::uint64_t kMax16 = 0xffff;
 constexpr std::uint64_t kMax32 = 0xffffffff;
-constexpr std::uint64_t kVersion = 45;       // the first with zip64
-constexpr std::uint64_t kDate = 0x0021;      // 1980-01-01, the earliest there is
+constexpr std::uint64_t kVersion = 45;   // the first with zip64
+constexpr std::uint64_t kDate = 0x0021;  // 1980-01-01, the earliest there is
 constexpr std::uint64_t kZip64Id = 0x0001;
 constexpr std::uint64_t kPaddingId = 0x4246;  // torch's own, "FB"
 constexpr std::uint64_t kLocalBytes = 30;
@@ -77,7 +77,8 @@ std::string local_header(std::string_view name, const Record& record, std::uint6
   return out.take();
 }
 
-std::string directory_entry(std::string_view name, const Record& record, std::uint64_t header_offset) {
+std::string directory_entry(std::string_view name, const Record& record,
+                            std::uint64_t header_offset) {
   Writer extra;
   const bool wide = record.bytes >= kMax32;
   const bool far = header_offset >= kMax32;

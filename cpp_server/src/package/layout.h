@@ -28,8 +28,7 @@ bool good_name(std::string_view name);
 
 // The bytes before the content of a record whose header begins at `header_offset`; `name` is
 // that below the top folder.
-std::string local_header(std::string_view name, const Record& record,
-                         std::uint64_t header_offset);
+std::string local_header(std::string_view name, const Record& record, std::uint64_t header_offset);
 
 // The record's entry in the directory.
 std::string directory_entry(std::string_view name, const Record& record,

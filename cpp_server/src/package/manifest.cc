@@ -91,12 +91,11 @@ FeatureSpec read_feature(const Json& json) {
   feature.table = string_at(json, "table");
   feature.rows = positive_at(json, "rows", 1);
   feature.dim = positive_at(json, "dim", 1);
-  feature.pooling = word_at<std::string>(
-      json, "pooling", {{"sum", "sum"}, {"mean", "mean"}, {"none", "none"}});
-  feature.hashing = word_at<Hashing>(json, "hashing",
-                                     {{"none", Hashing::kNone},
-                                      {"modulo", Hashing::kModulo},
-                                      {"murmur3", Hashing::kMurmur3}});
+  feature.pooling =
+      word_at<std::string>(json, "pooling", {{"sum", "sum"}, {"mean", "mean"}, {"none", "none"}});
+  feature.hashing = word_at<Hashing>(
+      json, "hashing",
+      {{"none", Hashing::kNone}, {"modulo", Hashing::kModulo}, {"murmur3", Hashing::kMurmur3}});
   feature.out_of_range = word_at<OutOfRange>(json, "out_of_range",
                                              {{"reject", OutOfRange::kReject},
                                               {"clamp", OutOfRange::kClamp},
@@ -170,9 +169,26 @@ Manifest parse_manifest(std::span<const std::byte> json) {
   }
   read_signature(json);
   expect_keys(root, "manifest",
-              {"format_version", "name", "version", "created", "versions", "backend",
-               "operator_libraries", "schema", "dtype", "dense_dtype", "tables", "bytes_fp32", "bytes_packaged",
-               "plan", "device", "source", "training_metrics", "evaluation", "golden", "records",
+              {"format_version",
+               "name",
+               "version",
+               "created",
+               "versions",
+               "backend",
+               "operator_libraries",
+               "schema",
+               "dtype",
+               "dense_dtype",
+               "tables",
+               "bytes_fp32",
+               "bytes_packaged",
+               "plan",
+               "device",
+               "source",
+               "training_metrics",
+               "evaluation",
+               "golden",
+               "records",
                "signature"});
   Manifest manifest;
   manifest.name = string_at(root, "name");

@@ -24,9 +24,8 @@ constexpr std::uint32_t kMax32 = 0xffffffffU;
 constexpr std::uint64_t kMaxDirectoryBytes = 64ULL << 20;
 
 [[noreturn]] void no_package(const PackageFile& file, std::string_view why) {
-  throw PackageError(file.path(),
-                     text("is damaged, cut short or no package at all (", why,
-                          "); if an older Tessera wrote it, package the model again"));
+  throw PackageError(file.path(), text("is damaged, cut short or no package at all (", why,
+                                       "); if an older Tessera wrote it, package the model again"));
 }
 
 // A range of the file in memory, with every access checked.
@@ -145,8 +144,8 @@ Records::Records(const PackageFile& file) : file_(file) {
     compare(file, offset, header, what);
     rebuilt += directory_entry(entry.name, entry.record, offset);
     entry.record.offset = offset + header.size();
-    if (entry.record.bytes > place.offset || entry.record.offset > place.offset -
-                                                                       entry.record.bytes) {
+    if (entry.record.bytes > place.offset ||
+        entry.record.offset > place.offset - entry.record.bytes) {
       no_package(file, text("record '", entry.name, "' is cut short"));
     }
     offset = entry.record.offset + entry.record.bytes;
@@ -171,7 +170,8 @@ std::vector<std::byte> Records::read(const std::string& name, std::uint64_t max_
   }
   std::vector<std::byte> content(record.bytes);
   file_.read_at(record.offset, content);
-  const auto checksum = ::crc32_z(0, reinterpret_cast<const Bytef*>(content.data()), content.size());
+  const auto checksum =
+      ::crc32_z(0, reinterpret_cast<const Bytef*>(content.data()), content.size());
   if (checksum != record.crc32) {
     throw PackageError(file_.path(),
                        text("record '", name, "' is damaged: its CRC-32 does not hold"));

@@ -1,7 +1,8 @@
 // The package as an archive: which records it has and where their bytes are.
 //
-// Other readers of zip, torch's among them, see the same records in the file, because a package file has only one layout (layout.h): it is built again from the names, sizes
-// and checksums that the directory gives, and a file that differs in one byte is refused.
+// Other readers of zip, torch's among them, see the same records in the file, because a package
+// file has only one layout (layout.h): it is built again from the names, sizes and checksums that
+// the directory gives, and a file that differs in one byte is refused.
 //
 // Contract: Records borrows its file, which must outlive it. Const methods may be called from
 // several threads at once and block on the disk. Everything throws PackageError.

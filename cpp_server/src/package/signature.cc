@@ -90,7 +90,8 @@ std::optional<Signature> read_signature(std::span<const std::byte> manifest) {
   };
   bool good = skip(kBeforeKey) && read_hex(rest.substr(0, 2 * found.key.size()), found.key);
   if (good) rest.remove_prefix(2 * found.key.size());
-  good = good && skip(kBeforeValue) && read_hex(rest.substr(0, 2 * found.value.size()), found.value);
+  good =
+      good && skip(kBeforeValue) && read_hex(rest.substr(0, 2 * found.value.size()), found.value);
   if (good) rest.remove_prefix(2 * found.value.size());
   if (!good || rest != kAfterValue) {
     throw std::invalid_argument("the manifest's signature is not written as package files have it");
@@ -100,9 +101,9 @@ std::optional<Signature> read_signature(std::span<const std::byte> manifest) {
 }
 
 bool holds(const Signature& signature, const PublicKey& trusted) {
-  const Key key(EVP_PKEY_new_raw_public_key(EVP_PKEY_ED25519, nullptr, trusted.data(),
-                                            trusted.size()),
-                &EVP_PKEY_free);
+  const Key key(
+      EVP_PKEY_new_raw_public_key(EVP_PKEY_ED25519, nullptr, trusted.data(), trusted.size()),
+      &EVP_PKEY_free);
   const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(EVP_MD_CTX_new(),
                                                                         &EVP_MD_CTX_free);
   if (key == nullptr || context == nullptr ||

@@ -22,9 +22,9 @@ std::string hex_of(const PublicKey& key);
 PublicKey read_public_key(const std::string& path);
 
 struct Signature {
-  PublicKey key{};                       // that it claims to be of
+  PublicKey key{};  // that it claims to be of
   std::array<unsigned char, 64> value{};
-  std::string message;                   // what was signed: the manifest with no signature in it
+  std::string message;  // what was signed: the manifest with no signature in it
 };
 
 // The signature at the end of a manifest's bytes; none where it says null. Throws

@@ -51,18 +51,44 @@ class Reader {
     Token token{.begin = at_};
     token.opcode = static_cast<unsigned char>(take(1)[0]);
     switch (token.opcode) {
-      case kMark: case kTuple: case kPersistentId: case ')': case ']': case '}': case 'e':
-      case 'a': case 's': case 'u': case 'R': case 'b': case 'N': case '.': case '0': case '1':
-      case '2': case 'l': case 'd': case 0x81: case 0x85: case 0x86: case 0x87: case 0x88:
-      case 0x89:
-        break;
-      case 0x80: case kInt1: case kPut1: case kGet1: token.number = integer(1); break;
+      case kMark:
+      case kTuple:
+      case kPersistentId:
+      case ')':
+      case ']':
+      case '}':
+      case 'e':
+      case 'a':
+      case 's':
+      case 'u':
+      case 'R':
+      case 'b':
+      case 'N':
+      case '.':
+      case '0':
+      case '1':
+      case '2':
+      case 'l':
+      case 'd':
+      case 0x81:
+      case 0x85:
+      case 0x86:
+      case 0x87:
+      case 0x88:
+      case 0x89: break;
+      case 0x80:
+      case kInt1:
+      case kPut1:
+      case kGet1: token.number = integer(1); break;
       case kInt2: token.number = integer(2); break;
       case kInt4: token.number = static_cast<std::int32_t>(integer(4)); break;
-      case kPut4: case kGet4: token.number = integer(4); break;
+      case kPut4:
+      case kGet4: token.number = integer(4); break;
       case kLong: token.number = integer(static_cast<std::size_t>(integer(1))); break;
-      case kText: case 'T': token.text = take(static_cast<std::size_t>(integer(4))); break;
-      case 'U': case 0x8c: token.text = take(static_cast<std::size_t>(integer(1))); break;
+      case kText:
+      case 'T': token.text = take(static_cast<std::size_t>(integer(4))); break;
+      case 'U':
+      case 0x8c: token.text = take(static_cast<std::size_t>(integer(1))); break;
       case 'G': take(8); break;
       case kGlobal: token.text = two_lines(); break;
       default: refuse(text("opcode ", int{token.opcode}));

@@ -1,9 +1,9 @@
 // The sizes of tensors' storages in the `data.pkl` of a TorchScript archive, read and replaced, so
 // that torch can be given an archive without its large tables.
 //
-// torch's pickler writes every tensor as a persistent id of its storage (its element type, the number
-// of its record below "data/", its device, its number of elements) and then offset, sizes and
-// strides. This finds those numbers among the pickle's opcodes; no object is made of it.
+// torch's pickler writes every tensor as a persistent id of its storage (its element type, the
+// number of its record below "data/", its device, its number of elements) and then offset, sizes
+// and strides. This finds those numbers among the pickle's opcodes; no object is made of it.
 //
 // Contract: plain values and free functions; any thread; nothing blocks. Throws
 // std::invalid_argument when the content is not as torch writes it.

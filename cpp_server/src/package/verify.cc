@@ -18,12 +18,12 @@ namespace {
 
 constexpr unsigned kMaxThreads = 8;                // more than a disk or a memory can feed
 constexpr std::uint64_t kWorthThreads = 2U << 20;  // bytes
-constexpr std::uint64_t kPieceBytes = 1U << 20;  // stay in a core's cache from reading to hashing
+constexpr std::uint64_t kPieceBytes = 1U << 20;    // stay in a core's cache from reading to hashing
 
 // Bytes of a content that have a hash of their own.
 struct Part {
   const std::string* name = nullptr;
-  std::uint64_t begin = 0;  // within the content
+  std::uint64_t begin = 0;   // within the content
   std::uint64_t offset = 0;  // within the file
   std::uint64_t bytes = 0;
   const std::string* sha256 = nullptr;
@@ -53,8 +53,8 @@ void read_part(const PackageFile& file, const Part& part, const Sink& sink) {
   std::vector<std::byte> scratch(part.place.empty() ? std::min(part.bytes, kPieceBytes) : 0);
   for (std::uint64_t done = 0; done < part.bytes;) {
     const std::uint64_t bytes = std::min(part.bytes - done, kPieceBytes);
-    const auto piece = part.place.empty() ? std::span(scratch).first(bytes)
-                                          : part.place.subspan(done, bytes);
+    const auto piece =
+        part.place.empty() ? std::span(scratch).first(bytes) : part.place.subspan(done, bytes);
     file.read_at(part.offset + done, piece);
     sink(std::span<const std::byte>(piece));
     done += bytes;
@@ -82,9 +82,9 @@ void check_sizes(const std::string& path, const std::string& name, const Record&
                                   " bytes, the manifest says ", listed.bytes));
   }
   if (listed.chunks.size() != chunk_count(record.bytes)) {
-    throw PackageError(path, text("the manifest names ", listed.chunks.size(), " chunks of record '",
-                                  name, "', whose ", record.bytes, " bytes have ",
-                                  chunk_count(record.bytes)));
+    throw PackageError(
+        path, text("the manifest names ", listed.chunks.size(), " chunks of record '", name,
+                   "', whose ", record.bytes, " bytes have ", chunk_count(record.bytes)));
   }
 }
 
@@ -158,8 +158,9 @@ void verify_records(const Records& records, const Manifest& manifest, const Into
   };
   {
     std::vector<std::jthread> others;
-    const unsigned count =
-        bytes < kWorthThreads ? 1 : std::clamp(std::thread::hardware_concurrency(), 1U, kMaxThreads);
+    const unsigned count = bytes < kWorthThreads
+                               ? 1
+                               : std::clamp(std::thread::hardware_concurrency(), 1U, kMaxThreads);
     for (unsigned i = 1; i < count; ++i) others.emplace_back(work);
     work();
   }

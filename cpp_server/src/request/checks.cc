@@ -8,12 +8,12 @@
 
 namespace tessera {
 
-Status check_size(std::string_view field, Bytes content, std::int64_t count,
-                  std::size_t item_bytes, std::string_view type, std::string_view meaning) {
+Status check_size(std::string_view field, Bytes content, std::int64_t count, std::size_t item_bytes,
+                  std::string_view type, std::string_view meaning) {
   const auto expected = static_cast<std::uint64_t>(count) * item_bytes;
   if (content.size() == expected) return {};
-  return Status::invalid(text(field, " has ", content.size(),
-                              " bytes, expected ", expected, " (", meaning, " = ", count, " ", type, " numbers)"));
+  return Status::invalid(text(field, " has ", content.size(), " bytes, expected ", expected, " (",
+                              meaning, " = ", count, " ", type, " numbers)"));
 }
 
 Status read_jagged(const GroupNames& names, const SparseFeaturesView& message, std::int64_t F,
@@ -46,13 +46,12 @@ Status read_jagged(const GroupNames& names, const SparseFeaturesView& message, s
   group.wide = !message.values_int64.empty();
   if (group.wide) {
     if (!message.values.empty()) {
-      return Status::invalid(text(names.group, " has ", message.values.size(), " bytes of values and ",
-                                  message.values_int64.size(),
+      return Status::invalid(text(names.group, " has ", message.values.size(),
+                                  " bytes of values and ", message.values_int64.size(),
                                   " bytes of values_int64, expected only one of the two"));
     }
     group.values = message.values_int64;
-    return check_size(names.values_int64, group.values, total, 8, "int64",
-                      "sum(lengths)");
+    return check_size(names.values_int64, group.values, total, 8, "int64", "sum(lengths)");
   }
   group.values = message.values;
   const bool two_fields = names.values != names.values_int64;

@@ -9,16 +9,16 @@
 #include <string_view>
 
 #include "common/status.h"
+#include "request/decoded_request.h"
 #include "request/field_names.h"
-#include "request/request.h"
 #include "request/wire.h"
 
 namespace tessera {
 
 // `content` holds exactly `count` numbers of `item_bytes` bytes. The texts are for the message
 // alone, which says "FIELD has ...".
-Status check_size(std::string_view field, Bytes content, std::int64_t count,
-                  std::size_t item_bytes, std::string_view type, std::string_view meaning);
+Status check_size(std::string_view field, Bytes content, std::int64_t count, std::size_t item_bytes,
+                  std::string_view type, std::string_view meaning);
 
 // Lengths [F, rows] that are not negative and the ids that they promise, of either width.
 // Fills `group` but for its weights.

@@ -23,8 +23,8 @@ Status refuse_bytes_without_features(const GroupNames& names, const SparseFeatur
                                                       {names.values_int64, message.values_int64}};
   for (const auto& [name, bytes] : parts) {
     if (!bytes.empty()) {
-      return Status::invalid(text(name, " has ", bytes.size(),
-                                  " bytes, expected 0: num_features is 0"));
+      return Status::invalid(
+          text(name, " has ", bytes.size(), " bytes, expected 0: num_features is 0"));
     }
   }
   return {};
@@ -44,8 +44,8 @@ RequestDecoder::RequestDecoder(const InputSchema& schema, RequestLimits limits, 
   }
 }
 
-Status RequestDecoder::decode(const PredictionRequestView& message,
-                              DecodedRequest& request, const FieldNames& names) const {
+Status RequestDecoder::decode(const PredictionRequestView& message, DecodedRequest& request,
+                              const FieldNames& names) const {
   const std::int64_t B = message.batch_size;
   if (B <= 0) return Status::invalid(text("batch_size is ", B, ", expected at least 1"));
   if (B > limits_.max_samples) {
@@ -69,9 +69,9 @@ Status RequestDecoder::decode(const PredictionRequestView& message,
                                    request.id_list);
   }
   if (status.ok()) {
-    status = decode_group(scored_, names.scored, message.id_score_list_features,
-                          static_cast<std::int64_t>(scored_.features.size()), B,
-                          request.id_score_list);
+    status =
+        decode_group(scored_, names.scored, message.id_score_list_features,
+                     static_cast<std::int64_t>(scored_.features.size()), B, request.id_score_list);
   }
   if (!status.ok()) return status;
   request.samples = B;
@@ -84,10 +84,12 @@ Status RequestDecoder::decode(const PredictionRequestView& message,
     return Status::invalid(
         text("the request has ", request.ids, " ids, the limit is ", limits_.max_ids));
   }
-  status = shared ? join(given, B, request)
-                  : check_ids(plain_, names.plain.group, B, request.id_list, request.out_of_range_ids);
+  status = shared
+               ? join(given, B, request)
+               : check_ids(plain_, names.plain.group, B, request.id_list, request.out_of_range_ids);
   if (status.ok()) {
-    status = check_ids(scored_, names.scored.group, B, request.id_score_list, request.out_of_range_ids);
+    status =
+        check_ids(scored_, names.scored.group, B, request.id_score_list, request.out_of_range_ids);
   }
   return status;
 }
@@ -99,18 +101,18 @@ Status RequestDecoder::decode_dense(const FloatFeaturesView& message, std::int64
     return Status::invalid(
         text("float_features.num_features is ", message.num_features, ", the model has ", F));
   }
-  if (Status status = check_size(name, message.values, B * F, 4, "float32",
-                                 "batch_size * num_features");
+  if (Status status =
+          check_size(name, message.values, B * F, 4, "float32", "batch_size * num_features");
       !status.ok()) {
     return status;
   }
   const std::ptrdiff_t bad = first_not_finite(message.values, nan_is_missing_);
   if (bad >= 0) {
     const auto column = static_cast<std::size_t>(bad % F);
-    return Status::invalid(text(
-        name, ": feature '", dense_names_[column], "', row ", bad / F, " is ",
-        load<float>(message.values.data(), static_cast<std::size_t>(bad)), ", expected ",
-        nan_is_missing_ ? "only NaN (missing) or a finite number" : "a finite number"));
+    return Status::invalid(
+        text(name, ": feature '", dense_names_[column], "', row ", bad / F, " is ",
+             load<float>(message.values.data(), static_cast<std::size_t>(bad)), ", expected ",
+             nan_is_missing_ ? "only NaN (missing) or a finite number" : "a finite number"));
   }
   request.dense = message.values;
   return {};
@@ -120,15 +122,14 @@ Status RequestDecoder::decode_group(const GroupRules& rules, const GroupNames& n
                                     const SparseFeaturesView& message, std::int64_t F,
                                     std::int64_t B, JaggedView& group) const {
   if (message.num_features != F) {
-    return Status::invalid(text(names.num_features, " is ", message.num_features,
-                                ", expected ", F));
+    return Status::invalid(
+        text(names.num_features, " is ", message.num_features, ", expected ", F));
   }
   if (F == 0) {
     group = JaggedView{};
     return refuse_bytes_without_features(names, message);
   }
-  if (Status status =
-          read_jagged(names, message, F, B, "num_features * batch_size", group);
+  if (Status status = read_jagged(names, message, F, B, "num_features * batch_size", group);
       !status.ok()) {
     return status;
   }
@@ -138,17 +139,16 @@ Status RequestDecoder::decode_group(const GroupRules& rules, const GroupNames& n
     return Status::invalid(text(names.weights, " has ", message.weights.size(),
                                 " bytes, expected 0: these features have no weights"));
   }
-  if (Status status = check_size(names.weights, message.weights,
-                                 total_ids(group), 4, "float32", "sum(lengths)");
+  if (Status status = check_size(names.weights, message.weights, total_ids(group), 4, "float32",
+                                 "sum(lengths)");
       !status.ok()) {
     return status;
   }
   const std::ptrdiff_t bad = first_not_finite(message.weights, /*nan_passes=*/false);
   if (bad >= 0) {
-    return Status::invalid(
-        text(names.weights, "[", bad, "] is ",
-             load<float>(message.weights.data(), static_cast<std::size_t>(bad)),
-             ", expected a finite number"));
+    return Status::invalid(text(names.weights, "[", bad, "] is ",
+                                load<float>(message.weights.data(), static_cast<std::size_t>(bad)),
+                                ", expected a finite number"));
   }
   group.weights = message.weights;
   return {};
@@ -162,7 +162,8 @@ Status RequestDecoder::decode_given(const PredictionRequestView& message, std::i
   }
   const auto own_features =
       static_cast<std::int64_t>(plain_.features.size() - given.shared.positions.size());
-  if (Status status = decode_group(plain_, kPredictNames.plain, message.id_list_features, own_features, B, given.own);
+  if (Status status = decode_group(plain_, kPredictNames.plain, message.id_list_features,
+                                   own_features, B, given.own);
       !status.ok()) {
     return status;
   }
@@ -187,14 +188,13 @@ Status check_feature(std::string_view field, const FeatureSpec& feature, const J
   std::int64_t outside = 0;
   for (std::size_t i = range.first_id; i < range.first_id + range.ids; ++i) {
     // A negative id is a huge one without its sign.
-    outside += static_cast<std::uint64_t>(id_at(group, i)) >=
-               static_cast<std::uint64_t>(feature.rows);
+    outside +=
+        static_cast<std::uint64_t>(id_at(group, i)) >= static_cast<std::uint64_t>(feature.rows);
   }
   if (outside > 0 && feature.out_of_range == OutOfRange::kReject) {
     std::size_t bag = range.first_bag;
     for (std::size_t i = range.first_id, in_bag = 0;; ++in_bag) {
-      while (in_bag ==
-             static_cast<std::size_t>(load<std::int32_t>(group.lengths.data(), bag))) {
+      while (in_bag == static_cast<std::size_t>(load<std::int32_t>(group.lengths.data(), bag))) {
         ++bag;
         in_bag = 0;
       }
@@ -220,8 +220,8 @@ Status RequestDecoder::join(const Given& given, std::int64_t B, DecodedRequest& 
   for (std::size_t f = 0, own = 0; f < F; ++f) {
     if (flags[f] != 0) continue;
     range.ids = static_cast<std::size_t>(given.own.ids[own++]);
-    if (Status status = check_feature(kPredictNames.plain.group, plain_.features[f], given.own, range,
-                                      request.out_of_range_ids);
+    if (Status status = check_feature(kPredictNames.plain.group, plain_.features[f], given.own,
+                                      range, request.out_of_range_ids);
         !status.ok()) {
       return status;
     }
@@ -231,9 +231,9 @@ Status RequestDecoder::join(const Given& given, std::int64_t B, DecodedRequest& 
   range = {};
   for (std::size_t s = 0; s < given.shared.positions.size(); ++s) {
     range.ids = static_cast<std::size_t>(given.shared.features.ids[s]);
-    if (Status status = check_feature(kSharedNames.group,
-                                      plain_.features[given.shared.positions[s]],
-                                      given.shared.features, range, request.out_of_range_ids);
+    if (Status status =
+            check_feature(kSharedNames.group, plain_.features[given.shared.positions[s]],
+                          given.shared.features, range, request.out_of_range_ids);
         !status.ok()) {
       return status;
     }

@@ -12,8 +12,8 @@
 
 #include "common/status.h"
 #include "package/schema.h"
+#include "request/decoded_request.h"
 #include "request/field_names.h"
-#include "request/request.h"
 #include "request/shared.h"
 #include "request/wire.h"
 

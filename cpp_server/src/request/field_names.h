@@ -31,19 +31,20 @@ inline constexpr FieldNames kPredictNames = {
      "id_score_list_features.lengths", "id_score_list_features.values",
      "id_score_list_features.values_int64", "id_score_list_features.weights"}};
 
-inline constexpr GroupNames kSharedNames = {
-    "shared_features.features",        "shared_features.features.num_features",
-    "shared_features.features.lengths", "shared_features.features.values",
-    "shared_features.features.values_int64", "shared_features.features.weights"};
+inline constexpr GroupNames kSharedNames = {"shared_features.features",
+                                            "shared_features.features.num_features",
+                                            "shared_features.features.lengths",
+                                            "shared_features.features.values",
+                                            "shared_features.features.values_int64",
+                                            "shared_features.features.weights"};
 
 // The tensors of protos/inference.proto's ModelInfer, in the order of a model's arguments.
-inline constexpr std::string_view kInferInputs[] = {
-    "float_features",
-    "id_list_features_lengths",
-    "id_list_features_values",
-    "id_score_list_features_lengths",
-    "id_score_list_features_values",
-    "id_score_list_features_weights"};
+inline constexpr std::string_view kInferInputs[] = {"float_features",
+                                                    "id_list_features_lengths",
+                                                    "id_list_features_values",
+                                                    "id_score_list_features_lengths",
+                                                    "id_score_list_features_values",
+                                                    "id_score_list_features_weights"};
 
 inline constexpr FieldNames kInferNames = {
     kInferInputs[0],

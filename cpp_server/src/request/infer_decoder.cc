@@ -23,7 +23,8 @@ constexpr std::array<std::string_view, 3> kGroups = {"float_features", "id_list_
                                                      "id_score_list_features"};
 
 enum class DataType { kFp32, kInt32, kInt64 };
-constexpr std::array<std::string_view, 3> kDataTypes = {"FP32", "INT32", "INT64"};
+constexpr auto kDataTypes = std::to_array<std::string_view>({"FP32", "INT32", "INT64"});
+static_assert(kDataTypes.size() == enum_size<DataType::kInt64>());
 
 std::size_t width_of(DataType type) { return type == DataType::kInt64 ? 8 : 4; }
 
@@ -46,12 +47,11 @@ DataType type_of(const InferTensorView& tensor) {
 
 Status check_datatype(std::size_t input, const InferTensorView& tensor) {
   const bool dense = input == kDense || input == kScoredWeights;
-  const bool good = dense ? tensor.datatype == "FP32"
-                          : tensor.datatype == "INT32" ||
-                                (holds_ids(input) && tensor.datatype == "INT64");
+  const bool good =
+      dense ? tensor.datatype == "FP32"
+            : tensor.datatype == "INT32" || (holds_ids(input) && tensor.datatype == "INT64");
   if (good) return {};
-  const char* const expected =
-      dense ? "FP32" : holds_ids(input) ? "INT64 or INT32" : "INT32";
+  const char* const expected = dense ? "FP32" : holds_ids(input) ? "INT64 or INT32" : "INT32";
   return Status::invalid(
       text(tensor.name, " has datatype '", tensor.datatype, "', expected ", expected));
 }
@@ -66,8 +66,8 @@ Status check_shape(std::size_t input, const InferTensorView& tensor) {
   }
   for (std::size_t i = 0; i < rank; ++i) {
     if (tensor.dims[i] < 0 || tensor.dims[i] > kMost) {
-      return Status::invalid(text(tensor.name, ".shape[", i, "] is ", tensor.dims[i],
-                                  ", expected 0 to ", kMost));
+      return Status::invalid(
+          text(tensor.name, ".shape[", i, "] is ", tensor.dims[i], ", expected 0 to ", kMost));
     }
   }
   return {};
@@ -81,12 +81,12 @@ std::int64_t elements_of(const InferTensorView& tensor) {
 Status check_raw(const InferTensorView& tensor, Bytes raw) {
   if (std::any_of(tensor.counts.begin(), tensor.counts.end(),
                   [](std::size_t count) { return count > 0; })) {
-    return Status::invalid(text(tensor.name, " has typed contents beside raw_input_contents, "
-                                             "expected only one of the two"));
+    return Status::invalid(text(tensor.name,
+                                " has typed contents beside raw_input_contents, "
+                                "expected only one of the two"));
   }
   const std::int64_t elements = elements_of(tensor);
-  const std::uint64_t expected =
-      static_cast<std::uint64_t>(elements) * width_of(type_of(tensor));
+  const std::uint64_t expected = static_cast<std::uint64_t>(elements) * width_of(type_of(tensor));
   if (raw.size() == expected) return {};
   return Status::invalid(text(tensor.name, " has ", raw.size(), " bytes, expected ", expected,
                               " (its shape has ", elements, " ", tensor.datatype, " elements)"));
@@ -112,8 +112,8 @@ Status read_number(const ParameterView& parameter, std::uint64_t most, std::uint
   number = 0;
   if (parameter.key.empty()) return {};
   if (parameter.kind != Kind::kInt64 && parameter.kind != Kind::kUint64) {
-    return Status::invalid(text("parameter '", parameter.key,
-                                "' is neither an int64_param nor a uint64_param"));
+    return Status::invalid(
+        text("parameter '", parameter.key, "' is neither an int64_param nor a uint64_param"));
   }
   number = parameter.number;
   const auto with_sign = static_cast<std::int64_t>(number);
@@ -190,8 +190,8 @@ Status InferDecoder::find_tensors(const InferRequestView& message, Tensors& tens
       return Status::invalid(text("input '", given.name, "' is given twice"));
     }
     if (!given.unsupported.empty()) {
-      return Status::invalid(text("parameter '", given.unsupported, "' of input '", given.name,
-                                  "' is not supported"));
+      return Status::invalid(
+          text("parameter '", given.unsupported, "' of input '", given.name, "' is not supported"));
     }
     Status status = check_datatype(input, given);
     if (status.ok()) status = check_shape(input, given);

@@ -41,8 +41,8 @@ bool read_parameter(WireReader& outer, ParameterView& view) {
   });
 }
 
-// An entry of a map<string, InferParameter>. One with unknown fields is passed over, as Python's parser
-// does (C++'s passes over those fields): it has no key then.
+// An entry of a map<string, InferParameter>. One with unknown fields is passed over, as Python's
+// parser does (C++'s passes over those fields): it has no key then.
 bool read_entry(WireReader& outer, ParameterView& view) {
   Bytes message;
   if (!outer.bytes(message)) return false;

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/enums.h"
 #include "request/wire.h"
 
 namespace tessera {
@@ -31,9 +32,10 @@ struct ParameterView {
 
 // The fields of InferTensorContents, by their number less one.
 enum class ContentField { kBool, kInt, kInt64, kUint, kUint64, kFp32, kFp64, kBytes };
-inline constexpr std::array<std::string_view, 8> kContentFields = {
-    "bool_contents", "int_contents",  "int64_contents", "uint_contents",
-    "uint64_contents", "fp32_contents", "fp64_contents",  "bytes_contents"};
+inline constexpr auto kContentFields = std::to_array<std::string_view>(
+    {"bool_contents", "int_contents", "int64_contents", "uint_contents", "uint64_contents",
+     "fp32_contents", "fp64_contents", "bytes_contents"});
+static_assert(kContentFields.size() == enum_size<ContentField::kBytes>());
 
 struct InferTensorView {
   static constexpr std::size_t kMaxRank = 2;
@@ -44,7 +46,7 @@ struct InferTensorView {
   std::array<std::int64_t, kMaxRank> dims{};  // the first of `rank`
   std::string_view unsupported;               // a parameter that would have to be obeyed; or empty
   std::array<std::size_t, kContentFields.size()> counts{};  // elements of each content field
-  Bytes message;                              // all of it
+  Bytes message;                                            // all of it
 };
 
 struct InferRequestView {
@@ -61,27 +63,27 @@ struct InferRequestView {
   std::size_t raw_contents = 0;
   std::array<Bytes, kMaxInputs> raw_content{};  // the first of `raw_contents`
   std::size_t outputs = 0;
-  std::string_view unsupported_output;     // the first with a parameter that would have to be obeyed:
+  std::string_view unsupported_output;  // the first with a parameter that would have to be obeyed:
   std::string_view unsupported_parameter;  // this one; or empty
   Bytes message;                           // all of it
 };
 
-// Reads `message` into `view`, which is overwritten. False: this is no ModelInferRequest.
+// Reads `message` into `view`, which is overwritten. False: it is not a valid ModelInferRequest.
 bool parse_infer(Bytes message, InferRequestView& view);
 
 // The names of the first `most` requested outputs of a message that was parsed.
 void read_output_names(const InferRequestView& view, std::size_t most,
                        std::vector<std::string_view>& names);
 
-// The elements of kFp32, kInt or kInt64 of a tensor that was parsed, as little-endian numbers of 4, 4
-// and 8 bytes: either where they lie in the message, or decoded into `storage`.
+// The elements of kFp32, kInt or kInt64 of a tensor that was parsed, as little-endian numbers of 4,
+// 4 and 8 bytes: either where they lie in the message, or decoded into `storage`.
 Bytes read_contents(const InferTensorView& tensor, ContentField field,
                     std::vector<std::byte>& storage);
 
 // A ModelInferResponse that is about to be written. The views are borrowed.
 struct InferResponseParts {
-  std::span<const OutputView> outputs;   // of the model
-  std::span<const std::size_t> chosen;   // which of them, in the order of the answer
+  std::span<const OutputView> outputs;  // of the model
+  std::span<const std::size_t> chosen;  // which of them, in the order of the answer
   std::int64_t samples = 0;
   std::string_view model_name;
   std::string_view model_version;

@@ -17,7 +17,7 @@ Status decode_names(const SharedFeaturesView& message,
     const auto found = position.find(std::string(name));
     if (found == position.end()) {
       return Status::invalid(text("shared_features.names has '", name,
-                                  "', which is no id_list feature of the model"));
+                                  "', which is not an id_list feature of the model"));
     }
     positions.push_back(found->second);
   }
@@ -28,8 +28,8 @@ Status decode_names(const SharedFeaturesView& message,
   std::sort(sorted.begin(), sorted.end());
   const auto distinct = std::unique(sorted.begin(), sorted.end()) - sorted.begin();
   if (static_cast<std::size_t>(distinct) != positions.size()) {
-    return Status::invalid(text("shared_features.names has ", positions.size(),
-                                " names of which ", distinct, " differ"));
+    return Status::invalid(text("shared_features.names has ", positions.size(), " names of which ",
+                                distinct, " differ"));
   }
   return {};
 }
@@ -69,14 +69,14 @@ Status decode_shared(const SharedFeaturesView& message,
                                 message.features.weights.size(),
                                 " bytes, expected 0: these features have no weights"));
   }
-  if (Status status = read_jagged(kSharedNames, message.features, S, R,
-                                  "len(names) * num_rows", shared.features);
+  if (Status status = read_jagged(kSharedNames, message.features, S, R, "len(names) * num_rows",
+                                  shared.features);
       !status.ok()) {
     return status;
   }
   shared.row_index = message.row_index;
-  if (Status status = check_size("shared_features.row_index", shared.row_index, B, 4, "int32",
-                                 "batch_size");
+  if (Status status =
+          check_size("shared_features.row_index", shared.row_index, B, 4, "int32", "batch_size");
       !status.ok()) {
     return status;
   }
@@ -89,8 +89,8 @@ Status decode_shared(const SharedFeaturesView& message,
   for (std::int64_t b = 0; b < B; ++b) {
     const auto row = load<std::int32_t>(shared.row_index.data(), static_cast<std::size_t>(b));
     if (row < 0 || row >= R) {
-      return Status::invalid(text("shared_features.row_index[", b, "] is ", row,
-                                  ", expected [0, ", R, ")"));
+      return Status::invalid(
+          text("shared_features.row_index[", b, "] is ", row, ", expected [0, ", R, ")"));
     }
     shared.spread_ids += row_ids[static_cast<std::size_t>(row)];
   }
@@ -154,8 +154,8 @@ void join_shared(const JaggedView& own, const SharedGroup& shared, std::size_t F
   view_storage(storage, group);
 }
 
-void spread_shared(const JaggedView& own, const SharedGroup& shared, std::size_t F,
-                   std::int64_t B, JoinedStorage& storage, JaggedView& group) {
+void spread_shared(const JaggedView& own, const SharedGroup& shared, std::size_t F, std::int64_t B,
+                   JoinedStorage& storage, JaggedView& group) {
   const auto samples = static_cast<std::size_t>(B);
   const auto R = static_cast<std::size_t>(shared.rows);
   const std::vector<std::size_t> shared_at = shared_places(shared, F);
@@ -164,8 +164,7 @@ void spread_shared(const JaggedView& own, const SharedGroup& shared, std::size_t
 
   storage.lengths.resize(F * samples);
   storage.values.clear();
-  storage.values.reserve(
-      static_cast<std::size_t>(shared.spread_ids + total_ids(own)));
+  storage.values.reserve(static_cast<std::size_t>(shared.spread_ids + total_ids(own)));
   group.ids.assign(F, 0);
   std::size_t own_feature = 0;
   for (std::size_t f = 0; f < F; ++f) {

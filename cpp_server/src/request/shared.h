@@ -1,6 +1,6 @@
 // User features that a ranking request gives once: check them, then put them between the others.
-// A model that shares rows gets them as they are and looks each id up once; for another one they are
-// spread over the samples, so that it sees an ordinary request.
+// A model that shares rows gets them as they are and looks each id up once; for another one they
+// are spread over the samples, so that it sees an ordinary request.
 //
 // Legend: B samples, S shared features, R shared rows (users), F features of the group.
 //
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "common/status.h"
-#include "request/request.h"
+#include "request/decoded_request.h"
 #include "request/wire.h"
 
 namespace tessera {
@@ -38,7 +38,7 @@ void join_shared(const JaggedView& own, const SharedGroup& shared, std::size_t F
                  JoinedStorage& storage, JaggedView& group);
 
 // The same with a copy of the shared features for every sample.
-void spread_shared(const JaggedView& own, const SharedGroup& shared, std::size_t F,
-                   std::int64_t B, JoinedStorage& storage, JaggedView& group);
+void spread_shared(const JaggedView& own, const SharedGroup& shared, std::size_t F, std::int64_t B,
+                   JoinedStorage& storage, JaggedView& group);
 
 }  // namespace tessera

@@ -59,7 +59,7 @@ struct PredictionRequestView {
   SharedFeaturesView shared_features;
 };
 
-// Reads `message` into `view`, which is overwritten. False: this is no PredictionRequest.
+// Reads `message` into `view`, which is overwritten. False: it is not a valid PredictionRequest.
 bool parse_request(Bytes message, PredictionRequestView& view);
 
 // One output of an answer: `count` float32 numbers.

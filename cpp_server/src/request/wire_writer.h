@@ -40,7 +40,9 @@ class WireWriter {
   std::byte* at_;
 };
 
-inline std::size_t tag_bytes(std::uint32_t field) { return varint_bytes(std::uint64_t{field} << 3); }
+inline std::size_t tag_bytes(std::uint32_t field) {
+  return varint_bytes(std::uint64_t{field} << 3);
+}
 
 inline std::size_t delimited_bytes(std::uint32_t field, std::size_t content) {
   return tag_bytes(field) + varint_bytes(content) + content;

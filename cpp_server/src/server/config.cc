@@ -46,14 +46,14 @@ std::vector<Flag> flags(ServerConfig& config) {
        "without a name",
        [&](const std::string& value) { config.models.push_back(parse_model(value)); }},
       {"host", "HOST",
-       text("address to listen on, for both ports (default: ", config.host,
-            ", every interface)"),
+       text("address to listen on, for both ports (default: ", config.host, ", every interface)"),
        [&](const std::string& value) { config.host = value; }},
       number_flag("port", "gRPC port; 0: any free one, see the ready line", config.port, 0, 65'535),
       number_flag("http-port", "HTTP port; 0: any free one", config.http_port, 0, 65'535),
       {"workers", "N",
        text("inference threads of each device, no more and no fewer (default: 2 on a GPU; on CPUs ",
-            default_workers(), ", half of them, and as many as the other half that help while "
+            default_workers(),
+            ", half of them, and as many as the other half that help while "
             "requests are heavy)"),
        [&](const std::string& value) {
          config.workers = checked_number<int>("workers", value, 1, 4'096);
@@ -62,11 +62,11 @@ std::vector<Flag> flags(ServerConfig& config) {
        "on which GPUs a package made for GPUs is served, the whole model on each (on as many as "
        "it has shards); default: on every one that is there",
        [&](const std::string& value) { config.gpus = parse_gpus(value); }},
-      number_flag("threads-per-worker", "threads inside one forward pass", config.threads_per_worker,
-             1, 4'096),
+      number_flag("threads-per-worker", "threads inside one forward pass",
+                  config.threads_per_worker, 1, 4'096),
       number_flag("worker-niceness",
-             "nice levels by which inference stands back behind the network for a CPU",
-             config.worker_niceness, 0, 19),
+                  "nice levels by which inference stands back behind the network for a CPU",
+                  config.worker_niceness, 0, 19),
       number_flag("max-batch-samples", "samples of a batch", config.batch_limits.max_samples, 1),
       number_flag("max-batch-ids", "ids of a batch", config.batch_limits.max_ids, 1),
       {"max-delay-us", "N",
@@ -78,17 +78,20 @@ std::vector<Flag> flags(ServerConfig& config) {
          if (micros > 60'000'000) refuse_flag("max-delay-us", value, "give a minute at most");
          config.batch_limits.max_delay = std::chrono::microseconds(micros);
        }},
-      number_flag("max-request-samples", "samples of a request", config.request_limits.max_samples, 1),
+      number_flag("max-request-samples", "samples of a request", config.request_limits.max_samples,
+                  1),
       number_flag("max-request-ids", "ids of a request", config.request_limits.max_ids, 1),
-      number_flag("max-queue-requests", "requests that may wait", config.queue_limits.max_requests, 1),
+      number_flag("max-queue-requests", "requests that may wait", config.queue_limits.max_requests,
+                  1),
       number_flag("max-queue-samples", "samples that may wait", config.queue_limits.max_samples, 1),
       number_flag("max-message-bytes", "largest message, bytes", config.max_message_bytes, 1'024),
-      number_flag("max-inflight-bytes",
-             "what requests and answers inside the server may take, of all models together, bytes; "
-             "messages that are still arriving may take about as much again",
-             config.max_inflight_bytes, 1'024, std::int64_t{1} << 50),
+      number_flag(
+          "max-inflight-bytes",
+          "what requests and answers inside the server may take, of all models together, bytes; "
+          "messages that are still being received may take about as much again",
+          config.max_inflight_bytes, 1'024, std::int64_t{1} << 50),
       number_flag("drain-propagation-ms", "between NOT_SERVING and the first refusal, milliseconds",
-             config.drain_propagation_ms, 0),
+                  config.drain_propagation_ms, 0),
       {"drain-limit-s", "S",
        text("what accepted requests may take after SIGTERM, seconds (default: ",
             config.drain_limit_s, ")"),
@@ -109,8 +112,7 @@ std::vector<Flag> flags(ServerConfig& config) {
        "a folder with operator libraries, searched before the folders of TESSERA_OPS_DIR, this "
        "program's checkout and the packages beside the torch wheel; may be given several times",
        [&](const std::string& value) { config.ops_dirs.push_back(value); }},
-      {"log-level", "{debug,info,warning,error}",
-       "debug has a line per request (default: info)",
+      {"log-level", "{debug,info,warning,error}", "debug has a line per request (default: info)",
        [&](const std::string& value) {
          const std::pair<const char*, LogLevel> levels[] = {{"debug", LogLevel::kDebug},
                                                             {"info", LogLevel::kInfo},
@@ -144,13 +146,13 @@ void check(const ServerConfig& config) {
   }
   if (config.queue_limits.max_samples < config.request_limits.max_samples) {
     refuse_flag("max-queue-samples", text(config.queue_limits.max_samples),
-           text("a request of --max-request-samples ", config.request_limits.max_samples,
-                " could never wait in it: raise the one or lower the other"));
+                text("a request of --max-request-samples ", config.request_limits.max_samples,
+                     " could never wait in it: raise the one or lower the other"));
   }
   if (config.max_inflight_bytes < config.max_message_bytes) {
     refuse_flag("max-inflight-bytes", text(config.max_inflight_bytes),
-           text("a message of --max-message-bytes ", config.max_message_bytes,
-                " could never come in: raise the one or lower the other"));
+                text("a message of --max-message-bytes ", config.max_message_bytes,
+                     " could never come in: raise the one or lower the other"));
   }
   if (config.require_signature && config.public_keys.empty()) {
     throw UsageError("--require-signature needs to know whom to trust; give --public-key FILE");
@@ -163,8 +165,8 @@ void check(const ServerConfig& config) {
   if (!(config.drain_limit_s * 1'000 > static_cast<double>(config.drain_propagation_ms)) ||
       !(config.drain_limit_s < 1e6)) {
     refuse_flag("drain-limit-s", text(config.drain_limit_s),
-           text("it must be longer than --drain-propagation-ms ", config.drain_propagation_ms,
-                " and below 1000000"));
+                text("it must be longer than --drain-propagation-ms ", config.drain_propagation_ms,
+                     " and below 1000000"));
   }
 }
 

@@ -25,10 +25,9 @@ std::string_view level_name(LogLevel level) {
 std::string timestamp() {
   const auto now = std::chrono::system_clock::now();
   const std::time_t whole = std::chrono::system_clock::to_time_t(now);
-  const auto micros = std::chrono::duration_cast<std::chrono::microseconds>(
-                          now.time_since_epoch())
-                          .count() %
-                      1'000'000;
+  const auto micros =
+      std::chrono::duration_cast<std::chrono::microseconds>(now.time_since_epoch()).count() %
+      1'000'000;
   std::tm parts{};
   gmtime_r(&whole, &parts);
   char text[64];

@@ -2,7 +2,7 @@
 //
 // Contract: a Log may be used from any thread; a line is one write and never torn. It may
 // block on stderr, so nothing that is not debug is logged per request. Fields are escaped;
-// bytes that are no UTF-8 are replaced.
+// bytes that are not UTF-8 are replaced.
 #pragma once
 
 #include <cstdint>

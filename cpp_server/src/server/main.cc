@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "front/grpc_front.h"
 #include "package/package_error.h"
 #include "server/config.h"
-#include "server/events.h"
-#include "server/grpc_front.h"
 #include "server/log.h"
 #include "server/server.h"
+#include "server/signals.h"
 #include "server/version.h"
 
 namespace {

@@ -9,10 +9,10 @@
 #include "common/text.h"
 #include "model/loader.h"
 #include "model/operator_libraries.h"
+#include "model/served_model.h"
 #include "package/manifest.h"
 #include "package/package_file.h"
 #include "package/records.h"
-#include "server/served_model.h"
 #include "server/version.h"
 
 namespace tessera {
@@ -51,9 +51,11 @@ Server::Names Server::read_names(const ServerConfig& config) {
     const std::string name = source.name.empty() ? manifest.name : source.name;
     const auto [other, is_new] = paths.emplace(name, source.path);
     if (!is_new) {
-      throw UsageError(text("--model: ", other->second, " and ", source.path,
-                            " are both named '", name, "'; give one another name with --model "
-                            "NAME=", source.path));
+      throw UsageError(text("--model: ", other->second, " and ", source.path, " are both named '",
+                            name,
+                            "'; give one another name with --model "
+                            "NAME=",
+                            source.path));
     }
     result.names.push_back(name);
     result.versions.push_back(manifest.version);
@@ -66,13 +68,13 @@ Server::Server(const ServerConfig& config, const Log& log)
       log_(log),
       trusted_(read_keys(config)),
       names_(read_names(config)),
-      gate_([this] { events_.raise(); }),
+      admission_([this] { signal_waiter_.wake(); }),
       budget_(config.max_inflight_bytes),
       counters_(make_counters(names_.names, names_.versions)),
       registry_(names_.names),
-      metrics_(all_metrics(), unresolved_, kVersion),
-      board_(all_metrics(), clock_),
-      context_{registry_, unresolved_, gate_, budget_, clock_, log},
+      metrics_page_(all_metrics(), unresolved_, kVersion),
+      status_page_(all_metrics(), clock_),
+      context_{registry_, unresolved_, admission_, budget_, clock_, log},
       grpc_(context_, {registry_, config, clock_, kVersion, [this] { return draining_.load(); }}) {}
 
 Server::~Server() { close(); }
@@ -91,7 +93,7 @@ std::string Server::state() const {
 HttpAnswer Server::page(const std::string& path) const {
   if (path == "/metrics") {
     return {.content_type = "text/plain; version=0.0.4; charset=utf-8",
-            .body = metrics_.render()};
+            .body = metrics_page_.render()};
   }
   if (path == "/healthz") return {.body = "ok\n"};
   if (path == "/readyz") {
@@ -99,7 +101,8 @@ HttpAnswer Server::page(const std::string& path) const {
     return {.status = now == "ready" ? 200 : 503, .body = now + "\n"};
   }
   if (path == "/") {
-    return {.content_type = "text/html; charset=utf-8", .body = board_.page(state(), kVersion)};
+    return {.content_type = "text/html; charset=utf-8",
+            .body = status_page_.page(state(), kVersion)};
   }
   return {.status = 404, .body = "there is /, /metrics, /healthz and /readyz\n"};
 }
@@ -111,14 +114,14 @@ void Server::open() {
   http_ = std::make_unique<HttpFront>(
       config_.host, config_.http_port, [this](const std::string& path) { return page(path); },
       [this] {
-        board_.tick();
+        status_page_.tick();
         const std::int64_t unused = heap_.tick();
         if (unused > 0) log_.debug("heap_trimmed", {{"unused_bytes", unused}});
       });
   port_ = grpc_.start({.host = config_.host,
                        .port = config_.port,
                        .max_message_bytes = config_.max_message_bytes,
-                       .max_arriving_bytes = config_.max_inflight_bytes,
+                       .max_incoming_bytes = config_.max_inflight_bytes,
                        .threads = default_workers()});
 }
 
@@ -134,53 +137,49 @@ void Server::load() {
     load_failure_ = std::current_exception();
     loading_ = Loading::kFailed;
   }
-  events_.raise();
+  signal_waiter_.wake();
 }
 
 void Server::load_all() {
-  const LoadOptions options{.verify_golden = config_.verify_golden,
-                            .require_signature = config_.require_signature,
-                            .trusted = trusted_,
-                            .library_folders = library_folders(config_.ops_dirs),
-                            .gpu = {.devices = config_.gpus,
-                                    .max_batch_samples = config_.batch_limits.max_samples}};
+  const LoadOptions options{
+      .verify_golden = config_.verify_golden,
+      .require_signature = config_.require_signature,
+      .trusted = trusted_,
+      .library_folders = library_folders(config_.ops_dirs),
+      .gpu = {.devices = config_.gpus, .max_batch_samples = config_.batch_limits.max_samples}};
   for (std::size_t i = 0; i < config_.models.size(); ++i) {
     const std::string& path = config_.models[i].path;
-    log_.info("load", {{"model", names_.names[i]},
-                       {"version", names_.versions[i]},
-                       {"path", path}});
+    log_.info("load",
+              {{"model", names_.names[i]}, {"version", names_.versions[i]}, {"path", path}});
     LoadedPackage package = load_package(path, options);
     const double took = seconds(package.load_time);
     const auto steps = package.steps;
-    auto model = std::make_unique<ServedModel>(std::move(package), config_, *counters_[i], clock_,
-                                               log_);
+    auto model =
+        std::make_unique<ServedModel>(std::move(package), config_, *counters_[i], clock_, log_);
     const ServedModel& served = *model;
     registry_.publish(i, std::move(model));
     if (!draining_) {
       counters_[i]->ready = true;
       grpc_.set_serving(names_.names[i], true);
     }
-    log_.info("loaded", {{"model", names_.names[i]},
-                         {"version", names_.versions[i]},
-                         {"seconds", took}});
+    log_.info("loaded",
+              {{"model", names_.names[i]}, {"version", names_.versions[i]}, {"seconds", took}});
     for (const auto& [step, time] : steps) {
-      log_.debug("load_step", {{"model", names_.names[i]},
-                               {"step", step},
-                               {"seconds", seconds(time)}});
+      log_.debug("load_step",
+                 {{"model", names_.names[i]}, {"step", step}, {"seconds", seconds(time)}});
     }
     served.log_file_hash();
   }
   if (!draining_) grpc_.set_serving("", true);
 }
 
-// Waits as Events::wait does, for signals that end the server or its drain.
+// Waits as SignalWaiter::wait does, for signals that end the server or its drain.
 std::optional<int> Server::wait_for_stop(TimePoint until) {
-  const std::optional<int> signal = events_.wait(until);
+  const std::optional<int> signal = signal_waiter_.wait(until);
   if (!signal.has_value()) return std::nullopt;
   switch (signals_.read(*signal, clock_.now())) {
     case SignalMeaning::kDrain:
-    case SignalMeaning::kEnd:
-      return signal;
+    case SignalMeaning::kEnd: return signal;
     case SignalMeaning::kRepeat:
       log_.info("signal_repeated", {{"number", std::int64_t{*signal}}});
       return std::nullopt;
@@ -218,40 +217,38 @@ int Server::run() {
 
 bool Server::drain() {
   const TimePoint begin = clock_.now();
-  const TimePoint limit =
-      begin + std::chrono::duration_cast<Duration>(
-                  std::chrono::duration<double>(config_.drain_limit_s));
+  const TimePoint limit = begin + std::chrono::duration_cast<Duration>(
+                                      std::chrono::duration<double>(config_.drain_limit_s));
   draining_ = true;
   for (const std::string& name : names_.names) grpc_.set_serving(name, false);
   grpc_.set_serving("", false);
   for (const auto& model : counters_) model->ready = false;
-  log_.info("drain", {{"active", gate_.active()}, {"limit_s", config_.drain_limit_s}});
+  log_.info("drain", {{"active", admission_.active()}, {"limit_s", config_.drain_limit_s}});
 
   const auto forced = [&] {
-    log_.error("forced", {{"unanswered", gate_.active()}});
+    log_.error("forced", {{"unanswered", admission_.active()}});
     return false;
   };
-  const TimePoint refuse_from =
-      begin + std::chrono::milliseconds(config_.drain_propagation_ms);
+  const TimePoint refuse_from = begin + std::chrono::milliseconds(config_.drain_propagation_ms);
   while (clock_.now() < refuse_from) {
     if (wait_for_stop(refuse_from).has_value()) return forced();
   }
-  gate_.shut();
+  admission_.shut();
   for (ServedModel* model : registry_.loaded()) model->drain();
-  while (gate_.active() > 0) {
+  while (admission_.active() > 0) {
     if (clock_.now() >= limit) {
-      log_.error("drain_limit_passed", {{"unanswered", gate_.active()}});
+      log_.error("drain_limit_passed", {{"unanswered", admission_.active()}});
       return false;
     }
     if (wait_for_stop(limit).has_value()) return forced();
   }
   for (int i = 0; i < kQuietTries; ++i) {
-    const std::uint64_t refused = gate_.refused();
+    const std::uint64_t refused = admission_.refused();
     const TimePoint until = clock_.now() + kQuiet;
     while (clock_.now() < until) {
       if (wait_for_stop(until).has_value()) return forced();
     }
-    if (gate_.refused() == refused) break;
+    if (admission_.refused() == refused) break;
   }
   return true;
 }

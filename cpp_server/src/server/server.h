@@ -13,34 +13,35 @@
 #include <vector>
 
 #include "common/clock.h"
+#include "front/admission.h"
+#include "front/byte_budget.h"
+#include "front/grpc_front.h"
+#include "front/http_front.h"
+#include "front/predict_service.h"
+#include "front/status_page.h"
+#include "metrics/metrics_page.h"
+#include "model/registry.h"
 #include "package/signature.h"
-#include "server/byte_budget.h"
 #include "server/config.h"
-#include "server/events.h"
-#include "server/gate.h"
-#include "server/grpc_front.h"
 #include "server/heap_trimmer.h"
-#include "server/http_front.h"
 #include "server/log.h"
-#include "server/metrics.h"
-#include "server/predict_service.h"
-#include "server/registry.h"
-#include "server/status_board.h"
+#include "server/signals.h"
 
 namespace tessera {
 
 class Server {
  public:
-  // Reads the trusted keys and every package's manifest. Throws PackageError, or UsageError when two models have
-  // the same name.
+  // Reads the trusted keys and every package's manifest. Throws PackageError, or UsageError when
+  // two models have the same name.
   Server(const ServerConfig& config, const Log& log);
   ~Server();
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
   // Serves until SIGTERM or SIGINT, then drains; another one a second later ends at once. SIGHUP
-  // is logged and changes nothing. Returns the exit status: 0 when every accepted request was answered, else 1. Throws UsageError or
-  // PackageError when a port cannot be had or a package not be served.
+  // is logged and changes nothing. Returns the exit status: 0 when every accepted request was
+  // answered, else 1. Throws UsageError or PackageError when a port cannot be had or a package not
+  // be served.
   int run();
 
  private:
@@ -66,16 +67,16 @@ class Server {
   const Log& log_;
   SteadyClock clock_;
   const std::vector<PublicKey> trusted_;
-  Events events_;
+  SignalWaiter signal_waiter_;
   SignalReader signals_;
   Names names_;
-  Gate gate_;
+  Admission admission_;
   ByteBudget budget_;
   std::vector<std::unique_ptr<ModelMetrics>> counters_;
   ModelMetrics unresolved_{"", ""};
   Registry registry_;
-  Metrics metrics_;
-  StatusBoard board_;
+  MetricsPage metrics_page_;
+  StatusPage status_page_;
   HeapTrimmer heap_;  // the HTTP thread's
   PredictContext context_;
   GrpcFront grpc_;

@@ -152,7 +152,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection[KeyedTensor, EmbeddingBagC
         return EmbeddingBagCollection
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The tables."""
+        """The settings of every table, in the collection's order."""
         return self._configs
 
     def embedding_names(self) -> list[str]:

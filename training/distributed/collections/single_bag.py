@@ -182,7 +182,7 @@ class ShardedEmbeddingBag(AroundPooledCollection[Tensor]):
         return self._inner[0].input_dist(ctx, features)
 
     def _arriving(self, pooled: LazyAwaitable[KeyedTensor]) -> LazyAwaitable[Tensor]:
-        """``[B, D]``."""
+        """The bags' vectors, ``[B, D]``, when they are waited for."""
         return EmbeddingAwaitable(pooled)
 
     def _save_to_state_dict(

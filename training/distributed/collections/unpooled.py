@@ -137,7 +137,7 @@ class ShardedEmbeddingCollection(
         return EmbeddingCollection
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """The tables."""
+        """The settings of every table, in the collection's order."""
         return self._configs
 
     def embedding_names_by_table(self) -> list[list[str]]:

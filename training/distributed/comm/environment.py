@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.distributed as dist
+
+from tessera.errors import UserError
 
 
 class ShardingEnv:
@@ -35,6 +39,41 @@ class ShardingEnv:
     def from_local(cls, world_size: int, rank: int) -> ShardingEnv:
         """The environment of rank ``rank`` of ``world_size``, without a process group."""
         return cls(world_size, rank)
+
+
+def world_size_of_environment() -> int:
+    """``WORLD_SIZE``, which torchrun sets; 1 without it.
+
+    Raises:
+        UserError: it is not a number.
+    """
+    given = os.environ.get("WORLD_SIZE", "1")
+    if not given.isdecimal() or int(given) < 1:
+        raise UserError(f"WORLD_SIZE={given}: give the number of ranks, or start with torchrun")
+    return int(given)
+
+
+def default_env() -> ShardingEnv:
+    """Who takes part where nobody says so: the default process group, or this process alone.
+
+    Raises:
+        UserError: ``WORLD_SIZE`` says that there are several ranks, and they have no group.
+    """
+    if dist.is_available() and dist.is_initialized():
+        assert dist.group.WORLD is not None, "an initialized torch.distributed has a group"
+        return ShardingEnv.from_process_group(dist.group.WORLD)
+    world_size = world_size_of_environment()
+    if world_size > 1:
+        raise without_group(world_size)
+    return ShardingEnv.from_local(1, 0)
+
+
+def without_group(world_size: int) -> UserError:
+    """The error of several ranks that cannot reach one another."""
+    return UserError(
+        f"world_size is {world_size} but there is no process group; call "
+        "torch.distributed.init_process_group, or start one process"
+    )
 
 
 def rank_device(device_type: str, rank: int) -> torch.device:

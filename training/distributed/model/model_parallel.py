@@ -12,18 +12,20 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tessera.errors import UserError
-from tessera.training.distributed.comm.environment import ShardingEnv
+from tessera.training.distributed.comm.environment import (
+    ShardingEnv,
+    default_env,
+    without_group,
+)
 from tessera.training.distributed.model.data_parallel import (
     DataParallelWrapper,
     DefaultDataParallelWrapper,
 )
+from tessera.training.distributed.model.shard import init_parameters as init_parts
 from tessera.training.distributed.model.shard import (
-    default_env,
     made_plan,
     shard_parts,
-    without_group,
 )
-from tessera.training.distributed.model.shard import init_parameters as init_parts
 from tessera.training.distributed.plan.plan_types import ShardingPlan
 from tessera.training.distributed.plan.sharded_module import ModuleSharder, ShardedModule
 from tessera.training.distributed.planner.generators import get_default_sharders

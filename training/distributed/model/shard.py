@@ -7,16 +7,14 @@ themselves.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from tessera.errors import UserError
-from tessera.training.distributed.comm.environment import ShardingEnv
+from tessera.training.distributed.comm.environment import ShardingEnv, default_env
 from tessera.training.distributed.comm.nodes import get_local_size
 from tessera.training.distributed.plan.plan_types import (
     EmbeddingModuleShardingPlan,
@@ -38,29 +36,6 @@ Plan = (
     | ParameterShardingGenerator
 )
 """A plan of one module; or one generator per table; or one for all tables."""
-
-
-def default_env() -> ShardingEnv:
-    """Who takes part where nobody says so: the default process group, or this process alone.
-
-    Raises:
-        UserError: ``WORLD_SIZE`` says that there are several ranks, and they have no group.
-    """
-    if dist.is_available() and dist.is_initialized():
-        assert dist.group.WORLD is not None, "an initialized torch.distributed has a group"
-        return ShardingEnv.from_process_group(dist.group.WORLD)
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size > 1:
-        raise without_group(world_size)
-    return ShardingEnv.from_local(1, 0)
-
-
-def without_group(world_size: int) -> UserError:
-    """The error of several ranks that cannot reach one another."""
-    return UserError(
-        f"world_size is {world_size} but there is no process group; call "
-        "torch.distributed.init_process_group, or start one process"
-    )
 
 
 def _device(device: torch.device | None) -> torch.device:
@@ -212,10 +187,8 @@ def made_plan(
     if world_size == 1:
         return balanced_table_wise_plan(_outermost(module, sharders), env, device.type)
     # The planner takes a while to import, and a given plan does not need it.
-    from tessera.training.distributed.planner import (  # noqa: PLC0415
-        EmbeddingShardingPlanner,
-        Topology,
-    )
+    from tessera.training.distributed.planner.hardware import Topology  # noqa: PLC0415
+    from tessera.training.distributed.planner.planners import EmbeddingShardingPlanner  # noqa: PLC0415
 
     # One process that serves several devices is one node.
     local = world_size if env.process_group is None else get_local_size(world_size)

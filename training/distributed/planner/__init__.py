@@ -1,37 +1,32 @@
-"""Deciding where every table goes: which way of sharding, on which ranks.
+"""Deciding where every table goes: which way of sharding, on which ranks; see `planners`.
 
-    topology = Topology(world_size=8, compute_device="cuda")
-    planner = EmbeddingShardingPlanner(topology=topology, constraints={...})
-    plan = planner.collective_plan(model, sharders, pg)
-
-`types` says how the parts work together; `shard_estimators` what the times and bytes are made of;
-`stats.report_text` and `picture.save_picture` show what was decided; `plan_io` keeps plans in
-files; `measure` fills in a machine's own bandwidths.
+Generated from the table in training/torchrec_paths.py; change it there.
 """
 
-from tessera.training.distributed.planner.enumerators import EmbeddingEnumerator
-from tessera.training.distributed.planner.measure import measure_bandwidths
-from tessera.training.distributed.planner.picture import save_picture
-from tessera.training.distributed.planner.plan_io import load_plan, save_plan
-from tessera.training.distributed.planner.planners import EmbeddingShardingPlanner
-from tessera.training.distributed.planner.types import (
-    ParameterConstraints,
-    PlannerError,
-    PlannerErrorType,
-    ShardingOption,
-    Topology,
-)
+# isort: skip_file
+# fmt: off
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "EmbeddingEnumerator",
-    "EmbeddingShardingPlanner",
-    "ParameterConstraints",
-    "PlannerError",
-    "PlannerErrorType",
-    "ShardingOption",
-    "Topology",
-    "load_plan",
-    "measure_bandwidths",
-    "save_picture",
-    "save_plan",
-]
+from tessera.training.torchrec_paths import lazy_names
+
+if TYPE_CHECKING:
+    from tessera.training.distributed.planner.enumerators import (
+        EmbeddingEnumerator as EmbeddingEnumerator,
+    )
+    from tessera.training.distributed.planner.hardware import Topology as Topology
+    from tessera.training.distributed.planner.measure import (
+        measure_bandwidths as measure_bandwidths,
+    )
+    from tessera.training.distributed.planner.picture import save_picture as save_picture
+    from tessera.training.distributed.planner.plan_io import (
+        load_plan as load_plan, save_plan as save_plan,
+    )
+    from tessera.training.distributed.planner.planners import (
+        EmbeddingShardingPlanner as EmbeddingShardingPlanner,
+    )
+    from tessera.training.distributed.planner.types import (
+        ParameterConstraints as ParameterConstraints, PlannerError as PlannerError,
+        PlannerErrorType as PlannerErrorType, ShardingOption as ShardingOption,
+    )
+
+__all__, __getattr__, __dir__ = lazy_names(__name__)

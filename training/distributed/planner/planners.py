@@ -1,4 +1,13 @@
-"""The planner that models are given by default."""
+"""The planner that models are given by default.
+
+    topology = Topology(world_size=8, compute_device="cuda")
+    planner = EmbeddingShardingPlanner(topology=topology, constraints={...})
+    plan = planner.collective_plan(model, sharders, pg)
+
+`types` says how the parts work together; `shard_estimators` what the times and bytes are made of;
+`stats.report_text` and `picture.save_picture` show what was decided; `plan_io` keeps plans in
+files; `measure` fills in a machine's own bandwidths.
+"""
 
 from __future__ import annotations
 

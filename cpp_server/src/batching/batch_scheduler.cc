@@ -1,0 +1,106 @@
+#include "batching/batch_scheduler.h"
+
+#include <utility>
+
+#include "common/text.h"
+
+namespace tessera {
+
+Status BatchScheduler::submit(std::vector<Part> parts, std::vector<DroppedPart>& dropped) {
+  Condition* woken = nullptr;
+  {
+    const MutexLock lock(mutex_);
+    if (!queue_.push(parts, clock_.now(), dropped)) {
+      std::int64_t samples = 0;
+      for (const Part& part : parts) samples += part.samples();
+      return {
+          Code::kResourceExhausted,
+          text("the queue is full: ", queue_.requests(), " requests with ", queue_.samples(),
+               " samples wait (limits ", queue_limits_.max_requests, " and ",
+               queue_limits_.max_samples, "), this request brings ", samples, "; try again later")};
+    }
+    woken = worker_to_wake();
+  }
+  // Outside the lock, so that the woken worker does not run into it.
+  if (woken != nullptr) woken->notify_one();
+  return {};
+}
+
+QueueState BatchScheduler::state(WorkerKind asks) const {
+  QueueState state{.parts = queue_.parts(),
+                   .samples = queue_.samples(),
+                   .ids = queue_.ids(),
+                   .work = work_.cost(),
+                   .draining = draining_ || closed_,
+                   .asks = asks};
+  if (batch_limits_.max_delay > Duration::zero() && state.parts > 0) {
+    state.oldest = queue_.oldest();
+    state.earliest_deadline = queue_.earliest_deadline();
+    state.time = time_.cost();
+  }
+  return state;
+}
+
+Condition* BatchScheduler::worker_to_wake() {
+  if (queue_.parts() == 0) return nullptr;
+  if (idle_workers_.count > 0) return &idle_workers_.changed;
+  if (idle_spares_.count > 0 && heavy(state(WorkerKind::kSpare))) return &idle_spares_.changed;
+  return nullptr;
+}
+
+bool BatchScheduler::next(WorkerKind kind, CutBatch& batch) {
+  batch.parts.clear();
+  batch.dropped.clear();
+  MutexLock lock(mutex_);
+  while (true) {
+    const TimePoint now = clock_.now();
+    const Decision decision = decide(state(kind), batch_limits_, now);
+    if (decision.kind == Decision::Kind::kCut) {
+      batch.reason = decision.reason;
+      queue_.cut(decision.samples, batch_limits_.max_ids, now, batch.parts, batch.dropped);
+      // What is left is for another worker; the submitter that brought it may have seen none
+      // idle or may have woken this one.
+      Condition* const woken = worker_to_wake();
+      lock.release();
+      if (woken != nullptr) woken->notify_one();
+      return true;
+    }
+    if (closed_ && (kind == WorkerKind::kSpare || queue_.parts() == 0)) return false;
+    Idle& waiting = idle(kind);
+    ++waiting.count;
+    if (decision.kind == Decision::Kind::kWaitUntil) {
+      waiting.changed.wait_until(mutex_, decision.time);
+    } else {
+      waiting.changed.wait(mutex_);
+    }
+    --waiting.count;
+  }
+}
+
+void BatchScheduler::observe(std::int64_t samples, Duration took, Duration cpu) {
+  if (batch_limits_.max_delay == Duration::zero() && batch_limits_.sharers == 1) return;
+  const MutexLock lock(mutex_);
+  time_.observe(samples, took);
+  work_.observe(samples, cpu);
+}
+
+void BatchScheduler::drain() {
+  const MutexLock lock(mutex_);
+  draining_ = true;
+  idle_workers_.changed.notify_all();
+  idle_spares_.changed.notify_all();
+}
+
+void BatchScheduler::close() {
+  const MutexLock lock(mutex_);
+  closed_ = true;
+  idle_workers_.changed.notify_all();
+  idle_spares_.changed.notify_all();
+}
+
+QueueDepth BatchScheduler::depth() const {
+  const MutexLock lock(mutex_);
+  return {queue_.requests(), queue_.samples()};
+}
+
+}  // namespace tessera

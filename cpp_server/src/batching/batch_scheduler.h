@@ -1,0 +1,95 @@
+// The batch scheduler of one model: requests wait here and workers take batches, the one place
+// where the front end's threads and the workers meet.
+//
+// The queue, the policy's view of it and the cost model are behind one mutex that is held for
+// a push or a cut and for nothing else: no request is answered, no metric's lock is taken and
+// nothing is computed under it. A thread of its own between the two would cost every request
+// two more context switches.
+//
+// Contract: every method may be called from any thread. submit, observe and drain do not
+// block (beyond the mutex); next blocks until there is a batch. Dropped parts are handed to
+// the caller, who drops their requests.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "batching/cost_model.h"
+#include "batching/pending_request.h"
+#include "batching/policy.h"
+#include "batching/request_queue.h"
+#include "common/clock.h"
+#include "common/mutex.h"
+
+namespace tessera {
+
+struct CutBatch {
+  std::vector<Part> parts;
+  std::vector<DroppedPart> dropped;
+  CutReason reason = CutReason::kIdle;
+};
+
+struct QueueDepth {
+  std::int64_t requests = 0;
+  std::int64_t samples = 0;
+};
+
+class BatchScheduler {
+ public:
+  // `clock` must outlive the queue.
+  BatchScheduler(QueueLimits queue_limits, BatchLimits batch_limits, const Clock& clock)
+      : queue_limits_(queue_limits),
+        batch_limits_(batch_limits),
+        clock_(clock),
+        queue_(queue_limits) {}
+
+  const BatchLimits& batch_limits() const { return batch_limits_; }
+
+  // Lets the request's parts wait and takes responsibility for it. Otherwise (the queue is
+  // full) the status says why, and the request is still the caller's.
+  Status submit(std::vector<Part> parts, std::vector<DroppedPart>& dropped);
+
+  // Fills `batch`, whose memory is reused, with at least one part to compute or to drop, for a
+  // worker of kind `kind`. False: the queue is closed, and empty or not worth a spare worker.
+  bool next(WorkerKind kind, CutBatch& batch);
+
+  // What a pass took of time and of its thread's CPU, for the policy's estimates; ignored where
+  // nobody asks for them.
+  void observe(std::int64_t samples, Duration took, Duration cpu);
+
+  // From now on batches are cut without waiting for more requests.
+  void drain();
+
+  // Wakes every worker; next returns false once nothing is queued.
+  void close();
+
+  QueueDepth depth() const;
+
+ private:
+  // Workers of one kind that wait.
+  struct Idle {
+    Condition changed;
+    int count = 0;
+  };
+
+  Idle& idle(WorkerKind kind) TESSERA_REQUIRES(mutex_) {
+    return kind == WorkerKind::kSpare ? idle_spares_ : idle_workers_;
+  }
+  QueueState state(WorkerKind asks) const TESSERA_REQUIRES(mutex_);
+  // Whom to wake for what is queued; null: nobody. A condition may be notified without the mutex.
+  Condition* worker_to_wake() TESSERA_REQUIRES(mutex_);
+
+  const QueueLimits queue_limits_;
+  const BatchLimits batch_limits_;
+  const Clock& clock_;
+  mutable Mutex mutex_;
+  RequestQueue queue_ TESSERA_GUARDED_BY(mutex_);
+  CostModel time_ TESSERA_GUARDED_BY(mutex_);
+  CostModel work_ TESSERA_GUARDED_BY(mutex_);
+  Idle idle_workers_ TESSERA_GUARDED_BY(mutex_);
+  Idle idle_spares_ TESSERA_GUARDED_BY(mutex_);
+  bool draining_ TESSERA_GUARDED_BY(mutex_) = false;
+  bool closed_ TESSERA_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace tessera

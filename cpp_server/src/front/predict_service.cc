@@ -1,0 +1,126 @@
+#include "front/predict_service.h"
+
+#include "common/text.h"
+
+namespace tessera {
+namespace {
+
+// What gRPC and this server hold for a call beside its message and its answer.
+constexpr std::int64_t kCallBytes = 16 * 1024;
+
+}  // namespace
+
+void PredictCall::start(Bytes message) {
+  began_ = context_.clock.now();
+  model_ = nullptr;
+  held_bytes_ = 0;
+  expect_parts(1, 0);
+  inside_ = context_.admission.enter();
+  if (!inside_) {
+    fail({{Code::kUnavailable, "the server is draining"}, RejectReason::kDraining});
+    return;
+  }
+  if (!protocol_->parse(message)) {
+    fail({Status::invalid(text("the message (", message.size(), " bytes) is not a valid ",
+                               protocol_->message_name())),
+          RejectReason::kInvalid});
+    return;
+  }
+  Status status;
+  model_ = context_.registry.find(protocol_->model_name(), protocol_->model_version(), status);
+  if (model_ == nullptr) {
+    fail({status, std::nullopt});
+    return;
+  }
+  status = protocol_->decode(*model_, began_, *this);
+  if (!status.ok()) {
+    fail({status, RejectReason::kInvalid});
+    return;
+  }
+  if (!hold(message.size())) return;
+  decode = context_.clock.now() - began_;
+  model_->metrics().observe_stage(Stage::kDecode, seconds(decode));
+  model_->submit(*this);
+}
+
+// Takes what the request will hold until its answer has left; otherwise it has been refused.
+bool PredictCall::hold(std::size_t message_bytes) {
+  const std::int64_t bytes =
+      kCallBytes + static_cast<std::int64_t>(message_bytes + protocol_->copied_bytes(request)) +
+      model_->answer_bytes(request.samples);
+  ByteBudget& budget = context_.budget;
+  if (bytes > budget.limit()) {
+    fail({Status::invalid(text("the request takes ", bytes, " bytes in the server, the limit is ",
+                               budget.limit())),
+          RejectReason::kInvalid});
+    return false;
+  }
+  if (!budget.take(bytes)) {
+    fail({{Code::kResourceExhausted, text("the server is full: requests and answers in it take ",
+                                          budget.held(), " bytes (limit ", budget.limit(),
+                                          "), this request brings ", bytes, "; try again later")},
+          RejectReason::kQueueFull});
+    return false;
+  }
+  held_bytes_ = bytes;
+  return true;
+}
+
+void PredictCall::answer(std::span<const OutputView> outputs, const StageTimings& timings) {
+  const TimePoint encoding = context_.clock.now();
+  const ResponseParts parts{.outputs = outputs,
+                            .model_name = model_->name(),
+                            .model_version = model_->version(),
+                            .timings = timings};
+  const std::size_t bytes = protocol_->response_bytes(parts);
+  protocol_->write(parts, begin_reply(bytes));
+  const TimePoint encoded = context_.clock.now();
+  model_->metrics().observe_stage(Stage::kEncode, seconds(encoded - encoding));
+  if (cancelled.load(std::memory_order_relaxed)) {
+    count(ended_by_deadline(encoded, arrival, deadline) ? Code::kDeadlineExceeded
+                                                        : Code::kCancelled);
+  } else {
+    count(Code::kOk);
+    model_->metrics().count_answered(request.samples, encoded);
+  }
+  const std::int64_t left = kCallBytes + static_cast<std::int64_t>(bytes);
+  if (release_request() && left < held_bytes_) {
+    context_.budget.give(held_bytes_ - left);
+    held_bytes_ = left;
+  }
+  send_reply();
+}
+
+void PredictCall::fail(const Refusal& refusal) {
+  ModelMetrics& metrics = model_ == nullptr ? context_.unresolved : model_->metrics();
+  if (refusal.reason.has_value()) metrics.count_rejected(*refusal.reason);
+  count(refusal.status.code);
+  release_request();
+  refuse(refusal.status);
+}
+
+void PredictCall::count(Code code) {
+  ModelMetrics& metrics = model_ == nullptr ? context_.unresolved : model_->metrics();
+  const Duration took = context_.clock.now() - began_;
+  metrics.count_request(code, took);
+  if (context_.log.debugs()) {
+    context_.log.debug(
+        "request",
+        {{"model", metrics.model},
+         {"code", std::string(code_name(code))},
+         {"duration_us", std::chrono::duration_cast<std::chrono::microseconds>(took).count()}});
+  }
+}
+
+void PredictCall::hand_over() { handed_over_.store(true, std::memory_order_release); }
+
+void PredictCall::leave() {
+  handed_over_.exchange(false, std::memory_order_acquire);
+  if (held_bytes_ > 0) context_.budget.give(held_bytes_);
+  held_bytes_ = 0;
+  if (!inside_) return;
+  inside_ = false;
+  context_.admission.leave();
+}
+
+}  // namespace tessera

@@ -1,0 +1,88 @@
+// A call for scores between its bytes and its model, without gRPC: parse, find the model,
+// check, submit; and on the way back count and encode. wire_protocol.h has what differs between
+// Predict and ModelInfer. Every call ends in exactly one count of tessera_requests_total and, when
+// it was refused, one of tessera_rejected_total.
+//
+// Contract: start is called once per use of a PredictCall, from any thread, and does not
+// block; send_reply (after begin_reply) or refuse is called exactly once after it, from any
+// thread, perhaps before start returns, and is the last use of the call.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "batching/pending_request.h"
+#include "common/clock.h"
+#include "front/admission.h"
+#include "front/byte_budget.h"
+#include "front/wire_protocol.h"
+#include "metrics/model_metrics.h"
+#include "model/registry.h"
+#include "request/wire.h"
+#include "server/log.h"
+
+namespace tessera {
+
+// What every call needs; all of it outlives every call.
+struct PredictContext {
+  const Registry& registry;
+  ModelMetrics& unresolved;  // counts calls that name no known model
+  Admission& admission;
+  ByteBudget& budget;
+  const Clock& clock;
+  const Log& log;
+};
+
+class PredictCall : public PendingRequest {
+ public:
+  PredictCall(const PredictContext& context, std::unique_ptr<WireProtocol> protocol)
+      : context_(context), protocol_(std::move(protocol)) {}
+
+ protected:
+  // Answers `message`, which must live until send_reply or refuse. `deadline` of the base
+  // class and `cancelled` are the transport's to set, the former before this.
+  void start(Bytes message);
+
+  // The transport's memory for a response of `bytes` bytes; send_reply follows.
+  virtual std::byte* begin_reply(std::size_t bytes) = 0;
+  virtual void send_reply() = 0;
+  virtual void refuse(const Status& status) = 0;
+
+  // Nobody looks at the message or at `request` any more. Whether the transport has given their
+  // memory back, as it does with what is large: a client may take its time to read the answer.
+  virtual bool release_request() = 0;
+
+  // Memory that the call has for what it makes of messages, and an end of it; for release_request.
+  std::size_t held_bytes() const { return request.joined.bytes() + protocol_->held_bytes(); }
+  void free_memory() {
+    request = DecodedRequest();
+    protocol_->free_memory();
+  }
+
+  // To be called by the transport as the last thing before the answer is on its way.
+  void hand_over();
+
+  // To be called when what was sent has left: the drain waits for it.
+  void leave();
+
+ private:
+  void answer(std::span<const OutputView> outputs, const StageTimings& timings) final;
+  void fail(const Refusal& refusal) final;
+  void count(Code code);
+  bool hold(std::size_t message_bytes);
+
+  const PredictContext& context_;
+  const std::unique_ptr<WireProtocol> protocol_;
+  bool inside_ = false;
+  std::int64_t held_bytes_ = 0;  // of the budget
+  // Set last by whoever answers, taken first when the answer has left. The transport orders
+  // the two as well, but where ThreadSanitizer cannot see it.
+  std::atomic<bool> handed_over_ = false;
+  TimePoint began_{};
+  ServedModel* model_ = nullptr;
+};
+
+}  // namespace tessera

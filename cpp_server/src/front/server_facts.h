@@ -1,0 +1,23 @@
+// What a server tells of itself and of its models.
+//
+// Contract: the references outlive whoever is told; `draining` may be called from any thread.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "common/clock.h"
+#include "model/registry.h"
+#include "server/config.h"
+
+namespace tessera {
+
+struct ServerFacts {
+  const Registry& registry;
+  const ServerConfig& config;  // its models are the registry's, in their order
+  const Clock& clock;
+  std::string version;
+  std::function<bool()> draining;
+};
+
+}  // namespace tessera

@@ -1,0 +1,125 @@
+#include "front/status_page.h"
+
+#include <cmath>
+#include <cstdio>
+#include <numeric>
+#include <utility>
+
+#include "common/text.h"
+
+namespace tessera {
+namespace {
+
+constexpr Duration kWindow = std::chrono::seconds(60);
+
+constexpr const char* kHead = R"(<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="refresh" content="2">
+<title>tessera-server</title>
+<style>
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; }
+table { border-collapse: collapse; width: 100%; }
+th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid #8884; }
+th:nth-child(-n+3), td:nth-child(-n+3) { text-align: left; }
+.state { padding: .1rem .6rem; border-radius: .5rem; background: #a4600c; color: white; }
+.ready { background: #2a7d46; }
+footer { color: #888; margin-top: 1rem; }
+</style>
+</head>
+<body>
+)";
+
+constexpr const char* kColumns =
+    "<table>\n<tr><th>model</th><th>version</th><th>state</th><th>requests/s</th>"
+    "<th>not answered/s</th><th>p50 ms</th><th>p99 ms</th><th>waiting</th>"
+    "<th>batches in work</th><th>samples per batch</th></tr>\n";
+
+std::string figure(double value, int digits) {
+  if (std::isnan(value)) return "-";
+  char buffer[64];
+  std::snprintf(buffer, sizeof(buffer), "%.*f", digits, value);
+  return buffer;
+}
+
+std::string cell(const std::string& content) { return "<td>" + content + "</td>"; }
+
+}  // namespace
+
+std::string html_escaped(const std::string& text) {
+  std::string escaped;
+  for (const char c : text) {
+    switch (c) {
+      case '&': escaped += "&amp;"; break;
+      case '<': escaped += "&lt;"; break;
+      case '>': escaped += "&gt;"; break;
+      case '"': escaped += "&quot;"; break;
+      default: escaped += c;
+    }
+  }
+  return escaped;
+}
+
+StatusPage::StatusPage(std::vector<const ModelMetrics*> models, const Clock& clock)
+    : models_(std::move(models)), clock_(clock), began_(clock.now()) {
+  for (const ModelMetrics* model : models_) snapshots_.push_back({snapshot(*model, began_)});
+}
+
+StatusPage::Snapshot StatusPage::snapshot(const ModelMetrics& model, TimePoint now) {
+  std::uint64_t failures = 0;
+  for (std::size_t i = 0; i < kCountedCodes.size(); ++i) {
+    if (kCountedCodes[i] != Code::kOk) failures += model.requests[i].load();
+  }
+  return {now, model.duration.counts(), failures};
+}
+
+void StatusPage::tick() {
+  const TimePoint now = clock_.now();
+  for (std::size_t i = 0; i < models_.size(); ++i) {
+    snapshots_[i].push_back(snapshot(*models_[i], now));
+    while (now - snapshots_[i].front().time > kWindow) snapshots_[i].pop_front();
+  }
+}
+
+std::string StatusPage::row(const ModelMetrics& model, const Snapshot& past, TimePoint now) const {
+  const Snapshot current = snapshot(model, now);
+  std::vector<std::uint64_t> window;
+  for (std::size_t i = 0; i < current.durations.size(); ++i) {
+    window.push_back(current.durations[i] - past.durations[i]);
+  }
+  const double lasted = std::max(seconds(now - past.time), 1e-9);
+  const auto requests =
+      static_cast<double>(std::accumulate(window.begin(), window.end(), std::uint64_t{0}));
+  const auto failures = static_cast<double>(current.failures - past.failures);
+  const std::vector<std::uint64_t> batch_counts = model.batch_samples.counts();
+  const auto batches = static_cast<double>(
+      std::accumulate(batch_counts.begin(), batch_counts.end(), std::uint64_t{0}));
+  const double samples = batches > 0 ? model.batch_samples.sum() / batches : NAN;
+  const bool loaded = model.loaded.load();
+  const auto bounds = model.duration.bounds();
+  return "<tr>" + cell(html_escaped(model.model)) + cell(html_escaped(model.version)) +
+         cell(model.ready.load() ? "ready" : "loading") + cell(figure(requests / lasted, 1)) +
+         cell(figure(failures / lasted, 1)) + cell(figure(quantile(bounds, window, 0.5) * 1e3, 2)) +
+         cell(figure(quantile(bounds, window, 0.99) * 1e3, 2)) +
+         cell(text(loaded ? model.gauges.queue_requests() : 0)) +
+         cell(text(model.inflight_batches())) + cell(figure(samples, 1)) + "</tr>\n";
+}
+
+std::string StatusPage::page(const std::string& state, const std::string& version) const {
+  const TimePoint now = clock_.now();
+  std::string html = kHead;
+  html += "<h1>tessera-server <span class=\"state " + html_escaped(state) + "\">" +
+          html_escaped(state) + "</span></h1>\n";
+  html += kColumns;
+  for (std::size_t i = 0; i < models_.size(); ++i) {
+    html += row(*models_[i], snapshots_[i].front(), now);
+  }
+  html += text("</table>\n<footer>tessera ", html_escaped(version), ", up ",
+               std::chrono::duration_cast<std::chrono::seconds>(now - began_).count(),
+               " s. Rates and latencies are of the last minute, samples per batch since the "
+               "start. <a href=\"/metrics\">metrics</a></footer>\n</body>\n</html>\n");
+  return html;
+}
+
+}  // namespace tessera

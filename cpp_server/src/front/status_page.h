@@ -1,0 +1,45 @@
+// The status page: what happened in the last minute, from snapshots taken every second.
+//
+// Contract: one thread (the HTTP port's) calls tick and page; the models outlive the page.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "common/clock.h"
+#include "metrics/model_metrics.h"
+
+namespace tessera {
+
+class StatusPage {
+ public:
+  StatusPage(std::vector<const ModelMetrics*> models, const Clock& clock);
+
+  // Takes a snapshot; to be called about once a second.
+  void tick();
+
+  // The page as HTML. `state` is "loading", "ready" or "draining".
+  std::string page(const std::string& state, const std::string& version) const;
+
+ private:
+  struct Snapshot {
+    TimePoint time{};
+    std::vector<std::uint64_t> durations;
+    std::uint64_t failures = 0;
+  };
+
+  static Snapshot snapshot(const ModelMetrics& model, TimePoint now);
+  std::string row(const ModelMetrics& model, const Snapshot& past, TimePoint now) const;
+
+  std::vector<const ModelMetrics*> models_;
+  std::vector<std::deque<Snapshot>> snapshots_;  // per model, the oldest first
+  const Clock& clock_;
+  TimePoint began_;
+};
+
+// `text` with HTML's own characters replaced.
+std::string html_escaped(const std::string& text);
+
+}  // namespace tessera

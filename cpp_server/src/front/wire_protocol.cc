@@ -1,0 +1,112 @@
+#include "front/wire_protocol.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "request/infer_decoder.h"
+#include "request/infer_wire.h"
+
+namespace tessera {
+namespace {
+
+class PredictProtocol final : public WireProtocol {
+ public:
+  std::string_view message_name() const override { return "PredictionRequest"; }
+  bool parse(Bytes message) override { return parse_request(message, view_); }
+  std::string_view model_name() const override { return view_.model_name; }
+  std::string_view model_version() const override { return view_.model_version; }
+
+  Status decode(const ServedModel& model, TimePoint /*began*/, PendingRequest& call) override {
+    call.priority = view_.priority;
+    return model.decoder().decode(view_, call.request);
+  }
+
+  std::size_t response_bytes(const ResponseParts& parts) const override {
+    return tessera::response_bytes(parts);
+  }
+  void write(const ResponseParts& parts, std::byte* out) const override {
+    write_response(parts, out);
+  }
+  std::size_t copied_bytes(const DecodedRequest& request) const override {
+    return view_.shared_features.present ? request.joined.used_bytes() : 0;
+  }
+  std::size_t held_bytes() const override {
+    return view_.shared_features.names.capacity() * sizeof(std::string_view);
+  }
+  void free_memory() override { view_ = {}; }
+
+ private:
+  PredictionRequestView view_;
+};
+
+class InferProtocol final : public WireProtocol {
+ public:
+  std::string_view message_name() const override { return "ModelInferRequest"; }
+  bool parse(Bytes message) override { return parse_infer(message, view_); }
+  std::string_view model_name() const override { return view_.model_name; }
+  std::string_view model_version() const override { return view_.model_version; }
+
+  Status decode(const ServedModel& model, TimePoint began, PendingRequest& call) override {
+    InferOptions options;
+    Status status = read_options(view_, options);
+    const InferDecoder& decoder = model.infer_decoder();
+    if (status.ok()) status = decoder.decode(view_, storage_, tensors_);
+    if (status.ok()) status = decoder.choose_outputs(view_, chosen_);
+    if (status.ok()) status = model.decoder().decode(tensors_, call.request, kInferNames);
+    if (!status.ok()) return status;
+    samples_ = call.request.samples;
+    call.priority = options.priority;
+    if (options.timeout > Duration::zero()) {
+      const auto whole = std::chrono::floor<std::chrono::seconds>(options.timeout);
+      call.deadline = std::min(call.deadline, later(began, whole, options.timeout - whole));
+    }
+    return {};
+  }
+
+  std::size_t response_bytes(const ResponseParts& parts) const override {
+    return infer_response_bytes(infer_parts(parts));
+  }
+  void write(const ResponseParts& parts, std::byte* out) const override {
+    write_infer_response(infer_parts(parts), out);
+  }
+  std::size_t copied_bytes(const DecodedRequest& request) const override {
+    if (view_.raw_contents > 0) return 0;
+    std::size_t bytes = request.dense.size();
+    for (const JaggedView* group : {&request.id_list, &request.id_score_list}) {
+      bytes += group->lengths.size() + group->values.size() + group->weights.size();
+    }
+    return bytes;
+  }
+  std::size_t held_bytes() const override { return storage_.bytes(); }
+  void free_memory() override {
+    view_ = {};
+    tensors_ = {};
+    storage_ = {};
+  }
+
+ private:
+  InferResponseParts infer_parts(const ResponseParts& parts) const {
+    return {.outputs = parts.outputs,
+            .chosen = chosen_,
+            .samples = samples_,
+            .model_name = parts.model_name,
+            .model_version = parts.model_version,
+            .id = view_.id};
+  }
+
+  InferRequestView view_;
+  InferStorage storage_;
+  PredictionRequestView tensors_;
+  std::vector<std::size_t> chosen_;
+  std::int64_t samples_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<WireProtocol> make_predict_protocol() {
+  return std::make_unique<PredictProtocol>();
+}
+
+std::unique_ptr<WireProtocol> make_infer_protocol() { return std::make_unique<InferProtocol>(); }
+
+}  // namespace tessera

@@ -1,0 +1,56 @@
+// What differs between the wire protocols that a model is called by: how a message says what it
+// wants, and how an answer is written. predict_service.h has the rest of a call's way.
+//
+// Contract: a WireProtocol belongs to one call, is used again and again, and keeps views of the
+// message from parse until the answer is written. Nothing blocks.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "batching/pending_request.h"
+#include "common/status.h"
+#include "model/served_model.h"
+#include "request/wire.h"
+
+namespace tessera {
+
+class WireProtocol {
+ public:
+  virtual ~WireProtocol() = default;
+
+  // The message's type, for messages.
+  virtual std::string_view message_name() const = 0;
+
+  // False: `message` is not a valid message of this protocol.
+  virtual bool parse(Bytes message) = 0;
+
+  // What was parsed, until the next parse.
+  virtual std::string_view model_name() const = 0;
+  virtual std::string_view model_version() const = 0;
+
+  // Checks what was parsed against what `model` takes and fills `call`'s request, its priority,
+  // and, where it asks for less time than `call` has had since `began`, its deadline.
+  virtual Status decode(const ServedModel& model, TimePoint began, PendingRequest& call) = 0;
+
+  // Bytes of the answer that `write` will write of `outputs`, in the model's order, for `call`.
+  virtual std::size_t response_bytes(const ResponseParts& parts) const = 0;
+  virtual void write(const ResponseParts& parts, std::byte* out) const = 0;
+
+  // Bytes of what decode has made of the message beside it, of which few bytes can ask for many.
+  virtual std::size_t copied_bytes(const DecodedRequest& request) const = 0;
+
+  // Memory kept for the next call, and an end of it and of the views.
+  virtual std::size_t held_bytes() const = 0;
+  virtual void free_memory() = 0;
+};
+
+// protos/predictor.proto: Predict.
+std::unique_ptr<WireProtocol> make_predict_protocol();
+
+// protos/inference.proto: ModelInfer.
+std::unique_ptr<WireProtocol> make_infer_protocol();
+
+}  // namespace tessera

@@ -1,0 +1,206 @@
+#include "metrics/metrics_page.h"
+
+#include <prometheus/metric_family.h>
+#include <prometheus/text_serializer.h>
+
+#include <functional>
+#include <limits>
+#include <utility>
+
+#include "metrics/process_metrics.h"
+
+namespace tessera {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+using Labels = std::vector<ClientMetric::Label>;
+
+Labels labels_of(const ModelMetrics& model) {
+  return {{"model", model.model}, {"version", model.version}};
+}
+
+MetricFamily family(std::string name, std::string help, MetricType type) {
+  MetricFamily made;
+  made.name = std::move(name);
+  made.help = std::move(help);
+  made.type = type;
+  return made;
+}
+
+void add(MetricFamily& target, Labels labels, double value) {
+  ClientMetric metric;
+  metric.label = std::move(labels);
+  if (target.type == MetricType::Counter) {
+    metric.counter.value = value;
+  } else {
+    metric.gauge.value = value;
+  }
+  target.metric.push_back(std::move(metric));
+}
+
+Labels with(Labels labels, std::string name, std::string_view value) {
+  labels.push_back({std::move(name), std::string(value)});
+  return labels;
+}
+
+void add(MetricFamily& target, Labels labels, const Histogram& histogram) {
+  ClientMetric metric;
+  metric.label = std::move(labels);
+  const std::vector<std::uint64_t> counts = histogram.counts();
+  std::uint64_t total = 0;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    total += counts[i];
+    const bool last = i == histogram.bounds().size();
+    metric.histogram.bucket.push_back(
+        {total, last ? std::numeric_limits<double>::infinity() : histogram.bounds()[i]});
+  }
+  metric.histogram.sample_count = total;
+  metric.histogram.sample_sum = histogram.sum();
+  target.metric.push_back(std::move(metric));
+}
+
+double value(const std::atomic<std::uint64_t>& counter) {
+  return static_cast<double>(counter.load(std::memory_order_relaxed));
+}
+
+using Models = std::vector<const ModelMetrics*>;
+
+// Counters by code and reason; `shown` says whether zeros are shown for a model.
+void add_requests(std::vector<MetricFamily>& page, const Models& models,
+                  const ModelMetrics& unresolved) {
+  MetricFamily requests =
+      family("tessera_requests_total", "Requests by how they ended", MetricType::Counter);
+  MetricFamily rejected = family("tessera_rejected_total", "Requests refused or dropped, by reason",
+                                 MetricType::Counter);
+  const auto show = [&](const ModelMetrics& model, bool zeros) {
+    for (std::size_t i = 0; i < kCountedCodes.size(); ++i) {
+      const double count = value(model.requests[i]);
+      if (zeros || count > 0) {
+        add(requests, with(labels_of(model), "code", code_name(kCountedCodes[i])), count);
+      }
+    }
+    for (std::size_t i = 0; i < model.rejected.size(); ++i) {
+      const double count = value(model.rejected[i]);
+      if (zeros || count > 0) {
+        add(rejected, with(labels_of(model), "reason", reason_name(static_cast<RejectReason>(i))),
+            count);
+      }
+    }
+  };
+  for (const ModelMetrics* model : models) show(*model, /*zeros=*/true);
+  show(unresolved, /*zeros=*/false);
+  page.push_back(std::move(requests));
+  page.push_back(std::move(rejected));
+}
+
+void add_counters(std::vector<MetricFamily>& page, const Models& models) {
+  MetricFamily batches =
+      family("tessera_batches_total", "Batches by why they were cut", MetricType::Counter);
+  MetricFamily ids = family("tessera_ids_total", "Ids that were looked up", MetricType::Counter);
+  MetricFamily outside =
+      family("tessera_out_of_range_ids_total",
+             "Ids outside their table that were clamped or hashed", MetricType::Counter);
+  for (const ModelMetrics* model : models) {
+    for (std::size_t i = 0; i < model->batches.size(); ++i) {
+      add(batches, with(labels_of(*model), "reason", reason_name(static_cast<CutReason>(i))),
+          value(model->batches[i]));
+    }
+    add(ids, labels_of(*model), value(model->ids));
+    add(outside, labels_of(*model), value(model->out_of_range_ids));
+  }
+  for (MetricFamily* made : {&batches, &ids, &outside}) page.push_back(std::move(*made));
+}
+
+void add_histograms(std::vector<MetricFamily>& page, const Models& models) {
+  MetricFamily stages = family("tessera_stage_duration_seconds",
+                               "Where a request's time goes, by stage", MetricType::Histogram);
+  MetricFamily duration = family("tessera_request_duration_seconds",
+                                 "From the first byte to the answer", MetricType::Histogram);
+  MetricFamily requests = family("tessera_batch_requests", "Requests that shared a forward pass",
+                                 MetricType::Histogram);
+  MetricFamily samples =
+      family("tessera_batch_samples", "Samples of a forward pass", MetricType::Histogram);
+  MetricFamily ids = family("tessera_batch_ids", "Ids of a forward pass", MetricType::Histogram);
+  for (const ModelMetrics* model : models) {
+    for (std::size_t i = 0; i < kStageNames.size(); ++i) {
+      add(stages, with(labels_of(*model), "stage", kStageNames[i]), model->stages[i]);
+    }
+    add(duration, labels_of(*model), model->duration);
+    add(requests, labels_of(*model), model->batch_requests);
+    add(samples, labels_of(*model), model->batch_samples);
+    add(ids, labels_of(*model), model->batch_ids);
+  }
+  for (MetricFamily* made : {&stages, &duration, &requests, &samples, &ids}) {
+    page.push_back(std::move(*made));
+  }
+}
+
+void add_gauges(std::vector<MetricFamily>& page, const Models& models,
+                const std::string& server_version) {
+  const auto gauge = [](const char* name, const char* help) {
+    return family(name, help, MetricType::Gauge);
+  };
+  MetricFamily requests = gauge("tessera_queue_requests", "Requests that wait");
+  MetricFamily samples = gauge("tessera_queue_samples", "Samples that wait");
+  MetricFamily inflight = gauge("tessera_inflight_batches", "Batches that workers hold");
+  MetricFamily load = gauge("tessera_model_load_duration_seconds", "How long loading took");
+  MetricFamily ready = gauge("tessera_model_ready", "1 when the model answers");
+  MetricFamily info = gauge("tessera_model_info", "Always 1");
+  MetricFamily memory = gauge("tessera_device_memory_bytes", "Bytes held");
+  for (const ModelMetrics* model : models) {
+    const Labels labels = labels_of(*model);
+    const bool loaded = model->loaded.load(std::memory_order_acquire);
+    add(requests, labels, loaded ? static_cast<double>(model->gauges.queue_requests()) : 0.0);
+    add(samples, labels, loaded ? static_cast<double>(model->gauges.queue_samples()) : 0.0);
+    add(ready, labels, model->ready.load(std::memory_order_relaxed) ? 1.0 : 0.0);
+    if (!loaded) continue;
+    for (const ModelMetrics::DeviceCounters& device : model->devices) {
+      add(inflight, with(labels, "device", device.name),
+          static_cast<double>(device.inflight_batches.load(std::memory_order_relaxed)));
+    }
+    const ModelMetrics::Facts& facts = model->facts;
+    add(load, labels, facts.load_seconds);
+    add(info,
+        with(with(with(with(labels, "sha256", facts.sha256()), "torch", facts.torch), "dtype",
+                  facts.dtype),
+             "device", facts.device),
+        1);
+    for (const DeviceMemory& held : model->gauges.memory()) {
+      add(memory, with(with(labels, "device", held.device), "kind", held.kind),
+          static_cast<double>(held.bytes));
+    }
+    add(memory, with(with(labels, "device", "cpu"), "kind", "buffers"), value(model->buffer_bytes));
+  }
+  MetricFamily build = gauge("tessera_build_info", "Always 1");
+  add(build, {{"server", "cpp"}, {"version", server_version}}, 1);
+  for (MetricFamily* made :
+       {&requests, &samples, &inflight, &load, &ready, &info, &memory, &build}) {
+    page.push_back(std::move(*made));
+  }
+}
+
+}  // namespace
+
+MetricsPage::MetricsPage(std::vector<const ModelMetrics*> models, const ModelMetrics& unresolved,
+                         std::string server_version)
+    : models_(std::move(models)),
+      unresolved_(unresolved),
+      server_version_(std::move(server_version)) {}
+
+std::string MetricsPage::render() const {
+  std::vector<MetricFamily> page;
+  add_requests(page, models_, unresolved_);
+  add_counters(page, models_);
+  add_histograms(page, models_);
+  add_gauges(page, models_, server_version_);
+  for (const ProcessMetric& metric : process_metrics()) {
+    page.push_back(
+        family(metric.name, metric.help, metric.counter ? MetricType::Counter : MetricType::Gauge));
+    add(page.back(), {}, metric.value);
+  }
+  return prometheus::TextSerializer().Serialize(page);
+}
+
+}  // namespace tessera

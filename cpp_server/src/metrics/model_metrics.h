@@ -1,0 +1,148 @@
+// One model's counters: plain atomics that metrics_page.h renders when somebody asks.
+//
+// Contract: every member may be used from any thread and does not block. `facts` and `gauges`
+// are written once, by the loader, before `loaded` is set.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "batching/pending_request.h"
+#include "batching/policy.h"
+#include "common/enums.h"
+#include "common/status.h"
+#include "metrics/histogram.h"
+#include "model/runner.h"
+
+namespace tessera {
+
+enum class Stage { kDecode, kQueue, kAssemble, kTransfer, kForward, kSplit, kEncode };
+inline constexpr auto kStageNames = std::to_array<std::string_view>(
+    {"decode", "queue", "assemble", "transfer", "forward", "split", "encode"});
+static_assert(kStageNames.size() == enum_size<Stage::kEncode>());
+
+// The codes that requests end with, in the order in which they are shown.
+inline constexpr std::array<Code, 8> kCountedCodes = {Code::kOk,
+                                                      Code::kInvalidArgument,
+                                                      Code::kNotFound,
+                                                      Code::kResourceExhausted,
+                                                      Code::kDeadlineExceeded,
+                                                      Code::kCancelled,
+                                                      Code::kUnavailable,
+                                                      Code::kInternal};
+
+class ModelMetrics {
+ public:
+  // `name` is what requests use; both are empty for requests of no known model.
+  ModelMetrics(std::string name, std::string its_version)
+      : model(std::move(name)), version(std::move(its_version)) {}
+
+  const std::string model;
+  const std::string version;
+
+  void count_request(Code code, Duration took) {
+    for (std::size_t i = 0; i < kCountedCodes.size(); ++i) {
+      if (kCountedCodes[i] == code) requests[i].fetch_add(1, std::memory_order_relaxed);
+    }
+    duration.observe(seconds(took));
+    (code == Code::kOk ? answered_ns : failed_ns)
+        .fetch_add(static_cast<std::uint64_t>(took.count()), std::memory_order_relaxed);
+  }
+
+  // The samples of a request that is answered OK.
+  void count_answered(std::int64_t samples, TimePoint when) {
+    answered_samples.fetch_add(static_cast<std::uint64_t>(samples), std::memory_order_relaxed);
+    last_answer_ns.store(when.time_since_epoch().count(), std::memory_order_relaxed);
+  }
+
+  void count_rejected(RejectReason reason) {
+    rejected[static_cast<std::size_t>(reason)].fetch_add(1, std::memory_order_relaxed);
+  }
+
+  void count_batch(CutReason reason) {
+    batches[static_cast<std::size_t>(reason)].fetch_add(1, std::memory_order_relaxed);
+  }
+
+  void observe_stage(Stage stage, double seconds) {
+    stages[static_cast<std::size_t>(stage)].observe(seconds);
+  }
+
+  // One forward pass.
+  void observe_pass(const PassTimings& pass, Duration split) {
+    observe_stage(Stage::kAssemble, seconds(pass.assemble));
+    observe_stage(Stage::kTransfer, seconds(pass.transfer));
+    observe_stage(Stage::kForward, seconds(pass.forward));
+    observe_stage(Stage::kSplit, seconds(split));
+    batch_requests.observe(static_cast<double>(pass.requests));
+    batch_samples.observe(static_cast<double>(pass.samples));
+    batch_ids.observe(static_cast<double>(pass.ids));
+    ids.fetch_add(static_cast<std::uint64_t>(pass.ids), std::memory_order_relaxed);
+  }
+
+  // What is known once the model is loaded.
+  struct Facts {
+    std::function<std::string()> sha256;  // of the file; empty until it is known
+    std::string torch;
+    std::string dtype;
+    std::string device;
+    double load_seconds = 0;
+  };
+  // What is read when somebody asks.
+  struct Gauges {
+    std::function<std::int64_t()> queue_requests;
+    std::function<std::int64_t()> queue_samples;
+    std::function<std::vector<DeviceMemory>()> memory;
+  };
+  // One device that the model is on.
+  struct DeviceCounters {
+    explicit DeviceCounters(std::string its_name) : name(std::move(its_name)) {}
+    const std::string name;
+    std::atomic<std::int64_t> inflight_batches = 0;
+  };
+
+  std::array<std::atomic<std::uint64_t>, kCountedCodes.size()> requests{};
+  std::array<std::atomic<std::uint64_t>, kRejectReasons> rejected{};
+  std::array<std::atomic<std::uint64_t>, kCutReasons> batches{};
+  Histogram duration{kLatencyBuckets};
+  // The durations of requests that were answered OK, and of all others.
+  std::atomic<std::uint64_t> answered_ns = 0;
+  std::atomic<std::uint64_t> failed_ns = 0;
+  // Of those answered OK: their samples, and when (by the server's clock) the last was; 0: none
+  // yet.
+  std::atomic<std::uint64_t> answered_samples = 0;
+  std::atomic<std::int64_t> last_answer_ns = 0;
+  std::array<Histogram, kStageNames.size()> stages{
+      Histogram(kLatencyBuckets), Histogram(kLatencyBuckets), Histogram(kLatencyBuckets),
+      Histogram(kLatencyBuckets), Histogram(kLatencyBuckets), Histogram(kLatencyBuckets),
+      Histogram(kLatencyBuckets)};
+  Histogram batch_requests{kRequestBuckets};
+  Histogram batch_samples{kSampleBuckets};
+  Histogram batch_ids{kIdBuckets};
+  std::atomic<std::uint64_t> ids = 0;
+  std::atomic<std::uint64_t> out_of_range_ids = 0;
+  std::atomic<std::uint64_t> buffer_bytes = 0;  // of the host, held for batches by all workers
+  std::atomic<bool> ready = false;
+  std::atomic<bool> loaded = false;
+  Facts facts;
+  Gauges gauges;
+  std::deque<DeviceCounters> devices;
+
+  // Batches that workers hold, on all devices.
+  std::int64_t inflight_batches() const {
+    std::int64_t held = 0;
+    if (!loaded.load(std::memory_order_acquire)) return held;
+    for (const DeviceCounters& device : devices) {
+      held += device.inflight_batches.load(std::memory_order_relaxed);
+    }
+    return held;
+  }
+};
+
+}  // namespace tessera

@@ -1,0 +1,202 @@
+#include "model/served_model.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <random>
+#include <system_error>
+#include <utility>
+
+#include "common/text.h"
+
+namespace tessera {
+namespace {
+
+BatchLimits shared(BatchLimits limits, const WorkerPlan& plan) {
+  if (plan.spare > 0) limits.sharers = plan.ordinary + plan.spare;
+  return limits;
+}
+
+std::int64_t bytes_per_sample(const InputSchema& schema) {
+  std::int64_t bytes = 0;
+  for (const OutputSpec& output : schema.outputs) {
+    bytes += output.width * static_cast<std::int64_t>(sizeof(float));
+  }
+  return bytes;
+}
+
+Refusal refusal_of(RejectReason reason) {
+  if (reason == RejectReason::kDeadline) {
+    return {{Code::kDeadlineExceeded, "the deadline passed while the request waited for a worker"},
+            reason};
+  }
+  return {{Code::kCancelled, "the client cancelled the request"}, reason};
+}
+
+void drop_all(std::vector<DroppedPart>& dropped) {
+  for (const DroppedPart& part : dropped) part.part.request->drop(refusal_of(part.reason));
+  dropped.clear();
+}
+
+// Makes the calling thread wait behind others of this process for a CPU: a batch that begins a
+// little later grows, but a call that is read later loses its time.
+void stand_back(int niceness) {
+  if (niceness == 0) return;
+  const auto thread = static_cast<id_t>(::gettid());
+  const int own = ::getpriority(PRIO_PROCESS, thread);
+  // Standing back needs no privilege; where it is refused the thread runs as it is.
+  ::setpriority(PRIO_PROCESS, thread, own + niceness);
+}
+
+}  // namespace
+
+std::string new_error_id() {
+  thread_local std::mt19937_64 generator{std::random_device{}()};
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string id;
+  std::uint64_t bits = generator();
+  for (int i = 0; i < 12; ++i, bits >>= 4) id += kDigits[bits & 15];
+  return id;
+}
+
+ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config, ModelMetrics& metrics,
+                         const Clock& clock, const Log& log)
+    : package_(std::move(package)),
+      metrics_(metrics),
+      clock_(clock),
+      log_(log),
+      threads_per_worker_(config.threads_per_worker),
+      niceness_(config.worker_niceness),
+      decoder_(package_.manifest.schema, config.request_limits, package_.runner->shares_rows()),
+      infer_decoder_(package_.manifest.schema, config.request_limits),
+      sample_answer_bytes_(bytes_per_sample(package_.manifest.schema)),
+      plan_(plan_workers(config, package_.manifest.device == "cpu", available_cpus())),
+      scheduler_(config.queue_limits, shared(config.batch_limits, plan_), clock) {
+  const Manifest& manifest = package_.manifest;
+  metrics_.facts = {.sha256 = [this] { return package_.file_hash->known(); },
+                    .torch = manifest.torch_version,
+                    .dtype = manifest.dtype,
+                    .device = manifest.device,
+                    .load_seconds = seconds(package_.load_time)};
+  metrics_.gauges = {.queue_requests = [this] { return scheduler_.depth().requests; },
+                     .queue_samples = [this] { return scheduler_.depth().samples; },
+                     .memory = [this] { return package_.runner->memory(); }};
+  for (const std::string& device : package_.runner->devices()) {
+    metrics_.devices.emplace_back(device);
+  }
+  // Workers take turns in devices, so that each has its share of them. On a GPU two of them are
+  // what lets one batch's copies overlap another's forward.
+  const std::size_t devices = metrics_.devices.size();
+  const std::size_t ordinary = devices * static_cast<std::size_t>(plan_.ordinary);
+  for (std::size_t i = 0; i < ordinary + static_cast<std::size_t>(plan_.spare); ++i) {
+    sessions_.push_back(package_.runner->open_session(i % devices));
+    if (i < devices && !sessions_.back()->remark().empty()) {
+      log_.warning("session", {{"model", name()},
+                               {"device", metrics_.devices[i].name},
+                               {"remark", sessions_.back()->remark()}});
+    }
+  }
+  try {
+    for (std::size_t i = 0; i < sessions_.size(); ++i) {
+      const WorkerKind kind = i < ordinary ? WorkerKind::kOrdinary : WorkerKind::kSpare;
+      workers_.emplace_back(
+          [this, i, kind, devices] { work(kind, *sessions_[i], metrics_.devices[i % devices]); });
+    }
+  } catch (const std::system_error& error) {
+    const std::size_t started = workers_.size();
+    close();  // those that have started wait for requests
+    throw UsageError(text("no more than ", started, " of ", sessions_.size(),
+                          " workers could be started (", error.code().message(),
+                          "); give fewer with --workers, or let the process have more threads"));
+  }
+  metrics_.loaded.store(true, std::memory_order_release);
+}
+
+ServedModel::~ServedModel() { close(); }
+
+void ServedModel::log_file_hash() const {
+  // By value, for the model's other members may end before its package's hash does.
+  package_.file_hash->tell([&log = log_, model = name(),
+                            version = version()](const FileHash::Result& result) {
+    if (!result.sha256.empty()) {
+      log.info("file_hash", {{"model", model}, {"version", version}, {"sha256", result.sha256}});
+    } else {
+      log.warning("file_hash_failed",
+                  {{"model", model}, {"version", version}, {"error", result.failure}});
+    }
+  });
+}
+
+void ServedModel::close() {
+  scheduler_.close();
+  workers_.clear();  // joins
+}
+
+void ServedModel::submit(PendingRequest& request) {
+  request.arrival = clock_.now();
+  if (request.arrival >= request.deadline) {
+    request.expect_parts(1, 0);
+    request.drop({{Code::kDeadlineExceeded, "the deadline passed before the request was queued"},
+                  RejectReason::kDeadline});
+    return;
+  }
+  const BatchLimits& limits = scheduler_.batch_limits();
+  std::vector<Part> parts = cut_request(request, package_.manifest.schema.outputs.size(),
+                                        limits.max_samples, limits.max_ids);
+  const std::size_t count = parts.size();
+  std::vector<DroppedPart> dropped;
+  Status status = scheduler_.submit(std::move(parts), dropped);
+  drop_all(dropped);
+  if (!status.ok()) {
+    const Refusal refusal{std::move(status), RejectReason::kQueueFull};
+    for (std::size_t i = 0; i < count; ++i) request.drop(refusal);
+  }
+}
+
+void ServedModel::work(WorkerKind kind, Session& session, ModelMetrics::DeviceCounters& device) {
+  stand_back(niceness_);
+  session.begin_thread(threads_per_worker_);
+  Executor executor(package_.manifest.schema, session, clock_, *this);
+  CutBatch batch;
+  std::size_t counted_bytes = 0;
+  while (scheduler_.next(kind, batch)) {
+    drop_all(batch.dropped);
+    if (batch.parts.empty()) continue;
+    metrics_.count_batch(batch.reason);
+    device.inflight_batches.fetch_add(1, std::memory_order_relaxed);
+    const TimePoint now = clock_.now();
+    // Before the batch runs: afterwards the requests are no longer ours to look at.
+    for (const Part& part : batch.parts) {
+      metrics_.observe_stage(Stage::kQueue, seconds(now - part.request->arrival));
+      if (part.index == 0) {
+        metrics_.out_of_range_ids.fetch_add(
+            static_cast<std::uint64_t>(part.request->request.out_of_range_ids),
+            std::memory_order_relaxed);
+      }
+    }
+    executor.execute(batch.parts);
+    device.inflight_batches.fetch_sub(1, std::memory_order_relaxed);
+    // Buffers only grow.
+    const std::size_t bytes = executor.buffer_bytes();
+    metrics_.buffer_bytes.fetch_add(bytes - counted_bytes, std::memory_order_relaxed);
+    counted_bytes = bytes;
+  }
+}
+
+void ServedModel::on_pass(const PassTimings& pass, Duration split) {
+  metrics_.observe_pass(pass, split);
+  scheduler_.observe(pass.samples, pass.assemble + pass.transfer + pass.forward + split, pass.cpu);
+}
+
+void ServedModel::on_retry(std::size_t parts, const std::string& error) {
+  log_.warning("batch_failed_retrying_each",
+               {{"requests", static_cast<std::int64_t>(parts)}, {"error", error}});
+}
+
+Status ServedModel::on_failure(const std::string& error) {
+  const std::string id = new_error_id();
+  log_.error("internal_error", {{"error_id", id}, {"model", name()}, {"error", error}});
+  return {Code::kInternal, "internal error, id " + id + " in the server's log"};
+}
+
+}  // namespace tessera

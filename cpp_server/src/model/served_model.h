@@ -1,0 +1,80 @@
+// A model that answers: its decoder, its queue, its workers and its counters.
+//
+// Contract: construction opens a session per worker, which may take long, and starts them; throws
+// UsageError where the system gives no thread for one. submit may be called from any thread and
+// does not block. drain, then close; close blocks until the workers have finished what is queued.
+// The destructor closes.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "batching/batch_scheduler.h"
+#include "batching/executor.h"
+#include "metrics/model_metrics.h"
+#include "model/loader.h"
+#include "request/decoder.h"
+#include "request/infer_decoder.h"
+#include "server/config.h"
+#include "server/log.h"
+
+namespace tessera {
+
+class ServedModel final : private ExecutionObserver {
+ public:
+  // `config`, `metrics`, `clock` and `log` must outlive the model.
+  ServedModel(LoadedPackage package, const ServerConfig& config, ModelMetrics& metrics,
+              const Clock& clock, const Log& log);
+  ~ServedModel() override;
+  ServedModel(const ServedModel&) = delete;
+  ServedModel& operator=(const ServedModel&) = delete;
+
+  const std::string& name() const { return metrics_.model; }
+  const std::string& version() const { return metrics_.version; }
+  const RequestDecoder& decoder() const { return decoder_; }
+  const InferDecoder& infer_decoder() const { return infer_decoder_; }
+  const Manifest& manifest() const { return package_.manifest; }
+  const WorkerPlan& plan() const { return plan_; }
+  ModelMetrics& metrics() const { return metrics_; }
+
+  // Bytes of the scores of so many samples.
+  std::int64_t answer_bytes(std::int64_t samples) const { return samples * sample_answer_bytes_; }
+
+  // Takes responsibility for a decoded request: it will be answered or failed, perhaps before
+  // this returns.
+  void submit(PendingRequest& request);
+
+  // Logs the SHA-256 of the package's file, or why it cannot be had, once that is known.
+  void log_file_hash() const;
+
+  // From now on batches do not wait for more requests.
+  void drain() { scheduler_.drain(); }
+  void close();
+
+ private:
+  void work(WorkerKind kind, Session& session, ModelMetrics::DeviceCounters& device);
+  void on_pass(const PassTimings& pass, Duration split) override;
+  void on_retry(std::size_t parts, const std::string& error) override;
+  Status on_failure(const std::string& error) override;
+
+  const LoadedPackage package_;
+  ModelMetrics& metrics_;
+  const Clock& clock_;
+  const Log& log_;
+  const int threads_per_worker_;
+  const int niceness_;
+  const RequestDecoder decoder_;
+  const InferDecoder infer_decoder_;
+  const std::int64_t sample_answer_bytes_;
+  const WorkerPlan plan_;
+  BatchScheduler scheduler_;
+  std::vector<std::unique_ptr<Session>> sessions_;  // one per worker
+  std::vector<std::jthread> workers_;
+};
+
+// A fresh id for a bug, under which the log has what the client is not told.
+std::string new_error_id();
+
+}  // namespace tessera

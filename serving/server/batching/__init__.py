@@ -1,0 +1,1 @@
+"""From checked requests to scores: queue, policy, merge, forward pass, split."""

@@ -1,0 +1,310 @@
+"""The batch scheduler of one model: from a checked request to its scores by queue and workers.
+
+Everything here runs on the event loop's thread; only `WorkerPool` has threads of its own.
+The clock is handed in, so that tests own the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tessera.serving.package.runner import Runner
+from tessera.serving.package.schema import InputSchema
+from tessera.serving.server.batching.parts import cut_request, join_outputs
+from tessera.serving.server.batching.policy import (
+    BatchLimits,
+    CutNow,
+    CutReason,
+    QueueState,
+    WaitUntil,
+    decide,
+)
+from tessera.serving.server.batching.request_queue import Part, RequestQueue
+from tessera.serving.server.batching.workers import BatchOutcome, WorkerPool
+from tessera.serving.server.config import ModelLimits
+from tessera.serving.server.errors import DeadlineError, RejectReason, ServeError
+from tessera.serving.server.metrics.model_metrics import ModelMetrics
+from tessera.serving.server.request.decoded_request import (
+    NO_DEADLINE,
+    Answer,
+    DecodedRequest,
+    PassTimings,
+)
+
+_KEEP = 0.8
+"""Weight of the past in the running mean of a forward pass's duration."""
+
+
+class PendingRequest:
+    """Collects the parts of one request; its future is what the caller waits for.
+
+    Attributes:
+        future: the scores.
+        begun: whether a worker has taken a part of the request.
+    """
+
+    __slots__ = (
+        "_answers",
+        "_dropped",
+        "_missing",
+        "_queue_seconds",
+        "_timings",
+        "begun",
+        "future",
+    )
+
+    def __init__(self, future: asyncio.Future[Answer], parts: int) -> None:
+        self.future = future
+        self._answers: list[Mapping[str, bytes] | None] = [None] * parts
+        self._timings: list[PassTimings] = []
+        self._missing = parts
+        self._queue_seconds = 0.0
+        self._dropped = False
+        self.begun = False
+
+    def is_done(self) -> bool:
+        """Whether the request has been answered, refused or cancelled."""
+        return self.future.done()
+
+    def drop(self, reason: RejectReason) -> bool:
+        """Refuse the request if it still waits; returns whether the scheduler counts the drop."""
+        if self._dropped:
+            return False
+        self._dropped = True
+        if not self.future.done():
+            assert reason is RejectReason.DEADLINE, reason
+            self._refuse_late()
+            return False
+        return self.future.cancelled()
+
+    def time_out(self) -> None:
+        """Refuse the request at its deadline unless a worker has begun to compute it."""
+        if not self.begun and not self.future.done():
+            self._refuse_late()
+
+    def _refuse_late(self) -> None:
+        self.future.set_exception(
+            DeadlineError("the deadline passed while the request waited for a worker")
+        )
+
+    def add(
+        self, index: int, outputs: Mapping[str, bytes], timings: PassTimings, queued: float
+    ) -> None:
+        """Take one part's scores; the last one answers the request."""
+        self._answers[index] = outputs
+        self._timings.append(timings)
+        self._queue_seconds = max(self._queue_seconds, queued)
+        self._missing -= 1
+        if self._missing == 0:
+            answers = [answer for answer in self._answers if answer is not None]
+            self.future.set_result(
+                Answer(join_outputs(answers), self._queue_seconds, _total(self._timings))
+            )
+
+
+class BatchScheduler:
+    """Queues one model's requests, cuts batches and hands them to the workers.
+
+    Args:
+        schema: what the model takes and gives.
+        runner: the model.
+        limits: of the queue, the batches and the workers.
+        metrics: where everything is counted.
+        loop: the event loop that owns this object.
+        log: where failures go.
+        clock: seconds, monotonic; the one that deadlines are measured with.
+    """
+
+    def __init__(
+        self,
+        *,
+        schema: InputSchema,
+        runner: Runner,
+        limits: ModelLimits,
+        metrics: ModelMetrics,
+        loop: asyncio.AbstractEventLoop,
+        log: Any,
+        clock: Callable[[], float],
+    ) -> None:
+        self._schema = schema
+        self._metrics = metrics
+        self._loop = loop
+        self._clock = clock
+        self._limits = BatchLimits(
+            max_samples=limits.max_batch_samples,
+            max_ids=limits.max_batch_ids,
+            max_delay_s=limits.max_delay_us / 1e6,
+        )
+        self._queue = RequestQueue(
+            max_requests=limits.max_queue_requests, max_samples=limits.max_queue_samples
+        )
+        self._free_workers = limits.workers
+        self._workers = limits.workers
+        self._expected_forward = 0.0
+        self._draining = False
+        self._pump_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._pool = WorkerPool(
+            schema=schema,
+            runner=runner,
+            workers=limits.workers,
+            threads_per_worker=limits.threads_per_worker,
+            niceness=limits.worker_niceness,
+            loop=loop,
+            deliver=self._deliver,
+            log=log,
+        )
+        metrics.queue_requests = lambda: self._queue.requests
+        metrics.queue_samples = lambda: self._queue.samples
+        metrics.inflight_batches = lambda: self._workers - self._free_workers
+        metrics.memory_bytes["cpu", "buffers"] = self._pool.buffer_bytes
+
+    def submit(
+        self,
+        request: DecodedRequest,
+        *,
+        priority: int,
+        deadline: float,
+        timeout: float = NO_DEADLINE,
+    ) -> asyncio.Future[Answer]:
+        """Queue ``request``; cancelling the future takes it out again.
+
+        Args:
+            request: checked by `RequestDecoder`.
+            priority: higher is served first.
+            deadline: seconds of the clock, or `NO_DEADLINE`; the caller cancels the future then.
+            timeout: a deadline in the same unit that the scheduler itself enforces.
+
+        Raises:
+            DeadlineError: it is too late already.
+            QueueFullError: no room.
+        """
+        now = self._clock()
+        left_to_us = timeout < deadline
+        deadline = min(deadline, timeout)
+        if now >= deadline:
+            raise DeadlineError("the deadline passed before the request was queued")
+        requests = cut_request(
+            request,
+            self._schema,
+            max_samples=self._limits.max_samples,
+            max_ids=self._limits.max_ids,
+        )
+        pending = PendingRequest(self._loop.create_future(), len(requests))
+        parts = [
+            Part(each, pending, index, index == len(requests) - 1, now, deadline, priority)
+            for index, each in enumerate(requests)
+        ]
+        self._count_dropped(self._queue.push(parts, now))
+        self._schedule_pump()
+        if left_to_us:
+            timer = self._loop.call_later(timeout - now, pending.time_out)
+            pending.future.add_done_callback(lambda _: timer.cancel())
+        return pending.future
+
+    def start_draining(self) -> None:
+        """Cut batches at once from now on, because no more requests will come."""
+        self._draining = True
+        self._schedule_pump()
+
+    def close(self, timeout_s: float) -> None:
+        """End the workers after the batches that they hold; blocks for ``timeout_s`` at most."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._pool.close(timeout_s)
+
+    def _schedule_pump(self) -> None:
+        # Not at once: requests that are still received in this turn of the loop can share the batch.
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_scheduled = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while True:
+            now = self._clock()
+            decision = decide(self._state(), self._limits, now)
+            if isinstance(decision, CutNow):
+                self._cut(decision.reason, now)
+                continue
+            if isinstance(decision, WaitUntil):
+                self._timer = self._loop.call_later(decision.time - now, self._schedule_pump)
+            return
+
+    def _state(self) -> QueueState:
+        queue = self._queue
+        waits = self._limits.max_delay_s > 0
+        return QueueState(
+            parts=len(queue),
+            samples=queue.samples,
+            ids=queue.ids,
+            free_workers=self._free_workers,
+            oldest=queue.oldest() if waits else 0.0,
+            earliest_deadline=queue.earliest_deadline() if waits else NO_DEADLINE,
+            expected_forward_s=self._expected_forward,
+            draining=self._draining,
+        )
+
+    def _cut(self, reason: CutReason, now: float) -> None:
+        cut = self._queue.cut(
+            max_samples=self._limits.max_samples, max_ids=self._limits.max_ids, now=now
+        )
+        self._count_dropped(cut.dropped)
+        if cut.parts:
+            self._metrics.batches[reason] += 1
+            self._free_workers -= 1
+            for part in cut.parts:
+                _pending(part).begun = True
+            self._pool.start_batch(cut.parts)
+
+    def _count_dropped(self, dropped: list[RejectReason]) -> None:
+        for reason in dropped:
+            self._metrics.rejected[reason] += 1
+
+    def _deliver(self, outcome: BatchOutcome) -> None:
+        self._free_workers += 1
+        # The next batch first: a worker is idle while the answers below are handed out.
+        self._pump()
+        metrics = self._metrics
+        for timings in outcome.passes:
+            metrics.observe_pass(timings)
+            spent = timings.assemble + timings.forward + timings.split
+            past = self._expected_forward or spent
+            self._expected_forward = _KEEP * past + (1 - _KEEP) * spent
+        metrics.out_of_range_ids += outcome.out_of_range_ids
+        waited = metrics.stages["queue"].observe
+        rows = zip(outcome.parts, outcome.outcomes, outcome.timings, strict=True)
+        for part, result, timings in rows:
+            queued = outcome.started - part.arrived
+            waited(queued)
+            pending = _pending(part)
+            if pending.future.done():
+                continue
+            if isinstance(result, ServeError):
+                pending.future.set_exception(result)
+            else:
+                pending.add(part.index, result, timings, queued)
+
+
+def _pending(part: Part) -> PendingRequest:
+    assert isinstance(part.owner, PendingRequest)
+    return part.owner
+
+
+def _total(timings: list[PassTimings]) -> PassTimings:
+    if len(timings) == 1:
+        return timings[0]
+    return PassTimings(
+        assemble=sum(t.assemble for t in timings),
+        transfer=sum(t.transfer for t in timings),
+        forward=sum(t.forward for t in timings),
+        split=sum(t.split for t in timings),
+        requests=max(t.requests for t in timings),
+        samples=max(t.samples for t in timings),
+        ids=sum(t.ids for t in timings),
+    )

@@ -1,0 +1,272 @@
+"""Inference threads: each takes a batch, merges it, runs the model, splits the scores.
+
+Nothing here touches the event loop but one call per batch, `loop.call_soon_threadsafe`.
+A batch that fails is run again request by request, so that one bad request cannot fail its
+neighbours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from tessera.errors import UserError
+from tessera.serving.package.runner import HostBatch, Runner
+from tessera.serving.package.schema import InputSchema, OutputSpec
+from tessera.serving.server.batching.merger import MergedBatch, Merger
+from tessera.serving.server.batching.request_queue import Part
+from tessera.serving.server.errors import Code, ServeError
+from tessera.serving.server.request.decoded_request import DecodedRequest, PassTimings
+
+Outcome = Mapping[str, bytes] | ServeError
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOutcome:
+    """What became of a batch.
+
+    Attributes:
+        parts: the batch.
+        outcomes: per part, its outputs or its error.
+        timings: per part, of the forward pass that served it.
+        passes: every forward pass that succeeded: one, unless the batch had to be retried.
+        out_of_range_ids: ids that were clamped or hashed into their table.
+        started: the clock when the worker took the batch (seconds).
+    """
+
+    parts: list[Part]
+    outcomes: list[Outcome]
+    timings: list[PassTimings]
+    passes: list[PassTimings]
+    out_of_range_ids: int
+    started: float
+
+
+class WorkerPool:
+    """The inference threads of one model.
+
+    Args:
+        schema: what the model takes and gives.
+        runner: the model.
+        workers: number of threads.
+        threads_per_worker: threads that torch may use inside one forward pass.
+        niceness: how far the threads stand back behind the event loop's for a CPU.
+        loop: where outcomes are delivered.
+        deliver: called on the loop with each `BatchOutcome`.
+        log: where failures go, with their id.
+
+    Raises:
+        UserError: the system gives no thread for a worker.
+    """
+
+    def __init__(
+        self,
+        *,
+        schema: InputSchema,
+        runner: Runner,
+        workers: int,
+        threads_per_worker: int,
+        niceness: int,
+        loop: asyncio.AbstractEventLoop,
+        deliver: Callable[[BatchOutcome], None],
+        log: Any,
+    ) -> None:
+        self._schema = schema
+        self._runner = runner
+        self._threads_per_worker = threads_per_worker
+        self._niceness = niceness
+        self._loop = loop
+        self._deliver = deliver
+        self._log = log
+        self._inbox: SimpleQueue[list[Part] | None] = SimpleQueue()
+        self._mergers = [Merger(schema) for _ in range(workers)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(merger,), name=f"worker-{i}", daemon=True)
+            for i, merger in enumerate(self._mergers)
+        ]
+        started = 0
+        try:
+            for thread in self._threads:
+                thread.start()
+                started += 1
+        except RuntimeError as error:
+            for _ in range(started):
+                self._inbox.put(None)
+            raise UserError(
+                f"no more than {started} of {workers} workers could be started ({error}); give "
+                "fewer with --workers, or let the process have more threads"
+            ) from error
+
+    def start_batch(self, parts: list[Part]) -> None:
+        """Hand a batch to whichever worker is free next."""
+        self._inbox.put(parts)
+
+    def close(self, timeout_s: float) -> None:
+        """Let every worker finish what it has, then end; wait ``timeout_s`` seconds for it."""
+        for _ in self._threads:
+            self._inbox.put(None)
+        until = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def buffer_bytes(self) -> int:
+        """Bytes of the merge buffers."""
+        return sum(merger.nbytes() for merger in self._mergers)
+
+    def _run(self, merger: Merger) -> None:
+        # Only the thread itself can set this: a pool that OpenMP starts here would spin
+        # between batches and take the CPU from everybody else.
+        torch.set_num_threads(self._threads_per_worker)
+        # Where CPUs are short, the event loop comes first: requests gather and a batch holds
+        # many, instead of the loop waiting while batches of one or two are computed.
+        if self._niceness:
+            this = threading.get_native_id()
+            own = os.getpriority(os.PRIO_PROCESS, this)
+            os.setpriority(os.PRIO_PROCESS, this, own + self._niceness)
+        execute = Executor(self._schema, self._runner, merger, self._log).execute
+        while (parts := self._inbox.get()) is not None:
+            outcome = execute(parts)
+            with contextlib.suppress(RuntimeError):  # the loop was closed without waiting
+                self._loop.call_soon_threadsafe(self._deliver, outcome)
+            del (
+                parts,
+                outcome,
+            )  # they hold whole requests, and the next batch may be long in coming
+
+
+class Executor:
+    """Runs batches on the calling thread, with the calling thread's own buffers."""
+
+    def __init__(self, schema: InputSchema, runner: Runner, merger: Merger, log: Any) -> None:
+        self._outputs = schema.outputs
+        self._runner = runner
+        self._merger = merger
+        self._log = log
+
+    def execute(self, parts: list[Part]) -> BatchOutcome:
+        """Scores or an error for every part; never raises for what a model may raise."""
+        started = time.monotonic()
+        requests = [part.request for part in parts]
+        try:
+            outputs, timings, outside = self._forward(requests)
+        except Exception as error:  # noqa: BLE001 - whatever a model raises, the server lives on
+            return self._one_by_one(parts, started, error)
+        count = len(parts)
+        return BatchOutcome(parts, list(outputs), [timings] * count, [timings], outside, started)
+
+    def _one_by_one(self, parts: list[Part], started: float, error: Exception) -> BatchOutcome:
+        if len(parts) > 1:
+            self._log.warning("batch_failed_retrying_each", requests=len(parts), error=repr(error))
+        outcomes: list[Outcome] = []
+        per_part: list[PassTimings] = []
+        passes: list[PassTimings] = []
+        outside = 0
+        for part in parts:
+            try:
+                if len(parts) == 1:
+                    raise error  # noqa: TRY301 - it was alone already
+                outputs, timings, count = self._forward([part.request])
+            except Exception as failure:  # noqa: BLE001 - see execute
+                outcomes.append(internal_error(self._log, failure))
+                per_part.append(_NO_TIMINGS)
+                continue
+            outcomes += outputs
+            per_part.append(timings)
+            passes.append(timings)
+            outside += count
+        return BatchOutcome(parts, outcomes, per_part, passes, outside, started)
+
+    def _forward(
+        self, requests: list[DecodedRequest]
+    ) -> tuple[list[Mapping[str, bytes]], PassTimings, int]:
+        begin = time.perf_counter()
+        merged = self._merger.merge(requests)
+        assembled = time.perf_counter()
+        batch = _wrap(merged)
+        wrapped = time.perf_counter()
+        scores = self._runner.forward(batch)
+        computed = time.perf_counter()
+        outputs = split_scores(scores, self._outputs, [request.samples for request in requests])
+        end = time.perf_counter()
+        timings = PassTimings(
+            assembled - begin,
+            wrapped - assembled,
+            computed - wrapped,
+            end - computed,
+            len(requests),
+            merged.samples,
+            merged.ids,
+        )
+        return outputs, timings, merged.out_of_range_ids
+
+
+_NO_TIMINGS = PassTimings(0.0, 0.0, 0.0, 0.0, 0, 0, 0)
+
+
+def _wrap(merged: MergedBatch) -> HostBatch:
+    wrap = torch.from_numpy
+    return HostBatch(
+        float_features=wrap(merged.dense),
+        id_list_features_lengths=wrap(merged.id_list.lengths),
+        id_list_features_values=wrap(merged.id_list.values),
+        id_score_list_features_lengths=wrap(merged.id_score_list.lengths),
+        id_score_list_features_values=wrap(merged.id_score_list.values),
+        id_score_list_features_weights=wrap(merged.id_score_list.weights),
+        batch_size=merged.samples,
+        id_list_features_shared=None if merged.shared is None else wrap(merged.shared),
+        shared_row_index=None if merged.row_index is None else wrap(merged.row_index),
+    )
+
+
+def split_scores(
+    scores: Mapping[str, torch.Tensor], outputs: tuple[OutputSpec, ...], samples: list[int]
+) -> list[Mapping[str, bytes]]:
+    """Each request's share of a batch's scores, as little-endian float32 bytes.
+
+    Args:
+        scores: by name, ``[B]`` or ``[B, width]`` float32.
+        outputs: what the schema promises.
+        samples: samples of each request; their sum is ``B``.
+
+    Raises:
+        RuntimeError: the model gave something else than the schema promises.
+    """
+    shares: list[dict[str, bytes]] = [{} for _ in samples]
+    total = sum(samples)
+    for output in outputs:
+        tensor = scores[output.name]
+        if tensor.dtype != torch.float32 or tensor.numel() != total * output.width:
+            raise RuntimeError(
+                f"output {output.name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, the "
+                f"schema promises float32 of {total} samples by {output.width}"
+            )
+        content = tensor.contiguous().numpy().tobytes()
+        row_bytes = 4 * output.width
+        begin = 0
+        for share, count in zip(shares, samples, strict=True):
+            end = begin + count * row_bytes
+            share[output.name] = content[begin:end]
+            begin = end
+    return list(shares)
+
+
+def internal_error(log: Any, failure: BaseException) -> ServeError:
+    """The answer to a bug: its id, under which the log has the whole story."""
+    error_id = uuid.uuid4().hex[:12]
+    log.error(
+        "internal_error",
+        error_id=error_id,
+        error=repr(failure),
+        exc_info=(type(failure), failure, failure.__traceback__),
+    )
+    return ServeError(Code.INTERNAL, f"internal error, id {error_id} in the server's log")

@@ -1,0 +1,1 @@
+"""What answers on the ports: gRPC, HTTP, health, and every call on its way in and out."""

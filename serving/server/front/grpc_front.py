@@ -1,0 +1,225 @@
+"""The gRPC front: the only file that knows gRPC.
+
+Handlers take and give bytes, so that a message that cannot be parsed gets our status rather
+than gRPC's, and so that parsing and writing are measured as stages.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection
+
+from tessera.errors import UserError
+from tessera.serving.protocol import inference_pb2 as ipb
+from tessera.serving.protocol import predictor_pb2 as pb
+from tessera.serving.server.errors import Code, ServeError
+from tessera.serving.server.front.byte_budget import ByteBudget, HeldBytes
+from tessera.serving.server.front.health_service import HealthService, Serving
+from tessera.serving.server.front.kserve_metadata import KserveMetadata
+from tessera.serving.server.front.message_receiver import WINDOW_BYTES, MessageReceiver
+from tessera.serving.server.front.predict_service import PredictService
+from tessera.serving.server.front.wire_protocol import InferProtocol, PredictProtocol, WireProtocol
+from tessera.serving.server.request.decoded_request import NO_DEADLINE
+
+_STATUS = {
+    Code.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
+    Code.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Code.RESOURCE_EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Code.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Code.CANCELLED: grpc.StatusCode.CANCELLED,
+    Code.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Code.INTERNAL: grpc.StatusCode.INTERNAL,
+}
+
+_PREDICTOR = pb.DESCRIPTOR.services_by_name["Predictor"].full_name
+_INFERENCE = ipb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+_HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+
+_CALLS_PER_CONNECTION = 1_000
+"""At a time; clients wait with more."""
+
+_NO_COMPRESSION = 1 << 0
+"""Only the algorithm "identity"."""
+
+_MAX_MESSAGE = 1_000
+"""Characters of a status message: it travels in a header, and may quote the client's text."""
+
+
+class GrpcFront:
+    """The listening server.
+
+    Args:
+        predict_service: answers Predict and ModelInfer.
+        metadata: answers what else the KServe protocol has.
+        health: answers Check and Watch.
+        budget: of the bytes that calls hold.
+        receiver: bounds the messages that are being received.
+        max_message_bytes: largest request or response.
+    """
+
+    def __init__(
+        self,
+        *,
+        predict_service: PredictService,
+        metadata: KserveMetadata,
+        health: HealthService,
+        budget: ByteBudget,
+        receiver: MessageReceiver,
+        max_message_bytes: int,
+    ) -> None:
+        self._predict_service = predict_service
+        self._metadata = metadata
+        self._budget = budget
+        self._receiver = receiver
+        self._health = health
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", max_message_bytes),
+                ("grpc.max_send_message_length", max_message_bytes),
+                ("grpc.max_concurrent_streams", _CALLS_PER_CONNECTION),
+                # Of a message that nobody has asked for, only a window is taken; see `MessageReceiver`.
+                ("grpc.http2.bdp_probe", 0),
+                ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+                # gRPC may unpack a message before it looks at its size, to a thousand times what came.
+                ("grpc.compression_enabled_algorithms_bitset", _NO_COMPRESSION),
+                # A second server on the port must fail, not share its calls.
+                ("grpc.so_reuseport", 0),
+                # Clients may ping as often as they like, also between calls: the defaults
+                # send GOAWAY to a client that pings more often than every five minutes.
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+                ("grpc.http2.max_ping_strikes", 0),
+            ]
+        )
+        self._server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(
+                    _PREDICTOR, {"Predict": self._scoring(PredictProtocol())}
+                ),
+                grpc.method_handlers_generic_handler(
+                    _INFERENCE,
+                    {
+                        "ModelInfer": self._scoring(InferProtocol()),
+                        **{method: self._telling(method) for method in metadata.methods()},
+                    },
+                ),
+                grpc.method_handlers_generic_handler(
+                    _HEALTH,
+                    {
+                        "Check": grpc.unary_unary_rpc_method_handler(
+                            self._check,
+                            request_deserializer=health_pb2.HealthCheckRequest.FromString,
+                            response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+                        ),
+                        "Watch": grpc.unary_stream_rpc_method_handler(
+                            self._watch,
+                            request_deserializer=health_pb2.HealthCheckRequest.FromString,
+                            response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+                        ),
+                    },
+                ),
+            )
+        )
+        reflection.enable_server_reflection(
+            (_PREDICTOR, _INFERENCE, _HEALTH, reflection.SERVICE_NAME), self._server
+        )
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen.
+
+        Returns:
+            The port, which is another than ``port`` only where that is 0.
+
+        Raises:
+            UserError: the address cannot be had.
+        """
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            bound = self._server.add_insecure_port(address)
+        except RuntimeError:
+            bound = 0
+        if bound == 0:
+            raise UserError(
+                f"the gRPC address {address} cannot be listened on: another program has the port "
+                "or the host is not this machine's; choose another --port or --host"
+            )
+        await self._server.start()
+        return bound
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls and let those that run end; after ``grace_s`` seconds, cut them."""
+        await self._server.stop(grace_s)
+
+    def _scoring(self, protocol: WireProtocol) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """The call of ``protocol`` that asks for scores."""
+
+        async def answer(_messages: Any, context: Any) -> bytes:
+            held = HeldBytes(self._budget)
+            # Called when the answer has left.
+            context.add_done_callback(lambda _: held.keep(0))
+            remaining = context.time_remaining()
+            deadline = NO_DEADLINE if remaining is None else time.monotonic() + remaining
+            try:
+                return await self._predict_service.predict(
+                    protocol, lambda: self._receive(context), deadline, held
+                )
+            except ServeError as error:
+                refusal = error.code, error.message
+            # Out here, for gRPC keeps what it raises, and with it would keep the refusal, its frames
+            # and the request in them.
+            return await _abort(context, *refusal)
+
+        return grpc.stream_unary_rpc_method_handler(answer)
+
+    def _telling(self, method: str) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """A call that `KserveMetadata` answers."""
+
+        async def answer(_messages: Any, context: Any) -> bytes:
+            try:
+                return self._metadata.answer(method, await self._receive(context))
+            except ServeError as error:
+                refusal = error.code, error.message
+            return await _abort(context, *refusal)
+
+        return grpc.stream_unary_rpc_method_handler(answer)
+
+    async def _receive(self, context: Any) -> bytes:
+        # On the wire the calls are unary; as a stream of one message it is read when there is room for
+        # it.
+        content = await self._receiver.receive(context.read)
+        return content if isinstance(content, bytes) else b""  # the client sent none
+
+    async def _check(
+        self, request: health_pb2.HealthCheckRequest, context: Any
+    ) -> health_pb2.HealthCheckResponse:
+        state = self._health.check(request.service)
+        if state is None:
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND, f"service {request.service!r}"[:_MAX_MESSAGE]
+            )
+            raise AssertionError("abort does not return")
+        return _health_response(state)
+
+    async def _watch(
+        self, request: health_pb2.HealthCheckRequest, context: Any
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        del context  # gRPC's signature
+        async for state in self._health.watch(request.service):
+            yield _health_response(state)
+
+
+async def _abort(context: Any, code: Code, message: str) -> NoReturn:
+    await context.abort(_STATUS[code], message[:_MAX_MESSAGE])
+    raise AssertionError("abort does not return")
+
+
+def _health_response(state: Serving) -> health_pb2.HealthCheckResponse:
+    return health_pb2.HealthCheckResponse(
+        status=health_pb2.HealthCheckResponse.ServingStatus.Value(state.value)
+    )

@@ -1,0 +1,114 @@
+"""The HTTP port: ``/metrics``, ``/healthz``, ``/readyz`` and the status page ``/``.
+
+It stays open while the server drains, so that the last requests are still counted by whoever
+scrapes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from importlib import resources
+
+from aiohttp import web
+from jinja2 import Environment, StrictUndefined, select_autoescape
+
+import tessera
+from tessera.errors import UserError
+from tessera.serving.server.front.status_page import StatusPage
+from tessera.serving.server.metrics.metrics_page import MetricsPage
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SNAPSHOT_SECONDS = 1.0
+
+
+class HttpFront:
+    """The listening server.
+
+    Args:
+        metrics: rendered by ``/metrics``.
+        status_page: shown by ``/``.
+        state: ``ready`` or the word for why it is not.
+    """
+
+    def __init__(
+        self, *, metrics: MetricsPage, status_page: StatusPage, state: Callable[[], str]
+    ) -> None:
+        self._metrics = metrics
+        self._status_page = status_page
+        self._state = state
+        self._began = time.monotonic()
+        self._runner: web.AppRunner | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        environment = Environment(
+            autoescape=select_autoescape(default=True), undefined=StrictUndefined
+        )
+        environment.filters["figure"] = _figure
+        page = resources.files("tessera.serving.server.front").joinpath("status_page.html")
+        self._template = environment.from_string(page.read_text(encoding="utf-8"))
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen.
+
+        Returns:
+            The port, which is another than ``port`` only where that is 0.
+
+        Raises:
+            UserError: the address cannot be had.
+        """
+        app = web.Application()
+        app.router.add_get("/metrics", self._get_metrics)
+        app.router.add_get("/healthz", self._get_healthz)
+        app.router.add_get("/readyz", self._get_readyz)
+        app.router.add_get("/", self._get_page)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host, port).start()
+        except OSError as error:
+            raise UserError(
+                f"the HTTP address {host}:{port} cannot be listened on ({error.strerror}); "
+                "choose another --http-port or --host"
+            ) from error
+        self._ticker = asyncio.get_running_loop().create_task(self._tick())
+        return int(self._runner.addresses[0][1])
+
+    async def stop(self) -> None:
+        """Close the port."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticker
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_SNAPSHOT_SECONDS)
+            self._status_page.tick()
+
+    async def _get_metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.render(), headers={"Content-Type": _METRICS_TYPE})
+
+    async def _get_healthz(self, _request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _get_readyz(self, _request: web.Request) -> web.Response:
+        state = self._state()
+        return web.Response(text=f"{state}\n", status=200 if state == "ready" else 503)
+
+    async def _get_page(self, _request: web.Request) -> web.Response:
+        page = self._template.render(
+            state=self._state(),
+            rows=self._status_page.rows(),
+            version=tessera.__version__,
+            uptime=round(time.monotonic() - self._began),
+        )
+        return web.Response(text=page, content_type="text/html")
+
+
+def _figure(value: float, digits: int) -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"

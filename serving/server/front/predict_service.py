@@ -1,0 +1,174 @@
+"""A call for scores, from the request's bytes to the response's, without gRPC.
+
+Every call ends in exactly one count of ``tessera_requests_total`` and, when it was refused,
+one of ``tessera_rejected_total``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.serving.server.batching.workers import internal_error
+from tessera.serving.server.errors import Code, QueueFullError, RejectReason, ServeError
+from tessera.serving.server.front.admission import Admission
+from tessera.serving.server.front.byte_budget import CALL_BYTES, HeldBytes
+from tessera.serving.server.front.wire_protocol import DecodedCall, WireProtocol
+from tessera.serving.server.metrics.metrics_page import MetricsPage
+from tessera.serving.server.metrics.model_metrics import ModelMetrics
+from tessera.serving.server.model.registry import Registry
+from tessera.serving.server.model.served_model import ServedModel
+from tessera.serving.server.request.decoded_request import ended_by_deadline
+
+
+class PredictService:
+    """Answers calls for scores.
+
+    Args:
+        registry: the models.
+        metrics: counts calls that name no known model.
+        admission: counts the calls inside, and refuses new ones in a drain.
+        log: where bugs go, and the line per call.
+        log_requests: write a line per call, at level debug.
+    """
+
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        metrics: MetricsPage,
+        admission: Admission,
+        log: Any,
+        log_requests: bool,
+    ) -> None:
+        self._log_requests = log_requests
+        self._registry = registry
+        self._unresolved = metrics.unresolved
+        self._admission = admission
+        self._log = log
+
+    async def predict(
+        self,
+        protocol: WireProtocol,
+        receive: Callable[[], Awaitable[bytes]],
+        deadline: float,
+        held: HeldBytes,
+    ) -> bytes:
+        """Score one request.
+
+        A call begins when its message has come: one that is cancelled before is not counted, and one
+        that is refused before belongs to no model.
+
+        Args:
+            protocol: the call's protocol.
+            receive: gives its serialised request, or raises `QueueFullError`; called once.
+            deadline: seconds of ``time.monotonic``, or `NO_DEADLINE`.
+            held: takes what the request holds; to be given back once the answer has left.
+
+        Returns:
+            Its serialised response.
+
+        Raises:
+            ServeError: the status to answer with.
+        """
+        try:
+            content = await receive()
+        except QueueFullError:
+            self._unresolved.requests[Code.RESOURCE_EXHAUSTED] += 1
+            self._unresolved.rejected[RejectReason.QUEUE_FULL] += 1
+            raise
+        began = time.monotonic()
+        call = _Call(self._unresolved)
+        code = Code.INTERNAL
+        try:
+            # The message goes as soon as its arrays are there, not when its answer is.
+            opened = self._open(protocol, content, began, call, held)
+            del content
+            response = await self._score(opened, deadline, began, call.metrics, held)
+            code = Code.OK
+        except ServeError as error:
+            code = error.code
+            if error.reason is not None:
+                call.metrics.rejected[error.reason] += 1
+            raise
+        except asyncio.CancelledError:
+            # The client went away, or its deadline passed: the queue drops what is left.
+            late = ended_by_deadline(time.monotonic(), began, deadline)
+            code = Code.DEADLINE_EXCEEDED if late else Code.CANCELLED
+            raise
+        except Exception as failure:
+            raise internal_error(self._log, failure) from failure
+        finally:
+            if call.inside:
+                self._admission.leave()
+            seconds = time.monotonic() - began
+            call.metrics.observe_call(code, seconds, call.samples)
+            if self._log_requests:
+                self._log.debug(
+                    "request",
+                    model=call.metrics.model,
+                    code=code.value,
+                    duration_us=round(seconds * 1e6),
+                )
+        return response
+
+    def _open(
+        self, protocol: WireProtocol, content: bytes, began: float, call: _Call, held: HeldBytes
+    ) -> _Opened:
+        model, read = protocol.open(content, self._registry)
+        call.metrics = model.metrics
+        self._admission.enter()
+        call.inside = True
+        decoded = read()
+        call.samples = decoded.request.samples
+        held.take(
+            CALL_BYTES
+            + len(content)
+            + decoded.copied_bytes
+            + decoded.request.samples * model.sample_answer_bytes
+        )
+        decode_seconds = time.monotonic() - began
+        model.metrics.stages["decode"].observe(decode_seconds)
+        return _Opened(model, decoded, decode_seconds)
+
+    async def _score(
+        self, opened: _Opened, deadline: float, began: float, metrics: ModelMetrics, held: HeldBytes
+    ) -> bytes:
+        decoded = opened.decoded
+        answer = await opened.model.scheduler.submit(
+            decoded.request,
+            priority=decoded.priority,
+            deadline=deadline,
+            timeout=began + decoded.timeout_s,
+        )
+        encoding = time.monotonic()
+        response = decoded.encode(answer, opened.decode_seconds)
+        metrics.stages["encode"].observe(time.monotonic() - encoding)
+        held.keep(CALL_BYTES + len(response))
+        return response
+
+
+class _Call:
+    """Which model's counters a call belongs to, known once its name is read; whether it is inside.
+
+    Its samples, too, once they are counted.
+    """
+
+    __slots__ = ("inside", "metrics", "samples")
+
+    def __init__(self, metrics: ModelMetrics) -> None:
+        self.metrics = metrics
+        self.inside = False
+        self.samples = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Opened:
+    """A request that has been read and let in."""
+
+    model: ServedModel
+    decoded: DecodedCall
+    decode_seconds: float

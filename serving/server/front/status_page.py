@@ -1,0 +1,106 @@
+"""What the status page shows: the last minute, from snapshots taken every second.
+
+The histograms count since the start; the difference of two snapshots is what happened between
+them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tessera.serving.server.errors import Code
+from tessera.serving.server.metrics.histogram import Histogram
+from tessera.serving.server.metrics.model_metrics import ModelMetrics
+
+WINDOW_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    time: float
+    durations: list[int]
+    failures: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStatus:
+    """One model's row.
+
+    Attributes:
+        name: what requests call it.
+        version: the version that is loaded.
+        ready: whether it answers.
+        requests_per_second: over the window.
+        failures_per_second: requests that got no scores, over the window.
+        p50_ms: median latency over the window; NaN without requests.
+        p99_ms: 99th percentile over the window; NaN without requests.
+        queue_requests: waiting now.
+        inflight_batches: being computed now.
+        mean_batch_samples: since the start; NaN without batches.
+    """
+
+    name: str
+    version: str
+    ready: bool
+    requests_per_second: float
+    failures_per_second: float
+    p50_ms: float
+    p99_ms: float
+    queue_requests: int
+    inflight_batches: int
+    mean_batch_samples: float
+
+
+class StatusPage:
+    """Keeps a minute of snapshots per model.
+
+    Args:
+        models: the models to show.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, models: list[ModelMetrics], clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._models = [(model, deque([_snapshot(model, clock())])) for model in models]
+
+    def tick(self) -> None:
+        """Take a snapshot; to be called about once a second."""
+        now = self._clock()
+        for model, snapshots in self._models:
+            snapshots.append(_snapshot(model, now))
+            while now - snapshots[0].time > WINDOW_SECONDS:
+                snapshots.popleft()
+
+    def rows(self) -> list[ModelStatus]:
+        """Every model as it is now."""
+        return [_row(model, snapshots[0], self._clock()) for model, snapshots in self._models]
+
+
+def _snapshot(model: ModelMetrics, now: float) -> _Snapshot:
+    failures = sum(model.requests.values()) - model.requests[Code.OK]
+    return _Snapshot(now, list(model.duration.counts), failures)
+
+
+def _row(model: ModelMetrics, past: _Snapshot, now: float) -> ModelStatus:
+    current = _snapshot(model, now)
+    window = Histogram(model.duration.bounds)
+    window.counts = [
+        count - before for count, before in zip(current.durations, past.durations, strict=True)
+    ]
+    seconds = max(now - past.time, 1e-9)
+    batches = model.batch_samples.count()
+    return ModelStatus(
+        name=model.model,
+        version=model.version,
+        ready=model.ready,
+        requests_per_second=window.count() / seconds,
+        failures_per_second=(current.failures - past.failures) / seconds,
+        p50_ms=window.quantile(0.5) * 1e3,
+        p99_ms=window.quantile(0.99) * 1e3,
+        queue_requests=model.queue_requests(),
+        inflight_batches=model.inflight_batches(),
+        mean_batch_samples=model.batch_samples.sum / batches if batches else math.nan,
+    )

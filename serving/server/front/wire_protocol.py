@@ -1,0 +1,112 @@
+"""The wire protocols in which scores are asked for: from a call's bytes to a request and back.
+
+Everything between the two, and everything that is counted, is the same for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from tessera.serving.protocol import inference_pb2 as ipb
+from tessera.serving.protocol import predictor_pb2 as pb
+from tessera.serving.server.errors import InvalidRequestError
+from tessera.serving.server.model.registry import Registry
+from tessera.serving.server.model.served_model import ServedModel
+from tessera.serving.server.request.decoded_request import NO_DEADLINE, Answer, DecodedRequest
+
+
+@dataclass(slots=True, eq=False)
+class DecodedCall:
+    """A call whose request has been checked.
+
+    Attributes:
+        request: its samples.
+        priority: higher is served first.
+        timeout_s: seconds from the call's arrival within which the work must have begun, or
+            infinity; beside the deadline that gRPC knows.
+        copied_bytes: bytes that decoding made beside the message; a short message can ask for many.
+        encode: from the scores, and the seconds that decoding took, to the response's bytes.
+    """
+
+    request: DecodedRequest
+    priority: int
+    timeout_s: float
+    copied_bytes: int
+    encode: Callable[[Answer, float], bytes]
+
+
+class WireProtocol(Protocol):
+    """What differs between the wire protocols that a model is called by."""
+
+    def open(
+        self, content: bytes, registry: Registry
+    ) -> tuple[ServedModel, Callable[[], DecodedCall]]:
+        """The model that a call asks for, and what checks the rest of its request.
+
+        Raises:
+            InvalidRequestError: the bytes are not a valid message; the returned function raises it for the
+                rest of the request.
+            ServeError: see `Registry.find`.
+        """
+        ...
+
+
+class PredictProtocol:
+    """``predictor.Predictor``'s Predict."""
+
+    def open(
+        self, content: bytes, registry: Registry
+    ) -> tuple[ServedModel, Callable[[], DecodedCall]]:
+        """The model that a Predict call asks for, and what checks the rest of its request."""
+        try:
+            message = pb.PredictionRequest.FromString(content)
+        except DecodeError as error:
+            raise invalid_message(content, "PredictionRequest", error) from None
+        model = registry.find(message.model_name, message.model_version)
+
+        def read() -> DecodedCall:
+            request = model.decoder.decode(message)
+            copied = 0
+            if message.HasField("shared_features"):
+                copied = 4 * request.id_list.lengths.size + 8 * request.id_list.values.size
+            return DecodedCall(request, message.priority, NO_DEADLINE, copied, model.encoder.encode)
+
+        return model, read
+
+
+class InferProtocol:
+    """``inference.GRPCInferenceService``'s ModelInfer."""
+
+    def open(
+        self, content: bytes, registry: Registry
+    ) -> tuple[ServedModel, Callable[[], DecodedCall]]:
+        """The model that a ModelInfer call asks for, and what checks the rest of its request."""
+        try:
+            message = ipb.ModelInferRequest.FromString(content)
+        except DecodeError as error:
+            raise invalid_message(content, "ModelInferRequest", error) from None
+        model = registry.find(message.model_name, message.model_version)
+
+        def read() -> DecodedCall:
+            asked = model.infer_decoder.decode(message)
+            call_id = message.id
+
+            def encode(answer: Answer, _decode_seconds: float) -> bytes:
+                return model.infer_encoder.encode(
+                    answer, samples=asked.request.samples, outputs=asked.outputs, call_id=call_id
+                )
+
+            return DecodedCall(
+                asked.request, asked.priority, asked.timeout_s, asked.copied_bytes, encode
+            )
+
+        return model, read
+
+
+def invalid_message(content: bytes, name: str, error: DecodeError) -> InvalidRequestError:
+    """The refusal of bytes that are not the message they should be."""
+    return InvalidRequestError(f"the message ({len(content)} bytes) is not a valid {name}: {error}")

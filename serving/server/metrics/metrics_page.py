@@ -1,0 +1,159 @@
+"""The metrics page: every model's counters and the process's own figures.
+
+`prometheus_client` renders them: `MetricsCollector` turns them into its metric families when
+somebody asks.  Names, labels and buckets are the same in both of Tessera's servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from tessera.serving.server.metrics.histogram import Histogram
+from tessera.serving.server.metrics.model_metrics import ModelMetrics
+
+_MODEL = ("model", "version")
+
+
+class MetricsCollector(Collector):
+    """Renders every model's counters.
+
+    Attributes:
+        models: the models, in the order in which they are served.
+        unresolved: requests that named no known model; its labels are empty.
+    """
+
+    def __init__(self, server_version: str) -> None:
+        self._server_version = server_version
+        self.models: list[ModelMetrics] = []
+        self.unresolved = ModelMetrics("", "")
+
+    def collect(self) -> Iterator[Metric]:
+        """The families, as `prometheus_client` asks for them."""
+        yield from self._counters()
+        yield from self._histograms()
+        yield from self._gauges()
+
+    def _counters(self) -> Iterator[Metric]:
+        requests = _counter("tessera_requests", "Requests by how they ended", "code")
+        rejected = _counter("tessera_rejected", "Requests refused or dropped, by reason", "reason")
+        for model in (*self.models, self.unresolved):
+            # Requests without a model show only what happened, not a row of zeros.
+            shown = model is not self.unresolved
+            for code, count in model.requests.items():
+                if shown or count:
+                    requests.add_metric((model.model, model.version, code.value), count)
+            for reason, count in model.rejected.items():
+                if shown or count:
+                    rejected.add_metric((model.model, model.version, reason.value), count)
+        batches = _counter("tessera_batches", "Batches by why they were cut", "reason")
+        ids = _counter("tessera_ids", "Ids that were looked up")
+        outside = _counter(
+            "tessera_out_of_range_ids", "Ids outside their table that were clamped or hashed"
+        )
+        for model in self.models:
+            labels = (model.model, model.version)
+            for cut, count in model.batches.items():
+                batches.add_metric((*labels, cut.value), count)
+            ids.add_metric(labels, model.ids)
+            outside.add_metric(labels, model.out_of_range_ids)
+        yield from (requests, rejected, batches, ids, outside)
+
+    def _histograms(self) -> Iterator[Metric]:
+        stages = _histogram(
+            "tessera_stage_duration_seconds", "Where a request's time goes, by stage", "stage"
+        )
+        families: list[tuple[HistogramMetricFamily, Callable[[ModelMetrics], Histogram]]] = [
+            (
+                _histogram("tessera_request_duration_seconds", "From the first byte to the answer"),
+                lambda model: model.duration,
+            ),
+            (
+                _histogram("tessera_batch_requests", "Requests that shared a forward pass"),
+                lambda model: model.batch_requests,
+            ),
+            (
+                _histogram("tessera_batch_samples", "Samples of a forward pass"),
+                lambda model: model.batch_samples,
+            ),
+            (
+                _histogram("tessera_batch_ids", "Ids of a forward pass"),
+                lambda model: model.batch_ids,
+            ),
+        ]
+        for model in self.models:
+            labels = (model.model, model.version)
+            for stage, histogram in model.stages.items():
+                stages.add_metric((*labels, stage), histogram.cumulative(), histogram.sum)
+            for family, read in families:
+                family.add_metric(labels, read(model).cumulative(), read(model).sum)
+        yield stages
+        yield from (family for family, _ in families)
+
+    def _gauges(self) -> Iterator[Metric]:
+        requests = _gauge("tessera_queue_requests", "Requests that wait")
+        samples = _gauge("tessera_queue_samples", "Samples that wait")
+        inflight = _gauge("tessera_inflight_batches", "Batches that workers hold", "device")
+        load = _gauge("tessera_model_load_duration_seconds", "How long loading took")
+        ready = _gauge("tessera_model_ready", "1 when the model answers")
+        info = _gauge("tessera_model_info", "Always 1", "sha256", "torch", "dtype", "device")
+        memory = _gauge("tessera_device_memory_bytes", "Bytes held", "device", "kind")
+        for model in self.models:
+            labels = (model.model, model.version)
+            requests.add_metric(labels, model.queue_requests())
+            samples.add_metric(labels, model.queue_samples())
+            for device, count in model.inflight_by_device.items():
+                inflight.add_metric((*labels, device), count())
+            ready.add_metric(labels, float(model.ready))
+            if model.info:
+                load.add_metric(labels, model.load_seconds)
+                about = (model.info.sha256() or "", model.info.torch, model.info.dtype)
+                info.add_metric((*labels, *about, model.device), 1)
+            for place, read in model.memory_bytes.items():
+                memory.add_metric((*labels, *place), read())
+        build = GaugeMetricFamily("tessera_build_info", "Always 1", labels=("server", "version"))
+        build.add_metric(("python", self._server_version), 1)
+        yield from (requests, samples, inflight, load, ready, info, memory, build)
+
+
+def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(name, text, labels=(*_MODEL, *labels))
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, labels=(*_MODEL, *labels))
+
+
+def _histogram(name: str, text: str, *labels: str) -> HistogramMetricFamily:
+    return HistogramMetricFamily(name, text, labels=(*_MODEL, *labels))
+
+
+class MetricsPage:
+    """A server's registry: the models' counters and the process's own figures."""
+
+    def __init__(self, server_version: str) -> None:
+        self._registry = CollectorRegistry()
+        self._collector = MetricsCollector(server_version)
+        self._registry.register(self._collector)
+        ProcessCollector(registry=self._registry)
+
+    @property
+    def unresolved(self) -> ModelMetrics:
+        """The counters of requests whose model is unknown."""
+        return self._collector.unresolved
+
+    def add(self, model: ModelMetrics) -> None:
+        """Show ``model`` from now on."""
+        self._collector.models.append(model)
+
+    def render(self) -> bytes:
+        """Everything in Prometheus' text format, version 0.0.4."""
+        return generate_latest(self._registry)

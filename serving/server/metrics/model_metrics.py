@@ -1,0 +1,108 @@
+"""One model's counters: plain values that the event loop's thread owns, no locks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tessera.serving.server.batching.policy import CutReason
+from tessera.serving.server.errors import Code, RejectReason
+from tessera.serving.server.metrics.histogram import Histogram
+from tessera.serving.server.request.decoded_request import PassTimings
+
+# fmt: off
+LATENCY_BUCKETS = (
+    .0001, .0002, .0003, .0006, .001, .002, .003, .004, .005, .006, .008, .01, .013, .016, .02,
+    .025, .03, .04, .05, .065, .08, .1, .2, .5, 1.0, 2.0, 5.0,
+)
+# fmt: on
+"""Upper bounds in seconds."""
+
+REQUEST_BUCKETS = tuple(float(1 << power) for power in range(13))
+SAMPLE_BUCKETS = tuple(float(1 << power) for power in range(17))
+ID_BUCKETS = tuple(float(1 << power) for power in range(23))
+
+STAGES = ("decode", "queue", "assemble", "transfer", "forward", "split", "encode")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """The facts of ``tessera_model_info``.
+
+    Attributes:
+        sha256: of the package's file, once it is known; the label is empty until then.
+        torch: the version that made it.
+        dtype: the weight type of its tables.
+    """
+
+    sha256: Callable[[], str | None]
+    torch: str
+    dtype: str
+
+
+class ModelMetrics:
+    """One model's counters.
+
+    Args:
+        model: the name that requests use.
+        version: the version that is loaded.
+
+    Attributes:
+        answered_seconds: of the calls that got scores, what ``duration`` counts of all.
+        answered_samples: samples of those calls.
+        last_answer_ms: when the last of them ended, milliseconds since 1970.
+    """
+
+    def __init__(self, model: str, version: str) -> None:
+        self.model = model
+        self.version = version
+        self.requests = dict.fromkeys(Code, 0)
+        self.rejected = dict.fromkeys(RejectReason, 0)
+        self.batches = dict.fromkeys(CutReason, 0)
+        self.duration = Histogram(LATENCY_BUCKETS)
+        self.answered_seconds = 0.0
+        self.answered_samples = 0
+        self.last_answer_ms = 0
+        self.stages = {stage: Histogram(LATENCY_BUCKETS) for stage in STAGES}
+        self.batch_requests = Histogram(REQUEST_BUCKETS)
+        self.batch_samples = Histogram(SAMPLE_BUCKETS)
+        self.batch_ids = Histogram(ID_BUCKETS)
+        self.ids = 0
+        self.out_of_range_ids = 0
+        self.load_seconds = 0.0
+        self.ready = False
+        self.device = "cpu"
+        self.info: ModelInfo | None = None
+        self.queue_requests: Callable[[], int] = _zero
+        self.queue_samples: Callable[[], int] = _zero
+        self.inflight_batches: Callable[[], int] = _zero
+        # Of those, by device; empty until the model is loaded.
+        self.inflight_by_device: dict[str, Callable[[], int]] = {}
+        # By device and kind.
+        self.memory_bytes: dict[tuple[str, str], Callable[[], int]] = {}
+
+    def observe_call(self, code: Code, seconds: float, samples: int) -> None:
+        """Count one call that has ended."""
+        self.requests[code] += 1
+        self.duration.observe(seconds)
+        if code is Code.OK:
+            self.answered_seconds += seconds
+            self.answered_samples += samples
+            self.last_answer_ms = time.time_ns() // 1_000_000
+
+    def observe_pass(self, timings: PassTimings) -> None:
+        """Count one forward pass."""
+        stages = self.stages
+        stages["assemble"].observe(timings.assemble)
+        stages["transfer"].observe(timings.transfer)
+        stages["forward"].observe(timings.forward)
+        stages["split"].observe(timings.split)
+        self.batch_requests.observe(timings.requests)
+        self.batch_samples.observe(timings.samples)
+        self.batch_ids.observe(timings.ids)
+        self.ids += timings.ids
+
+
+def _zero() -> int:
+    return 0

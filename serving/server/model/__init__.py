@@ -1,0 +1,1 @@
+"""The models that a server has: how they are loaded and how requests find them."""

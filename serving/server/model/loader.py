@@ -1,0 +1,144 @@
+"""Where the server gets its models: from package files, or from a test's own loader."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from tessera.serving.package.hashes import FileHash
+from tessera.serving.package.loading import LoadedPackage, load_package
+from tessera.serving.package.records import PackageError, Records
+from tessera.serving.package.runner import Runner
+from tessera.serving.package.schema import InputSchema
+from tessera.serving.server.config import ModelSource
+from tessera.serving.server.model.replicas import Replicas, replica_devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelIdentity:
+    """A model's name as requests use it, and its version."""
+
+    name: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model that has passed every check.
+
+    Attributes:
+        schema: what it takes and gives.
+        runner: computes its scores.
+        file_hash: of the package's file; may not be known yet.
+        torch: the torch version that made it.
+        dtype: the weight type of its tables.
+        device: where it runs, ``cpu`` or ``cuda``.
+        devices: of each replica, the device that its batches come to, such as ``cpu`` and ``cuda:0``.
+        table_bytes: bytes of its tables by device, such as ``cpu`` and ``cuda:0``.
+        load_seconds: how long loading took.
+    """
+
+    schema: InputSchema
+    runner: Runner
+    file_hash: FileHash
+    torch: str
+    dtype: str
+    device: str
+    devices: tuple[str, ...]
+    table_bytes: Mapping[str, int]
+    load_seconds: float
+
+
+class ModelLoader(Protocol):
+    """What the server needs of a source of models; both calls may block."""
+
+    def identify(self, source: ModelSource) -> ModelIdentity:
+        """Name and version, without loading."""
+        ...
+
+    def load(self, source: ModelSource) -> LoadedModel:
+        """The model itself; raises `UserError` where the package cannot be served."""
+        ...
+
+
+class PackageLoader:
+    """Loads package files.
+
+    Args:
+        verify_golden: replay the golden answers before serving.
+        public_keys: PEM files; one of these keys must have signed a package.  Empty: signatures
+            are not looked at.
+        gpus: see `ServerConfig`.
+
+    Raises:
+        UserError: a file of ``public_keys`` does not hold a public key.
+    """
+
+    def __init__(
+        self, *, verify_golden: bool, public_keys: Sequence[str] = (), gpus: Sequence[int] = ()
+    ) -> None:
+        self._verify_golden = verify_golden
+        self._gpus = gpus
+        self._trusted = None
+        if public_keys:
+            # Only who asks for signatures needs the library.
+            from tessera.serving.package.signing import read_public_key  # noqa: PLC0415
+
+            self._trusted = [read_public_key(path) for path in public_keys]
+
+    def identify(self, source: ModelSource) -> ModelIdentity:
+        """The name and version of the package, read from its manifest alone."""
+        manifest = Records(Path(source.path)).manifest()
+        return ModelIdentity(name=source.name or manifest.name, version=manifest.version)
+
+    def load(self, source: ModelSource) -> LoadedModel:
+        """Load the package on every device that it is to be served on."""
+        packages: list[LoadedPackage] = []
+        names: list[str] = []
+        for devices in self._replica_devices(Path(source.path)):
+            packages.append(
+                load_package(
+                    source.path,
+                    devices=devices,
+                    verify_golden=self._verify_golden,
+                    trusted_keys=self._trusted,
+                    copy_of=packages[0] if packages else None,
+                )
+            )
+            names.append(devices[0] if devices else packages[-1].manifest.device)
+        package, runners = packages[0], [package.runner for package in packages]
+        manifest = package.manifest
+        return LoadedModel(
+            schema=manifest.schema,
+            runner=runners[0] if len(runners) == 1 else Replicas(runners),
+            file_hash=package.file_hash,
+            torch=manifest.versions.torch,
+            dtype=manifest.dtype,
+            device=manifest.device,
+            devices=tuple(names),
+            table_bytes=sum((Counter(package.table_bytes) for package in packages), Counter()),
+            load_seconds=sum(package.load_seconds for package in packages),
+        )
+
+    def _replica_devices(self, path: Path) -> list[list[str] | None]:
+        """For each replica of the model, the device of each shard; None: as the package says."""
+        manifest = Records(path).manifest()
+        if manifest.device == "cpu":
+            return [None]
+        found = torch.cuda.device_count()
+        gpus = self._gpus or range(found)
+        missing = [gpu for gpu in gpus if gpu >= found]
+        if missing:
+            raise PackageError(
+                path,
+                f"was to be served on GPU {missing[0]}, but there are {found} here, numbered from 0; "
+                "change --gpus",
+            )
+        return list(replica_devices([f"cuda:{gpu}" for gpu in gpus], manifest.plan.num_shards)) or [
+            None
+        ]

@@ -1,0 +1,130 @@
+"""Calls whose message is being received: how many are asked for it, and which are refused."""
+
+import asyncio
+
+import pytest
+
+from tessera.serving.server.errors import QueueFullError
+from tessera.serving.server.front import message_receiver
+from tessera.serving.server.front.message_receiver import MessageReceiver
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(message_receiver, "_SLOW_S", 0.02)
+    monkeypatch.setattr(message_receiver, "_LOOK_S", 0.01)
+
+
+def make(patience_s=60.0):
+    """Four are asked for at once, of which two may be slow; three wait."""
+    max_bytes = 2 * 3 * (message_receiver.WINDOW_BYTES + message_receiver._CALL_BYTES)
+    return MessageReceiver(
+        max_bytes=max_bytes, max_message_bytes=max_bytes // 4, patience_s=patience_s
+    )
+
+
+class Call:
+    """A call that begins at once; ``bring`` is what its client sends."""
+
+    def __init__(self, into):
+        self.message = asyncio.get_running_loop().create_future()
+        self.asked = False
+        self.task = asyncio.ensure_future(into.receive(self._read))
+
+    async def _read(self):
+        self.asked = True
+        return await self.message
+
+    def bring(self, message=b"m"):
+        self.message.set_result(message)
+
+
+async def until(condition):
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("did not become true")
+
+
+def test_messages_come_in_turn():
+    async def body():
+        into = make()
+        calls = [Call(into) for _ in range(7)]
+        await asyncio.sleep(0)
+        assert [call.asked for call in calls] == [True] * 4 + [False] * 3
+        for call in calls:
+            call.bring()
+        assert await asyncio.gather(*(call.task for call in calls)) == [b"m"] * 7
+        assert into._free == 4
+
+    asyncio.run(body())
+
+
+def test_only_so_many_wait():
+    async def body():
+        into = make()
+        calls = [Call(into) for _ in range(8)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError, match="3 messages wait to be read"):
+            await calls[-1].task
+        for call in calls[:-1]:
+            call.bring()
+        await asyncio.gather(*(call.task for call in calls[:-1]))
+
+    asyncio.run(body())
+
+
+def test_of_too_many_slow_ones_the_last_are_refused():
+    async def body():
+        into = make()
+        calls = [Call(into) for _ in range(4)]
+        await until(lambda: sum(call.task.done() for call in calls) == 2)
+        for call in calls[2:]:
+            with pytest.raises(QueueFullError, match="has not come whole"):
+                await call.task
+        for call in calls[:2]:
+            call.bring()
+            assert await call.task == b"m"
+        assert into._free == 4
+
+    asyncio.run(body())
+
+
+def test_who_stalls_makes_room_in_the_end():
+    async def body():
+        into = make(patience_s=0.2)
+        stalled = [Call(into) for _ in range(2)]
+        await asyncio.sleep(0.3)
+        assert not any(call.task.done() for call in stalled)  # nobody else is slow
+        later = Call(into)
+        await until(stalled[0].task.done)
+        assert isinstance(stalled[0].task.exception(), QueueFullError)
+        later.bring()
+        assert await later.task == b"m"
+        stalled[1].bring()
+        assert await stalled[1].task == b"m"
+
+    asyncio.run(body())
+
+
+def test_calls_that_their_clients_end_leave_their_places():
+    async def body():
+        into = make()
+        calls = [Call(into) for _ in range(7)]
+        await asyncio.sleep(0)
+        calls[5].task.cancel()  # waits
+        calls[0].task.cancel()  # is asked
+        calls[1].bring()
+        calls[4].task.cancel()  # waits, and may have got its turn just now
+        await asyncio.gather(*(call.task for call in calls[:2]), return_exceptions=True)
+        assert calls[0].task.cancelled()
+        await until(lambda: calls[6].asked)
+        for call in (calls[2], calls[3], calls[6]):
+            call.bring()
+            assert await call.task == b"m"
+        assert calls[4].task.cancelled()
+        assert calls[5].task.cancelled()
+        assert into._free == 4
+
+    asyncio.run(body())

@@ -1,0 +1,153 @@
+"""The checkpoint of one process: a file, written whole or not at all, read without running anything.
+
+It is one ``torch.save`` archive of tensors and plain containers, named ``step-0000001234.pt`` after
+the number of finished steps.  It holds the resolved config and the feature names, so that the
+file alone can be packaged.
+
+Writing: to a hidden temporary name in the same folder, ``fsync``, rename, ``fsync`` of the
+folder.  Whatever moment the process dies at, every file that is named ``step-*.pt`` is whole,
+and the newest of them is the latest checkpoint; there is no pointer to go stale.
+
+Memory: the archive is streamed from the tensors' own storages.  The peak above the model is
+one write buffer, not a second copy of the tables.  `read_file` maps the file, so that a
+table is copied once, from the page cache into the model.
+"""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from tessera.training.distributed.checkpoint.errors import CheckpointError
+from tessera.training.trainer.files import latest_checkpoint, write_atomically
+
+FORMAT = "tessera-checkpoint"
+VERSION = 1
+PLAIN_KINDS: dict[str, type] = {
+    "config": dict,
+    "dense_names": list,
+    "dense_transform": str,
+    "sparse_names": list,
+    "split_rows": list,
+    "progress": dict,
+}
+"""The types of the fields of a `Checkpoint` that are not tensors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What a checkpoint file holds.
+
+    Attributes:
+        config: the resolved `ExperimentConfig` as plain containers.
+        dense_names: names of the model's dense features, in column order.
+        dense_transform: what was done to their raw values, in words.
+        sparse_names: names of its sparse features, in key order.
+        split_rows: rows of the train, validation and test splits.
+        progress: position, best metric and counters; see `Progress`.
+        model: every parameter and buffer by its unsharded name.
+        fused_optimizer: state of the optimizer fused into the tables' backward.
+        dense_optimizer: state of the dense part's optimizer.
+        rng: state of torch's CPU generator, uint8.
+    """
+
+    config: dict[str, Any]
+    dense_names: list[str]
+    dense_transform: str
+    sparse_names: list[str]
+    split_rows: list[int]
+    progress: dict[str, Any]
+    model: dict[str, torch.Tensor]
+    fused_optimizer: dict[str, Any]
+    dense_optimizer: dict[str, Any]
+    rng: torch.Tensor
+
+
+def write_file(path: Path, checkpoint: Checkpoint) -> None:
+    """Write ``checkpoint`` to ``path`` atomically; an older file of that name is replaced.
+
+    Raises:
+        CheckpointError: it cannot be written (disk full, no permission); nothing is left
+            behind and every older checkpoint is as it was.
+    """
+    content = {"format": FORMAT, "version": VERSION, **vars(checkpoint)}
+    try:
+        write_atomically(path, lambda stream: _torch_save(content, stream))
+    except OSError as error:
+        older = latest_checkpoint(path.parent)
+        kept = f"; the last whole checkpoint is {older}" if older else ""
+        raise CheckpointError(
+            f"cannot write the checkpoint {path}: {error.strerror or error}{kept}"
+        ) from error
+
+
+def _torch_save(content: dict[str, Any], stream: IO[bytes]) -> None:
+    try:
+        torch.save(content, stream)
+    except RuntimeError as error:
+        # After a failed write torch fails again while it closes the archive, and its second
+        # error hides the first, which is the one that says "no space left on device".
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
+
+
+def read_file(path: Path, *, verify: bool = True) -> Checkpoint:
+    """Read a checkpoint; its tensors are mapped from the file, privately.
+
+    Args:
+        path: the file.
+        verify: read the whole file once and compare its checksums first.  Without it only
+            the few kilobytes that are not tensors are read.
+
+    Raises:
+        CheckpointError: the file is damaged, of another kind or version, or holds anything
+            but tensors and plain containers.
+        OSError: it cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
+                raise CheckpointError(f"{path} is not a Tessera checkpoint: it is compressed")
+            damaged = archive.testzip() if verify else None
+        if damaged is not None:
+            raise CheckpointError(f"{path} is damaged: the checksum of {damaged} does not hold")
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        # torch's own text advises to load without the safeguard; ours must not.
+        raise CheckpointError(
+            f"{path} is refused: it is damaged or holds objects other than tensors and plain "
+            "containers, and loading those could run code; get the checkpoint from its source again"
+        ) from error
+    except (zipfile.BadZipFile, RuntimeError, EOFError, ValueError, KeyError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(f"{path} is not a whole Tessera checkpoint: {reason}") from error
+    return _checked(path, content)
+
+
+def _checked(path: Path, content: Any) -> Checkpoint:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise CheckpointError(f"{path} is not a Tessera checkpoint; give a run folder's step-*.pt")
+    if content.get("version") != VERSION:
+        raise CheckpointError(
+            f"{path} has checkpoint version {content.get('version')!r}; this Tessera reads"
+            f" version {VERSION}: use the Tessera that wrote it"
+        )
+    kinds = {
+        **PLAIN_KINDS,
+        "model": dict,
+        "fused_optimizer": dict,
+        "dense_optimizer": dict,
+        "rng": torch.Tensor,
+    }
+    for item in fields(Checkpoint):
+        if not isinstance(content.get(item.name), kinds[item.name]):
+            raise CheckpointError(f"{path} is not a whole Tessera checkpoint: no {item.name}")
+    return Checkpoint(**{item.name: content[item.name] for item in fields(Checkpoint)})
