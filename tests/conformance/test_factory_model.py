@@ -1,4 +1,4 @@
-"""From `tessera train` to answers: models whose architecture the packager was not written for."""
+"""A module of a user's, named in a config: from `tessera train` to the answers of both servers."""
 
 import numpy as np
 import pytest
@@ -36,23 +36,22 @@ def towers(inputs, width):
     return Towers(inputs, width)
 """
 
-MODELS = {
-    "deepfm": "{arch: deepfm, embedding_dim: 4, rows: 50, dense_layers: [8], over_layers: [8]}",
-    "factory": "{factory: 'conformance_towers:towers', arguments: {width: 8}, "
-    "output_layers: [head], embedding_dim: 4, rows: 50}",
-}
+MODEL = (
+    "{factory: 'conformance_towers:towers', arguments: {width: 8}, output_layers: [head], "
+    "embedding_dim: 4, rows: 50}"
+)
 
 
-@pytest.fixture(scope="module", params=sorted(MODELS))
-def trained(request, tmp_path_factory):
-    """A run of two epochs and its package: (run folder, package)."""
-    folder = tmp_path_factory.mktemp(request.param)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The model that was trained, and its package."""
+    folder = tmp_path_factory.mktemp("factory")
     (folder / "conformance_towers.py").write_text(FACTORY)
     data = write_criteo(folder / "clicks.tsv", rows=300)
     head, _, rest = TINY.replace("PATH", str(data)).partition("model:\n")
     train = rest.partition("train:\n")[2]
     config = folder / "config.yaml"
-    config.write_text(f"{head}model: {MODELS[request.param]}\ntrain:\n{train}")
+    config.write_text(f"{head}model: {MODEL}\ntrain:\n{train}")
     run, package = folder / "run", folder / "model.pt"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)  # where the factory's module lies
@@ -76,7 +75,7 @@ def scores_of_the_trained_model(model, message):
     return torch.sigmoid(logits).numpy()
 
 
-def test_a_trained_model_of_any_architecture_is_served(kind, trained):
+def test_a_trained_module_of_the_users_is_served(kind, trained):
     model, package = trained
     assert len(model.collections()) == 2
     loaded = load_package(package)
