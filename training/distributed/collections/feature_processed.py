@@ -28,8 +28,8 @@ from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import (
     ParameterSharding,
 )
+from tessera.training.distributed.sharding.creation import tables_of
 from tessera.training.distributed.sharding.registry import strategy_of
-from tessera.training.distributed.sharding.sharding_infos import tables_of
 from tessera.training.distributed.tables.interfaces import BaseGroupedFeatureProcessor
 from tessera.training.distributed.travel.kjt_list import KJTList
 from tessera.training.modules.feature_processor_ import (

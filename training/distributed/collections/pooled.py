@@ -29,15 +29,15 @@ from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import (
     ParameterSharding,
 )
+from tessera.training.distributed.sharding.creation import (
+    create_embedding_bag_sharding,
+    create_sharding_infos_by_sharding,
+    tables_of,
+)
 from tessera.training.distributed.sharding.embedding_sharding import TableSharding
 from tessera.training.distributed.sharding.interfaces import (
     EmbeddingShardingContext,
 )
-from tessera.training.distributed.sharding.pooled_shardings import (
-    create_embedding_bag_sharding,
-    create_sharding_infos_by_sharding,
-)
-from tessera.training.distributed.sharding.sharding_infos import tables_of
 from tessera.training.distributed.tables.interfaces import BaseGroupedFeatureProcessor
 from tessera.training.distributed.travel.features_awaitable import KJTListSplitsAwaitable
 from tessera.training.distributed.travel.kjt_list import KJTList

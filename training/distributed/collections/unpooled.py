@@ -27,13 +27,13 @@ from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import (
     ParameterSharding,
 )
-from tessera.training.distributed.sharding.embedding_sharding import TableSharding
-from tessera.training.distributed.sharding.sequence_sharding import SequenceShardingContext
-from tessera.training.distributed.sharding.sharding_infos import tables_of
-from tessera.training.distributed.sharding.unpooled_shardings import (
+from tessera.training.distributed.sharding.creation import (
     create_embedding_sharding,
     create_sharding_infos_by_sharding,
+    tables_of,
 )
+from tessera.training.distributed.sharding.embedding_sharding import TableSharding
+from tessera.training.distributed.sharding.sequence_sharding import SequenceShardingContext
 from tessera.training.distributed.travel.features_awaitable import KJTListSplitsAwaitable
 from tessera.training.distributed.travel.index_dedup import (
     IndexDeduplicator,
@@ -87,7 +87,11 @@ class ShardedEmbeddingCollection(
     ) -> None:
         device = device or torch.device("cpu")
         infos = create_sharding_infos_by_sharding(
-            module, table_name_to_parameter_sharding, env, device, fused_params
+            module,
+            table_name_to_parameter_sharding,
+            fused_params=fused_params,
+            world_size=env.world_size,
+            device=device,
         )
         super().__init__(
             {

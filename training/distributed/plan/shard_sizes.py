@@ -30,7 +30,7 @@ class TableToCut:
 
     @property
     def whole(self) -> Piece:
-        """All of it."""
+        """One rectangle: the whole table."""
         return [self.rows, self.columns], [0, 0]
 
     def widths(self, most: int) -> list[int]:

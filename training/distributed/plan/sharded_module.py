@@ -31,14 +31,14 @@ class NullShardingContext(Multistreamable):
     """The context of a sharding that keeps nothing between its steps."""
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Nothing to keep."""
+        """Do nothing: there is nothing to keep."""
 
 
 class NullShardedModuleContext(Multistreamable):
     """The context of a module that keeps nothing between its steps."""
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Nothing to keep."""
+        """Do nothing: there is nothing to keep."""
 
 
 class ModuleNoCopyMixin:
@@ -80,7 +80,7 @@ class ShardedModule(ABC, nn.Module, ModuleNoCopyMixin, Generic[CompIn, DistOut, 
 
     @abstractmethod
     def compute(self, ctx: ShrdCtx, dist_input: CompIn) -> DistOut:
-        """Look up what arrived."""
+        """Look up the features that were received."""
 
     @abstractmethod
     def output_dist(self, ctx: ShrdCtx, output: DistOut) -> LazyAwaitable[Out]:

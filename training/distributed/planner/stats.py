@@ -159,8 +159,8 @@ class EmbeddingStats(Stats):
 
 
 class NoopEmbeddingStats(Stats):
-    """Says nothing."""
+    """Tells nobody about a plan."""
 
     def log(self, sharding_plan: ShardingPlan, report: PlanReport) -> None:
-        """Say nothing."""
+        """Do nothing."""
         del sharding_plan, report
