@@ -106,7 +106,8 @@ def check_same(paths: tuple[Path, Path], batches: list[HostBatch]) -> None:
         SystemExit: they differ.
     """
     first, second = (load_package(path).runner for path in paths)
-    graphs = [[node.name for node in read_graph(torch.jit.load(str(path))).nodes] for path in paths]
+    scripted = [torch.jit.load(str(path)) for path in paths]  # type: ignore[no-untyped-call] # torch's own has no types
+    graphs = [[node.name for node in read_graph(module).nodes] for module in scripted]
     if graphs[0] != graphs[1]:
         raise SystemExit(f"the graphs of {paths[0].name} and {paths[1].name} differ")
     for batch in batches:
