@@ -59,7 +59,7 @@ SHAPES = {
 }
 FBGEMM_ERROR = 2e-3  # two fp16 roundings of the result
 RATIO_AIM, COPY_AIM = 1.5, 0.8
-"""Of the random shapes: this many times bare FBGEMM, or this share of the copy's bandwidth."""
+"""The aims for random shapes: times as fast as bare FBGEMM, or share of the copy's bandwidth."""
 SMALL_BATCH = 1000  # under which launches are also measured in a captured graph
 
 # What a random shape may take.
