@@ -137,19 +137,19 @@ class ShardedEmbeddingCollection(
 
     @property
     def unsharded_module_type(self) -> type[EmbeddingCollection]:
-        """The type that this is the sharded form of."""
+        """Return the type of module that this is the sharded form of."""
         return EmbeddingCollection
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """The settings of every table, in the collection's order."""
+        """Return the settings of every table in the collection's order."""
         return self._configs
 
     def embedding_names_by_table(self) -> list[list[str]]:
-        """The output's names of each table's features."""
+        """Return, per table, the names that its features have in the output."""
         return self._names_by_table
 
     def embedding_dim(self) -> int:
-        """Columns of every table."""
+        """Return the number of columns, which is the same for every table."""
         return self._embedding_dim
 
     def need_indices(self) -> bool:
@@ -157,7 +157,7 @@ class ShardedEmbeddingCollection(
         return self._need_indices
 
     def create_context(self) -> EmbeddingCollectionContext:
-        """What the steps of one batch share."""
+        """Return a new context, which holds what the steps of one batch share."""
         return EmbeddingCollectionContext()
 
     def input_dist(
