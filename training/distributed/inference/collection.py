@@ -27,6 +27,7 @@ from tessera.training.distributed.plan.plan_types import (
 from tessera.training.distributed.plan.sharded_module import M
 from tessera.training.distributed.sharding.interfaces import EmbeddingShardingInfo
 from tessera.training.distributed.sharding.mixins import FeatureShardingMixIn, ModuleShardingMixIn
+from tessera.training.distributed.sharding.registry import strategy_of
 from tessera.training.distributed.tables.table_shards import GroupedEmbeddingConfig
 from tessera.training.distributed.travel.kjt_list import KJTList, ListOfKJTList
 from tessera.training.modules.embedding_configs import EmbeddingTableConfig, PoolingType
@@ -111,9 +112,9 @@ def create_infer_sharding(
         pooled: whether the vectors of a bag are added up.
 
     Raises:
-        UserError: inference has no such type, or the plan cannot be followed.
+        UserError: inference has no such strategy, or the plan cannot be followed.
     """
-    if sharding_type not in SHARDINGS:
+    if strategy_of(sharding_type).name not in SHARDINGS:
         raise UserError(
             f"sharding_type is {sharding_type!r}; quantized tables are sharded "
             f"{', '.join(SHARDINGS)}"
