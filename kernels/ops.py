@@ -65,6 +65,10 @@ from tessera.kernels.row_types import kernel_types
 LIBRARY = "tessera_ops"
 
 
+_BLOCK_THREADS = 128
+_BLOCK_PARTS = 2048
+
+
 def _columns_per_thread(kernel_number: int) -> int:
     """The columns of a row that a GPU thread reads at once: 16, or 16 bytes."""
     (bits,) = (kind.bits for kind in kernel_types() if kind.kernel_number == kernel_number)
@@ -79,15 +83,19 @@ def launch_hint(plan: Tensor) -> int:
     scale per table or none; 2 the same with float16 scales per row or few rows; 3 the same with
     books of scales.  Bits 16 to 23: that weight type.  Bit 24: all features are summed and have
     one width, which fills the threads of bits 0 to 7, a power of two.  Bit 25: not every id is a
-    row, clamped.
+    row, clamped.  Bit 26: a row of every feature is read by as many threads.  Bits 32 to 59: what
+    a bag of every feature takes of a block of 128 threads that holds whole groups, in 2048ths.
     """
     features = plan_rows(plan)
-    widest = max(-(-row.dim // _columns_per_thread(row.weight_type)) for row in features)
-    lanes = min(int(widest), 32)
+    shares = [-(-row.dim // _columns_per_thread(row.weight_type)) for row in features]
+    lanes = min(max(shares), 32)
+    groups = [_BLOCK_THREADS // min(count, _BLOCK_THREADS) for count in shares]
+    parts = sum(-(-_BLOCK_PARTS // count) for count in groups)
+    hint = int(lanes | (len(set(shares)) == 1) << 26 | min(parts, 2**28 - 1) << 32)
     weight_types = {row.weight_type for row in features}
     kinds = set.intersection(*(_kinds(row) for row in features))
     if len(weight_types) > 1 or not kinds:
-        return lanes
+        return hint
     weight_type = weight_types.pop()
     width = lanes * _columns_per_thread(weight_type)
     one_width = all(row.dim == width and row.pooling == Pooling.SUM for row in features)
@@ -95,7 +103,7 @@ def launch_hint(plan: Tensor) -> int:
     rows = all(
         row.id_rule == IdRule.NONE and row.out_of_range == OutOfRange.CLAMP for row in features
     )
-    return int(lanes | min(kinds) << 8 | weight_type << 16 | exact << 24 | (not rows) << 25)
+    return int(hint | min(kinds) << 8 | weight_type << 16 | exact << 24 | (not rows) << 25)
 
 
 def _kinds(row: PlanRow) -> set[int]:

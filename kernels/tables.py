@@ -192,7 +192,8 @@ def _place_table(
     )
     by_row = scale_type in (ScaleType.FLOAT16, ScaleType.FLOAT32) and table.scale_shift == 0
     if scale_beside and by_row:
-        scale_at = _round_up(data_bytes, pair_bytes // 2)
+        # A GPU copies a pair of fp16 as one word.
+        scale_at = _round_up(data_bytes, 4)
         stride = _round_up(scale_at + pair_bytes, row_alignment)
         place = replace(
             place, row_stride=stride, scale_offset=start + scale_at, scale_stride=stride

@@ -149,7 +149,7 @@ PATHS: dict[str, dict[str, str]] = {
         "distributed.collections.unpooled_output": (
             "EmbeddingCollectionAwaitable EmbeddingCollectionContext"
         ),
-        "distributed.sharding.unpooled_shardings": (
+        "distributed.sharding.creation": (
             "create_embedding_sharding create_sharding_infos_by_sharding"
         ),
         "distributed.travel.index_dedup": "get_ec_index_dedup set_ec_index_dedup",
@@ -202,7 +202,7 @@ PATHS: dict[str, dict[str, str]] = {
         "distributed.collections.single_bag": (
             "EmbeddingAwaitable EmbeddingBagSharder ShardedEmbeddingBag"
         ),
-        "distributed.sharding.pooled_shardings": (
+        "distributed.sharding.creation": (
             "create_embedding_bag_sharding create_sharding_infos_by_sharding "
             "replace_placement_with_meta_device"
         ),

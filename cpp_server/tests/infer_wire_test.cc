@@ -278,7 +278,7 @@ bool has_odd_entry(const std::string& bytes) {
 }
 
 TEST(InferReader, PassesOverEntriesWithUnknownFields) {
-  // Of the map of parameters: the key "timeout", and a field 10 instead of a value.
+  // An entry of the map of parameters: the key "timeout", and a field 10 instead of a value.
   const std::string bytes("\x22\x0b\x0a\x07timeout\x52\x00", 13);
   ASSERT_TRUE(has_odd_entry(bytes));
   InferRequestView view;

@@ -342,7 +342,7 @@ TEST(ManifestTest, IsStrict) {
             "manifest.rows: expected an integer");
   EXPECT_EQ(manifest_refusal(changed("\"clamp\"", "\"wrap\"")),
             "manifest.out_of_range: 'wrap' is unknown");
-  EXPECT_EQ(manifest_refusal(changed("\"2.14\"", "\"two\"")), "'two' is no torch version");
+  EXPECT_EQ(manifest_refusal(changed("\"2.14\"", "\"two\"")), "'two' is not a torch version");
 }
 
 // The first test vector with a message in RFC 8032, section 7.1 ("TEST 2"), and its key as PEM.

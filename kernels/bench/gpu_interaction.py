@@ -18,15 +18,8 @@ import torch
 from torch import Tensor
 
 from tessera.kernels import ops
-from tessera.kernels.bench.gpu_lookup import (
-    BOOK,
-    DIM,
-    ID_SETS,
-    MLPERF_ROWS,
-    Launch,
-    draw_ids,
-    median_us,
-)
+from tessera.kernels.bench.gpu_contenders import BOOK, ID_SETS, Launch, draw_ids, median_us
+from tessera.kernels.bench.gpu_lookup import DIM, MLPERF_ROWS
 from tessera.kernels.plan import IdRule
 from tessera.kernels.row_types import BLOCK_INT8, INT8, RowType
 from tessera.kernels.tables import FeatureLookup, TableRows, make_plan, pack_tables

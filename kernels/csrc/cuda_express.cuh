@@ -18,6 +18,7 @@ namespace {
 constexpr int kExpressThreads = 128;
 constexpr int kExpressBlocks = 8;  // per multiprocessor
 constexpr int kExpressBags = 4;    // of a group, at most
+constexpr int kAnyWidth = 0;       // instead of a number of lanes: known when the kernel runs
 
 // Where a row's scale is.
 enum class Scales {
@@ -25,6 +26,11 @@ enum class Scales {
   kRow,   // fp16, per row or per few rows
   kBook,  // in the row: kBlockInt8
 };
+
+// Whether sums have a scale and a bias; where not, a feature that has them is not served.
+TESSERA_ANY_DEVICE constexpr bool express_has_bias(int64_t weight_type, Scales scales) {
+  return scales != Scales::kBook && scale_rule(weight_type) == kHalfScale;
+}
 
 // How ids become rows.
 enum class Ids {
@@ -45,9 +51,30 @@ __device__ __forceinline__ bool ids_served(const FeaturePlan& plan) {
   return plan.id_rule == kIdIsRow && plan.out_of_range == kClamp;
 }
 
+// The bits of the thread's group among its warp's, for groups of a power of two up to 32.
+template <int Lanes>
+__device__ __forceinline__ unsigned lanes_mask() {
+  return (Lanes == 32 ? ~0u : (1u << (Lanes % 32)) - 1) << (threadIdx.x % 32 / Lanes * Lanes);
+}
+
 // Shared memory of a block, bytes.
 constexpr int express_bytes(Scales scales) {
   return kRing * kExpressThreads * (scales == Scales::kRow ? 20 : 16);
+}
+
+// Whether a feature keeps its scales as S says, where the ring can copy them.
+template <int64_t T, Scales S>
+__device__ __forceinline__ bool scales_served(const FeaturePlan& plan) {
+  if (S == Scales::kOne) {
+    return plan.scale_type == kNoScale ||
+           (express_has_bias(T, S) && has_bias(plan.scale_type) &&
+            (plan.rows - 1) >> plan.scale_shift == 0);
+  }
+  if (S == Scales::kRow) {
+    return plan.scale_type == kHalfScale && plan.scale_stride <= 0x7fffffff &&
+           (plan.scale_offset | plan.scale_stride) % 4 == 0;
+  }
+  return plan.scale_type == kScaleBook && plan.scale_offset % 4 == 0;
 }
 
 // Whether the plan says of a feature what the kernel was compiled for.
@@ -57,108 +84,80 @@ __device__ __forceinline__ bool express_serves(const CudaLookup& job, const Feat
   const int64_t element = job.out_type == OutType::kFloat32 ? 4 : 2;
   const int64_t out = static_cast<int64_t>(reinterpret_cast<uintptr_t>(job.out));
   const int64_t last = plan.data_offset + (plan.rows - 1) * plan.row_stride + Lanes * kBytes;
-  bool scales = plan.scale_type == kScaleBook && plan.scale_offset % 4 == 0;
-  if (S == Scales::kOne) {
-    scales = plan.scale_type == kNoScale ||
-             (has_bias(plan.scale_type) && (plan.rows - 1) >> plan.scale_shift == 0);
-  } else if (S == Scales::kRow) {
-    scales = plan.scale_type == kHalfScale && plan.scale_stride <= 0x7fffffff &&
-             (plan.scale_offset | plan.scale_stride) % 4 == 0;
-  }
-  return scales && plan.weight_type == T && plan.dim == Lanes * Share<T>::kColumns &&
+  return scales_served<T, S>(plan) && plan.weight_type == T && plan.dim == Lanes * Share<T>::kColumns &&
          plan.pooling == kSum && ids_served<I>(plan) &&
          (plan.data_offset | plan.row_stride) % kBytes == 0 && plan.row_stride <= 0x7fffffff &&
          last <= job.weight_bytes && plan.out_column + plan.dim <= job.out_width &&
          (out | plan.out_column * element | job.out_width * element) % 16 == 0;
 }
 
-template <int64_t T, Scales S, Ids I, int Lanes, bool Wide>
-__global__ void __launch_bounds__(kExpressThreads, kExpressBlocks)
-    lookup_express_kernel(const __grid_constant__ CudaLookup job, int bags_per_group) {
+// Where a thread's part of a group's bags is read.
+struct Piece {
+  const uint8_t* data;    // the thread's bytes of row 0
+  const uint8_t* scales;  // the scale of row 0, or the table's one
+  const uint8_t* ids;     // the first id of the first bag
+  int count;              // ids of all bags
+  int bags;               // 1 to kExpressBags
+  uint8_t* ring;          // of the block: express_bytes(S)
+  const float* book;      // under Scales::kBook: the table's scales, in shared memory
+};
+
+// Streams the thread's columns of the group's bags: rows through the ring, and every finished sum to
+// `write`, in the order of the bags.  `end_of(k)` is where bag k ends, counted from the first id.
+//
+// Lanes: threads of the group, which then share out the hashing of ids; kAnyWidth: each hashes all.
+template <int64_t T, Scales S, Ids I, int Lanes, bool Wide, class EndOf, class Write>
+__device__ __forceinline__ void stream_alike(const FeaturePlan& plan, const Piece& piece,
+                                             EndOf end_of, Write write) {
   constexpr int C = Share<T>::kColumns;
   constexpr int kBytes = Share<T>::kBytes;
   constexpr int kSlot = kExpressThreads * 16;  // bytes of a ring slot
-  constexpr int kGroups = kExpressThreads / Lanes;
-  constexpr bool kHasBias = S != Scales::kBook && (T == kInt8 || T == kInt4);
-  extern __shared__ __align__(16) uint8_t ring[];
-  __shared__ float books[kExpressThreads / 32][kBookScales];
-  if (blockIdx.y == job.features) {
-    copy_dense(job);
-    return;
-  }
-  const int feature = feature_of_block(job);
-  const FeaturePlan& plan = job.plan[feature];
-  const int lane = static_cast<int>(threadIdx.x) % Lanes;
-  const unsigned mask = (Lanes == 32 ? ~0u : (1u << (Lanes % 32)) - 1)
-                        << (threadIdx.x % 32 / Lanes * Lanes);
-  const int first_bag =
-      (static_cast<int>(blockIdx.x) * kGroups + static_cast<int>(threadIdx.x) / Lanes) *
-      bags_per_group;
-  const int bags = min(static_cast<int>(job.batch) - first_bag, bags_per_group);
-  // Offsets travel while the plan is read.  Lane k keeps where bag k ends, from `begin`.
-  int64_t begin = 0;
-  int my_end = 0;
-  if (bags > 0) {
-    const int at = feature * static_cast<int>(job.batch) + first_bag;
-    begin = load_offset(job, at);
-    my_end = static_cast<int>(load_offset(job, at + min(lane + 1, bags)) - begin);
-  }
-  if (!express_serves<T, S, I, Lanes>(job, plan)) {
-    stream_bags_slowly(job, plan, feature, kGroups * bags_per_group);
-    return;
-  }
-  const uint8_t* const scales = job.weights + plan.scale_offset;
-  float* const book = books[threadIdx.x / 32];
-  if constexpr (S == Scales::kBook) {
-    if (threadIdx.x % 32 < kBookScales) {
-      book[threadIdx.x % 32] = __ldg(reinterpret_cast<const float*>(scales) + threadIdx.x % 32);
-    }
-    __syncwarp();
-  }
-  if (bags <= 0) return;
-
-  const int count = max(__shfl_sync(mask, my_end, bags - 1, Lanes), 0);
-  const uint8_t* const ids = static_cast<const uint8_t*>(job.indices) + begin * (Wide ? 8 : 4);
-  const uint8_t* const data = job.weights + plan.data_offset + lane * kBytes;
+  constexpr bool kHasBias = express_has_bias(T, S);
+  // Lane k hashes the k-th id of a step and tells the others.
+  constexpr bool kSharesHashing = I == Ids::kHashed && Lanes >= kStep;
+  constexpr int kIds = kSharesHashing ? 1 : kStep;
+  const int lane = static_cast<int>(threadIdx.x) % (kSharesHashing ? Lanes : 1);
+  const unsigned mask = lanes_mask<kSharesHashing ? Lanes : 32>();
+  const int count = piece.count;
+  const int bags = piece.bags;
   const uint32_t rows = static_cast<uint32_t>(plan.rows);
   const uint32_t row_stride = static_cast<uint32_t>(plan.row_stride);
   const uint32_t scale_stride = static_cast<uint32_t>(plan.scale_stride);
   const int scale_shift = min(static_cast<int>(plan.scale_shift), 31);
   float2 pair = make_float2(1.0f, 0.0f);
-  if (S == Scales::kOne && kHasBias) pair = load_scale(plan, scales, 0);
-  int64_t out = first_bag * job.out_width + plan.out_column + lane * C;
-  const uint8_t* const slot_pointer = ring + threadIdx.x * 16;
-  const uint8_t* const scale_slots = ring + kRing * kSlot + threadIdx.x * 4;
+  if (S == Scales::kOne && kHasBias && has_bias(plan.scale_type)) {
+    pair = load_scale(plan, piece.scales, 0);
+  }
+  const uint8_t* const slot_pointer = piece.ring + threadIdx.x * 16;
+  const uint8_t* const scale_slots = piece.ring + kRing * kSlot + threadIdx.x * 4;
   const uint32_t slot = shared_address(slot_pointer);
-  // Every lane loads the ids that are rows.  Hashing is shared out: lane k hashes the k-th id of a
-  // step and tells the others.
-  constexpr int kIds = I == Ids::kHashed ? 1 : kStep;
   RawId<Wide> id[kIds] = {};
 
   const auto load_ids = [&](int at) {
-    if constexpr (I == Ids::kHashed) {
-      if (at + lane % kStep < count) id[0].load(ids, at + lane % kStep);
+    if constexpr (kSharesHashing) {
+      if (at + lane % kStep < count) id[0].load(piece.ids, at + lane % kStep);
     } else {
 #pragma unroll
       for (int u = 0; u < kStep; ++u) {
-        if (at + u < count) id[u].load(ids, at + u);
+        if (at + u < count) id[u].load(piece.ids, at + u);
       }
     }
   };
   const auto issue = [&](int at, int stage) {
     uint32_t my_row = 0;
-    if (I == Ids::kHashed && at < count) my_row = hashed_row(plan, id[0].value());
+    if (kSharesHashing && at < count) my_row = hashed_row(plan, id[0].value());
 #pragma unroll
     for (int u = 0; u < kStep; ++u) {
       uint32_t row;
-      if constexpr (I == Ids::kHashed) row = __shfl_sync(mask, my_row, u, Lanes);
+      if constexpr (kSharesHashing) row = __shfl_sync(mask, my_row, u, Lanes);
       if (at + u < count) {
         if constexpr (I == Ids::kRows) row = id[u].nearest_row(rows);
+        if constexpr (I == Ids::kHashed && !kSharesHashing) row = hashed_row(plan, id[u].value());
         copy_async<kBytes>(slot + (stage + u) * kSlot,
-                           data + static_cast<uint64_t>(row) * row_stride);
+                           piece.data + static_cast<uint64_t>(row) * row_stride);
         if constexpr (S == Scales::kRow) {
           copy_async<4>(shared_address(scale_slots) + (stage + u) * (kExpressThreads * 4),
-                        scales + static_cast<uint64_t>(row >> scale_shift) * scale_stride);
+                        piece.scales + static_cast<uint64_t>(row >> scale_shift) * scale_stride);
         }
       }
     }
@@ -169,16 +168,11 @@ __global__ void __launch_bounds__(kExpressThreads, kExpressBlocks)
   sum.clear();
   int bag = 0;
   // The last bag takes what is left, whatever its end.
-  int bag_end = bags == 1 ? INT_MAX : __shfl_sync(mask, my_end, 0, Lanes);
+  int bag_end = bags == 1 ? INT_MAX : end_of(0);
   const auto finish_bag = [&] {
-    if (job.out_type == OutType::kFloat16) {
-      sum.write_half(job, out, kHasBias);
-    } else {
-      sum.write(job, out, C, true, kHasBias, 1.0f);
-    }
-    out += job.out_width;
+    write(&sum, bag);
     ++bag;
-    bag_end = bag + 1 < bags ? __shfl_sync(mask, my_end, bag, Lanes) : INT_MAX;
+    bag_end = bag + 1 < bags ? end_of(bag) : INT_MAX;
   };
   const auto add_row = [&](int place) {
     uint32_t words[kBytes / 4];
@@ -193,7 +187,7 @@ __global__ void __launch_bounds__(kExpressThreads, kExpressBlocks)
       words[0] = two.x;
       words[1] = two.y;
     }
-    if constexpr (S == Scales::kBook) pair.x = book[block_code(words[0])];
+    if constexpr (S == Scales::kBook) pair.x = piece.book[block_code(words[0])];
     if constexpr (S == Scales::kRow) {
       pair = half_pair(*reinterpret_cast<const uint32_t*>(scale_slots +
                                                           place * (kExpressThreads * 4)));
@@ -234,6 +228,71 @@ __global__ void __launch_bounds__(kExpressThreads, kExpressBlocks)
     stage = stage + kStep == kRing ? 0 : stage + kStep;
   }
   while (bag < bags) finish_bag();
+}
+
+// Copies the book of a kBlockInt8 table into the warp's; all its threads call it.
+__device__ __forceinline__ void load_book(const uint8_t* scales, float* book) {
+  if (threadIdx.x % 32 < kBookScales) {
+    book[threadIdx.x % 32] = __ldg(reinterpret_cast<const float*>(scales) + threadIdx.x % 32);
+  }
+  __syncwarp();
+}
+
+template <int64_t T, Scales S, Ids I, int Lanes, bool Wide>
+__global__ void __launch_bounds__(kExpressThreads, kExpressBlocks)
+    lookup_express_kernel(const __grid_constant__ CudaLookup job, int bags_per_group) {
+  constexpr int C = Share<T>::kColumns;
+  constexpr int kGroups = kExpressThreads / Lanes;
+  extern __shared__ __align__(16) uint8_t ring[];
+  __shared__ float books[kExpressThreads / 32][kBookScales];
+  if (blockIdx.y == job.features) {
+    copy_dense(job);
+    return;
+  }
+  const int feature = feature_of_block(job);
+  const FeaturePlan& plan = job.plan[feature];
+  const int lane = static_cast<int>(threadIdx.x) % Lanes;
+  const unsigned mask = lanes_mask<Lanes>();
+  const int first_bag =
+      (static_cast<int>(blockIdx.x) * kGroups + static_cast<int>(threadIdx.x) / Lanes) *
+      bags_per_group;
+  const int bags = min(static_cast<int>(job.batch) - first_bag, bags_per_group);
+  // Offsets travel while the plan is read.  Lane k keeps where bag k ends, from `begin`.
+  int64_t begin = 0;
+  int my_end = 0;
+  if (bags > 0) {
+    const int at = feature * static_cast<int>(job.batch) + first_bag;
+    begin = load_offset(job, at);
+    my_end = static_cast<int>(load_offset(job, at + min(lane + 1, bags)) - begin);
+  }
+  if (!express_serves<T, S, I, Lanes>(job, plan)) {
+    stream_bags_slowly(job, plan, feature, kGroups * bags_per_group);
+    return;
+  }
+  float* const book = books[threadIdx.x / 32];
+  if constexpr (S == Scales::kBook) load_book(job.weights + plan.scale_offset, book);
+  if (bags <= 0) return;
+
+  Piece piece;
+  piece.data = job.weights + plan.data_offset + lane * Share<T>::kBytes;
+  piece.scales = job.weights + plan.scale_offset;
+  piece.ids = static_cast<const uint8_t*>(job.indices) + begin * (Wide ? 8 : 4);
+  piece.count = max(__shfl_sync(mask, my_end, bags - 1, Lanes), 0);
+  piece.bags = bags;
+  piece.ring = ring;
+  piece.book = book;
+  int64_t out = first_bag * job.out_width + plan.out_column + lane * C;
+  const auto end_of = [&](int bag) { return __shfl_sync(mask, my_end, bag, Lanes); };
+  const auto write = [&](Sum<C>* sum, int) {
+    constexpr bool kHasBias = express_has_bias(T, S);
+    if (job.out_type == OutType::kFloat16) {
+      sum->write_half(job, out, kHasBias);
+    } else {
+      sum->write(job, out, C, true, kHasBias, 1.0f);
+    }
+    out += job.out_width;
+  };
+  stream_alike<T, S, I, Lanes, Wide>(plan, piece, end_of, write);
 }
 
 }  // namespace

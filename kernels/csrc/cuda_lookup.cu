@@ -1,23 +1,25 @@
-// Pooled and unpooled lookups of many tables in one launch.
+// Pooled and unpooled lookups of many tables in one launch: the kernels for any mixture of features,
+// which serve what those of cuda_express.h and cuda_widths.h do not.
 //
 // blockIdx.y picks a feature (in the plan's launch order), blockIdx.x a tile of its bags.  A row is
 // read by a group of `lanes` neighbouring threads, 16 bytes each (8 of int4): 8 lanes for 128 int8
 // columns.  A group owns `bags_per_group` neighbouring bags and streams over their ids, which lie
-// side by side, so rows are in flight across the ends of bags and one-id bags are no special case.
+// side by side, so rows are in flight across the ends of bags, and a bag of one id takes the same
+// path as any other.
 #include "cuda_express.h"
 #include "cuda_slow.cuh"
+#include "cuda_widths.h"
 
 namespace tessera {
 namespace {
 
 // Whether every share of every row can be copied whole and stays inside the buffer.
 template <int64_t T>
-__device__ __forceinline__ bool rows_hold_shares(const CudaLookup& job, const FeaturePlan& plan,
-                                                 Mode mode) {
+__device__ __forceinline__ bool rows_hold_shares(const CudaLookup& job, const FeaturePlan& plan) {
   constexpr int kBytes = Share<T>::kBytes;
   const int64_t shares = (plan.dim + Share<T>::kColumns - 1) / Share<T>::kColumns;
   const int64_t last = plan.data_offset + (plan.rows - 1) * plan.row_stride + shares * kBytes;
-  const bool ring_scale = plan.scale_type == kNoScale || mode == Mode::kOneScale ||
+  const bool ring_scale = plan.scale_type == kNoScale ||
                           (plan.scale_type == kScaleBook && plan.scale_offset % 4 == 0) ||
                           (plan.scale_type == kHalfScale && plan.scale_stride <= 0x7fffffff &&
                            (plan.scale_offset | plan.scale_stride) % 4 == 0);
@@ -26,43 +28,15 @@ __device__ __forceinline__ bool rows_hold_shares(const CudaLookup& job, const Fe
 }
 
 // All columns of the group's bags.
-template <int64_t T, Mode M, bool Wide>
+template <int64_t T, bool Wide>
 __device__ __forceinline__ void stream_columns(const CudaLookup& job, const FeaturePlan& plan,
                                                const volatile BagShape& shape, int feature,
                                                const Group& group, int lanes, uint8_t* ring) {
   constexpr int C = Share<T>::kColumns;
   const int dim = static_cast<int>(plan.dim);
   for (int column = group.lane * C; column - group.lane * C < dim; column += lanes * C) {
-    stream_bags<T, M, Wide>(job, plan, shape, feature, group, column, ring);
+    stream_bags<T, Wide>(job, plan, shape, feature, group, column, ring);
   }
-}
-
-// Whether mode M is enough for a feature.
-template <Mode M>
-__device__ __forceinline__ bool mode_serves(const CudaLookup& job, const FeaturePlan& plan) {
-  const bool plain = plan.id_rule == kIdIsRow && plan.out_of_range == kClamp &&
-                     job.id_weights == nullptr && job.outside == nullptr;
-  if (M == Mode::kRowScale) return plain && plan.scale_type == kHalfScale;
-  return plain &&
-         (plan.scale_type == kNoScale || ((plan.rows - 1) >> plan.scale_shift) == 0);
-}
-
-// Fills the warp's BagShape; all its threads call it.
-__device__ __forceinline__ void share_shape(const CudaLookup& job, const FeaturePlan& plan,
-                                            int lanes,
-                                            BagShape* shape) {
-  if (threadIdx.x % 32 == 0) {
-    const int64_t element = job.out_type == OutType::kFloat32 ? 4 : 2;
-    const int64_t at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(job.out));
-    shape->out_column = plan.out_column;
-    shape->dim = static_cast<int>(min(plan.dim, job.out_width - plan.out_column));
-    shape->mean = plan.pooling == kMean;
-    shape->quantized = has_bias(plan.scale_type);
-    shape->vector_stores = (at | plan.out_column * element | job.out_width * element) % 16 == 0;
-    shape->plain_half = job.out_type == OutType::kFloat16 && plan.pooling == kSum &&
-                        shape->vector_stores && shape->dim % (lanes * 16) == 0;
-  }
-  __syncwarp();
 }
 
 // Threads of a group whose rows are `dim` wide.
@@ -78,7 +52,7 @@ __device__ __forceinline__ void pool_feature(const CudaLookup& job, const Featur
                                              int bags_per_group, uint8_t* ring) {
   const int lanes = lanes_of<T>(plan.dim);
   const int bags_per_block = kThreads / lanes * bags_per_group;
-  if (!rows_hold_shares<T>(job, plan, Mode::kGeneral)) {
+  if (!rows_hold_shares<T>(job, plan)) {
     stream_bags_slowly(job, plan, feature, bags_per_block);
     return;
   }
@@ -86,44 +60,15 @@ __device__ __forceinline__ void pool_feature(const CudaLookup& job, const Featur
     Group group;
     if (!group.take(job, feature, tile, lanes, bags_per_group)) continue;
     if (job.wide_ids) {
-      stream_columns<T, Mode::kGeneral, true>(job, plan, shape, feature, group, lanes, ring);
+      stream_columns<T, true>(job, plan, shape, feature, group, lanes, ring);
     } else {
-      stream_columns<T, Mode::kGeneral, false>(job, plan, shape, feature, group, lanes, ring);
+      stream_columns<T, false>(job, plan, shape, feature, group, lanes, ring);
     }
   }
 }
 
-// All features have weight type T and mode M; one that has not (the caller's hint was wrong) is
-// summed slowly.  job.lanes is the group for every feature, so that offsets are on their way before
-// the plan has been read, and the launch order is taken for the plan's own until it has been read:
-// three loads that would wait for each other travel together.
-template <int64_t T, Mode M, bool Wide>
-__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
-    lookup_alike_kernel(const __grid_constant__ CudaLookup job, int bags_per_group) {
-  extern __shared__ __align__(16) uint8_t ring[];
-  __shared__ BagShape shapes[kThreads / 32];
-  BagShape& shape = shapes[threadIdx.x / 32];
-  if (blockIdx.y == job.features) {
-    copy_dense(job);
-    return;
-  }
-  const int lanes = static_cast<int>(job.lanes);
-  int feature = static_cast<int>(blockIdx.y);
-  Group group;
-  bool works = group.take(job, feature, blockIdx.x, lanes, bags_per_group);
-  const int ordered = feature_of_block(job);
-  if (ordered != feature) {
-    feature = ordered;
-    works = group.take(job, feature, blockIdx.x, lanes, bags_per_group);
-  }
-  const FeaturePlan& plan = job.plan[feature];
-  share_shape(job, plan, lanes, &shape);
-  if (plan.weight_type != T || !mode_serves<M>(job, plan) || !rows_hold_shares<T>(job, plan, M)) {
-    stream_bags_slowly(job, plan, feature, kThreads / lanes * bags_per_group);
-  } else if (works) {
-    stream_columns<T, M, Wide>(job, plan, shape, feature, group, lanes, ring);
-  }
-}
+// A group may have more threads than a row of any type has shares, but for multiples of this.
+constexpr int kMixedWholeColumns = 32 * 16;
 
 // Any mixture of features.
 __global__ void __launch_bounds__(kThreads, 2)
@@ -137,35 +82,12 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   const int feature = feature_of_block(job);
   const FeaturePlan& plan = job.plan[feature];
-  share_shape(job, plan, 32, &shape);
+  share_shape(job, plan, kMixedWholeColumns, &shape);
 #define TESSERA_POOL(type) \
   case type:               \
     return pool_feature<type>(job, plan, shape, feature, bags_per_group, ring);
   switch (static_cast<WeightType>(plan.weight_type)) { TESSERA_WEIGHT_TYPES(TESSERA_POOL) }
 #undef TESSERA_POOL
-}
-
-using Kernel = void (*)(CudaLookup, int);
-
-template <int64_t T, Mode M>
-Kernel alike_kernel(const CudaLookup& job) {
-  return job.wide_ids ? lookup_alike_kernel<T, M, true> : lookup_alike_kernel<T, M, false>;
-}
-
-// The kernel for features that are all alike, or else the one for any mixture.
-Kernel kernel_for(const CudaLookup& job) {
-  if (job.id_weights != nullptr || job.outside != nullptr) return lookup_mixed_kernel;
-  if (job.alike == Alike::kNo || job.alike == Alike::kBook || job.hashed) return lookup_mixed_kernel;
-  const bool one_scale = job.alike == Alike::kOneScale;
-  if (job.weight_type == kFloat16 && one_scale) {
-    return alike_kernel<kFloat16, Mode::kOneScale>(job);
-  }
-  if (job.weight_type == kInt8) {
-    return one_scale ? alike_kernel<kInt8, Mode::kOneScale>(job)
-                     : alike_kernel<kInt8, Mode::kRowScale>(job);
-  }
-  if (job.weight_type == kInt4 && !one_scale) return alike_kernel<kInt4, Mode::kRowScale>(job);
-  return lookup_mixed_kernel;
 }
 
 // A warp per id, neighbouring columns by neighbouring threads.
@@ -206,6 +128,7 @@ cudaError_t launch_lookup(const CudaLookup& given, int multiprocessors, cudaStre
   CudaLookup job = given;
   cudaError_t status;
   if (launch_express(job, multiprocessors, stream, &status)) return status;
+  if (launch_widths(job, multiprocessors, stream, &status)) return status;
   // Room for every bag of the widest feature; narrower ones need fewer blocks and the rest of
   // theirs leave at once.
   int64_t lanes = 1;
@@ -221,7 +144,7 @@ cudaError_t launch_lookup(const CudaLookup& given, int multiprocessors, cudaStre
   const dim3 grid(static_cast<unsigned>((job.batch + per_block - 1) / per_block),
                   static_cast<unsigned>(job.features + (job.dense != nullptr ? 1 : 0)));
   job.lanes = lanes;
-  kernel_for(job)<<<grid, kThreads, kSharedBytes, stream>>>(job, bags_per_group);
+  lookup_mixed_kernel<<<grid, kThreads, kSharedBytes, stream>>>(job, bags_per_group);
   return cudaGetLastError();
 }
 

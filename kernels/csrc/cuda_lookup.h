@@ -23,6 +23,8 @@ enum class Alike : int32_t {
   kBook,      // kBlockInt8
 };
 
+constexpr int64_t kBlockParts = 2048;
+
 struct CudaLookup {
   const uint8_t* weights;  // 16-byte aligned
   int64_t weight_bytes;
@@ -47,6 +49,9 @@ struct CudaLookup {
   int64_t weight_type;  // of all features, unless alike is kNo
   bool hashed;     // every id has a row, but not by clamping (a feature's rule says how)
   bool one_width;  // every feature is summed and exactly `lanes` whole shares wide
+  // What a bag of every feature takes of a block of cuda_widths.cuh, in kBlockParts (0: unknown).
+  int64_t block_parts;
+  bool one_share_count;  // a row of every feature has as many shares
 };
 
 // Pooled: every column of a bag is written, zeros for an empty one.

@@ -7,14 +7,15 @@
 namespace tessera {
 namespace {
 
-// Any layout and alignment, a warp per bag, one column per thread: correct, not fast.
+// Any layout and alignment, a warp per bag, one column per thread: correct, not fast.  The block sums
+// `bags_per_block` bags for every `step`-th tile from `first_tile` on.
 __device__ void stream_bags_slowly(const CudaLookup& job, const FeaturePlan& plan, int feature,
-                                   int bags_per_block) {
+                                   int bags_per_block, int64_t first_tile, int64_t step) {
   const int lane = threadIdx.x % 32;
   const uint8_t* scales = job.weights + plan.scale_offset;
   const bool quantized = has_bias(plan.scale_type);
   const int64_t dim = min(plan.dim, job.out_width - plan.out_column);
-  for (int64_t tile = blockIdx.x; tile * bags_per_block < job.batch; tile += gridDim.x) {
+  for (int64_t tile = first_tile; tile * bags_per_block < job.batch; tile += step) {
     for (int b = threadIdx.x / 32; b < bags_per_block; b += blockDim.x / 32) {
       const int64_t bag = tile * bags_per_block + b;
       if (bag >= job.batch) break;
@@ -49,10 +50,42 @@ __device__ void stream_bags_slowly(const CudaLookup& job, const FeaturePlan& pla
   }
 }
 
+// The same for the tiles of a grid whose x counts tiles.
+__device__ __forceinline__ void stream_bags_slowly(const CudaLookup& job, const FeaturePlan& plan,
+                                                   int feature, int bags_per_block) {
+  stream_bags_slowly(job, plan, feature, bags_per_block, blockIdx.x, gridDim.x);
+}
+
+// The feature that is launched k-th.
+__device__ __forceinline__ int ordered_feature(const CudaLookup& job, int64_t k) {
+  const int64_t ordered = job.plan[k].launch_order;
+  return static_cast<int>(min(max(ordered, int64_t{0}), job.features - 1));
+}
+
 // The feature that this block works on.
 __device__ __forceinline__ int feature_of_block(const CudaLookup& job) {
-  const int64_t ordered = job.plan[blockIdx.y].launch_order;
-  return static_cast<int>(min(max(ordered, int64_t{0}), job.features - 1));
+  return ordered_feature(job, blockIdx.y);
+}
+
+// Fills the warp's BagShape; all its threads call it.  Every thread of a group has all its columns
+// where the width is a multiple of `whole_columns`.
+__device__ __forceinline__ void share_shape(const CudaLookup& job, const FeaturePlan& plan,
+                                            int whole_columns, BagShape* shape) {
+  if (threadIdx.x % 32 == 0) {
+    const int64_t element = job.out_type == OutType::kFloat32 ? 4 : 2;
+    const int64_t at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(job.out)) |
+                       plan.out_column * element | job.out_width * element;
+    shape->out_column = plan.out_column;
+    shape->dim = static_cast<int>(min(plan.dim, job.out_width - plan.out_column));
+    shape->mean = plan.pooling == kMean;
+    shape->quantized = has_bias(plan.scale_type);
+    shape->stores = shape->dim % 4 != 0 || at % (4 * element) != 0 ? Stores::kSingle
+                    : at % 16 != 0                                  ? Stores::kQuads
+                                                                    : Stores::kWhole;
+    shape->plain_half = job.out_type == OutType::kFloat16 && plan.pooling == kSum &&
+                        shape->stores == Stores::kWhole && shape->dim % whole_columns == 0;
+  }
+  __syncwarp();
 }
 
 // The dense vectors to the first columns, by the blocks behind the last feature.

@@ -59,12 +59,7 @@ __global__ void __launch_bounds__(kSmallThreads, 8)
   }
   const uint8_t* const scales = job.weights + plan.scale_offset;
   float* const book = books[threadIdx.x / 32];
-  if constexpr (S == Scales::kBook) {
-    if (threadIdx.x % 32 < kBookScales) {
-      book[threadIdx.x % 32] = __ldg(reinterpret_cast<const float*>(scales) + threadIdx.x % 32);
-    }
-    __syncwarp();
-  }
+  if constexpr (S == Scales::kBook) load_book(scales, book);
   if (!works) return;
 
   const uint8_t* const ids = static_cast<const uint8_t*>(job.indices) + begin * (Wide ? 8 : 4);

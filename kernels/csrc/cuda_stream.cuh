@@ -2,8 +2,9 @@
 //
 // Rows travel by cp.async into a ring in shared memory, kRing rows ahead of the sum.  Each thread
 // reads back only the bytes that it copied, so there is no barrier.  The ring is what registers
-// could not hold: 8 rows x 16 bytes x 768 threads keep 96 KB in flight on a multiprocessor, where
-// about 30 KB are needed to cover 4.2 TB/s times the latency of a random row.
+// could not hold: 8 rows x 16 bytes x 512 threads keep 64 KB in flight on a multiprocessor (twice that
+// in the kernels of cuda_express.cuh), where about 30 KB are needed to cover 4.2 TB/s times the
+// latency of a random row.
 //
 // The sum is the CPU's, in its order: acc = fma(weight * scale, q, acc), bias apart.
 #pragma once
@@ -18,7 +19,7 @@ namespace tessera {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocksPerMultiprocessor = 3;  // 80 registers a thread: with 64 they spill
+constexpr int kBlocksPerMultiprocessor = 3;  // that a call must fill before groups take several bags
 constexpr int kStep = 4;                     // ids issued together
 constexpr int kRing = 8;                     // rows in flight of a group
 constexpr int kMaxBagsPerGroup = 4;
@@ -108,12 +109,11 @@ __device__ __forceinline__ int32_t resolve(const CudaLookup& job, const FeatureP
   return static_cast<int32_t>(row);
 }
 
-// What a feature asks of the inner loop.  Each mode is compiled for itself, so that the common
-// ones keep everything in registers.
-enum class Mode {
-  kOneScale,  // ids are rows (clamped), no id weights, no counts; one scale for the table or none
-  kRowScale,  // the same with fp16 scales per row or per few rows
-  kGeneral,   // everything
+// How results may be stored.
+enum class Stores : int {
+  kSingle,  // element by element
+  kQuads,   // four columns at a time: places and widths are multiples of that
+  kWhole,   // 16 bytes at a time
 };
 
 // What writing a bag needs of the plan; in shared memory to keep it out of registers.
@@ -122,8 +122,8 @@ struct BagShape {
   int dim;
   int mean;
   int quantized;
-  int vector_stores;
-  int plain_half;  // fp16, sum pooling, whole shares, vector stores: the short way out
+  Stores stores;
+  int plain_half;  // fp16, sum pooling, whole shares, Stores::kWhole: the short way out
 };
 
 // How a group works on its bags.
@@ -190,13 +190,41 @@ struct Sum {
     clear();
   }
 
-  __device__ __forceinline__ void write(const CudaLookup& job, int64_t at, int columns,
-                                        bool vector_stores, bool quantized, float divisor) {
+  // Bias and mean, before the results are stored.
+  __device__ __forceinline__ void complete(bool quantized, float divisor) {
 #pragma unroll
     for (int k = 0; k < C; ++k) {
       if (quantized) acc[k] += bias;
       if (divisor > 1.0f) acc[k] = __fdiv_rn(acc[k], divisor);
     }
+  }
+
+  // The first `columns` columns, four at a time: their number and places are multiples of that.
+  __device__ __forceinline__ void write_quads(const CudaLookup& job, int64_t at, int columns,
+                                              bool quantized, float divisor) {
+    complete(quantized, divisor);
+#pragma unroll
+    for (int k = 0; k < C; k += 4) {
+      if (k < columns) {
+        if (job.out_type == OutType::kFloat32) {
+          store_streaming(static_cast<float*>(job.out) + at + k, __float_as_uint(acc[k]),
+                          __float_as_uint(acc[k + 1]), __float_as_uint(acc[k + 2]),
+                          __float_as_uint(acc[k + 3]));
+        } else {
+          store_streaming(static_cast<uint16_t*>(job.out) + at + k,
+                          pack_pair(job.out_type, acc[k], acc[k + 1]),
+                          pack_pair(job.out_type, acc[k + 2], acc[k + 3]));
+        }
+      }
+    }
+    clear();
+  }
+
+  // 16 bytes at a time where all C columns are there and places are multiples of that, else one by
+  // one.
+  __device__ __forceinline__ void write(const CudaLookup& job, int64_t at, int columns,
+                                        bool vector_stores, bool quantized, float divisor) {
+    complete(quantized, divisor);
     if (!vector_stores || columns < C) {
 #pragma unroll
       for (int k = 0; k < C; ++k) {
@@ -230,26 +258,22 @@ struct Sum {
 };
 
 // Sums and writes columns [column, column + C) of the group's bags.
-template <int64_t T, Mode M, bool Wide>
+template <int64_t T, bool Wide>
 __device__ __forceinline__ void stream_bags(const CudaLookup& job, const FeaturePlan& plan,
                                             const volatile BagShape& shape, int feature,
                                             const Group& group, int column, uint8_t* ring) {
   constexpr int C = Share<T>::kColumns;
   constexpr int kBytes = Share<T>::kBytes;
-  constexpr bool kRingScale = M == Mode::kRowScale || M == Mode::kGeneral;
   const int count = group.count;
   const uint8_t* const ids =
       static_cast<const uint8_t*>(job.indices) + group.begin * (Wide ? 8 : 4);
   // A lane past the last column reads the first columns and writes nothing.
   const uint8_t* data = job.weights + plan.data_offset + (column < plan.dim ? column : 0) / C * kBytes;
   const uint8_t* scales = job.weights + plan.scale_offset;
-  const uint32_t rows = static_cast<uint32_t>(plan.rows);
   const uint32_t row_stride = static_cast<uint32_t>(plan.row_stride);
   const uint32_t scale_stride = static_cast<uint32_t>(plan.scale_stride);
   const int scale_shift = min(static_cast<int>(plan.scale_shift), 31);
-  const bool quantized = M == Mode::kRowScale || shape.quantized != 0;
-  const float2 table_scale =
-      !kRingScale && quantized ? load_scale(plan, scales, 0) : make_float2(1.0f, 0.0f);
+  const bool quantized = shape.quantized != 0;
   const uint32_t slot = shared_address(ring) + threadIdx.x * 16;
   const uint8_t* const slot_pointer = ring + threadIdx.x * 16;
   const uint8_t* const scale_slots = ring + kRingBytes + threadIdx.x * 4;
@@ -266,19 +290,14 @@ __device__ __forceinline__ void stream_bags(const CudaLookup& job, const Feature
 #pragma unroll
     for (int u = 0; u < kStep; ++u) {
       if (at + u < count) {
-        uint32_t row;
-        if constexpr (M == Mode::kGeneral) {
-          const bool counts = group.lane == 0 && column < C;
-          const int32_t resolved = resolve(job, plan, feature, id[u].value(), counts);
-          const uint32_t bit = 1u << (stage + u);
-          skipped = resolved < 0 ? skipped | bit : skipped & ~bit;
-          row = static_cast<uint32_t>(max(resolved, 0));
-        } else {
-          row = id[u].nearest_row(rows);
-        }
+        const bool counts = group.lane == 0 && column < C;
+        const int32_t resolved = resolve(job, plan, feature, id[u].value(), counts);
+        const uint32_t bit = 1u << (stage + u);
+        skipped = resolved < 0 ? skipped | bit : skipped & ~bit;
+        const uint32_t row = static_cast<uint32_t>(max(resolved, 0));
         copy_async<kBytes>(slot + (stage + u) * kThreads * 16,
                            data + static_cast<uint64_t>(row) * row_stride);
-        if (kRingScale && quantized) {
+        if (quantized) {
           copy_async<4>(shared_address(scale_slots + (stage + u) * kThreads * 4),
                         scales + static_cast<uint64_t>(row >> scale_shift) * scale_stride);
         }
@@ -301,7 +320,7 @@ __device__ __forceinline__ void stream_bags(const CudaLookup& job, const Feature
     if (shape.plain_half) {
       sum.write_half(job, at, shape.quantized != 0);
     } else {
-      sum.write(job, at, shape.dim - column, shape.vector_stores != 0, shape.quantized != 0,
+      sum.write(job, at, shape.dim - column, shape.stores == Stores::kWhole, shape.quantized != 0,
                 divisor);
     }
     ++bag;
@@ -317,7 +336,7 @@ __device__ __forceinline__ void stream_bags(const CudaLookup& job, const Feature
   // Row k of the group's ids is in ring slot k % kRing.
   const auto add_row = [&](int k) {
     const int place = k % kRing;
-    if (M == Mode::kGeneral && (skipped >> place & 1) != 0) return;
+    if ((skipped >> place & 1) != 0) return;
     uint32_t words[kBytes / 4];
     const uint8_t* at = slot_pointer + place * kThreads * 16;
     if constexpr (kBytes == 16) {
@@ -331,18 +350,16 @@ __device__ __forceinline__ void stream_bags(const CudaLookup& job, const Feature
       words[0] = two.x;
       words[1] = two.y;
     }
-    float2 pair = table_scale;
+    float2 pair = make_float2(1.0f, 0.0f);
     if constexpr (T == kBlockInt8) {
       pair.x = __ldg(reinterpret_cast<const float*>(scales) + block_code(words[0]));
-    } else if (kRingScale && quantized) {
+    } else if (quantized) {
       pair = half_pair(*reinterpret_cast<const uint32_t*>(scale_slots + place * kThreads * 4));
     }
-    if constexpr (M == Mode::kGeneral) {
-      const float weight =
-          job.id_weights == nullptr ? 1.0f : __ldg(job.id_weights + group.begin + k);
-      pair.x = __fmul_rn(weight, pair.x);
-      pair.y = __fmul_rn(weight, pair.y);
-    }
+    const float weight =
+        job.id_weights == nullptr ? 1.0f : __ldg(job.id_weights + group.begin + k);
+    pair.x = __fmul_rn(weight, pair.x);
+    pair.y = __fmul_rn(weight, pair.y);
     sum.bias = __fadd_rn(sum.bias, pair.y);
     float values[C];
     decode_share<T>(words, values);

@@ -110,7 +110,7 @@ def _counters(server: ServerProcess) -> dict[str, float]:
 def measure(
     server: ServerProcess, client: Connection, samples: int, in_flight: int, seconds: float
 ) -> Measurement:
-    """One round."""
+    """The requests per second and the costs of one round of ``seconds``."""
     client.send((server.address, samples, in_flight, seconds))
     client.recv()
     before = _counters(server)

@@ -45,7 +45,7 @@ class FeatureRule:
     Attributes:
         hashing: ``none``: the request's ids are rows; ``modulo`` or ``murmur3``: they are any
             64-bit numbers, which the package turns into rows.
-        out_of_range: under ``none``, what becomes of an id that is no row: ``reject`` refuses
+        out_of_range: under ``none``, what becomes of an id that is not a row: ``reject`` refuses
             the request, ``clamp`` takes the nearest row, ``hash`` takes ``murmur3``'s row.
         rows: for a feature that goes to no embedding collection: ids lie in ``[0, rows)``, and
             a server refuses others.  None for the features of collections.
@@ -78,7 +78,7 @@ class ModelInputs:
             several names them itself.
 
     Raises:
-        UserError: a name that is there twice, a rule that is no `FeatureRule`, or a
+        UserError: a name that is given twice, a rule that is not a `FeatureRule`, or a
             ``dense_missing`` that is neither.
     """
 
@@ -209,7 +209,7 @@ def output_specs(outputs: Mapping[str, Tensor], batch_size: int) -> tuple[Output
     """The widths of a sample's outputs.
 
     Raises:
-        UserError: an output that is no tensor ``[B]`` or ``[B, k]``, or has no simple name.
+        UserError: an output that is not a tensor ``[B]`` or ``[B, k]``, or has no simple name.
     """
     specs = []
     for name, value in outputs.items():

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from tessera.kernels import ops, reference
 from tessera.kernels.plan import IdRule, OutOfRange, Pooling
-from tessera.kernels.row_types import BLOCK_INT8, FLOAT16, FLOAT32, INT4, INT8, kernel_types
+from tessera.kernels.row_types import (
+    BLOCK_INT8,
+    FLOAT8,
+    FLOAT16,
+    FLOAT32,
+    INT4,
+    INT8,
+    kernel_types,
+)
 from tessera.kernels.tables import FeatureLookup, make_plan, pack_tables
 from tests.kernels.cases import calls, random_table
 
@@ -158,6 +166,7 @@ ALIKE = [
     (INT4, 0),
     (INT4, 32),
     (BLOCK_INT8, 0),
+    (FLOAT8, 0),
     (FLOAT16, 0),
     (FLOAT32, 0),
 ]
@@ -167,7 +176,7 @@ ALIKE = [
 @given(
     kind=st.sampled_from(ALIKE),
     told=st.sampled_from(ALIKE),
-    dims=st.lists(st.sampled_from([8, 64, 100, 128, 600]), min_size=1, max_size=3),
+    dims=st.lists(st.sampled_from([4, 8, 36, 64, 96, 100, 128, 600]), min_size=1, max_size=3),
     batch=st.integers(1, 40),
     most=st.sampled_from([1, 4, 30]),
     wide=st.booleans(),

@@ -193,16 +193,25 @@ def test_tables_lie_one_after_the_other_on_cache_lines(name: str) -> None:
         assert info.bytes_fp32 == weights.numel() * 4
 
 
+@pytest.mark.parametrize("dim", [12, 16, 32, 100])
 @pytest.mark.parametrize("name", BY_ROW)
-def test_a_gpus_rows_begin_on_16_bytes_and_their_scales_lie_apart(name: str) -> None:
+def test_a_gpus_rows_begin_on_16_bytes_and_scales_fill_the_padding(name: str, dim: int) -> None:
     kind = row_type(name)
-    weights = torch.randn(9, 12, generator=torch.Generator().manual_seed(4))
+    weights = torch.randn(9, dim, generator=torch.Generator().manual_seed(4))
     stored = quantize_tables([FloatTable(name="t", weights=weights)], kind, for_gpu=True)
     (piece,) = stored.table("t").pieces
-    assert piece.data_stride % 16 == 0
-    assert piece.scale_offset == (-(-9 * piece.data_stride // 128) * 128 if kind.scaled else 0)
+    data_bytes = kind.data_bytes(dim)
+    assert piece.data_stride == -(-data_bytes // 16) * 16
+    if not kind.scaled:
+        assert piece.scale_offset == 0
+    elif data_bytes % 16:  # no row here fills all but less than a scale of its 16 bytes
+        assert piece.scale_offset == -(-data_bytes // 4) * 4
+        assert piece.scale_stride == piece.data_stride
+    else:
+        assert piece.scale_offset == -(-9 * piece.data_stride // 128) * 128
+        assert piece.scale_stride == 4
     assert torch.equal(stored.rows(piece, kind), kind.encode(weights))
-    assert torch.equal(stored.values("t"), kind.decode(kind.encode(weights), 12))
+    assert torch.equal(stored.values("t"), kind.decode(kind.encode(weights), dim))
 
 
 @pytest.mark.parametrize("for_gpu", [False, True])

@@ -14,7 +14,7 @@ from tessera.training.distributed.collections.unpooled_output import (
     EmbeddingCollectionAwaitable as EmbeddingCollectionAwaitable,
     EmbeddingCollectionContext as EmbeddingCollectionContext,
 )
-from tessera.training.distributed.sharding.unpooled_shardings import (
+from tessera.training.distributed.sharding.creation import (
     create_embedding_sharding as create_embedding_sharding,
     create_sharding_infos_by_sharding as create_sharding_infos_by_sharding,
 )

@@ -19,7 +19,7 @@ from tessera.training.distributed.collections.single_bag import (
     EmbeddingAwaitable as EmbeddingAwaitable, EmbeddingBagSharder as EmbeddingBagSharder,
     ShardedEmbeddingBag as ShardedEmbeddingBag,
 )
-from tessera.training.distributed.sharding.pooled_shardings import (
+from tessera.training.distributed.sharding.creation import (
     create_embedding_bag_sharding as create_embedding_bag_sharding,
     create_sharding_infos_by_sharding as create_sharding_infos_by_sharding,
     replace_placement_with_meta_device as replace_placement_with_meta_device,

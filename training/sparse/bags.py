@@ -25,7 +25,7 @@ class Bags(OutsideScript, shared=True):
         return self._values
 
     def weights(self) -> Tensor:
-        """``[N]``, one weight per entry.
+        """Return the weights ``[N]``, one per entry.
 
         Raises:
             ValueError: there are no weights.
@@ -36,17 +36,17 @@ class Bags(OutsideScript, shared=True):
         return weights
 
     def weights_or_none(self) -> Tensor | None:
-        """The weights, or None."""
+        """Return the weights, or None."""
         return self._weights
 
     def lengths(self) -> Tensor:
-        """``[n]``, the bags' sizes."""
+        """Return the sizes of the bags, ``[n]``."""
         lengths = known_lengths(self._lengths, self._offsets)
         self._lengths = lengths
         return lengths
 
     def lengths_or_none(self) -> Tensor | None:
-        """The lengths if they are known without work."""
+        """Return the lengths if they are known without work, else None."""
         return self._lengths
 
     def offsets(self) -> Tensor:
@@ -56,9 +56,9 @@ class Bags(OutsideScript, shared=True):
         return offsets
 
     def offsets_or_none(self) -> Tensor | None:
-        """The offsets if they are known without work."""
+        """Return the offsets if they are known without work, else None."""
         return self._offsets
 
     def device(self) -> Device:
-        """Where the values live."""
+        """Return the device of the values."""
         return self._values.device

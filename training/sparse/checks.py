@@ -23,7 +23,7 @@ class HasOffsets(Protocol):
     """Bags whose offsets can be worked out."""
 
     def lengths_or_none(self) -> Tensor | None:
-        """The lengths if they are known without work."""
+        """Return the lengths if they are known without work, else None."""
 
     def offsets(self) -> Tensor:
         """Where each bag starts; kept once it is known."""

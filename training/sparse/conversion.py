@@ -12,7 +12,7 @@ class ComputeKJTToJTDict(nn.Module):
     """A keyed jagged tensor as the bags of each feature."""
 
     def forward(self, keyed_jagged_tensor: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """Every feature's bags by its name."""
+        """Return the bags of every feature by its name."""
         return keyed_jagged_tensor.to_dict()
 
 

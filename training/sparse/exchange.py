@@ -146,7 +146,7 @@ class Exchangeable(KeyedBags):
         return self.offset_per_key()
 
     def length_per_key_or_none(self) -> list[int] | None:
-        """Ids per key if they are known without work."""
+        """Return the number of ids per key if it is known without work, else None."""
         if self._offset_per_key is None and self._length_per_key is None:
             return None
         return self.length_per_key()
@@ -169,7 +169,7 @@ class Exchangeable(KeyedBags):
         return self
 
     def dist_labels(self) -> list[str]:
-        """What each of `dist_tensors` is."""
+        """Return the names of what `dist_tensors` returns."""
         labels = ["lengths", "values"]
         if self.variable_stride_per_key():
             labels.append("strides")

@@ -56,7 +56,7 @@ class JaggedTensor(Bags):
         weights_dtype: DType | None = None,
         lengths_dtype: DType = torch.int32,
     ) -> JaggedTensor:
-        """No bags at all."""
+        """Return a tensor without bags."""
         weights = torch.empty([0], dtype=weights_dtype, device=device)
         return JaggedTensor(
             values=torch.empty([0], dtype=values_dtype, device=device),
@@ -143,7 +143,7 @@ class JaggedTensor(Bags):
         )
 
     def to(self, device: Device, non_blocking: bool = False) -> JaggedTensor:
-        """The same bags on ``device``."""
+        """Return the same bags on ``device``."""
         weights, lengths, offsets = self._weights, self._lengths, self._offsets
         return JaggedTensor(
             self._values.to(device, non_blocking=non_blocking),
@@ -154,7 +154,7 @@ class JaggedTensor(Bags):
         )
 
     def to_dense(self) -> list[Tensor]:
-        """One tensor per bag."""
+        """Return one tensor per bag."""
         return _bags(self._values, self.offsets())
 
     def to_dense_weights(self) -> list[Tensor] | None:

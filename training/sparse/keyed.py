@@ -65,23 +65,23 @@ class KeyedTensor(OutsideScript):
         )
 
     def keys(self) -> list[str]:
-        """The names, in order."""
+        """Return the names in order."""
         return self._keys
 
     def values(self) -> Tensor:
-        """The tensor, ``[B, sum of D]``."""
+        """Return the tensor, ``[B, sum of D]``."""
         return self._values
 
     def key_dim(self) -> int:
-        """The dimension that the keys divide."""
+        """Return the dimension that the keys divide."""
         return self._key_dim
 
     def length_per_key(self) -> list[int]:
-        """Columns per key."""
+        """Return the number of columns per key."""
         return self._length_per_key
 
     def offset_per_key(self) -> list[int]:
-        """Each key's first column, then the width."""
+        """Return the first column of each key, then the width."""
         offsets = self._offset_per_key
         if offsets is None:
             offsets = running_sum(self._length_per_key)
@@ -89,7 +89,7 @@ class KeyedTensor(OutsideScript):
         return offsets
 
     def index_per_key(self) -> dict[str, int]:
-        """Each key's place."""
+        """Return the place of each key."""
         places = self._index_per_key
         if places is None:
             places = {key: index for index, key in enumerate(self._keys)}
@@ -97,11 +97,11 @@ class KeyedTensor(OutsideScript):
         return places
 
     def device(self) -> Device:
-        """Where the values live."""
+        """Return the device of the values."""
         return self._values.device
 
     def __getitem__(self, key: str) -> Tensor:
-        """One key's columns (a view).
+        """Return the columns of one key (a view).
 
         Raises:
             KeyError: there is no such key.
@@ -112,7 +112,7 @@ class KeyedTensor(OutsideScript):
         )
 
     def to_dict(self) -> dict[str, Tensor]:
-        """Every key's columns (views) by its name."""
+        """Return the columns of every key (views) by its name."""
         columns = torch.split_with_sizes(self._values, self._length_per_key, self._key_dim)
         return {key: columns[index] for index, key in enumerate(self._keys)}
 
@@ -143,7 +143,7 @@ class KeyedTensor(OutsideScript):
         return {key: regrouped[index] for index, key in enumerate(keys)}
 
     def to(self, device: Device, non_blocking: bool = False) -> KeyedTensor:
-        """The same columns on ``device``."""
+        """Return the same columns on ``device``."""
         return self._with_values(self._values.to(device, non_blocking=non_blocking))
 
     def detach(self) -> KeyedTensor:

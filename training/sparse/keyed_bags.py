@@ -73,7 +73,7 @@ class KeyedBags(Bags, shared=True):
         self._inverse_indices: tuple[list[str], Tensor] | None = inverse_indices
 
     def keys(self) -> list[str]:
-        """The ``F`` feature names, in order."""
+        """Return the ``F`` feature names in order."""
         return self._keys
 
     def stride(self) -> int:
@@ -91,11 +91,11 @@ class KeyedBags(Bags, shared=True):
         return stride
 
     def variable_stride_per_key(self) -> bool:
-        """Whether the batch varies per key."""
+        """Return whether the batch size varies per key."""
         return self._stride_per_key_per_rank is not None
 
     def stride_per_key(self) -> list[int]:
-        """The number of bags of each key, ``[S_f]``."""
+        """Return the number of bags of each key, ``[S_f]``."""
         strides = self._stride_per_key
         if strides is None:
             strides = layout.strides_of(
@@ -111,7 +111,7 @@ class KeyedBags(Bags, shared=True):
         return none if strides is None else strides
 
     def inverse_indices_or_none(self) -> tuple[list[str], Tensor] | None:
-        """The inverse indices, or None."""
+        """Return the inverse indices, or None."""
         return self._inverse_indices
 
     def lengths_offset_per_key(self) -> list[int]:
@@ -140,7 +140,7 @@ class KeyedBags(Bags, shared=True):
         return bounds
 
     def length_per_key(self) -> list[int]:
-        """Ids per key."""
+        """Return the number of ids per key."""
         counts = self._length_per_key
         if counts is None:
             bounds = self.offset_per_key()
@@ -149,7 +149,7 @@ class KeyedBags(Bags, shared=True):
         return counts
 
     def index_per_key(self) -> dict[str, int]:
-        """Each key's place."""
+        """Return the place of each key."""
         places = self._index_per_key
         if places is None:
             places = {key: index for index, key in enumerate(self._keys)}

@@ -109,7 +109,7 @@ class KeyedJaggedTensor(Exchangeable):
 
     @staticmethod
     def concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
-        """The keys of all, one after the other.
+        """Put the keys of several tensors one after the other.
 
         Raises:
             ValueError: the list is empty, batch sizes differ where no batch varies per key,
@@ -125,7 +125,7 @@ class KeyedJaggedTensor(Exchangeable):
         weights_dtype: DType | None = None,
         lengths_dtype: DType = torch.int32,
     ) -> KeyedJaggedTensor:
-        """No keys, no samples."""
+        """Return a tensor without keys and samples."""
         keys: list[str] = []
         none = JaggedTensor.empty(is_weighted, device, values_dtype, weights_dtype, lengths_dtype)
         return KeyedJaggedTensor(
@@ -161,7 +161,7 @@ class KeyedJaggedTensor(Exchangeable):
         )
 
     def __getitem__(self, key: str) -> JaggedTensor:
-        """The bags of one feature.
+        """Return the bags of one feature.
 
         Raises:
             KeyError: there is no such key.
@@ -259,7 +259,7 @@ class KeyedJaggedTensor(Exchangeable):
         )
 
     def flatten_lengths(self) -> KeyedJaggedTensor:
-        """The same bags with one-dimensional lengths."""
+        """Return the same bags with one-dimensional lengths."""
         return self.with_fields(self._values, self._weights, self.lengths().flatten(), None)
 
     def to(

@@ -36,7 +36,7 @@ def running_sum(parts: list[int]) -> list[int]:
 
 
 def known_lengths(lengths: Tensor | None, offsets: Tensor | None) -> Tensor:
-    """The lengths, from whichever field is there."""
+    """Return the lengths, computed from the offsets if need be."""
     if lengths is not None:
         return lengths
     if offsets is None:
@@ -45,7 +45,7 @@ def known_lengths(lengths: Tensor | None, offsets: Tensor | None) -> Tensor:
 
 
 def known_offsets(lengths: Tensor | None, offsets: Tensor | None) -> Tensor:
-    """The offsets, from whichever field is there."""
+    """Return the offsets, computed from the lengths if need be."""
     if offsets is not None:
         return offsets
     if lengths is None:
@@ -80,7 +80,7 @@ def batch_size(
 def strides_of(
     keys: int, stride: int, stride_per_key_per_rank: list[list[int]] | None
 ) -> list[int]:
-    """The number of bags of each key, ``[S_f]``."""
+    """Return the number of bags of each key, ``[S_f]``."""
     if stride_per_key_per_rank is not None:
         return [sum(per_rank) for per_rank in stride_per_key_per_rank]
     return [stride for _ in range(keys)]
@@ -243,7 +243,7 @@ def bags_of_keys(
 
 
 def common_stride(strides: list[int]) -> int:
-    """The one batch size of several tensors.
+    """Return the batch size that several tensors have in common.
 
     Raises:
         ValueError: it differs.

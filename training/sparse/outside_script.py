@@ -48,7 +48,7 @@ class OutsideScript(Pipelineable):
         }
 
     def size_in_bytes(self) -> int:
-        """Bytes of all tensors that are there."""
+        """Return the number of bytes of all tensors of this object."""
         fields = (field for field in vars(self).values() if isinstance(field, Tensor))
         return sum(field.numel() * field.element_size() for field in fields)
 

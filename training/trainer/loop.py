@@ -32,6 +32,8 @@ from tessera.training.trainer.step import PendingLosses, StepBatch
 
 MOST_PENDING = 256
 """After so many steps a GPU's losses are looked at, whatever is logged."""
+GPU_STEPS_BETWEEN_QUESTIONS = 10
+"""So often it is asked whether to stop: ranks exchange their answers, in host memory."""
 GPU_LOADER_THREADS = 4
 """Threads that gather batches for a GPU; one gathers some 3 million rows of Criteo's a second."""
 
@@ -53,7 +55,8 @@ class TrainingLoop:
         log: takes losses and evaluations.
         display: shows them.
         save: writes a checkpoint of the present state.
-        should_stop: asked after each step and within evaluations; it answers all ranks alike.
+        should_stop: asked after each step (on GPUs every few steps) and within evaluations; it
+            answers all ranks alike.
     """
 
     config: TrainConfig
@@ -120,7 +123,7 @@ class TrainingLoop:
             saved = _falls_on(progress.step, self.config.checkpoint_every_steps)
             if saved:
                 self._save()
-            if self.should_stop():
+            if self._asks_whether_to_stop() and self.should_stop():
                 if not saved:
                     self._save()
                 return False
@@ -128,6 +131,10 @@ class TrainingLoop:
             self._save()
             return False
         return progress.done or not self.should_stop()
+
+    def _asks_whether_to_stop(self) -> bool:
+        on_cpu = self.assembly.model.device.type == "cpu"
+        return on_cpu or self.progress.step % GPU_STEPS_BETWEEN_QUESTIONS == 0
 
     def _batches(self) -> Iterator[StepBatch]:
         """The batches up to the next evaluation, across epochs if need be.

@@ -17,7 +17,7 @@ struct PassCost {
   double fixed_seconds = 0;       // b: below zero where the fit says so
   double per_sample_seconds = 0;  // a: never below zero
 
-  // Of a pass of `samples` samples; never below zero.
+  // How long a pass of `samples` samples takes; never below zero.
   Duration of(std::int64_t samples) const;
 };
 

@@ -127,7 +127,7 @@ void Merger::fill(const GroupView& group, std::span<const Part> parts, const Sha
       const Part& part = parts[p];
       const DecodedRequest& request = part.request->request;
       const JaggedView& view = request.*group.view;
-      // Of a shared feature, a request that shares nothing gives a row per sample.
+      // A request that shares nothing gives a row per sample of a shared feature, too.
       const bool once = shared.has(f) && request.shared.any();
       const auto rows = static_cast<std::size_t>(once ? rows_of(part) : part.samples());
       const std::size_t first_bag =

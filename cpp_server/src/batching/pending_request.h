@@ -92,7 +92,7 @@ class PendingRequest {
   virtual void fail(const Refusal& refusal) = 0;
 
  private:
-  // Of a request in several parts; a request in one part is passed through without a copy.
+  // The scores of a request in several parts; one in one part is passed through without a copy.
   struct Joined {
     Mutex mutex;
     std::size_t left TESSERA_GUARDED_BY(mutex) = 0;

@@ -13,7 +13,7 @@ namespace tessera {
 
 struct DrawOptions {
   std::int64_t samples = 1;  // of each request
-  // Of each feature in the schema's order, or one number for all.
+  // A number for each feature in the schema's order, or one for all.
   std::vector<std::int64_t> ids_per_bag = {1};
   bool int32_ids = false;
   std::int64_t shared_features = 0;  // the first ones of id_list, given once per request

@@ -64,7 +64,7 @@ class GpuRunner final : public Runner {
                                       c10::CachingAllocator::StatType::AGGREGATE)]
                                   .current;
         held.push_back({text("cuda:", device), "tables", bytes});
-        // Of the whole process: tables, buffers, dense weights, activations and graphs.
+        // What the whole process holds: tables, buffers, dense weights, activations and graphs.
         held.push_back({text("cuda:", device), "reserved", static_cast<std::uint64_t>(reserved)});
       }
     }

@@ -79,7 +79,7 @@ class GpuSession final : public Session {
   PinnedMemory out_;
   StreamMark begun_, copied_in_, computed_, copied_out_;
 
-  // Of the batch that was reserved last.
+  // These three belong to the batch that was reserved last.
   BatchShape shape_;
   std::optional<BatchLayout> layout_;
   const Recorded* recorded_ = nullptr;

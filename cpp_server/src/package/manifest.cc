@@ -136,7 +136,7 @@ MajorMinor major_minor(const std::string& version) {
     const auto minor = std::from_chars(major.ptr + 1, end, parsed.second);
     if (minor.ec == std::errc()) return parsed;
   }
-  refuse(text("'", version, "' is no torch version"));
+  refuse(text("'", version, "' is not a torch version"));
 }
 
 Json parse_json(std::span<const std::byte> json) {

@@ -19,7 +19,7 @@ struct TensorView {
   std::span<const std::byte> bytes;  // little-endian, row-major; not aligned
 };
 
-// Every tensor by name. Throws std::invalid_argument when the content is no such file.
+// Every tensor by name. Throws std::invalid_argument when the content is not such a file.
 std::map<std::string, TensorView> read_safetensors(std::span<const std::byte> content);
 
 }  // namespace tessera

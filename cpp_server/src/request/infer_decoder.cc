@@ -151,7 +151,7 @@ Status read_options(const InferRequestView& message, InferOptions& options) {
   if (status.ok()) status = read_number(message.priority, kLastPriority, priority);
   if (status.ok()) status = refuse_sequence(message.sequence_id);
   if (!status.ok()) return status;
-  // Of the longest it keeps what a Duration has room for, 292 years.
+  // A longer timeout is cut to what a Duration has room for, 292 years.
   options.timeout = std::chrono::microseconds(std::min(micros, kMostMicros / 1'000));
   if (priority > 0) options.priority = static_cast<std::int32_t>(kLastPriority + 1 - priority);
   return {};
@@ -179,7 +179,7 @@ Status InferDecoder::find_tensors(const InferRequestView& message, Tensors& tens
     return Status::invalid(text("raw_input_contents has ", message.raw_contents,
                                 " entries, expected ", message.inputs, ": one for each input"));
   }
-  // Of more inputs than there are names one has another's, or none of them.
+  // With more inputs than there are names, two have the same name or one has none of them.
   for (std::size_t i = 0; i < std::min(message.inputs, message.kMaxInputs); ++i) {
     const InferTensorView& given = message.input[i];
     const auto found = std::find(std::begin(kInferInputs), std::end(kInferInputs), given.name);
@@ -293,7 +293,7 @@ Status InferDecoder::choose_outputs(const InferRequestView& message,
     for (std::size_t i = 0; i < outputs_.size(); ++i) chosen.push_back(i);
     return {};
   }
-  // Of more outputs than the model has one is there twice, or is none of them.
+  // With more outputs than the model has, one is named twice or is not one of them.
   std::vector<std::string_view> names;
   read_output_names(message, outputs_.size() + 1, names);
   for (const std::string_view name : names) {

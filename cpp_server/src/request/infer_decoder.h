@@ -66,7 +66,7 @@ class InferDecoder {
   Status count_samples(const Tensors& tensors, std::int64_t& samples) const;
 
   RequestLimits limits_;
-  // Of each group: dense, id_list, id_score_list.
+  // How many features each group has: dense, id_list, id_score_list.
   std::array<std::int64_t, 3> features_;
   std::vector<OutputSpec> outputs_;
 };

@@ -59,7 +59,7 @@ bool read_entry(WireReader& outer, ParameterView& view) {
   return good;
 }
 
-// Of keys that name something to be obeyed, keeps the first in the alphabet.
+// Keeps the key that is first in the alphabet among those that must not be ignored.
 void note(std::string_view& unsupported, std::string_view key) {
   if (!key.starts_with("shared_memory_") && key != "classification") return;
   if (unsupported.empty() || key < unsupported) unsupported = key;

@@ -101,7 +101,7 @@ namespace {
 
 constexpr std::size_t kOwn = static_cast<std::size_t>(-1);
 
-// Of each of the F features its place among the shared ones, or kOwn.
+// The place of each of the F features among the shared ones, or kOwn.
 std::vector<std::size_t> shared_places(const SharedGroup& shared, std::size_t F) {
   std::vector<std::size_t> places(F, kOwn);
   for (std::size_t s = 0; s < shared.positions.size(); ++s) places[shared.positions[s]] = s;

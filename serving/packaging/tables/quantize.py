@@ -29,6 +29,7 @@ LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 
 GPU_ALIGNMENT_BYTES = 128
 GPU_ROW_ALIGNMENT_BYTES = 16
+GPU_SCALE_ALIGNMENT_BYTES = 4
 """What a thread of the CUDA kernels reads at a time."""
 
 _CHUNK_ELEMENTS = 1 << 20  # 4 MiB of float32 at a time: no second copy, and it stays in the cache
@@ -149,7 +150,8 @@ def quantize_tables(
         tables: the trained tables.
         kinds: the storage type, of all tables or by a table's name.
         plan: which piece of which table lies in which shard; None: everything in one.
-        for_gpu: keep scales apart from the rows and begin each row at a multiple of 16 bytes.
+        for_gpu: begin each row at a multiple of 16 bytes, and keep scales in the padding behind the
+            rows where there is room, else apart from them.
         on_rows: called with the number of rows after each piece of work.
         allocate: makes a shard's buffer, zeros ``[bytes]`` uint8.
 
@@ -252,9 +254,14 @@ def _lay_out(
         header = kind.header_bytes
         if for_gpu:
             stride = _round_up(kind.data_bytes(dim), GPU_ROW_ALIGNMENT_BYTES)
-            scales = _round_up(start + rows * stride, table_alignment)
-            place = (start, stride, scales if header or kind.blocks else 0, header)
-            end = scales + rows * header + kind.book_bytes
+            behind = _round_up(kind.data_bytes(dim), GPU_SCALE_ALIGNMENT_BYTES)
+            if header and behind + header <= stride:
+                place = (start, stride, start + behind, stride)
+                end = start + rows * stride
+            else:
+                scales = _round_up(start + rows * stride, table_alignment)
+                place = (start, stride, scales if header or kind.blocks else 0, header)
+                end = scales + rows * header + kind.book_bytes
         else:
             stride = kind.row_bytes(dim)
             end = start + rows * stride + kind.book_bytes

@@ -15,7 +15,7 @@ class ByteBudget:
         limit: the most that they may take.
 
     Attributes:
-        limit: likewise.
+        limit: the most that the calls may take.
         held: what they take now.
     """
 

@@ -41,7 +41,7 @@ class GroupNames:
 
     @classmethod
     def of_field(cls, field: str) -> GroupNames:
-        """Those of a SparseFeatures message in ``field``."""
+        """The names of the parts of a SparseFeatures message in ``field``."""
         return cls(
             ids=field,
             num_features=f"{field}.num_features",
@@ -53,7 +53,7 @@ class GroupNames:
 
     @classmethod
     def of_tensors(cls, group: str) -> GroupNames:
-        """Those of the tensors that ``forward`` takes for ``group``."""
+        """The names of the tensors that ``forward`` takes for ``group``."""
         return cls(
             ids=f"{group}_values",
             num_features=group,

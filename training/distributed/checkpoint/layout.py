@@ -32,7 +32,7 @@ OPTIMIZER = "optimizer."
 
 @dataclass(frozen=True)
 class Content:
-    """What is saved of a model and an optimizer.
+    """Names everything that is saved of a model and an optimizer.
 
     Attributes:
         tensors: by name; live memory, ``ShardedTensor`` or plain.
@@ -49,7 +49,7 @@ class Content:
 
 
 def content_of(model: Mapping[str, Any], optimizer: KeyedOptimizer | None) -> Content:
-    """Name everything.
+    """Name every tensor and every plain value that is saved.
 
     Args:
         model: its state dict.
@@ -158,11 +158,11 @@ class Source(Protocol):
         """A tensor's shape; None: there is no such tensor."""
 
     def read(self, pieces: Iterable[Piece]) -> None:
-        """Fill every piece's target."""
+        """Fill the target of every piece with what was saved."""
 
 
 class WholeTensors:
-    """Tensors in memory as a `Source`.
+    """Offers tensors in memory as a `Source`.
 
     Args:
         tensors: by name.
@@ -176,7 +176,7 @@ class WholeTensors:
         return tuple(self._tensors[name].shape) if name in self._tensors else None
 
     def read(self, pieces: Iterable[Piece]) -> None:
-        """Fill every piece's target."""
+        """Fill the target of every piece with what was saved."""
         for piece in pieces:
             part = self._tensors[piece.name]
             for dim, (start, length) in enumerate(

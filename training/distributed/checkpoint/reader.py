@@ -54,7 +54,7 @@ class _IndexUnpickler(pickle.Unpickler):
     """Knows the classes of an index and nothing else."""
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """The class, if an index has it."""
+        """Return the class if an index may contain it."""
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         if name in _INDEX_CLASSES.get(module, ()):
@@ -64,7 +64,7 @@ class _IndexUnpickler(pickle.Unpickler):
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a saved tensor, and where it goes.
+    """Describes a part of a saved tensor and where it goes.
 
     Attributes:
         name: the saved tensor.
@@ -128,7 +128,7 @@ class SavedTensors:
 
     @property
     def names(self) -> list[str]:
-        """The names of all tensors, sorted."""
+        """Return the names of all tensors, sorted."""
         return sorted(
             name
             for name, entry in self._metadata.state_dict_metadata.items()
@@ -141,7 +141,7 @@ class SavedTensors:
         return tuple(entry.size) if isinstance(entry, TensorStorageMetadata) else None
 
     def dtype(self, name: str) -> torch.dtype:
-        """A tensor's dtype."""
+        """Return the dtype of a tensor."""
         return self._entry(name).properties.dtype
 
     def _entry(self, name: str) -> TensorStorageMetadata:
@@ -151,14 +151,14 @@ class SavedTensors:
         return entry
 
     def empty(self, name: str) -> Tensor:
-        """A tensor to read the whole of ``name`` into."""
+        """Return an empty tensor into which the whole of ``name`` fits."""
         entry = self._entry(name)
         if self._room is not None:
             return self._room.empty(entry.size, entry.properties.dtype)
         return torch.empty(entry.size, dtype=entry.properties.dtype)
 
     def read(self, pieces: Iterable[Piece]) -> None:
-        """Fill every piece's target.
+        """Fill the target of every piece with what was saved.
 
         Raises:
             CheckpointError: a tensor is missing, too small, not wholly there or damaged.

@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 class Room(Protocol):
-    """A place for tensors."""
+    """Makes the empty tensors that a reader fills."""
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor to be filled."""
+        """Return an empty tensor of this shape and dtype."""
         ...
 
     def settle(self, tensor: Tensor) -> None:

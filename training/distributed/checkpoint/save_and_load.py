@@ -53,7 +53,7 @@ _pending: PendingSave | None = None
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint as one process reads it.
+    """Holds a checkpoint as one process reads it.
 
     Attributes:
         model: whole tensors by the entries' names.

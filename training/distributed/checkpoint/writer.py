@@ -33,7 +33,7 @@ _gloo: tuple[Any, Any] | None = None
 
 
 class PendingSave:
-    """A save that goes on in a thread.
+    """Represents a save that a thread carries out.
 
     Args:
         work: what is done in it.
@@ -53,11 +53,11 @@ class PendingSave:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Return whether the save has ended, with or without an error."""
         return not self._thread.is_alive()
 
     def wait(self) -> None:
-        """Wait for its end.
+        """Wait until the save has ended.
 
         Raises:
             CheckpointError: it failed; older checkpoints are as they were.

@@ -48,20 +48,20 @@ class AroundPooledCollection(
 
     @property
     def shardings(self) -> Mapping[str, TableSharding]:
-        """The shardings by sharding type."""
+        """Return the shardings by sharding type."""
         return self._inner[0].shardings
 
     def create_context(self) -> EmbeddingBagCollectionContext:
-        """What the steps of one batch share."""
+        """Return a new context, which holds what the steps of one batch share."""
         return self._inner[0].create_context()
 
     def compute(self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList) -> list[Tensor]:
-        """Look up what arrived, by sharding."""
+        """Look up the received ids; return one tensor of vectors per sharding."""
         return self._inner[0].compute(ctx, dist_input)
 
     @abstractmethod
     def _arriving(self, pooled: LazyAwaitable[KeyedTensor]) -> LazyAwaitable[Out]:
-        """The output, of the collection's under way."""
+        """Return the output that will be made of the collection's output when it arrives."""
 
     def output_dist(
         self, ctx: EmbeddingBagCollectionContext, output: list[Tensor]

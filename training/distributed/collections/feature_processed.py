@@ -28,8 +28,8 @@ from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import (
     ParameterSharding,
 )
+from tessera.training.distributed.sharding.creation import tables_of
 from tessera.training.distributed.sharding.registry import strategy_of
-from tessera.training.distributed.sharding.sharding_infos import tables_of
 from tessera.training.distributed.tables.interfaces import BaseGroupedFeatureProcessor
 from tessera.training.distributed.travel.kjt_list import KJTList
 from tessera.training.modules.feature_processor_ import (
@@ -137,7 +137,7 @@ class ShardedFeatureProcessedEmbeddingBagCollection(AroundPooledCollection[Keyed
 
     @property
     def unsharded_module_type(self) -> type[FeatureProcessedEmbeddingBagCollection]:
-        """The type that this is the sharded form of."""
+        """Return the type of module that this is the sharded form of."""
         return FeatureProcessedEmbeddingBagCollection
 
     @property
@@ -204,5 +204,5 @@ class FeatureProcessedEmbeddingBagCollectionSharder(
     def shardable_parameters(
         self, module: FeatureProcessedEmbeddingBagCollection
     ) -> dict[str, nn.Parameter]:
-        """The tables' weights by table name."""
+        """Return the weights of the tables by table name."""
         return tables_of(module._embedding_bag_collection.embedding_bags)  # noqa: SLF001 - the plain form of what this makes

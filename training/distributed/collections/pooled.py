@@ -29,15 +29,15 @@ from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import (
     ParameterSharding,
 )
+from tessera.training.distributed.sharding.creation import (
+    create_embedding_bag_sharding,
+    create_sharding_infos_by_sharding,
+    tables_of,
+)
 from tessera.training.distributed.sharding.embedding_sharding import TableSharding
 from tessera.training.distributed.sharding.interfaces import (
     EmbeddingShardingContext,
 )
-from tessera.training.distributed.sharding.pooled_shardings import (
-    create_embedding_bag_sharding,
-    create_sharding_infos_by_sharding,
-)
-from tessera.training.distributed.sharding.sharding_infos import tables_of
 from tessera.training.distributed.tables.interfaces import BaseGroupedFeatureProcessor
 from tessera.training.distributed.travel.features_awaitable import KJTListSplitsAwaitable
 from tessera.training.distributed.travel.kjt_list import KJTList
@@ -148,23 +148,23 @@ class ShardedEmbeddingBagCollection(ShardedCollection[KeyedTensor, EmbeddingBagC
 
     @property
     def unsharded_module_type(self) -> type[EmbeddingBagCollection]:
-        """The type that this is the sharded form of."""
+        """Return the type of module that this is the sharded form of."""
         return EmbeddingBagCollection
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The settings of every table, in the collection's order."""
+        """Return the settings of every table in the collection's order."""
         return self._configs
 
     def embedding_names(self) -> list[str]:
-        """The output's keys."""
+        """Return the keys of the output, in order."""
         return self._embedding_names
 
     def is_weighted(self) -> bool:
-        """Whether ids carry weights."""
+        """Return whether ids carry weights."""
         return self._is_weighted
 
     def create_context(self) -> EmbeddingBagCollectionContext:
-        """What the steps of one batch share."""
+        """Return a new context, which holds what the steps of one batch share."""
         return EmbeddingBagCollectionContext()
 
     def input_dist(

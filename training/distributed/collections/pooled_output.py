@@ -21,7 +21,7 @@ from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 
 class MeanDivisor:
-    """Makes means of the sums of one sharding.
+    """Divides the sums of one sharding by the sizes of their bags, where means are wanted.
 
     Args:
         is_mean: ``[F]``, whether the feature's table is pooled by mean.
@@ -131,7 +131,7 @@ class PooledOutput:
         return widths, piece_of
 
     def join(self, outputs: Sequence[Tensor]) -> KeyedTensor:
-        """The collection's output.
+        """Return the output of the collection.
 
         Args:
             outputs: per sharding ``[B, D]``.
@@ -188,7 +188,7 @@ class PooledOutput:
 def construct_output_kt(
     embeddings: list[Tensor], embedding_names: list[str], embedding_dims: list[int]
 ) -> KeyedTensor:
-    """The vectors side by side, by name.
+    """Put vectors side by side and give them their names.
 
     Args:
         embeddings: ``[B, some columns]`` each; together they have the columns of all names.
@@ -201,7 +201,7 @@ def construct_output_kt(
 
 @dataclass
 class EmbeddingBagCollectionContext(CollectionContext):
-    """What the steps of one batch share.
+    """Holds what the steps of one batch share.
 
     Attributes:
         sharding_contexts: one per sharding.
@@ -217,13 +217,13 @@ class EmbeddingBagCollectionContext(CollectionContext):
     variable_batch_per_feature: bool = False
 
     def _tensors(self) -> list[Tensor]:
-        """Factors and inverse indices."""
+        """Return the factors and the inverse indices."""
         factors = [factors for factors in self.mean_factors if factors is not None]
         return factors if self.inverse_indices is None else [*factors, self.inverse_indices[1]]
 
 
 class EmbeddingBagCollectionAwaitable(LazyAwaitable[KeyedTensor]):
-    """The vectors of all shardings, under way.
+    """Waits for the vectors of all shardings and joins them.
 
     Args:
         awaitables: one per sharding.

@@ -45,7 +45,7 @@ class GroupedPositionWeightedModule(BaseGroupedFeatureProcessor):
         self.position_weights = position_weights
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """The features with weights.
+        """Return the features with the learned factors as their weights.
 
         Raises:
             KeyError: a feature without position weights.

@@ -29,7 +29,7 @@ from tessera.training.streamable import Multistreamable
 
 
 class CollectionContext(Multistreamable):
-    """What the steps of one batch share.
+    """Holds what the steps of one batch share.
 
     Attributes:
         sharding_contexts: one per sharding.
@@ -116,7 +116,7 @@ class ShardedCollection(
 
     @property
     def shardings(self) -> Mapping[str, TableSharding]:
-        """The shardings by sharding type."""
+        """Return the shardings by sharding type."""
         return self._shardings
 
     @property
@@ -130,7 +130,7 @@ class ShardedCollection(
 
     @abstractmethod
     def _arriving(self, ctx: Ctx, awaitables: list[Awaitable[Tensor]]) -> LazyAwaitable[Out]:
-        """The output, of vectors under way.
+        """Return the output that will be made of the vectors when they arrive.
 
         Args:
             ctx: of the batch.

@@ -46,7 +46,7 @@ class _SharderOfTables(ModuleSharder[M], Generic[M]):
 
     @property
     def fused_params(self) -> dict[str, Any] | None:
-        """What was given."""
+        """Return the settings that the sharder was made with."""
         return self._fused_params
 
     def storage_usage(
@@ -64,7 +64,7 @@ class _SharderOfTables(ModuleSharder[M], Generic[M]):
 
 
 class BaseEmbeddingSharder(_SharderOfTables[M], Generic[M]):
-    """Sharder of a training collection.
+    """Shards a collection that is trained.
 
     Args:
         fused_params: the tables' optimizer: keys of `tessera.training.optim.fused.FusedParams`.
@@ -92,7 +92,7 @@ class BaseEmbeddingSharder(_SharderOfTables[M], Generic[M]):
 
 
 class CollectionSharder(BaseEmbeddingSharder[M], Generic[M, S]):
-    """Sharder of one type of module: a subclass names it and its sharded form.
+    """Shards one type of module: a subclass names the type and its sharded form.
 
     Args:
         fused_params: keys of `FusedParams`.
@@ -109,11 +109,11 @@ class CollectionSharder(BaseEmbeddingSharder[M], Generic[M, S]):
 
     @property
     def module_type(self) -> type[M]:
-        """The type that this sharder takes."""
+        """Return the type of module that this sharder takes."""
         return self._plain
 
     def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
-        """The tables' weights by table name."""
+        """Return the weights of the tables by table name."""
         # Their names end with <table>.weight.
         return {name.split(".")[-2]: table for name, table in module.named_parameters()}
 
@@ -134,7 +134,7 @@ class CollectionSharder(BaseEmbeddingSharder[M], Generic[M, S]):
 
 
 class BaseQuantEmbeddingSharder(_SharderOfTables[M], Generic[M]):
-    """Sharder of a quantized collection.
+    """Shards a quantized collection.
 
     Args:
         fused_params: settings of the lookups.
@@ -150,7 +150,7 @@ class BaseQuantEmbeddingSharder(_SharderOfTables[M], Generic[M]):
         self._shardable_params = shardable_params
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """The types of inference: whole tables, rows and columns."""
+        """Return the sharding types of inference: whole tables, rows and columns."""
         del compute_device_type
         return [
             ShardingType.TABLE_WISE.value,
@@ -159,7 +159,7 @@ class BaseQuantEmbeddingSharder(_SharderOfTables[M], Generic[M]):
         ]
 
     def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
-        """The tables' quantized rows by table name."""
+        """Return the quantized rows of the tables by table name."""
         tables: dict[str, nn.Parameter] = {}
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
             if name.endswith(".weight"):
@@ -169,7 +169,7 @@ class BaseQuantEmbeddingSharder(_SharderOfTables[M], Generic[M]):
         return tables
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """The kernels that a kind of device has."""
+        """Return the names of the kernels that a kind of device has."""
         del sharding_type
         kernels = [EmbeddingComputeKernel.QUANT.value]
         if compute_device_type == "cuda":

@@ -35,7 +35,7 @@ _DATA_TYPES = {dtype: kind for kind, dtype in TRAINED_TYPES.items()}
 
 
 class EmbeddingAwaitable(LazyAwaitable[Tensor]):
-    """Pooled vectors under way.
+    """Waits for pooled vectors.
 
     Args:
         awaitable: of a collection with one feature.
@@ -125,7 +125,7 @@ class ShardedEmbeddingBag(AroundPooledCollection[Tensor]):
 
     @property
     def unsharded_module_type(self) -> type[nn.EmbeddingBag]:
-        """The type that this is the sharded form of."""
+        """Return the type of module that this is the sharded form of."""
         return nn.EmbeddingBag
 
     @property
@@ -216,5 +216,5 @@ class EmbeddingBagSharder(CollectionSharder[nn.EmbeddingBag, ShardedEmbeddingBag
     _plain, _sharded = nn.EmbeddingBag, ShardedEmbeddingBag
 
     def shardable_parameters(self, module: nn.EmbeddingBag) -> dict[str, nn.Parameter]:
-        """The table as ``weight``."""
+        """Return the table under the name ``weight``."""
         return dict(module.named_parameters())

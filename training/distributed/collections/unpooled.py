@@ -27,13 +27,13 @@ from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import (
     ParameterSharding,
 )
-from tessera.training.distributed.sharding.embedding_sharding import TableSharding
-from tessera.training.distributed.sharding.sequence_sharding import SequenceShardingContext
-from tessera.training.distributed.sharding.sharding_infos import tables_of
-from tessera.training.distributed.sharding.unpooled_shardings import (
+from tessera.training.distributed.sharding.creation import (
     create_embedding_sharding,
     create_sharding_infos_by_sharding,
+    tables_of,
 )
+from tessera.training.distributed.sharding.embedding_sharding import TableSharding
+from tessera.training.distributed.sharding.sequence_sharding import SequenceShardingContext
 from tessera.training.distributed.travel.features_awaitable import KJTListSplitsAwaitable
 from tessera.training.distributed.travel.index_dedup import (
     IndexDeduplicator,
@@ -87,7 +87,11 @@ class ShardedEmbeddingCollection(
     ) -> None:
         device = device or torch.device("cpu")
         infos = create_sharding_infos_by_sharding(
-            module, table_name_to_parameter_sharding, env, device, fused_params
+            module,
+            table_name_to_parameter_sharding,
+            fused_params=fused_params,
+            world_size=env.world_size,
+            device=device,
         )
         super().__init__(
             {
@@ -133,19 +137,19 @@ class ShardedEmbeddingCollection(
 
     @property
     def unsharded_module_type(self) -> type[EmbeddingCollection]:
-        """The type that this is the sharded form of."""
+        """Return the type of module that this is the sharded form of."""
         return EmbeddingCollection
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """The settings of every table, in the collection's order."""
+        """Return the settings of every table in the collection's order."""
         return self._configs
 
     def embedding_names_by_table(self) -> list[list[str]]:
-        """The output's names of each table's features."""
+        """Return, per table, the names that its features have in the output."""
         return self._names_by_table
 
     def embedding_dim(self) -> int:
-        """Columns of every table."""
+        """Return the number of columns, which is the same for every table."""
         return self._embedding_dim
 
     def need_indices(self) -> bool:
@@ -153,7 +157,7 @@ class ShardedEmbeddingCollection(
         return self._need_indices
 
     def create_context(self) -> EmbeddingCollectionContext:
-        """What the steps of one batch share."""
+        """Return a new context, which holds what the steps of one batch share."""
         return EmbeddingCollectionContext()
 
     def input_dist(

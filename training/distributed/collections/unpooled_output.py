@@ -48,7 +48,7 @@ class SequenceOutput:
     def join(
         self, outputs: Sequence[Tensor], sent: Sequence[KeyedJaggedTensor]
     ) -> dict[str, JaggedTensor]:
-        """The collection's output.
+        """Return the output of the collection.
 
         Args:
             outputs: per sharding ``[ids, at least D]``, in the order of the ids.
@@ -87,7 +87,7 @@ class SequenceOutput:
 
 @dataclass
 class EmbeddingCollectionContext(CollectionContext):
-    """What the steps of one batch share.
+    """Holds what the steps of one batch share.
 
     Attributes:
         sharding_contexts: one per sharding.
@@ -112,7 +112,7 @@ class EmbeddingCollectionContext(CollectionContext):
 
 
 class EmbeddingCollectionAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
-    """The vectors of all shardings, under way.
+    """Waits for the vectors of all shardings and joins them.
 
     Args:
         awaitables: one per sharding.

@@ -1,4 +1,4 @@
-"""Every rank gets every rank's vectors."""
+"""A collective that gives every rank the vectors of all ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AllGatherBaseInfo(Exchange):
         return start_all_gather(pg, flat, self._lengths(pg), self.forward_codec)
 
     def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor:
-        """``[W * B, D]``, in rank order."""
+        """Return the vectors ``[W * B, D]`` in rank order."""
         return received.view(pg.size() * self.input_size[0], *self.input_size[1:])
 
     def start_gradient(self, pg: dist.ProcessGroup, gradients: tuple[Tensor, ...]) -> Pending:

@@ -208,7 +208,7 @@ class VariableBatchAll2AllPooledInfo(Exchange):
         return start_all_to_all(pg, flat, receive, send, self.backward_codec)
 
     def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
-        """Laid out as the input."""
+        """Return the gradient, laid out as the input."""
         del pg
         return (received,)
 

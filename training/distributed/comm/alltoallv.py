@@ -69,14 +69,14 @@ class All2AllVInfo(Exchange):
         )
 
     def start_gradient(self, pg: dist.ProcessGroup, gradients: tuple[Tensor, ...]) -> Pending:
-        """Each rank's part goes back to it."""
+        """Send each rank the gradient of its part."""
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         return start_all_to_all(
             pg, flat, self.output_split_sizes, self.input_split_sizes, self.backward_codec
         )
 
     def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
-        """``[B_global, D]`` each."""
+        """Return one gradient ``[B_global, D]`` per input."""
         del pg
         columns = split_columns(
             received.view(self.B_global, sum(self.D_local_list)), self.D_local_list
@@ -169,12 +169,12 @@ class All2AllDenseInfo(Exchange):
     codecs = None
 
     def start(self, pg: dist.ProcessGroup, inputs: tuple[Tensor, ...]) -> Pending:
-        """Rows in the order of their destinations."""
+        """Send the rows, which lie in the order of their destinations."""
         flat = inputs[0].contiguous().view(-1)
         return start_all_to_all(pg, flat, *self._sizes())
 
     def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor:
-        """Rows in the order of their sources."""
+        """Return the rows in the order of their sources."""
         del pg
         return received.view(self.batch_size, *self.input_shape[1:])
 
@@ -184,7 +184,7 @@ class All2AllDenseInfo(Exchange):
         return start_all_to_all(pg, gradients[0].contiguous().view(-1), receive, send)
 
     def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
-        """Shaped as the input."""
+        """Return the gradient in the shape of the input."""
         del pg
         return (received.view(self.input_shape),)
 

@@ -41,7 +41,7 @@ class Awaitable(ABC, Generic[W]):
 
 
 class NoWait(Awaitable[W]):
-    """A result that is here already.
+    """Wraps a result that is here already.
 
     Args:
         obj: the result.
@@ -84,7 +84,7 @@ class LazyAwaitable(Awaitable[W], metaclass=_LazyMeta):
         self._result: W | None = None
 
     def wait(self) -> W:
-        """The result, each callback applied in turn."""
+        """Return the result after applying each callback in turn."""
         if self._result is None:
             self._result = super().wait()
         return self._result

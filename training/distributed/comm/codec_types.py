@@ -49,7 +49,7 @@ class QuantizedCommCodec(Generic[QuantizationContext]):
         return input_grad
 
     def quantized_dtype(self) -> torch.dtype:
-        """The dtype of what travels."""
+        """Return the dtype of the encoded numbers."""
         return torch.float32
 
     def calc_quantized_size(self, input_len: int, ctx: QuantizationContext | None = None) -> int:
@@ -68,7 +68,7 @@ class NoOpQuantizedCommCodec(QuantizedCommCodec[QuantizationContext]):
 
 @dataclass
 class QuantizedCommCodecs:
-    """The codecs of both directions.
+    """Holds the codecs of both directions.
 
     Attributes:
         forward: of the vectors.
@@ -80,5 +80,5 @@ class QuantizedCommCodecs:
 
 
 def no_op_codecs_registry() -> dict[str, QuantizedCommCodecs]:
-    """Codecs by `CommOp` name that change nothing."""
+    """Return codecs that change nothing, by `CommOp` name."""
     return {comm_op.name: QuantizedCommCodecs() for comm_op in CommOp}

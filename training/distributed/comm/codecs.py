@@ -35,7 +35,7 @@ DEFAULT_ROW_DIM = 32
 
 @unique
 class CommType(Enum):
-    """How numbers travel."""
+    """Names the type that numbers have on their way."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -49,7 +49,7 @@ class CommType(Enum):
 
 @dataclass
 class QCommsConfig:
-    """How vectors and their gradients travel.
+    """Says how vectors and their gradients are encoded on their way.
 
     Attributes:
         forward_precision: of vectors.
@@ -99,7 +99,7 @@ class QCommsConfig:
 
 
 class HalfCodec(QuantizedCommCodec[None]):
-    """Numbers of 16 bits.
+    """Encodes numbers as numbers of 16 bits.
 
     Args:
         dtype: ``torch.float16`` or ``torch.bfloat16``.
@@ -111,19 +111,19 @@ class HalfCodec(QuantizedCommCodec[None]):
         self._loss_scale = loss_scale
 
     def encode(self, input_tensor: Tensor, ctx: None = None) -> Tensor:
-        """Round, after scaling."""
+        """Scale the numbers and round them to 16 bits."""
         del ctx
         flat = input_tensor.reshape(-1)
         return (flat if self._loss_scale is None else flat * self._loss_scale).to(self._dtype)
 
     def decode(self, input_grad: Tensor, ctx: None = None) -> Tensor:
-        """Undo the scaling."""
+        """Convert the numbers back and undo the scaling."""
         del ctx
         wide = input_grad.to(torch.float32)
         return wide if self._loss_scale is None else wide.div_(self._loss_scale)
 
     def quantized_dtype(self) -> torch.dtype:
-        """The 16-bit type."""
+        """Return the 16-bit type."""
         return self._dtype
 
 
@@ -136,7 +136,7 @@ class _RowCodec(QuantizedCommCodec[None], ABC):
         self.row_dim = row_dim
 
     def encode(self, input_tensor: Tensor, ctx: None = None) -> Tensor:
-        """Fill up to whole rows and encode each."""
+        """Fill the numbers up to whole rows and encode each row."""
         del ctx
         flat = input_tensor.reshape(-1).to(torch.float32)
         if missing := -flat.numel() % self.row_dim:
@@ -157,11 +157,11 @@ class _RowCodec(QuantizedCommCodec[None], ABC):
         return self._decode_rows(header.view(torch.float32), rows[:, self.header_bytes :]).view(-1)
 
     def quantized_dtype(self) -> torch.dtype:
-        """Bytes."""
+        """Return the type of bytes."""
         return torch.uint8
 
     def calc_quantized_size(self, input_len: int, ctx: None = None) -> int:
-        """Bytes of whole rows with their headers."""
+        """Return the number of bytes of whole rows with their headers."""
         del ctx
         return -(-input_len // self.row_dim) * (self.header_bytes + self.row_dim)
 

@@ -11,7 +11,7 @@ from tessera.errors import UserError
 
 
 class ShardingEnv:
-    """Who takes part.
+    """Says which ranks take part and which of them this process is.
 
     Args:
         world_size: number of ranks.

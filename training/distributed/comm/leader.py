@@ -1,4 +1,4 @@
-"""Work that one rank does for all."""
+"""Work that one rank does for all ranks."""
 
 from __future__ import annotations
 

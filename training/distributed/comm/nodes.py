@@ -61,7 +61,7 @@ def get_group_rank(world_size: int | None = None, rank: int | None = None) -> in
 
 
 def get_num_groups(world_size: int | None = None) -> int:
-    """Number of nodes."""
+    """Return the number of nodes."""
     world_size = dist.get_world_size() if world_size is None else world_size
     return world_size // get_local_size(world_size)
 

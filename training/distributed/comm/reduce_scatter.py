@@ -32,7 +32,7 @@ class _ReduceScatter(Exchange):
     """What the forms have in common: pieces in rank order, one output shape."""
 
     def start(self, pg: dist.ProcessGroup, inputs: tuple[Tensor, ...]) -> Pending:
-        """Pieces in the order of their destinations."""
+        """Send the pieces, which lie in the order of their destinations."""
         if len(inputs) == 1:
             flat = inputs[0].contiguous().view(-1)
         else:
@@ -41,24 +41,24 @@ class _ReduceScatter(Exchange):
         return start_reduce_scatter(pg, flat, lengths, self.forward_codec)
 
     def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor:
-        """The own piece of the sum."""
+        """Return this rank's piece of the sum."""
         return received.view(self.piece_shapes(pg)[pg.rank()])
 
     def start_gradient(self, pg: dist.ProcessGroup, gradients: tuple[Tensor, ...]) -> Pending:
-        """Every rank gets the gradients of all pieces."""
+        """Send the gradient of this rank's piece to every rank."""
         lengths = [shape.numel() for shape in self.piece_shapes(pg)]
         flat = gradients[0].contiguous().view(-1)
         return start_all_gather(pg, flat, lengths, self.backward_codec)
 
     def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
-        """One gradient for the whole input."""
+        """Return one gradient for the whole input."""
         shapes = self.piece_shapes(pg)
         rows = sum(shape[0] for shape in shapes)
         return (received.view(rows, *shapes[0][1:]),)
 
     @abstractmethod
     def piece_shapes(self, pg: dist.ProcessGroup) -> list[torch.Size]:
-        """The shape of each rank's output."""
+        """Return the shape of each rank's output."""
 
 
 @dataclass
@@ -74,12 +74,12 @@ class ReduceScatterInfo(_ReduceScatter):
     codecs: QuantizedCommCodecs | None = None
 
     def piece_shapes(self, pg: dist.ProcessGroup) -> list[torch.Size]:
-        """The shapes of the inputs."""
+        """Return the shapes of the inputs."""
         del pg
         return self.input_sizes
 
     def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
-        """One gradient per input."""
+        """Return one gradient per input."""
         del pg
         parts = received.split_with_sizes([shape.numel() for shape in self.input_sizes])
         return tuple(part.view(shape) for part, shape in zip(parts, self.input_sizes, strict=True))
@@ -128,7 +128,7 @@ class ReduceScatterBaseInfo(_ReduceScatter):
     codecs: QuantizedCommCodecs | None = None
 
     def piece_shapes(self, pg: dist.ProcessGroup) -> list[torch.Size]:
-        """Equal shares of the rows."""
+        """Return the shapes of equal shares of the rows."""
         rows = self.input_sizes[0] // pg.size()
         return [torch.Size((rows, *self.input_sizes[1:]))] * pg.size()
 
@@ -190,7 +190,7 @@ class ReduceScatterVInfo(_ReduceScatter):
     codecs: QuantizedCommCodecs | None
 
     def piece_shapes(self, pg: dist.ProcessGroup) -> list[torch.Size]:
-        """The shapes of the input's pieces."""
+        """Return the shapes of the pieces of the input."""
         del pg
         return self.input_sizes
 

@@ -69,17 +69,17 @@ class Exchange(ABC):
 
     @property
     def forward_codec(self) -> Codec | None:
-        """How vectors travel."""
+        """Return the codec of the vectors; None where they are sent as they are."""
         return None if self.codecs is None else self.codecs.forward
 
     @property
     def backward_codec(self) -> Codec | None:
-        """How gradients travel."""
+        """Return the codec of the gradients; None where they are sent as they are."""
         return None if self.codecs is None else self.codecs.backward
 
 
 class Request(Awaitable[W], Generic[W]):
-    """A collective that was started.
+    """Represents a collective that was started.
 
     Args:
         pg: its group.
@@ -120,7 +120,7 @@ class ExchangeRequest(Function):
         info: Exchange,
         *inputs: Tensor,
     ) -> Tensor:
-        """Start; returns the token for the wait."""
+        """Start the collective and return the token that the wait takes."""
         ctx.pg, ctx.myreq, ctx.info = pg, myreq, info
         myreq.info = info
         myreq.pending = info.start(pg, inputs)
@@ -176,7 +176,7 @@ def start_exchange(
 
 
 def group_or_default(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """``group``, or the default group.
+    """Return ``group``, or the default group where it is None.
 
     Raises:
         ValueError: no group is given and torch.distributed is not initialized.

@@ -29,7 +29,7 @@ _reduce_scatter: Callable[..., Any] = getattr(
 
 
 class Pending:
-    """A collective under way.
+    """Waits for a collective that was started.
 
     Args:
         work: torch's handle.

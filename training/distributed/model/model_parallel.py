@@ -103,7 +103,7 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
 
     @property
     def plan(self) -> ShardingPlan:
-        """Where the tables live."""
+        """Return the plan, which says on which ranks the tables are."""
         return self._plan
 
     @property
@@ -131,7 +131,7 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         return CombinedOptimizer(parts) if parts else None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's forward."""
+        """Run the model."""
         return self._dmp_wrapped_module(*args, **kwargs)
 
     def copy(self, device: torch.device) -> DistributedModelParallel:
@@ -207,7 +207,7 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
         remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """The model's buffers."""
+        """Yield the names and buffers of the model."""
         return self.module.named_buffers(prefix, recurse, remove_duplicate)
 
     def sparse_grad_parameter_names(

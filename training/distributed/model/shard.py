@@ -51,7 +51,7 @@ def shard(
     device: torch.device | None = None,
     sharder: ModuleSharder[Any] | None = None,
 ) -> nn.Module:
-    """The sharded form of one collection.
+    """Return the sharded form of one collection.
 
     Args:
         module: the collection.

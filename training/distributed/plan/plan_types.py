@@ -26,7 +26,7 @@ class ShardingType(Enum):
 
 
 class ParameterStorage(Enum):
-    """Kinds of memory that a planner counts."""
+    """Names the kinds of memory that a planner counts."""
 
     HBM = "hbm"
     DDR = "ddr"
@@ -41,7 +41,7 @@ class ComputeKernel(Enum):
 
 @unique
 class CacheAlgorithm(Enum):
-    """Which row leaves a full cache."""
+    """Says which row leaves a full cache."""
 
     LRU = 0
     LFU = 1
@@ -111,7 +111,7 @@ class ParameterSharding:
 
 
 class ModuleShardingPlan:
-    """How one module is sharded."""
+    """Says how one module is sharded."""
 
 
 class EmbeddingModuleShardingPlan(dict[str, ParameterSharding], ModuleShardingPlan):

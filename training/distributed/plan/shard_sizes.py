@@ -12,7 +12,7 @@ Piece = tuple[list[int], list[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class TableToCut:
-    """A table and the ranks among which it is cut.
+    """Describes a table and the ranks among which it is cut.
 
     Attributes:
         rows: of the table.
@@ -30,7 +30,7 @@ class TableToCut:
 
     @property
     def whole(self) -> Piece:
-        """All of it."""
+        """Return the whole table as one shard."""
         return [self.rows, self.columns], [0, 0]
 
     def widths(self, most: int) -> list[int]:

@@ -31,14 +31,14 @@ class NullShardingContext(Multistreamable):
     """The context of a sharding that keeps nothing between its steps."""
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Nothing to keep."""
+        """Do nothing: this context holds no tensors."""
 
 
 class NullShardedModuleContext(Multistreamable):
     """The context of a module that keeps nothing between its steps."""
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Nothing to keep."""
+        """Do nothing: this context holds no tensors."""
 
 
 class ModuleNoCopyMixin:
@@ -67,12 +67,12 @@ class ShardedModule(ABC, nn.Module, ModuleNoCopyMixin, Generic[CompIn, DistOut, 
 
     @property
     def qcomm_codecs_registry(self) -> dict[str, QuantizedCommCodecs]:
-        """Codecs by `CommOp` name."""
+        """Return the codecs by `CommOp` name."""
         return self._qcomm_codecs_registry
 
     @abstractmethod
     def create_context(self) -> ShrdCtx:
-        """What the steps of one batch share."""
+        """Return a new context, which holds what the steps of one batch share."""
 
     @abstractmethod
     def input_dist(self, ctx: ShrdCtx, *input: Any, **kwargs: Any) -> Awaitable[Awaitable[CompIn]]:  # noqa: A002 - the reference's name
@@ -80,7 +80,7 @@ class ShardedModule(ABC, nn.Module, ModuleNoCopyMixin, Generic[CompIn, DistOut, 
 
     @abstractmethod
     def compute(self, ctx: ShrdCtx, dist_input: CompIn) -> DistOut:
-        """Look up what arrived."""
+        """Look up the received ids."""
 
     @abstractmethod
     def output_dist(self, ctx: ShrdCtx, output: DistOut) -> LazyAwaitable[Out]:
@@ -104,7 +104,7 @@ class ShardedModule(ABC, nn.Module, ModuleNoCopyMixin, Generic[CompIn, DistOut, 
     @property
     @abstractmethod
     def unsharded_module_type(self) -> type[nn.Module]:
-        """The type that this is the sharded form of."""
+        """Return the type of module that this is the sharded form of."""
 
 
 class ModuleSharder(ABC, Generic[M]):
@@ -127,7 +127,7 @@ class ModuleSharder(ABC, Generic[M]):
         env: ShardingEnv,
         device: torch.device | None = None,
     ) -> nn.Module:
-        """The sharded form of ``module``.
+        """Return the sharded form of ``module``.
 
         Args:
             module: what is sharded; on the ``meta`` device its shards get new values.
@@ -143,11 +143,11 @@ class ModuleSharder(ABC, Generic[M]):
     @property
     @abstractmethod
     def module_type(self) -> type[M]:
-        """The type that this sharder takes."""
+        """Return the type of module that this sharder takes."""
 
     @property
     def qcomm_codecs_registry(self) -> dict[str, QuantizedCommCodecs] | None:
-        """Codecs by `CommOp` name."""
+        """Return the codecs by `CommOp` name."""
         return self._qcomm_codecs_registry
 
     def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
@@ -160,7 +160,7 @@ class ModuleSharder(ABC, Generic[M]):
         return [ShardingType.DATA_PARALLEL.value]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """The kernels that a plan may choose."""
+        """Return the names of the kernels that a plan may choose."""
         del sharding_type, compute_device_type
         return [ComputeKernel.DEFAULT.value]
 
@@ -175,5 +175,5 @@ class ModuleSharder(ABC, Generic[M]):
 
 
 def get_tensor_size_bytes(tensor: Tensor) -> int:
-    """Bytes of the elements of ``tensor``."""
+    """Return the number of bytes of the elements of ``tensor``."""
     return tensor.element_size() * tensor.nelement()

@@ -34,9 +34,9 @@ _OFF_DEVICE = frozenset({"fused_uvm", "fused_uvm_caching"})
 class EmbeddingEnumerator(Enumerator):
     """Lists what the sharders offer, less what the constraints forbid.
 
-    Types that a topology cannot tell apart are listed once: with one host, table-row-wise is
-    row-wise by another name and grid has nothing to add; with one rank only table-wise and
-    data-parallel are left.
+    Strategies that a topology cannot tell apart are listed once: on one host, table-row-wise is
+    row-wise under another name and grid adds nothing; on one rank only table-wise and
+    data-parallel are left (`ShardingStrategy.least_ranks` and ``least_hosts``).
 
     Args:
         topology: the ranks.
@@ -65,7 +65,7 @@ class EmbeddingEnumerator(Enumerator):
         """Every way of every table, with its memory and time.
 
         Raises:
-            PlannerError: constraints that leave a table no way, or name a table that is not there.
+            PlannerError: the constraints leave a table without a way, or name an unknown table.
         """
         by_type = {sharder.module_type: sharder for sharder in sharders}
         options: list[ShardingOption] = []
@@ -120,7 +120,7 @@ class EmbeddingEnumerator(Enumerator):
                 way.sharding_type == ShardingType.TABLE_WISE.value for way in ways
             )
             if not strategy.replicated and len(pieces) == 1 and table_wise_listed:
-                continue  # one piece: table-wise by another name
+                continue  # one shard: the same as table-wise
             ways += [
                 ShardingOption(
                     name=name,

@@ -101,7 +101,8 @@ def construct_module_sharding_plan(  # noqa: PLR0917 - the signature TorchRec us
         device_type: None: ``cuda`` where there is one, else ``cpu``.
 
     Raises:
-        ValueError: other tables than the module's, a placement outside the world, or no sharder.
+        ValueError: ``per_param_sharding`` is of other tables than the module's, a placement lies
+            outside the world, or no sharder takes the module.
     """
     sharder = _sharder_for(module, sharder)
     tables = sharder.shardable_parameters(module)

@@ -42,7 +42,7 @@ class Perf:
 
     @property
     def total(self) -> float:
-        """All of it: nothing is assumed to overlap."""
+        """The sum of all parts: nothing is assumed to overlap."""
         return (
             self.fwd_compute
             + self.fwd_comms
@@ -143,7 +143,7 @@ class Topology:
 
     @property
     def num_hosts(self) -> int:
-        """Hosts."""
+        """Number of hosts."""
         return self.world_size // self.local_world_size
 
     def with_storage(self, storage: Sequence[Storage]) -> Topology:
@@ -163,10 +163,10 @@ class Topology:
 
 
 def positive(name: str, value: Number) -> Number:
-    """``value``.
+    """``value``, if it is positive.
 
     Raises:
-        ValueError: it is not above 0.
+        ValueError: ``value`` is not above 0.
     """
     if not value > 0:
         raise ValueError(f"{name} is {value}; give a positive number")

@@ -1,4 +1,4 @@
-"""Bandwidths of the machine at hand, for a `Topology` that fits it."""
+"""Bandwidths of this machine, for a `Topology` that describes it."""
 
 from __future__ import annotations
 

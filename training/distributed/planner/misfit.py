@@ -1,4 +1,4 @@
-"""Why nothing fits, and what would help."""
+"""The message for tables that fit nowhere: why, and what would help."""
 
 from __future__ import annotations
 

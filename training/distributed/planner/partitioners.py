@@ -1,4 +1,4 @@
-"""Putting shards on ranks."""
+"""Placing shards on ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How good a plan is."""
+"""Ratings of plans."""
 
 from __future__ import annotations
 

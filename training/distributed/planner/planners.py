@@ -130,7 +130,7 @@ class EmbeddingShardingPlanner(ShardingPlanner):
             pg: the group; None: the default group, or this process alone if there is none.
 
         Raises:
-            PlannerError: there is no plan (on every rank).
+            PlannerError: a plan could not be made; every rank raises it.
         """
         if sharders is None:
             from tessera.training.distributed.planner.generators import get_default_sharders  # noqa: PLC0415 - imports every kind of sharded module

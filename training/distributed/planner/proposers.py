@@ -1,4 +1,4 @@
-"""Which way of each table to try together."""
+"""Which ways of the tables are tried together."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class GreedyProposer(Proposer):
     def load(
         self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
     ) -> None:
-        """Start over with these options."""
+        """Begin a search among these options."""
         del enumerator
         self._tables = list(options_by_table(search_space).values())
         self._now = [0] * len(self._tables)
@@ -126,7 +126,7 @@ class GreedyProposer(Proposer):
 
 
 class _ListProposer(Proposer):
-    """Proposes what a generator yields, whatever became of the last one."""
+    """Proposes what a generator yields, whether or not the last proposal fitted."""
 
     def __init__(self) -> None:
         self._proposals: Iterator[list[ShardingOption]] = iter(())
@@ -135,7 +135,7 @@ class _ListProposer(Proposer):
     def load(
         self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
     ) -> None:
-        """Start over with these options."""
+        """Begin a search among these options."""
         del enumerator
         self._proposals = self._list(options_by_table(search_space))
         self._current = next(self._proposals, None)
@@ -155,13 +155,13 @@ class _ListProposer(Proposer):
         perf_rating: float | None = None,
         storage_constraint: Topology | None = None,
     ) -> None:
-        """On to the next."""
+        """Go on to the next proposal."""
         del partitionable, plan, perf_rating, storage_constraint
         self._current = next(self._proposals, None)
 
 
 class UniformProposer(_ListProposer):
-    """One sharding type for all tables, type by type: the fastest kernels, then the smallest.
+    """One strategy for all tables, one after the other: the fastest kernels, then the smallest.
 
     A table that does not have the type takes its own fastest way.
     """
@@ -231,7 +231,7 @@ class DynamicProgrammingProposer(_ListProposer):
         perf_rating: float | None = None,
         storage_constraint: Topology | None = None,
     ) -> None:
-        """After the first proposal: solve; then on to the next solution."""
+        """Solve after the first proposal, and go on to the next solution."""
         self._topology = storage_constraint
         super().feedback(partitionable, plan, perf_rating, storage_constraint)
 

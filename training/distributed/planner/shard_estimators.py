@@ -1,9 +1,9 @@
 """Memory and time of shards.
 
-The time of a step is what must move divided by what moves it; nothing is assumed to overlap, so
-the sum is an upper bound that ranks ways of sharding rather than predicts a step.  What must move
-a strategy says itself (`tessera.training.distributed.sharding.costs`).  Backward passes send the
-same bytes the other way.
+The time of a step is the bytes that must move divided by the bandwidth that moves them.  Nothing is
+assumed to overlap, so the sum is an upper bound, which serves to compare ways of sharding and not to
+predict a step.  Each strategy says itself what must move (`tessera.training.distributed.sharding.costs`).
+Backward passes send the same bytes in the opposite direction.
 """
 
 from __future__ import annotations

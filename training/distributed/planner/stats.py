@@ -29,7 +29,7 @@ class RankUse:
     Attributes:
         storage: bytes of its shards.
         perf: milliseconds of its shards.
-        kinds: shards by sharding type's short name.
+        kinds: number of shards by the short name of their strategy.
     """
 
     def __init__(self) -> None:
@@ -159,8 +159,8 @@ class EmbeddingStats(Stats):
 
 
 class NoopEmbeddingStats(Stats):
-    """Says nothing."""
+    """Tells nobody about a plan."""
 
     def log(self, sharding_plan: ShardingPlan, report: PlanReport) -> None:
-        """Say nothing."""
+        """Do nothing."""
         del sharding_plan, report

@@ -1,4 +1,4 @@
-"""Memory that is not for tables."""
+"""Memory that is reserved for what is not tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tessera.training.distributed.planner.types import (
 
 
 def _less(topology: Topology, fraction: float, fixed_bytes: int) -> Topology:
-    """The topology with ``fraction`` and ``fixed_bytes`` of the compute device's memory gone."""
+    """The topology without ``fraction`` and ``fixed_bytes`` of the compute device's memory."""
     on_gpu = topology.compute_device == "cuda"
     left = []
     for device in topology.devices:

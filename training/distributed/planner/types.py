@@ -1,4 +1,4 @@
-"""What a planner talks about: hardware, shards, options, constraints and its own parts.
+"""The data and the interfaces of a planner: hardware, shards, options, constraints, parts.
 
 The way of a plan: an `Enumerator` lists every way of sharding every table, with the memory and the
 time that each shard takes (`ShardEstimator`); a `Proposer` picks one way per table; a
@@ -62,8 +62,8 @@ class Shard:
     Attributes:
         size: ``[rows, columns]``.
         offset: ``[first row, first column]``.
-        storage: what it takes on its rank.
-        perf: the time it takes there per step.
+        storage: the memory that it takes on its rank; None before it is estimated.
+        perf: the time that it takes there per step.
         rank: where it lies; None before partitioning.
     """
 
@@ -87,8 +87,8 @@ class ShardingOption:
         sharding_type: the strategy's name.
         partition_by: see `PartitionByType`.
         compute_kernel: see `EmbeddingComputeKernel`.
-        shards: the pieces.
-        constraints: what the caller said of this table, if anything.
+        shards: the rectangles that the table is cut into.
+        constraints: what the caller said of this table; None: nothing.
         is_pooled: bags are pooled; otherwise every id gives a vector.
         is_weighted: ids carry weights.
     """
@@ -107,7 +107,7 @@ class ShardingOption:
 
     @property
     def partition_by(self) -> PartitionByType:
-        """What this type needs from a partitioner."""
+        """On which ranks a partitioner may put the shards."""
         return strategy_of(self.sharding_type).placed
 
     @property
@@ -117,12 +117,12 @@ class ShardingOption:
 
     @property
     def path(self) -> str:
-        """The module's path."""
+        """The path of the module in the model."""
         return self.module[0]
 
     @property
     def num_shards(self) -> int:
-        """Pieces."""
+        """Number of shards."""
         return len(self.shards)
 
     @property
@@ -137,7 +137,7 @@ class ShardingOption:
 
     @property
     def total_perf(self) -> float:
-        """Milliseconds of all pieces, added up."""
+        """Milliseconds of all shards, added up."""
         total = 0.0
         for shard in self.shards:
             assert shard.perf is not None
@@ -173,7 +173,7 @@ class ParameterConstraints:
         bounds_check_mode: what an id outside the table does.
 
     Raises:
-        ValueError: an unknown sharding type, or a number that is not positive.
+        ValueError: an unknown strategy, or a number that is not positive.
     """
 
     sharding_types: list[str] | None = None
@@ -204,7 +204,7 @@ class ParameterConstraints:
 
 @unique
 class PlannerErrorType(Enum):
-    """Why there is no plan."""
+    """Why a plan could not be made."""
 
     INSUFFICIENT_STORAGE = "insufficient_storage"
     STRICT_CONSTRAINTS = "strict_constraints"
@@ -213,7 +213,7 @@ class PlannerErrorType(Enum):
 
 
 class PlannerError(UserError):
-    """No plan.
+    """A plan could not be made.
 
     Attributes:
         error_type: why.
@@ -227,17 +227,17 @@ class PlannerError(UserError):
 
 
 class ShardEstimator(ABC):
-    """Fills in one property of shards."""
+    """Estimates one property of shards."""
 
     @abstractmethod
     def estimate(
         self, sharding_options: list[ShardingOption], sharder_map: dict[str, Any] | None = None
     ) -> None:
-        """Set it on every shard of every option."""
+        """Set the property on every shard of every option."""
 
 
 class Enumerator(ABC):
-    """Lists ways to shard."""
+    """Lists the ways to shard the tables of a model."""
 
     @abstractmethod
     def enumerate(
@@ -247,7 +247,7 @@ class Enumerator(ABC):
 
 
 class StorageReservation(ABC):
-    """Sets memory aside for what is not tables."""
+    """Reserves memory for what is not tables."""
 
     @abstractmethod
     def reserve(
@@ -262,15 +262,15 @@ class StorageReservation(ABC):
 
 
 class PerfModel(ABC):
-    """Rates a plan."""
+    """Rates a plan: the base of performance models."""
 
     @abstractmethod
     def rate(self, plan: list[ShardingOption]) -> float:
-        """Lower is better."""
+        """The rating of a plan of placed options; lower is better."""
 
 
 class Partitioner(ABC):
-    """Puts shards on ranks."""
+    """Places shards on ranks."""
 
     @abstractmethod
     def partition(
@@ -290,7 +290,7 @@ class Proposer(ABC):
     def load(
         self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
     ) -> None:
-        """Start over with these options."""
+        """Begin a search among these options."""
 
     @abstractmethod
     def propose(self) -> list[ShardingOption] | None:
@@ -308,16 +308,16 @@ class Proposer(ABC):
 
 
 class Stats(ABC):
-    """Tells about a plan."""
+    """Reports a plan."""
 
     @abstractmethod
     def log(self, sharding_plan: ShardingPlan, report: PlanReport) -> None:
-        """Take a look at a finished plan."""
+        """Report a finished plan."""
 
 
 @dataclass(kw_only=True)
 class PlanReport:
-    """What a planner knows of its plan besides the plan.
+    """What a planner knows of its plan besides the placements.
 
     Attributes:
         topology: the hardware as given.
@@ -340,7 +340,7 @@ class PlanReport:
 
 
 class ShardingPlanner(ABC):
-    """Makes plans."""
+    """Makes plans: the base of planners."""
 
     @abstractmethod
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:

@@ -1,4 +1,4 @@
-"""The tables of a collection that share a strategy: their lookup, and the ways there and back.
+"""The tables of a collection that share a strategy: their lookup and their communication.
 
 Nothing here depends on the strategy, which is composed in.
 """
@@ -67,7 +67,7 @@ class EmbeddingSharding(FeatureShardingMixIn, Generic[C, F, T, W]):
     Attributes:
         strategy: as given.
         layout: who holds what.
-        order: of the columns that arrive; None: they come so.
+        order: the order into which received columns are put; None: they are in it already.
 
     Raises:
         ValueError: a placement that does not fit the table, the ranks or the strategy; also for

@@ -1,4 +1,4 @@
-"""How ids travel to the ranks that hold their rows: the components that strategies choose from.
+"""How ids are sent to the ranks that hold their rows: the components that strategies choose from.
 
 Each of `ids_stay`, `ids_to_tables` and `ids_to_rows` makes the module of one `Layout`.
 
@@ -88,8 +88,8 @@ class RowBuckets:
 class RwSparseFeaturesDist(IdsDist):
     """Ids to the ranks that hold their rows, within the teams that look up their features.
 
-    Received bags come by the sender's place in its team and then by its team, as the way back
-    through the teams needs them; for sequences in the senders' order.
+    Received bags are ordered by the sender's place in its team and then by its team, as the
+    reduction over teams needs them; with ``is_sequence`` they are in the senders' order.
 
     Args:
         pg: all ranks.

@@ -1,4 +1,4 @@
-"""What the parts of a sharding exchange: tables, batch sizes, columns; and the modules of its ways.
+"""What the parts of a sharding give one another, and the base classes of its communication.
 
 Legend: ``W`` ranks, ``F`` features.
 """
@@ -32,8 +32,9 @@ class EmbeddingShardingContext(Multistreamable):
     Attributes:
         batch_size_per_rank: ``[W]`` samples of each rank.
         batch_size_per_rank_per_feature: ``[W][F_here]`` bags, where the batch varies per feature.
-        batch_size_per_feature_pre_a2a: ``[F]`` bags of this rank, likewise.
-        variable_batch_per_feature: whether it does.
+        batch_size_per_feature_pre_a2a: ``[F]`` bags of this rank, where the batch varies per
+            feature.
+        variable_batch_per_feature: whether the batch varies per feature.
     """
 
     batch_size_per_rank: list[int] = field(default_factory=list)
@@ -42,7 +43,7 @@ class EmbeddingShardingContext(Multistreamable):
     variable_batch_per_feature: bool = False
 
     def take_exchange(self, exchange: KJTAllToAllTensorsAwaitable) -> None:
-        """Learn the sizes, which the ranks have exchanged."""
+        """Learn the sizes that the ranks have exchanged."""
         if exchange.stride_per_rank is not None:
             self.batch_size_per_rank = exchange.stride_per_rank
         else:
@@ -50,13 +51,13 @@ class EmbeddingShardingContext(Multistreamable):
             self.batch_size_per_rank_per_feature = [[] for _ in range(ranks)]
 
     def take_features(self, features: KeyedJaggedTensor) -> None:
-        """Learn what arrived."""
+        """Learn the batch sizes of the features that were received."""
         if self.variable_batch_per_feature and features.keys():
             strides_FW = features.stride_per_key_per_rank()
             self.batch_size_per_rank_per_feature = [list(s) for s in zip(*strides_FW, strict=True)]
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Holds no tensors."""
+        """Do nothing: the context holds no tensors."""
 
 
 @dataclass
@@ -109,7 +110,7 @@ class BaseSparseFeaturesDist(ABC, nn.Module, Generic[F]):
 
     @abstractmethod
     def forward(self, sparse_features: KeyedJaggedTensor) -> Awaitable[Awaitable[F]]:
-        """Begin; the first wait ends the exchange of sizes, the second that of ids."""
+        """Begin to send; the first wait ends the exchange of sizes, the second that of ids."""
 
 
 class BaseEmbeddingDist(ABC, nn.Module, Generic[C, T, W]):
@@ -117,4 +118,4 @@ class BaseEmbeddingDist(ABC, nn.Module, Generic[C, T, W]):
 
     @abstractmethod
     def forward(self, local_embs: T, sharding_ctx: C | None = None) -> Awaitable[W]:
-        """Begin; the wait gives the vectors of this rank's samples."""
+        """Begin to send; the wait gives the vectors of this rank's samples."""

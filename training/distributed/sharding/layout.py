@@ -211,7 +211,7 @@ class Layout:
     """Which rank holds which shards, and which ranks look up the same features.
 
     The ranks of a `Team` send one result together, in the place of the team's first rank.  The
-    features that are sent, and the columns that arrive, are the teams', one after the other.
+    features that are sent, and the columns that are received, are the teams', one after the other.
 
     Args:
         infos: the tables.
@@ -227,8 +227,8 @@ class Layout:
         teams: see `Team`.
         tables_per_rank: ``[W]`` lists of shards.
         groups_per_rank: ``[W]`` lists of groups of shards that one operator serves.
-        row_bounds: ``[F]``, where each rows' block begins within a team, and the end; empty unless
-            ``splits_bags``.
+        row_bounds: ``[F]``: the row at which each block of a team begins, and the end; empty
+            unless ``splits_bags``.
 
     Raises:
         ValueError: a placement that does not fit the table, the ranks or the strategy.

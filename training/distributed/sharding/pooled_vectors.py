@@ -77,7 +77,7 @@ class TwPooledEmbeddingDist(PooledDist):
         dims_per_rank: columns of each feature that each rank looks up.
         device: where this rank computes.
         codecs: how vectors are written for the network.
-        order: of the columns that arrive; None: rank by rank.
+        order: of the columns that are received; None: rank by rank.
     """
 
     def __init__(

@@ -1,23 +1,22 @@
-"""The strategies of sharding: one record each says all that Tessera knows of it.
+"""The registry of sharding strategies: each is one record that holds all that Tessera knows of it.
 
 A strategy answers, for the tables of a collection that share it:
 
 * how a table is cut into shards (`ShardingStrategy.cut` for the planner, ``by_hand`` for plans
-  that people write), which ranks the shards may lie on (``placed``), and which ranks look up the
+  that people write), on which ranks the shards may lie (``placed``), and which ranks look up the
   same features (``teams``);
 * where ids go (``ids``), and what travels back: pooled vectors (``pooled``) or one vector per id
-  (``unpooled``).  Each is a function that makes the module which does it, of the `Layout` that the
-  plan makes; strategies choose them from `ids`, `pooled_vectors` and `sequence_sharding`, or bring
-  their own;
+  (``unpooled``).  Each is a function of a `Way` that makes the module which does it; strategies
+  choose these functions from `ids`, `pooled_vectors` and `sequence_sharding`, or bring their own;
 * what a step costs (``traffic``), and which compute kernels it allows (``kernels``).
 
-The records of `tessera.training.distributed.sharding.strategies` are found by themselves, one in
-each file.  A program's own strategy is one `register` away; every rank must make it:
+The files of `tessera.training.distributed.sharding.strategies` register one record each and are
+imported when a strategy is first asked for.  A program adds its own with `register`, on every rank:
 
     register(ShardingStrategy(name="row_wise_reversed", ...))
 
-Plans, constraints and configs then take its name, sharders offer it, the planner weighs it, and
-both kinds of collections are sharded by it.  docs/extending.md has a whole one.
+Plans, constraints and configs then take its name, sharders offer it, the planner considers it, and
+pooled and unpooled collections are sharded by it.  docs/extending.md has a complete example.
 """
 
 from __future__ import annotations
@@ -85,22 +84,24 @@ class ShardingStrategy:
         name: what plans and constraints call it; one of `ShardingType` for TorchRec's.
         short_name: what tables of text call it.
         cut: the shards of a table, as the planner proposes them.
-        by_hand: given a plan's own words, makes the placement of a table; see `by_hand`.
+        by_hand: called with what a person chooses (a rank, sizes, ...), returns a
+            `by_hand.ParameterShardingGenerator`.
         placed: on which ranks the planner may put the shards.
         teams: the sets of ranks that look up the same features.
-        ids: how ids travel.
-        pooled: how pooled vectors travel back.
-        unpooled: how the vectors of single ids travel back.
-        traffic: what a rank looks up and sends.
+        ids: makes the module that sends ids.
+        pooled: makes the module that sends pooled vectors back.
+        unpooled: makes the module that sends the vectors of single ids back.
+        traffic: what a rank looks up and sends in a step.
         kernels: the compute kernels on a kind of device; none: it is not offered there.
         replicated: whether every rank holds every table whole; gradients are then averaged.
         splits_bags: whether the ids of one bag are looked up on several ranks.  A team's ranks
             then hold successive blocks of rows, and a mean is made of the sum of their parts.
         splits_rows: whether the columns of one row lie on several ranks.
-        least_ranks: ranks below which the planner is not offered it, since another strategy comes
-            to the same.
-        least_hosts: hosts, likewise.
-        preference: of ways that cost the same, the planner takes the one with the least.
+        least_ranks: with fewer ranks the planner does not consider it, since another strategy is
+            then equal to it.
+        least_hosts: the same for hosts.
+        preference: strategies are listed in the order of this number; of ways that cost the same,
+            the planner takes the one that is listed first.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """How the vectors of single ids travel back: what strategies choose from.
 
-Vectors go back along the way of the ids, so they arrive in the order in which the ids were sent;
-nothing is added up.
+Vectors take the way of the ids in the opposite direction, so they are received in the order in which
+the ids were sent; nothing is added up.
 
-Legend: ``W`` ranks, ``N`` ids that arrived here, ``F`` features that this rank looks up, ``D``
+Legend: ``W`` ranks, ``N`` ids that were received here, ``F`` features that this rank looks up, ``D``
 columns.
 """
 
@@ -39,8 +39,8 @@ class SequenceShardingContext(EmbeddingShardingContext):
         sparse_features_recat: the order in which received segments (source, feature) were put.
         unbucketize_permute_tensor: ``[ids sent]``: where each id was when ids were sorted by the
             rank that holds their row; None where they were not.
-        lengths_after_input_dist: ids of each bag that arrived.
-        length_per_key_after_input_dist: ``[F]`` ids of each feature that arrived.
+        lengths_after_input_dist: ids of each bag that was received.
+        length_per_key_after_input_dist: ``[F]`` ids of each feature that were received.
     """
 
     features_before_input_dist: KeyedJaggedTensor | None = None
@@ -52,14 +52,14 @@ class SequenceShardingContext(EmbeddingShardingContext):
     length_per_key_after_input_dist: list[int] = field(default_factory=list)
 
     def take_exchange(self, exchange: KJTAllToAllTensorsAwaitable) -> None:
-        """Learn the sizes, which the ranks have exchanged."""
+        """Learn the sizes that the ranks have exchanged."""
         super().take_exchange(exchange)
         self.input_splits = exchange.input_splits["values"]
         self.output_splits = exchange.output_splits["values"]
         self.sparse_features_recat = exchange.recat
 
     def take_features(self, features: KeyedJaggedTensor) -> None:
-        """Learn what arrived."""
+        """Learn the sizes of the features that were received."""
         super().take_features(features)
         self.lengths_after_input_dist = features.lengths()
         self.length_per_key_after_input_dist = features.length_per_key()

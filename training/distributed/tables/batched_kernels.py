@@ -41,7 +41,7 @@ from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 
 class _Kernel(ABC, nn.Module):
-    """What fused and dense kernels have in common."""
+    """Base of the fused and the dense kernels."""
 
     _pooled = True
 
@@ -68,12 +68,12 @@ class _Kernel(ABC, nn.Module):
 
     @property
     def config(self) -> GroupedEmbeddingConfig:
-        """The settings of the group's shards."""
+        """Return the settings of the shards of the group."""
         return self._config
 
     @property
     def tables(self) -> list[ShardedEmbeddingTable]:
-        """The shards, in the order of their features."""
+        """Return the shards in the order of their features."""
         return self._config.embedding_tables
 
     @abstractmethod
@@ -87,7 +87,7 @@ class _Kernel(ABC, nn.Module):
 
     @abstractmethod
     def parameters_by_table(self) -> Sequence[nn.Parameter]:
-        """Per shard its parameter of the model."""
+        """Return the parameter of each shard."""
 
     def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The same with the tables' names; a name comes once per shard of its table here."""
@@ -136,7 +136,7 @@ class _Kernel(ABC, nn.Module):
         """``[B, sum of D]`` pooled, ``[N, D]`` not pooled."""
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """Look up; see the module.
+        """Look up the vectors of a batch; see the description of the module.
 
         On a GPU an id that is not a row is treated as ``bounds_check_mode`` says; in dense tables it
         reads row 0, and a warning is printed once.
@@ -159,7 +159,7 @@ class _Kernel(ABC, nn.Module):
 
 
 class _FusedKernel(_Kernel, FusedOptimizerModule):
-    """Tables that their backward pass updates."""
+    """Base of the kernels whose backward pass updates the tables."""
 
     def __init__(
         self,
@@ -289,7 +289,7 @@ class _DenseKernel(_Kernel):
         self._bounds_check = kernel_bags.BoundsCheck(self.tables, None, self._device)
 
     def extra_repr(self) -> str:
-        """How the tables are cut."""
+        """Say in the module's print how the tables are cut."""
         return "" if self.sharding_type is None else f"sharding_type={self.sharding_type.value}"
 
     def split_embedding_weights(self) -> list[Tensor]:

@@ -65,13 +65,13 @@ class CommOpGradientScaling(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input_tensor: Tensor, scale_gradient_factor: int) -> Tensor:
-        """``input_tensor`` itself."""
+        """Return ``input_tensor`` unchanged."""
         ctx.scale_gradient_factor = scale_gradient_factor
         return input_tensor.view_as(input_tensor)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
-        """The gradient times the factor."""
+        """Return the gradient multiplied by the factor."""
         return grad_output * ctx.scale_gradient_factor, None
 
 
@@ -109,10 +109,10 @@ class GroupedLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
     def _kernel(
         self, config: GroupedEmbeddingConfig, sharding_type: ShardingType | None
     ) -> nn.Module:
-        """The kernel of one group."""
+        """Return the kernel of one group."""
 
     def _nothing(self, shape: tuple[int, ...]) -> Tensor:
-        """What a rank without tables gives."""
+        """Return the empty output of a rank without tables."""
         return torch.empty(shape, dtype=self._output_dtype, device=self._device, requires_grad=True)
 
     def _by_group(self, features: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
@@ -130,7 +130,7 @@ class GroupedLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
 
     @property
     def kernels(self) -> list[Kernel]:
-        """One per group."""
+        """Return the kernels, one per group."""
         return cast("list[Kernel]", list(self._emb_modules))
 
     def table_shards(self) -> Iterator[tuple[ShardedEmbeddingTable, nn.Parameter]]:
@@ -170,7 +170,7 @@ class GroupedLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
         recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
         remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
     ) -> Iterator[tuple[str, Tensor]]:
-        """None: what the kernels keep beside the tables is not a part of a model's state."""
+        """Yield nothing: what the kernels keep beside the tables is not part of a model's state."""
         del prefix, recurse, remove_duplicate
         yield from ()
 
@@ -211,7 +211,7 @@ class GroupedLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
 
 
 class GroupedPooledEmbeddingsLookup(GroupedLookup):
-    """Pooled lookups.
+    """Looks up groups of shards and pools their vectors.
 
     Args:
         grouped_configs: the groups; features come in their order.
@@ -253,7 +253,7 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
         return kinds(config, pg=self._pg, device=self._device, sharding_type=sharding_type)
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Tensor:
-        """Look up and pool.
+        """Look up the vectors of the ids and pool them by bag.
 
         Args:
             sparse_features: the groups' features in their order, local row numbers.
@@ -325,7 +325,7 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
 
 
 class GroupedEmbeddingsLookup(GroupedLookup):
-    """Unpooled lookups: one vector per id.
+    """Looks up groups of shards and returns one vector per id.
 
     Args:
         grouped_configs: the groups; features come in their order.
@@ -354,7 +354,7 @@ class GroupedEmbeddingsLookup(GroupedLookup):
         return kinds(config, pg=self._pg, device=self._device, sharding_type=sharding_type)
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Tensor:
-        """Look up.
+        """Look up the vectors of the ids.
 
         Args:
             sparse_features: the groups' features in their order, local row numbers.

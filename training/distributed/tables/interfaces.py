@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @unique
 class OptimType(Enum):
-    """Names of optimizers, as configs spell them."""
+    """Names the optimizers as configs spell them."""
 
     SGD = "SGD"
     LARS_SGD = "LARS_SGD"
@@ -45,4 +45,4 @@ class BaseGroupedFeatureProcessor(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """The same bags, with weights."""
+        """Return the same bags with weights."""

@@ -55,7 +55,7 @@ def table_values(
     pg: dist.ProcessGroup | None,
     elsewhere: Mapping[str, ShardedTensorMetadata] | None = None,
 ) -> dict[str, Any]:
-    """Each table's value by its name.
+    """Return the value of each table by its name.
 
     Args:
         shards: of this rank.

@@ -46,7 +46,7 @@ class ShardedTable(nn.Module):
         return self._shards
 
     def value(self, *, keep_vars: bool = False) -> Any:
-        """The table as state dicts have it."""
+        """Return the table as state dicts have it."""
         own: list[tuple[ShardedEmbeddingTable, Tensor]] = [
             (table, values if keep_vars and self._metadata is None else values.detach())
             for table, values in self._shards

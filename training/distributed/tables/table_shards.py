@@ -62,7 +62,7 @@ def compute_kernel_to_embedding_location(compute_kernel: EmbeddingComputeKernel)
 
 @dataclass
 class ShardedConfig:
-    """The part of a table that one shard is.
+    """Describes the part of a table that one shard is.
 
     Attributes:
         local_rows: rows of the shard.
@@ -89,7 +89,7 @@ class ShardedMetaConfig(ShardedConfig):
 
 @dataclass
 class EmbeddingAttributes:
-    """How a table is computed.
+    """Says with which kernel a table is computed.
 
     Attributes:
         compute_kernel: see `EmbeddingComputeKernel`.
@@ -130,19 +130,19 @@ class GroupedEmbeddingConfig:
     fused_params: dict[str, Any] | None = None
 
     def feature_hash_sizes(self) -> list[int]:
-        """Rows of the whole table, per feature."""
+        """Return, per feature, the number of rows of its whole table."""
         return [t.num_embeddings for t in self.embedding_tables for _ in t.feature_names]
 
     def num_features(self) -> int:
-        """How many features are looked up."""
+        """Return how many features are looked up."""
         return sum(table.num_features() for table in self.embedding_tables)
 
     def dim_sum(self) -> int:
-        """Columns of the pooled output."""
+        """Return the number of columns of the pooled output."""
         return sum(table.num_features() * table.local_cols for table in self.embedding_tables)
 
     def table_names(self) -> list[str]:
-        """Per shard, its table's name."""
+        """Return the name of each shard's table."""
         return [table.name for table in self.embedding_tables]
 
     def feature_names(self) -> list[str]:
@@ -150,13 +150,13 @@ class GroupedEmbeddingConfig:
         return [name for table in self.embedding_tables for name in table.feature_names]
 
     def embedding_dims(self) -> list[int]:
-        """Columns of the output, per feature."""
+        """Return, per feature, its number of columns in the output."""
         return [t.local_cols for t in self.embedding_tables for _ in t.feature_names]
 
     def embedding_names(self) -> list[str]:
-        """The output's names, per feature."""
+        """Return, per feature, its name in the output."""
         return [name for table in self.embedding_tables for name in table.embedding_names]
 
     def embedding_shard_metadata(self) -> list[ShardMetadata | None]:
-        """The shard's place in its table, per feature."""
+        """Return, per feature, the place of its shard in the table."""
         return [t.local_metadata for t in self.embedding_tables for _ in t.feature_names]

@@ -57,17 +57,17 @@ class BaseForward(Generic[TContext]):
 
     @property
     def name(self) -> str:
-        """The module's path."""
+        """Return the path of the module."""
         return self._name
 
     @property
     def args(self) -> list[ArgInfo]:
-        """What of the batch the module is called with."""
+        """Return which parts of the batch the module is called with."""
         return self._args
 
     @property
     def module(self) -> ShardedModule[Any, Any, Any, Any]:
-        """The sharded module whose forward this is."""
+        """Return the sharded module whose forward this is."""
         return self._module
 
     def start_input_dist(self, batch: Any) -> Awaitable[Any]:

@@ -22,7 +22,7 @@ Out = TypeVar("Out")
 
 
 class TrainPipeline(ABC, Generic[In, Out]):
-    """Training, batch after batch."""
+    """Trains a model batch after batch."""
 
     @abstractmethod
     def progress(self, dataloader_iter: Iterator[In]) -> Out:
@@ -41,7 +41,7 @@ class BatchSource(Generic[In]):
         self.exhausted = False
 
     def next(self, dataloader_iter: Iterator[In]) -> In | None:
-        """The next batch; None if there is none."""
+        """Return the next batch, or None at the end."""
         if dataloader_iter is not self._iterator:
             self._iterator = dataloader_iter
             self.exhausted = False
@@ -53,7 +53,7 @@ class BatchSource(Generic[In]):
 
 
 def backward_and_step(losses: torch.Tensor, optimizer: Optimizer) -> None:
-    """The second half of a step."""
+    """Run the second half of a step: the backward pass and the update."""
     torch.sum(losses, dim=0).backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
     optimizer.step()
 

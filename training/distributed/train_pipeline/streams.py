@@ -1,4 +1,4 @@
-"""CUDA streams where there are any."""
+"""CUDA streams, which do nothing on a CPU."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tessera.training.distributed.plan.sharded_module import ShardedModule
 
 @dataclass
 class ArgInfo:
-    """Which part of the batch an argument is.
+    """Says which part of the batch an argument is.
 
     Attributes:
         input_attrs: names or keys on the way into the batch; empty: the batch itself.
@@ -37,7 +37,7 @@ class ArgInfo:
     is_constant: bool = False
 
     def take(self, batch: Any) -> Any:
-        """The argument for this batch."""
+        """Return the argument for this batch."""
         if self.is_constant:
             return self.constant
         value = batch
@@ -62,7 +62,7 @@ class Tracer(fx.Tracer):
         self._leaf_modules = list(leaf_modules or [])
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Whether ``m`` is one step."""
+        """Return whether ``m`` is one step of the graph."""
         return (
             isinstance(m, (ShardedModule, DistributedDataParallel))
             or module_qualified_name in self._leaf_modules

@@ -42,7 +42,7 @@ class FeatureRouter:
             )
 
     def route(self, features: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
-        """The parts of ``features``.
+        """Return the features of each sharding.
 
         Args:
             features: at least the features of all shardings; others are ignored.

@@ -27,7 +27,7 @@ def set_ec_index_dedup(val: bool) -> None:  # noqa: FBT001 - the reference's sig
 
 
 class IndexDeduplicator:
-    """Leaves one of each id of a feature.
+    """Removes repeated ids of a feature.
 
     Args:
         rows: ``[F]`` rows of each feature's table.

@@ -123,7 +123,7 @@ def sizes_to_send(
 
 @dataclass(frozen=True)
 class ReceivedSizes:
-    """What the ranks told of what they send.
+    """Holds the sizes that the ranks have announced.
 
     Attributes:
         output_splits: per tensor, entries from each rank.
@@ -156,7 +156,7 @@ class ReceivedSizes:
 
 
 class KJTAllToAllTensorsAwaitable(Awaitable[KeyedJaggedTensor]):
-    """Ids under way.
+    """Waits for ids that are being sent.
 
     Args:
         pg: the ranks.
@@ -330,17 +330,17 @@ class KJTAllToAll(nn.Module):
 
     @property
     def pg(self) -> dist.ProcessGroup:
-        """The ranks that exchange features."""
+        """Return the ranks that exchange features."""
         return self._pg
 
     @property
     def splits(self) -> list[int]:
-        """``[W]`` features for each rank."""
+        """Return how many features each rank gets, ``[W]``."""
         return self._splits
 
     @property
     def stagger(self) -> int:
-        """See `get_recat`."""
+        """Return the ranks per node, as `get_recat` takes them."""
         return self._stagger
 
     def forward(self, input: KeyedJaggedTensor) -> Awaitable[KJTAllToAllTensorsAwaitable]:  # noqa: A002 - the reference's name

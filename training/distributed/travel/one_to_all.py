@@ -20,7 +20,7 @@ def _to(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class KJTOneToAll(nn.Module):
-    """Gives every device its features.
+    """Sends every device its features.
 
     Args:
         splits: keys per device, in order.
@@ -100,7 +100,7 @@ class EmbeddingsAllToOneReduce(_AllToOne):
     """
 
     def forward(self, tensors: list[Tensor]) -> Tensor:
-        """``[B, D]`` each to their sum.
+        """Add the devices' vectors, ``[B, D]`` each.
 
         Raises:
             ValueError: not one tensor per device.
@@ -120,7 +120,7 @@ class SeqEmbeddingsAllToOne(_AllToOne):
     """
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """``[N_w, D]`` each, moved.
+        """Move the devices' vectors, ``[N_w, D]`` each, to one device.
 
         Raises:
             ValueError: not one tensor per device.

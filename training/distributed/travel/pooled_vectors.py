@@ -30,7 +30,7 @@ Callbacks = list[Callable[[Tensor], Tensor]]
 
 
 class PooledEmbeddingsAwaitable(Awaitable[Tensor]):
-    """Pooled vectors under way.
+    """Waits for pooled vectors.
 
     Args:
         tensor_awaitable: of the collective.
@@ -45,7 +45,7 @@ class PooledEmbeddingsAwaitable(Awaitable[Tensor]):
 
 
 class _PooledExchange(nn.Module):
-    """What the modules have in common.
+    """Base of the modules that send pooled vectors.
 
     Args:
         pg: the ranks.
@@ -77,7 +77,7 @@ class _WithCallbacks(_PooledExchange):
 
     @property
     def callbacks(self) -> Callbacks:
-        """Applied to the results."""
+        """Return the functions that are applied to the result."""
         return self._callbacks
 
     def _under_way(self, awaitable: Awaitable[Tensor]) -> PooledEmbeddingsAwaitable:
@@ -118,7 +118,7 @@ class PooledEmbeddingsAllToAll(_WithCallbacks):
     def forward(
         self, local_embs: Tensor, batch_size_per_rank: list[int] | None = None
     ) -> PooledEmbeddingsAwaitable:
-        """Begin to send.
+        """Begin to send, and return what waits for the result.
 
         Args:
             local_embs: ``[sum of B_r, own columns]``.
@@ -204,7 +204,7 @@ class PooledEmbeddingsReduceScatter(_PooledExchange):
     def forward(
         self, local_embs: Tensor, input_splits: list[int] | None = None
     ) -> PooledEmbeddingsAwaitable:
-        """Begin to send.
+        """Begin to send, and return what waits for the result.
 
         Args:
             local_embs: ``[sum of B_r, D]``.
@@ -234,7 +234,7 @@ class VariableBatchPooledEmbeddingsReduceScatter(_PooledExchange):
         batch_size_per_rank_per_feature: list[list[int]],
         embedding_dims: list[int],
     ) -> PooledEmbeddingsAwaitable:
-        """Begin to send.
+        """Begin to send, and return what waits for the result.
 
         Args:
             local_embs: flat: per rank, per feature, its ``[B, D]`` block.
@@ -264,7 +264,7 @@ class PooledEmbeddingsAllGather(_PooledExchange):
     """
 
     def forward(self, local_emb: Tensor) -> PooledEmbeddingsAwaitable:
-        """Begin to send.
+        """Begin to send, and return what waits for the result.
 
         Args:
             local_emb: ``[B, D]``, the same shape on every rank.

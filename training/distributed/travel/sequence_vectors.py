@@ -1,4 +1,4 @@
-"""One vector per id travels back.
+"""Modules that send one vector per id back to the rank of the id.
 
 Legend: W ranks, F own features, B_r batch of rank r, N ids that arrived, D columns.
 """
@@ -19,7 +19,7 @@ from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 
 
 def ids_per_segment(lengths: Tensor, bags: Tensor) -> Tensor:
-    """Sums of successive lengths.
+    """Add up successive lengths.
 
     Args:
         lengths: ``[sum of bags]``.
@@ -55,7 +55,7 @@ def permuted_rows(rows: Tensor, order: Tensor) -> Tensor:
 
 
 class SequenceEmbeddingsAwaitable(Awaitable[Tensor]):
-    """Vectors of ids under way.
+    """Waits for the vectors of ids.
 
     Args:
         tensor_awaitable: of the collective.
@@ -117,7 +117,7 @@ class SequenceEmbeddingsAllToAll(nn.Module):
         sparse_features_recat: Tensor | None = None,
         batch_size_per_rank_per_feature: list[list[int]] | None = None,
     ) -> SequenceEmbeddingsAwaitable:
-        """Begin to send.
+        """Begin to send, and return what waits for the result.
 
         Args:
             local_embs: ``[N, D]``, in the order (feature, source, sample).

@@ -47,7 +47,7 @@ class Bags:
 
 
 def bags_of(features: KeyedJaggedTensor, *, weighted: bool, weighted_mean: bool) -> Bags:
-    """The bags of all features.
+    """Return the bags of all features in the form that the kernels take.
 
     Args:
         features: what a kernel is given.
@@ -117,7 +117,7 @@ class BoundsCheck:
         self._off = mode == "none"
 
     def __call__(self, bags: Bags) -> Bags:
-        """The bags with ids that are rows.
+        """Return the bags with every id inside its table.
 
         Raises:
             RuntimeError: the mode is ``fatal`` and an id is not a row.

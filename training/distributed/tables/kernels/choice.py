@@ -54,7 +54,7 @@ def build_fused_tables(
     mean: bool,
     device: torch.device,
 ) -> FusedTables:
-    """The tables, filled with zeros.
+    """Return the tables, filled with zeros.
 
     Args:
         tables: features come in their order.

@@ -63,7 +63,7 @@ class DenseTables(nn.Module):
 
     @property
     def weights(self) -> list[nn.Parameter]:
-        """Per table its parameter."""
+        """Return the parameter of each table."""
         return self._parameter.tables
 
     def _block_parts(self, flat: Tensor) -> list[Tensor]:

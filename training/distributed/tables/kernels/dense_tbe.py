@@ -22,7 +22,7 @@ _COLUMNS_MULTIPLE = 4
 
 
 class DenseTbeTables(DenseTables):
-    """`DenseTables` in one operator.
+    """Holds `DenseTables` in one operator of FBGEMM's.
 
     Arguments as for `DenseTables`; float32 rows of a multiple of 4 numbers, at least one row a
     table (`serves`).

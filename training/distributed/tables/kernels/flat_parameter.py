@@ -20,7 +20,7 @@ def _this_pass() -> int:
 
 
 class FlatParameter:
-    """One parameter, and the tables in it.
+    """Holds one flat parameter and the tables that are views of it.
 
     At the end of a backward pass, after the ranks' average if there is one, each table's ``grad``
     is its part of the flat gradient, and its post-accumulate-grad hooks run.  What is done to a

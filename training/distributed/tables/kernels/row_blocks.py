@@ -19,23 +19,23 @@ from torch.nn import functional
 
 
 class TableShape(Protocol):
-    """What a kernel must know of a table."""
+    """Describes what a kernel must know of a table."""
 
     @property
     def local_rows(self) -> int:
-        """Rows here."""
+        """Return the number of rows on this rank."""
 
     @property
     def local_cols(self) -> int:
-        """Columns here."""
+        """Return the number of columns on this rank."""
 
     def num_features(self) -> int:
-        """How many features look rows up here."""
+        """Return how many features look up rows on this rank."""
 
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Tables of one row length.
+    """Holds the tables of one row length.
 
     Attributes:
         tables: their places among all tables.
@@ -54,7 +54,7 @@ class RowBlock:
 
 @dataclass(frozen=True)
 class BlockBags:
-    """What is looked up in one block.
+    """Holds what is looked up in one block.
 
     Attributes:
         rows: of the block, ``[N]``.
@@ -68,7 +68,7 @@ class BlockBags:
 
 
 class RowBlocks:
-    """All tables by row length.
+    """Holds all tables in blocks, one block per row length.
 
     Args:
         tables: the tables; features come in their order.
@@ -110,7 +110,7 @@ class RowBlocks:
         weights: Tensor | None,
         run: Callable[[int, BlockBags], Tensor],
     ) -> Tensor:
-        """Look up block by block.
+        """Look up the vectors of all features, block by block.
 
         Args:
             ids: ``[N]`` int64 rows, known to be inside their tables.
@@ -194,7 +194,7 @@ def look_up_rows(weight: Tensor, bags: BlockBags, *, pooled: bool, mean: bool) -
 
 @dataclass(frozen=True)
 class RowGradients:
-    """What the backward pass of a lookup finds.
+    """Holds what the backward pass of a lookup computes.
 
     Attributes:
         rows: the rows, ascending, ``[U]``.
@@ -216,7 +216,7 @@ def row_gradients(
     mean: bool,
     of_weights: bool,
 ) -> RowGradients:
-    """The gradients of a lookup's rows.
+    """Compute the gradients of the rows of a lookup.
 
     Args:
         weight: the block's ``[rows, D]``.

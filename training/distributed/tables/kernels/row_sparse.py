@@ -41,7 +41,7 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What the backward pass of a lookup does."""
+    """Describes what the backward pass of a lookup does."""
 
     block: _Block
     hyper: HyperParameters
@@ -52,7 +52,7 @@ class _Plan:
 
 
 class _Block:
-    """The memory of tables of one row length."""
+    """Holds the memory of the tables of one row length."""
 
     def __init__(self, owner: RowSparseTables, shape: RowBlock, device: torch.device) -> None:
         self.owner = owner

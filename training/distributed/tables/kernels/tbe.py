@@ -33,7 +33,7 @@ _IGNORE_DECAY = frozenset({EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD})
 
 
 class TbeTables:
-    """Tables in one operator.
+    """Holds tables in one operator of FBGEMM's.
 
     Args:
         tables: the tables; features come in their order.

@@ -1,0 +1,144 @@
+"""Lookups of any width, of one width and of many in one call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tessera.kernels import ops, reference
+from tessera.kernels.plan import IdRule, OutOfRange, Pooling
+from tessera.kernels.row_types import (
+    BFLOAT16,
+    BLOCK_INT8,
+    FLOAT8,
+    FLOAT16,
+    FLOAT32,
+    INT4,
+    INT8,
+)
+from tessera.kernels.tables import FeatureLookup, make_plan, pack_tables
+from tests.kernels.cases import random_table
+
+KINDS = [
+    (INT8, 0),
+    (INT8, 32),
+    (INT4, 0),
+    (INT4, 32),
+    (BLOCK_INT8, 0),
+    (FLOAT8, 0),
+    (FLOAT8, 32),
+    (FLOAT16, 0),
+    (BFLOAT16, 0),
+    (FLOAT32, 0),
+]
+DIMS = [4, 12, 16, 20, 32, 36, 48, 64, 96, 100, 128, 160, 192, 320, 512, 1000, 1024]
+OLD_HINT = (1 << 26) - 1
+"""The bits that a package had before widths were told."""
+
+
+def call_of(generator, kind, dims, batch, most, *, rules=(), pooling=None, beside=False):
+    """A call's weights, plan, ids and lengths, on the CPU, and the width of its output."""
+    packed = pack_tables(
+        [random_table(generator, 30, dim, kind[0], scale_shift=kind[1]) for dim in dims],
+        scale_beside=beside,
+    )
+    features, column = [], 0
+    for k, place in enumerate(packed.places):
+        id_rule, out_of_range = rules[k % len(rules)] if rules else (IdRule.NONE, OutOfRange.CLAMP)
+        features.append(
+            FeatureLookup(
+                table=place,
+                out_column=column,
+                pooling=pooling[k % len(pooling)] if pooling else Pooling.SUM,
+                id_rule=id_rule,
+                out_of_range=out_of_range,
+                expected_ids=float(k % 3),
+            )
+        )
+        column += place.dim
+    lengths = torch.randint(0, most + 1, (len(dims) * batch,), generator=generator)
+    indices = torch.randint(-2, 33, (int(lengths.sum()),), generator=generator)
+    return (packed.weights, make_plan(features), indices, lengths), column
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind[0].name}-{kind[1]}")
+@pytest.mark.parametrize("dim", DIMS)
+def test_every_width_equals_the_reference(device, dim, kind):
+    generator = torch.Generator().manual_seed(dim)
+    call, width = call_of(generator, kind, [dim, dim], 5, 11)
+    expected, _ = reference.lookup(*call, width)
+    weights, plan, indices, lengths = (tensor.to(device) for tensor in call)
+    out = torch.full((5, width + 4), 7.0, device=device)
+    hint = ops.launch_hint(call[1])
+    torch.ops.tessera.lookup_out(weights, plan, indices, lengths, out, launch=hint)
+    assert torch.equal(out[:, :width].cpu(), expected)
+    assert bool((out[:, width:] == 7.0).all()), "columns of no feature were touched"
+
+
+@pytest.mark.gpu
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    kind=st.sampled_from(KINDS),
+    dims=st.lists(
+        st.one_of(st.sampled_from(DIMS), st.integers(1, 256).map(lambda k: 4 * k), st.just(7)),
+        min_size=1,
+        max_size=9,
+    ),
+    batch=st.sampled_from([1, 2, 33, 150, 1500]),
+    most=st.sampled_from([1, 2, 9, 60]),
+    rules=st.lists(
+        st.tuples(
+            st.sampled_from(list(IdRule)), st.sampled_from([OutOfRange.CLAMP, OutOfRange.HASH])
+        ),
+        max_size=2,
+    ),
+    pooling=st.lists(st.sampled_from(list(Pooling)), max_size=2),
+    beside=st.booleans(),
+    wide=st.booleans(),
+    old=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    seed=st.integers(0, 2**31),
+)
+def test_mixed_widths_equal_the_cpu(  # noqa: PLR0917 (hypothesis draws them by name)
+    kind, dims, batch, most, rules, pooling, beside, wide, old, dtype, seed
+):
+    generator = torch.Generator().manual_seed(seed)
+    (weights, plan, indices, lengths), width = call_of(
+        generator, kind, dims, batch, most, rules=rules, pooling=pooling, beside=beside
+    )
+    call = (weights, plan, indices if wide else indices.int(), lengths)
+    expected = torch.ops.tessera.lookup(*call, width, dtype=dtype)
+    hint = ops.launch_hint(plan) & (OLD_HINT if old else -1)
+    ours = torch.ops.tessera.lookup(
+        *(tensor.cuda() for tensor in call), width, dtype=dtype, launch=hint
+    )
+    assert torch.equal(ours.cpu(), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("features", [33, 64, 65, 100])
+@pytest.mark.parametrize("old", [False, True])
+def test_many_features_of_many_widths(features, old):
+    """On both sides of the number of features up to which tiles are numbered over all of them."""
+    generator = torch.Generator().manual_seed(features)
+    dims = [4 * int(k) for k in torch.randint(1, 40, (features,), generator=generator)]
+    call, width = call_of(generator, (BLOCK_INT8, 0), dims, 700, 5)
+    expected = torch.ops.tessera.lookup(*call, width)
+    hint = ops.launch_hint(call[1]) & (OLD_HINT if old else -1)
+    ours = torch.ops.tessera.lookup(*(tensor.cuda() for tensor in call), width, launch=hint)
+    assert torch.equal(ours.cpu(), expected)
+
+
+@pytest.mark.gpu
+def test_a_hint_of_other_widths_costs_time_only():
+    generator = torch.Generator().manual_seed(1)
+    kind = (INT8, 0)
+    call, width = call_of(generator, kind, [4, 1024, 100, 36], 900, 6)
+    expected = torch.ops.tessera.lookup(*call, width)
+    on_gpu = [tensor.cuda() for tensor in call]
+    for dims in ([4], [1024, 1024], [4] * 4, [4, 8], [20, 640, 12] * 30):
+        hint = ops.launch_hint(call_of(generator, kind, dims, 1, 1)[0][1])
+        ours = torch.ops.tessera.lookup(*on_gpu, width, launch=hint)
+        assert torch.equal(ours.cpu(), expected)

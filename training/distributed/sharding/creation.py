@@ -1,0 +1,222 @@
+"""From a collection and its plan to the shardings of its tables, one per strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
+from torch.distributed.remote_device import _remote_device
+
+from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
+from tessera.training.distributed.comm.environment import ShardingEnv
+from tessera.training.distributed.plan.plan_types import ParameterSharding, ShardingType
+from tessera.training.distributed.sharding.embedding_sharding import (
+    EmbeddingSharding,
+    TableSharding,
+)
+from tessera.training.distributed.sharding.interfaces import EmbeddingShardingInfo
+from tessera.training.distributed.sharding.registry import strategy_of
+from tessera.training.modules.embedding_configs import (
+    BaseEmbeddingConfig,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    EmbeddingTableConfig,
+    PoolingType,
+)
+from tessera.training.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from tessera.training.optim.apply_optimizer_in_backward import fused_params_of as optimizer_of
+
+# Settings that say how a table is stored, whatever its optimizer is.
+_STORAGE = frozenset(
+    {
+        "bounds_check_mode",
+        "cache_algorithm",
+        "cache_load_factor",
+        "cache_precision",
+        "cache_reserved_memory",
+        "enforce_hbm",
+        "gradient_clipping",
+        "max_gradient",
+        "output_dtype",
+        "prefetch_pipeline",
+        "stochastic_rounding",
+    }
+)
+
+
+def _fused_params_of(
+    sharder_params: Mapping[str, Any] | None, placement: ParameterSharding, parameter: Tensor
+) -> dict[str, Any]:
+    """The settings of one table's kernel.
+
+    Args:
+        sharder_params: the sharder's, for all tables.
+        placement: its own settings go before those.
+        parameter: an optimizer that ``apply_optimizer_in_backward`` gave it goes before both.
+    """
+    own = optimizer_of(parameter) if isinstance(parameter, nn.Parameter) else None
+    params = dict(sharder_params or {})
+    if own is not None:
+        params = {name: value for name, value in params.items() if name in _STORAGE} | own
+    cache = placement.cache_params
+    if cache is not None:
+        params.update(
+            {
+                f"cache_{name}": value
+                for name in ("algorithm", "load_factor", "reserved_memory", "precision")
+                if (value := getattr(cache, name)) is not None
+            }
+        )
+    for name in ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype"):
+        value = getattr(placement, name)
+        if value is not None:
+            params[name] = value
+    return params
+
+
+def _completed(
+    placement: ParameterSharding, parameter: Tensor, world_size: int | None, device: torch.device
+) -> ParameterSharding:
+    """``placement`` with its shards listed; a whole table needs no list to be understood."""
+    strategy = strategy_of(placement.sharding_type)
+    if placement.sharding_spec is not None or strategy.replicated:
+        return placement
+    ranks = placement.ranks or ([0] if world_size == 1 else [])
+    if placement.sharding_type != ShardingType.TABLE_WISE.value or len(ranks) != 1:
+        return placement
+    where = f"rank:{ranks[0]}/{device}"
+    spec = EnumerableShardingSpec([ShardMetadata([0, 0], list(parameter.shape), where)])
+    fields = {**vars(placement), "ranks": ranks, "sharding_spec": spec}
+    return ParameterSharding(**fields)
+
+
+def create_sharding_infos_by_sharding(
+    module: EmbeddingBagCollection | EmbeddingCollection,
+    table_name_to_parameter_sharding: Mapping[str, ParameterSharding],
+    prefix: str | None = None,
+    fused_params: Mapping[str, Any] | None = None,
+    suffix: str = "weight",
+    *,
+    world_size: int | None = None,
+    device: torch.device | None = None,
+    has_feature_processor: bool = False,
+) -> dict[str, list[EmbeddingShardingInfo]]:
+    """The tables of a collection by strategy, in the collection's order.
+
+    Args:
+        module: the collection; its parameters are called ``<prefix><table>.<suffix>``.
+        table_name_to_parameter_sharding: where each table lives.
+        prefix: see ``module``; None: ``embedding_bags.``, of an unpooled collection ``embeddings.``.
+        fused_params: the tables' optimizer.
+        suffix: see ``module``.
+        world_size: number of ranks; None: unknown, and every placement must list its shards.
+        device: where this rank computes; None: the CPU.
+        has_feature_processor: whether the lookups put weights on ids.
+
+    Raises:
+        ValueError: a plan that is of other tables, or names an unknown strategy.
+    """
+    plan = table_name_to_parameter_sharding
+    tables: Sequence[EmbeddingBagConfig] | Sequence[EmbeddingConfig]
+    if isinstance(module, EmbeddingCollection):
+        tables, is_weighted, own_prefix = module.embedding_configs(), False, "embeddings."
+        names = iter([name for own in module.embedding_names_by_table() for name in own])
+    else:
+        tables, is_weighted = module.embedding_bag_configs(), module.is_weighted()
+        names, own_prefix = iter(module.embedding_names()), "embedding_bags."
+    if set(plan) != {table.name for table in tables}:
+        raise ValueError(
+            f"the plan places tables {sorted(plan)}, the module has "
+            f"{sorted(table.name for table in tables)}"
+        )
+    parameters = dict(module.named_parameters())
+    by_type: dict[str, list[EmbeddingShardingInfo]] = {}
+    for table in tables:
+        name = own_prefix if prefix is None else prefix
+        parameter = parameters[f"{name}{table.name}.{suffix}"]
+        placement = _completed(
+            plan[table.name], parameter, world_size, device or torch.device("cpu")
+        )
+        own = {own.name: getattr(table, own.name) for own in fields(BaseEmbeddingConfig)}
+        config = EmbeddingTableConfig(
+            **{**own, "feature_names": list(table.feature_names)},
+            pooling=getattr(table, "pooling", PoolingType.NONE),
+            is_weighted=is_weighted,
+            has_feature_processor=has_feature_processor,
+            embedding_names=[next(names) for _ in table.feature_names],
+        )
+        settings = _fused_params_of(fused_params, placement, parameter)
+        by_type.setdefault(placement.sharding_type, []).append(
+            EmbeddingShardingInfo(config, placement, parameter, settings)
+        )
+    return by_type
+
+
+def create_embedding_bag_sharding(  # noqa: PLR0917 - the signature TorchRec users know
+    sharding_type: str,
+    sharding_infos: Sequence[EmbeddingShardingInfo],
+    env: ShardingEnv,
+    device: torch.device | None = None,
+    permute_embeddings: bool = False,  # noqa: FBT001, FBT002 - the signature TorchRec users know
+    qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+) -> TableSharding:
+    """The sharding of pooled tables of one strategy.
+
+    Args:
+        sharding_type: the name of the strategy.
+        sharding_infos: the tables and where they are.
+        env: who takes part.
+        device: where this rank computes; None: the CPU.
+        permute_embeddings: whether the output's columns come in the tables' order, the parts of
+            a vector side by side; otherwise they come rank by rank.
+        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+
+    Raises:
+        ValueError: an unknown strategy, or placements that do not fit it.
+    """
+    return EmbeddingSharding(
+        strategy_of(sharding_type),
+        sharding_infos,
+        env,
+        device,
+        qcomm_codecs_registry,
+        permute_embeddings=permute_embeddings,
+    )
+
+
+def create_embedding_sharding(
+    sharding_type: str,
+    sharding_infos: Sequence[EmbeddingShardingInfo],
+    env: ShardingEnv,
+    device: torch.device | None = None,
+    qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+) -> TableSharding:
+    """The sharding of unpooled tables of one strategy; see `create_embedding_bag_sharding`."""
+    return EmbeddingSharding(
+        strategy_of(sharding_type),
+        sharding_infos,
+        env,
+        device,
+        qcomm_codecs_registry,
+        is_sequence=True,
+    )
+
+
+def replace_placement_with_meta_device(sharding_infos: Sequence[EmbeddingShardingInfo]) -> None:
+    """Move the placements of tables on the ``meta`` device there: nothing of them is anywhere."""
+    for info in sharding_infos:
+        spec = info.param_sharding.sharding_spec
+        if info.param.is_meta and isinstance(spec, EnumerableShardingSpec):
+            for shard in spec.shards:
+                if shard.placement is not None:
+                    shard.placement = _remote_device(f"rank:{shard.placement.rank()}/meta")
+
+
+def tables_of(tables: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a collection's tables by table name, of the module that holds them."""
+    return {name.split(".")[0]: parameter for name, parameter in tables.named_parameters()}
