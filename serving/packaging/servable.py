@@ -84,12 +84,12 @@ class ServableModel:
 
     @property
     def bytes_fp32(self) -> int:
-        """Of all weights before packaging."""
+        """Bytes of all weights before packaging."""
         return self.dense_bytes + sum(table.info.bytes_fp32 for table in self.tables.tables)
 
     @property
     def bytes_packaged(self) -> int:
-        """Of all weights as packaged."""
+        """Bytes of all weights as packaged."""
         tables = sum(table.info.bytes for table in self.tables.tables)
         return self.dense_bytes - self.dense_bytes_saved + tables
 
@@ -164,7 +164,7 @@ def make_servable(
 
 
 def _check_module(module: nn.Module, options: PackageOptions) -> None:
-    """Refuse what is no module, and leaf modules that it has not."""
+    """Refuse what is not a module, and names of leaf modules that it does not have."""
     if not isinstance(module, nn.Module):
         raise UserError(f"module is a {type(module).__name__}; give a torch.nn.Module")
     parts = dict(module.named_modules())

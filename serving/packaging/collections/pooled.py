@@ -112,4 +112,4 @@ def _tables(collection: EmbeddingBagCollection) -> list[tuple[EmbeddingBagConfig
 POOLED = CollectionKind(
     module=EmbeddingBagCollection, tables=_tables, packed=PackedEmbeddingBagCollection
 )
-"""`EmbeddingBagCollection`."""
+"""The record of `EmbeddingBagCollection`."""

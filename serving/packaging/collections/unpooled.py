@@ -66,4 +66,4 @@ UNPOOLED = CollectionKind(
     # Its output may hold the ids themselves.
     only_looks_up=lambda module: not module.need_indices(),
 )
-"""`EmbeddingCollection`."""
+"""The record of `EmbeddingCollection`."""
