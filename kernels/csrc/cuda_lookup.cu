@@ -4,7 +4,8 @@
 // blockIdx.y picks a feature (in the plan's launch order), blockIdx.x a tile of its bags.  A row is
 // read by a group of `lanes` neighbouring threads, 16 bytes each (8 of int4): 8 lanes for 128 int8
 // columns.  A group owns `bags_per_group` neighbouring bags and streams over their ids, which lie
-// side by side, so rows are in flight across the ends of bags and a bag of one id takes the same path as any other.
+// side by side, so rows are in flight across the ends of bags, and a bag of one id takes the same
+// path as any other.
 #include "cuda_express.h"
 #include "cuda_slow.cuh"
 #include "cuda_widths.h"

@@ -4,7 +4,9 @@ Forms of the same model, with the same batches, in turns within one run:
 
 * ``tessera``, ``fbgemm``: the files of both backends as a server runs them
   (`tessera.serving.package.loading.load_package`);
-* ``tessera bf16``: the same with ``--dense-dtype bf16``;
+* ``own module``: the tessera backend's file of the same model as a module of a user's own, which holds
+  the same layers and ends in a sigmoid; its graph and its answers' bits are compared with the first;
+* ``tessera bf16``: the first with ``--dense-dtype bf16``;
 * ``torch bf16``: ``optimized`` with both MLPs in torch's bfloat16;
 * ``optimized``: the traced graph with FBGEMM's lookup through ``torch.jit.script`` and
   ``torch.jit.optimize_for_inference``, without packed layers;
@@ -31,12 +33,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from tessera.serving.inspect.graph import read_graph
 from tessera.serving.package.loading import load_package
 from tessera.serving.package.runner import HostBatch, Runner, TorchScriptRunner
 from tessera.serving.package.torchscript import optimize
 from tessera.serving.packaging.lookups.backends import BACKENDS
 from tessera.serving.packaging.options import PackageOptions
-from tessera.serving.packaging.package import write_model
+from tessera.serving.packaging.package import package_model, write_model
 from tessera.serving.packaging.ranking import ranking_source
 from tessera.serving.packaging.script import script
 from tessera.serving.packaging.servable import make_servable
@@ -44,6 +47,7 @@ from tessera.serving.packaging.trace import trace
 from tessera.training.models.architectures.dlrm import DLRMConfig
 from tessera.training.models.ranking import RankingModel, build_ranking_model
 from tessera.training.modules.choices import Hashing
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 DENSE = 13
 TABLES = 26
@@ -82,6 +86,36 @@ def random_batch(batch_size: int, rows: int, generator: torch.Generator) -> Host
     )
 
 
+class OwnModule(nn.Module):
+    """The benchmark's model as somebody writes it who does not use `tessera train`."""
+
+    def __init__(self, model: RankingModel) -> None:
+        super().__init__()
+        self.encoder, self.hasher, self.dlrm = model.encoder, model.hasher, model.arch
+
+    def forward(self, dense: Tensor, ids: KeyedJaggedTensor) -> Tensor:
+        """``[B, 13]`` and raw ids to probabilities ``[B]``."""
+        logits = self.dlrm(self.encoder(dense, ids.stride()), self.hasher(ids))
+        return torch.sigmoid(logits.squeeze(1))
+
+
+def check_same(paths: tuple[Path, Path], batches: list[HostBatch]) -> None:
+    """Hold two packages' graphs and answers against each other.
+
+    Raises:
+        SystemExit: they differ.
+    """
+    first, second = (load_package(path).runner for path in paths)
+    scripted = [torch.jit.load(str(path)) for path in paths]  # type: ignore[no-untyped-call] # torch's own has no types
+    graphs = [[node.name for node in read_graph(module).nodes] for module in scripted]
+    if graphs[0] != graphs[1]:
+        raise SystemExit(f"the graphs of {paths[0].name} and {paths[1].name} differ")
+    for batch in batches:
+        one, other = first.forward(batch), second.forward(batch)
+        if not all(torch.equal(one[name], other[name]) for name in one):
+            raise SystemExit(f"answers of {paths[0].name} and {paths[1].name} differ")
+
+
 class InBfloat16(nn.Module):
     """A part of a model in torch's bfloat16, with float32 around it."""
 
@@ -99,7 +133,7 @@ def in_bfloat16(eager: nn.Module) -> nn.Module:
     """A copy of the served form with both MLPs in bfloat16."""
     copied = copy.deepcopy(eager)
     for name in ("dense_arch", "over_arch"):
-        arch = copied.get_submodule(f"model.arch.{name}")
+        arch = copied.get_submodule(f"module.model.arch.{name}")
         arch.model = InBfloat16(arch.get_submodule("model"))
     return copied
 
@@ -141,6 +175,12 @@ def make_runners(rows: int, hashing: Hashing, folder: Path) -> dict[str, Runner]
         write_model(model, path, PackageOptions(name="dlrm", backend=backend))
         runners[backend] = load_package(path).runner
         if backend == "tessera":
+            own = folder / "own.pt"
+            _, inputs, sample = ranking_source(model)
+            package_model(OwnModule(model), inputs, sample, out=own, name="dlrm", backend=backend)
+            generator = torch.Generator().manual_seed(1)
+            check_same((path, own), [random_batch(B, rows, generator) for B in BATCH_SIZES])
+            runners["own module"] = load_package(own).runner
             options = PackageOptions(name="dlrm", backend=backend, dense_dtype="bf16")
             write_model(model, path, options)
             runners["tessera bf16"] = load_package(path).runner

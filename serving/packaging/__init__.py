@@ -1,18 +1,19 @@
-"""From a trained model to one servable file.
+"""From a module to one servable file; a trained run is a module with a served head.
 
 The files are the steps, in their order:
 
-* `options` (what the user chooses); `find` and `inputs` (what is in a module, and what it takes);
-* `tables/` chooses each table's type and place and stores it as rows;
-* `embedding` swaps a trained model's tables, `packed_collections` any module's, for the
-  backends' operators in `lookups/`;
-  `dense` swaps a module's dense layers;
-* `predict` (with `same_bits`, answers that do not depend on the batch) or `module_predict` give the
-  model the package's six inputs;
-* `trace`, `pack` and `script` make it TorchScript: `servable` and `module_servable` run the steps
+* `source` and `ranking` (a module of a user's own, a trained run), `options` (what the user chooses),
+  `inputs` (what the module takes and gives);
+* `collections/` finds the modules that hold tables and swaps them for lookups of stored rows;
+* `tables/` chooses each table's type and place and stores it as rows; `lookups/` has the two
+  backends' operators that look them up;
+* `predict` gives the module the package's six inputs; `trace` makes it one flat graph;
+* `passes/` changes the graph, one file per pass: which run, and in which order, follows from the
+  backend, the device and the type of the dense layers;
+* `script` makes it TorchScript; `answers` compares each form with the module; `servable` runs the steps
   up to here;
 * `evaluate` measures the loss, `type_report` compares types; `write/` chooses the golden inputs and
-  writes the file; `package` and `module_package` run it all.
+  writes the file; `package` runs it all.
 
 `FORMAT.md` beside this folder describes the file.
 """

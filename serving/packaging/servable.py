@@ -35,8 +35,15 @@ from tessera.serving.packaging.predict import Predict
 from tessera.serving.packaging.script import script
 from tessera.serving.packaging.source import Source
 from tessera.serving.packaging.tables.choose_types import choose_types
-from tessera.serving.packaging.tables.quantize import FloatTable, StoredTables, quantize_tables
+from tessera.serving.packaging.tables.quantize import (
+    FloatTable,
+    SourceTable,
+    StoredTables,
+    one_device,
+    quantize_tables,
+)
 from tessera.serving.packaging.tables.shard import check_plan, plan_shards
+from tessera.serving.packaging.tables.taken_over import QuantizedTable, plan_of_blocks
 from tessera.serving.packaging.trace import trace
 from tessera.serving.packaging.users_code import first_line, users_place
 
@@ -77,12 +84,12 @@ class ServableModel:
 
     @property
     def bytes_fp32(self) -> int:
-        """Of all weights before packaging."""
+        """Bytes of all weights before packaging."""
         return self.dense_bytes + sum(table.info.bytes_fp32 for table in self.tables.tables)
 
     @property
     def bytes_packaged(self) -> int:
-        """Of all weights as packaged."""
+        """Bytes of all weights as packaged."""
         tables = sum(table.info.bytes for table in self.tables.tables)
         return self.dense_bytes - self.dense_bytes_saved + tables
 
@@ -116,7 +123,7 @@ def make_servable(
     specs = hash_specs(find_hashers(module).values())
     # A first schema without outputs: they are seen when the module runs.
     schema = module_schema(inputs, arguments, found, specs, ())
-    tables, plan = store_tables(found.floats, options, progress=progress, allocate=allocate)
+    tables, plan = store_tables(found.sources, options, progress=progress, allocate=allocate)
     packed = with_stored_tables(module, found, tables, schema, backend)
     output = options.output if options.output != DEFAULT_OUTPUT else inputs.output
     watch = HashedIds()
@@ -147,7 +154,7 @@ def make_servable(
         schema=schema,
         tables=tables,
         plan=plan,
-        dense_bytes=dense_bytes(module, found.floats),
+        dense_bytes=dense_bytes(module, found.sources),
         dense_bytes_saved=saved,
         packed=packed,
         eager=eager,
@@ -157,7 +164,7 @@ def make_servable(
 
 
 def _check_module(module: nn.Module, options: PackageOptions) -> None:
-    """Refuse what is no module, and leaf modules that it has not."""
+    """Refuse what is not a module, and names of leaf modules that it does not have."""
     if not isinstance(module, nn.Module):
         raise UserError(f"module is a {type(module).__name__}; give a torch.nn.Module")
     parts = dict(module.named_modules())
@@ -208,7 +215,7 @@ def _odd_dtype(packed: nn.Module) -> str:
 
 
 def store_tables(
-    floats: Sequence[FloatTable],
+    sources: Sequence[SourceTable],
     options: PackageOptions,
     *,
     progress: bool = False,
@@ -219,22 +226,23 @@ def store_tables(
     Raises:
         UserError: choices that do not fit the tables.
     """
-    kinds = choose_types(floats, options.types)
-    if options.plan is not None:
-        plan = check_plan(options.plan, floats, kinds, device=options.device)
+    kinds = choose_types(sources, options.types)
+    given = options.plan or (_own_plan(sources) if options.shards == 1 else None)
+    if given is not None:
+        plan = check_plan(given, sources, kinds, device=options.device)
     else:
         plan = plan_shards(
-            floats,
+            sources,
             kinds,
             shards=options.shards,
             device=options.device,
             sharding=options.sharding,
             by_pattern=options.table_sharding,
         )
-    rows = sum(len(table.weights) for table in floats)
+    rows = sum(table.rows for table in sources)
     with progress_bar("quantize", rows, progress=progress) as bar:
         tables = quantize_tables(
-            floats,
+            sources,
             kinds,
             plan=plan,
             for_gpu=options.device == "cuda",
@@ -244,9 +252,16 @@ def store_tables(
     return tables, plan
 
 
-def dense_bytes(model: nn.Module, floats: Sequence[FloatTable]) -> int:
+def _own_plan(sources: Sequence[SourceTable]) -> ShardingPlan | None:
+    """The plan that sharded quantized collections follow; None where there are none."""
+    quantized = [table for table in sources if isinstance(table, QuantizedTable)]
+    others = [table for table in sources if isinstance(table, FloatTable)]
+    return plan_of_blocks(quantized, one_device(others))
+
+
+def dense_bytes(model: nn.Module, sources: Sequence[SourceTable]) -> int:
     """Bytes of the parameters that are no tables."""
-    tables = {id(table.weights) for table in floats}
+    tables = {id(table.weights) for table in sources if isinstance(table, FloatTable)}
     return sum(p.numel() * p.element_size() for p in model.parameters() if id(p) not in tables)
 
 

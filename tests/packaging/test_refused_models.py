@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.ao import quantization
 
 from tessera.cli import main
 from tessera.errors import UserError
@@ -18,9 +17,7 @@ from tessera.serving.package.loading import load_package
 from tessera.serving.package.runner import HostBatch
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.servable import make_servable
-from tessera.training.modules.embedding_configs import QuantConfig
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
-from tessera.training.quant.embedding_modules import EmbeddingBagCollection as QuantizedBags
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tests.packaging import user_models
 from tests.packaging.batches import random_batch
@@ -274,17 +271,6 @@ def test_a_run_or_a_factory_and_not_both(
 ) -> None:
     assert main(["package-model", *sources, "--out", str(tmp_path / "m.pt")]) == 2
     assert "give either RUN_OR_CHECKPOINT or --factory" in capsys.readouterr().err
-
-
-def test_tables_that_are_quantized_already_are_refused(tmp_path: Path) -> None:
-    module, _, sample = user_models.tutorial()
-    module.ebc_.qconfig = QuantConfig(
-        activation=quantization.PlaceholderObserver.with_args(dtype=torch.float),
-        weight=quantization.PlaceholderObserver.with_args(dtype=torch.int8),
-    )
-    module.ebc_ = QuantizedBags.from_float(module.ebc_)
-    with pytest.raises(UserError, match=r"ebc_ is a .*, which cannot be packaged; give the module"):
-        package_model(module, None, sample, out=tmp_path / "m.pt")
 
 
 @pytest.mark.parametrize(

@@ -287,6 +287,7 @@ def test_wrong_ids_and_features_are_named():
         (ParameterSharding("column_wise", "quant"), "column_wise without ranks"),
         (ParameterSharding("column_wise", "quant", [0, 1, 0]), "16 columns, which 3 ranks"),
         (ParameterSharding("data_parallel", "quant"), "sharding_type is 'data_parallel'"),
+        (ParameterSharding("rowwise", "quant"), "did you mean row_wise"),
         (
             ParameterSharding(
                 "row_wise", "quant", sharding_spec=spec(([0, 0], [2, 16], 1), ([2, 0], [3, 16], 0))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tessera.errors import UserError
 from tessera.training.modules.embedding_configs import BaseEmbeddingConfig
+from tessera.training.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from tessera.training.quant.rows import stored_data_type
 
 C = TypeVar("C", bound=BaseEmbeddingConfig)
@@ -51,11 +52,18 @@ def stored_tables(
     ]
 
 
-def float_weights(tables: nn.ModuleDict) -> dict[str, Tensor]:
-    """The weight of each table by its name."""
+def float_tables(
+    module: EmbeddingBagCollection | EmbeddingCollection,
+) -> tuple[Sequence[BaseEmbeddingConfig], dict[str, Tensor]]:
+    """The tables of a trained collection, and the weight of each by its name."""
+    configs: Sequence[BaseEmbeddingConfig]
+    if isinstance(module, EmbeddingBagCollection):
+        configs, tables = module.embedding_bag_configs(), module.embedding_bags
+    else:
+        configs, tables = module.embedding_configs(), module.embeddings
     weights: dict[str, Tensor] = {}
     for name, table in tables.items():
         weight = table.weight
         assert isinstance(weight, Tensor)
         weights[name] = weight
-    return weights
+    return configs, weights

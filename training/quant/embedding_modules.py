@@ -19,7 +19,6 @@ from tessera.training.modules.tables import (
     embedding_names,
     get_embedding_names_by_table,
 )
-from tessera.training.quant.config import float_weights, quantization_of, stored_tables
 from tessera.training.quant.pooled import MeanColumns, split_by_feature
 from tessera.training.quant.rows import DEFAULT_ROW_ALIGNMENT
 from tessera.training.quant.stored_collection import QuantizedWeights, StoredCollection
@@ -69,26 +68,10 @@ class EmbeddingBagCollection(StoredCollection[EmbeddingBagConfig], EmbeddingBagC
         self._means = MeanColumns(tables)
 
     @classmethod
-    def from_float(
-        cls,
-        module: FloatBags,
-        use_precomputed_fake_quant: bool = False,  # noqa: FBT001, FBT002 - torch calls it so
+    def _like(
+        cls, module: FloatBags, tables: list[EmbeddingBagConfig], output_dtype: torch.dtype
     ) -> "EmbeddingBagCollection":
-        """Quantize a trained collection as its ``qconfig`` says.
-
-        Args:
-            module: the trained collection.
-            use_precomputed_fake_quant: torch's argument; tables have no fake quantization.
-
-        Raises:
-            UserError: there is no ``qconfig``, or a type that is not stored.
-        """
-        del use_precomputed_fake_quant
-        output_dtype, dtype, single = quantization_of(module)
-        tables = stored_tables(module.embedding_bag_configs(), dtype, single)
-        quantized = cls(tables, module.is_weighted(), module.device, output_dtype)
-        quantized.store(float_weights(module.embedding_bags))
-        return quantized
+        return cls(tables, module.is_weighted(), module.device, output_dtype)
 
     def _get_name(self) -> str:
         return "QuantizedEmbeddingBagCollection"
@@ -164,26 +147,10 @@ class EmbeddingCollection(StoredCollection[EmbeddingConfig], EmbeddingCollection
         self._embedding_names = embedding_names(tables)
 
     @classmethod
-    def from_float(
-        cls,
-        module: FloatCollection,
-        use_precomputed_fake_quant: bool = False,  # noqa: FBT001, FBT002 - torch calls it so
+    def _like(
+        cls, module: FloatCollection, tables: list[EmbeddingConfig], output_dtype: torch.dtype
     ) -> "EmbeddingCollection":
-        """Quantize a trained collection as its ``qconfig`` says; see `EmbeddingBagCollection`.
-
-        Args:
-            module: the trained collection.
-            use_precomputed_fake_quant: torch's argument; tables have no fake quantization.
-
-        Raises:
-            UserError: there is no ``qconfig``, or a type that is not stored.
-        """
-        del use_precomputed_fake_quant
-        output_dtype, dtype, single = quantization_of(module)
-        tables = stored_tables(module.embedding_configs(), dtype, single)
-        quantized = cls(tables, module.device, module.need_indices(), output_dtype)
-        quantized.store(float_weights(module.embeddings))
-        return quantized
+        return cls(tables, module.device, module.need_indices(), output_dtype)
 
     def _get_name(self) -> str:
         return "QuantizedEmbeddingCollection"

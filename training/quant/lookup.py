@@ -47,6 +47,28 @@ class RowsOf:
     features: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class StoredPart:
+    """A block of a table where it is stored.
+
+    Attributes:
+        table: the table's name.
+        device: the device's number, from 0 on.
+        row: the block's first row in the table.
+        column: its first column.
+        columns: how many.
+        rows: ``[rows, row bytes]`` uint8: the whole row's scale and bias, the numbers of the
+            block's columns, and padding.
+    """
+
+    table: str
+    device: int
+    row: int
+    column: int
+    columns: int
+    rows: Tensor
+
+
 class QuantizedRows:
     """The rows and the one operator call.
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from tessera.training.modules.embedding_configs import BaseEmbeddingConfig
+from tessera.training.modules.embedding_modules import EmbeddingBagCollection as FloatBags
+from tessera.training.modules.embedding_modules import EmbeddingCollection as FloatCollection
 from tessera.training.modules.tables import check_features, check_tables
-from tessera.training.quant.lookup import QuantizedRows, RowsOf, ids_are_rows
+from tessera.training.quant.config import float_tables, quantization_of, stored_tables
+from tessera.training.quant.lookup import QuantizedRows, RowsOf, StoredPart, ids_are_rows
 from tessera.training.quant.rows import store_quantized, store_rows
 from tessera.training.sparse import selection
 from tessera.training.sparse.checks import check_id_dtype
@@ -21,6 +26,7 @@ QuantizedWeights = dict[str, tuple[Tensor, Tensor | None]]
 
 
 Config = TypeVar("Config", bound=BaseEmbeddingConfig)
+Stored = TypeVar("Stored", bound="StoredCollection[Any]")
 
 
 class StoredCollection(nn.Module, Generic[Config]):
@@ -84,6 +90,33 @@ class StoredCollection(nn.Module, Generic[Config]):
             for part, rows in zip(self.rows.parts(), self.rows.tables(), strict=True):
                 store_quantized(*weights[part.name], rows)
 
+    @classmethod
+    def from_float(
+        cls,
+        module: FloatBags | FloatCollection,
+        use_precomputed_fake_quant: bool = False,  # noqa: FBT001, FBT002 - torch calls it so
+    ) -> Self:
+        """Quantize a trained collection as its ``qconfig`` says.
+
+        Args:
+            module: the trained collection.
+            use_precomputed_fake_quant: torch's argument; tables have no fake quantization.
+
+        Raises:
+            UserError: there is no ``qconfig``, or a type that is not stored.
+        """
+        del use_precomputed_fake_quant
+        output_dtype, dtype, single = quantization_of(module)
+        configs, weights = float_tables(module)
+        quantized: Self = cls._like(module, stored_tables(configs, dtype, single), output_dtype)
+        quantized.store(weights)
+        return quantized
+
+    @classmethod
+    @abstractmethod
+    def _like(cls, module: Any, tables: list[Any], output_dtype: torch.dtype) -> Any:
+        """A collection of ``tables``, in all else as the trained ``module``; its rows are zeros."""
+
     def _name_buffers(self) -> None:
         tables = self.get_submodule(self.holder)
         for part, rows in zip(self.rows.parts(), self.rows.tables(), strict=True):
@@ -102,6 +135,13 @@ class StoredCollection(nn.Module, Generic[Config]):
         for part, rows in zip(self.rows.parts(), self.rows.tables(), strict=True):
             if not weights[part.name].is_meta and not rows.is_meta:
                 store_rows(weights[part.name], part.data_type, rows)
+
+    def blocks(self) -> list[StoredPart]:
+        """What is stored, each table whole."""
+        return [
+            StoredPart(table=part.name, device=0, row=0, column=0, columns=part.dim, rows=rows)
+            for part, rows in zip(self.rows.parts(), self.rows.tables(), strict=True)
+        ]
 
     @property
     def device(self) -> torch.device:

@@ -211,7 +211,7 @@ void KserveMetadata::count(const ServedModel& model, inference::ModelStatistics&
 
 Status KserveMetadata::answer(const inference::RepositoryIndexRequest& request,
                               inference::RepositoryIndexResponse& response) const {
-  if (const Status status = check_repository(request.repository_name()); !status.ok()) {
+  if (Status status = check_repository(request.repository_name()); !status.ok()) {
     return status;
   }
   for (const std::string& name : facts_.registry.names()) {

@@ -175,12 +175,14 @@ TrafficResult run_traffic(const TrafficOptions& options, const std::vector<std::
     buffers.emplace_back(&slice, 1);
   }
   std::vector<std::unique_ptr<Connection>> connections;
+  connections.reserve(static_cast<std::size_t>(options.connections));
   for (int i = 0; i < options.connections; ++i) {
     connections.push_back(std::make_unique<Connection>(options, buffers, samples, i));
   }
   {
     const TimePoint begin = Steady::now() + std::chrono::milliseconds(10);
     std::vector<std::jthread> threads;
+    threads.reserve(connections.size());
     for (const auto& connection : connections) {
       threads.emplace_back([&, begin] { connection->run(begin); });
     }

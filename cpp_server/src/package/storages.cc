@@ -196,7 +196,7 @@ class StorageFinder {
   std::string new_storage() {
     if (plain_.size() < 8) refuse("a storage is described in another way");
     const Token* const before = plain_.data() + plain_.size() - 8;
-    const std::string key = text_of(before[3]);
+    std::string key = text_of(before[3]);
     const bool shaped = before[0].opcode == kMark && before[6].opcode == kTuple &&
                         is_integer(before[5]) && text_of(before[1]) == "storage";
     text_of(before[4]);

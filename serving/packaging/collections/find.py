@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from tessera.errors import UserError
 from tessera.serving.package.schema import Pooling
@@ -14,11 +14,13 @@ from tessera.serving.packaging.collections.kinds import (
     FoundTable,
 )
 from tessera.serving.packaging.collections.pooled import POOLED
+from tessera.serving.packaging.collections.quantized import QUANTIZED
 from tessera.serving.packaging.collections.unpooled import UNPOOLED
-from tessera.serving.packaging.tables.quantize import FloatTable
+from tessera.serving.packaging.tables.quantize import FloatTable, SourceTable
+from tessera.serving.packaging.tables.taken_over import QuantizedTable
 from tessera.training.modules.embedding_configs import BaseEmbeddingConfig, PoolingType
 
-KINDS: tuple[CollectionKind, ...] = (POOLED, UNPOOLED)
+KINDS: tuple[CollectionKind, ...] = (POOLED, UNPOOLED, *QUANTIZED)
 """The kinds of modules whose tables can be packaged; the first that fits a module counts.
 
 A new kind is one `CollectionKind`, in a file of its own beside this one, and its name here.
@@ -30,7 +32,7 @@ class FoundTables:
     """All collections of a module, and the tables to store."""
 
     collections: tuple[FoundCollection, ...]
-    floats: tuple[FloatTable, ...]
+    sources: tuple[SourceTable, ...]
 
 
 def kind_of(module: nn.Module) -> CollectionKind | None:
@@ -48,25 +50,30 @@ def find_tables(module: nn.Module) -> FoundTables:
         UserError: a collection is still in the trainer's hands or has no values, or there is none.
     """
     collections = []
-    names: dict[int, str] = {}
-    floats: dict[str, FloatTable] = {}
+    names: dict[object, str] = {}
+    sources: dict[str, SourceTable] = {}
     for path, part in module.named_modules():
         kind = kind_of(part)
         if kind is not None:
             tables = []
-            for config, weight in kind.tables(part):
-                if weight.is_meta:
+            for config, given in kind.tables(part):
+                if _is_meta(given):
                     raise UserError(
                         f"table {config.name!r} is on the meta device and has no values; load the "
                         "trained weights into a module made on the CPU first"
                     )
-                if id(weight) not in names:
-                    free = config.name not in floats
+                memory = _memory(given)
+                if memory not in names:
+                    free = config.name not in sources
                     name = config.name if free else f"{path}.{config.name}"
-                    names[id(weight)] = name
-                    floats[name] = FloatTable(name=name, weights=weight)
+                    names[memory] = name
+                    sources[name] = (
+                        FloatTable(name=name, weights=given)
+                        if isinstance(given, Tensor)
+                        else replace(given, name=name)
+                    )
                 tables.append(
-                    FoundTable(stored=names[id(weight)], config=config, pooling=_pooling(config))
+                    FoundTable(stored=names[memory], config=config, pooling=_pooling(config))
                 )
             collections.append(
                 FoundCollection(path=path, module=part, kind=kind, tables=tuple(tables))
@@ -75,15 +82,25 @@ def find_tables(module: nn.Module) -> FoundTables:
             raise UserError(
                 f"{path or 'the module'} is a {type(part).__module__}.{type(part).__name__}, which "
                 "cannot be packaged; give the module with plain EmbeddingBagCollection and "
-                "EmbeddingCollection tables, neither sharded nor quantized (for what "
-                "'tessera train' wrote, load_trained returns it)"
+                "EmbeddingCollection tables, or with quantized ones (for what 'tessera train' "
+                "wrote, load_trained returns it)"
             )
     if not collections:
         raise UserError(
             f"{type(module).__name__} has no EmbeddingBagCollection and no EmbeddingCollection; "
             "a package is for models with embedding tables"
         )
-    return FoundTables(collections=tuple(collections), floats=tuple(floats.values()))
+    return FoundTables(collections=tuple(collections), sources=tuple(sources.values()))
+
+
+def _memory(given: Tensor | QuantizedTable) -> object:
+    """What two tables with the same values in memory have in common."""
+    return id(given) if isinstance(given, Tensor) else ("rows", given.blocks[0].rows.data_ptr())
+
+
+def _is_meta(given: Tensor | QuantizedTable) -> bool:
+    rows = [given] if isinstance(given, Tensor) else [block.rows for block in given.blocks]
+    return any(tensor.is_meta for tensor in rows)
 
 
 def _holds_tables(part: nn.Module) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tessera.serving.package.schema import FeatureSpec, Hashing, OutOfRange, Pooling
 from tessera.serving.packaging.lookups.backends import LookupBackend
 from tessera.serving.packaging.tables.quantize import StoredTables
+from tessera.serving.packaging.tables.taken_over import QuantizedTable
 from tessera.training.modules.embedding_configs import BaseEmbeddingConfig
 
 
@@ -100,7 +101,8 @@ class CollectionKind:
 
     Attributes:
         module: the class; its subclasses count as well.
-        tables: the configs and weights ``[rows, dim]`` of such a module's tables, in its order.
+        tables: the configs of such a module's tables, in its order, each with its weights
+            ``[rows, dim]`` or with the rows that are stored already.
         packed: what stands in for such a module.  It takes and gives what the module does, in Python
             as well as while ``torch.fx`` traces it, and looks rows up in `StoredTables`.
         only_looks_up: whether what stands in does nothing with ids but look them up, so that the
@@ -108,6 +110,6 @@ class CollectionKind:
     """
 
     module: type[nn.Module]
-    tables: Callable[[Any], Sequence[tuple[BaseEmbeddingConfig, Tensor]]]
+    tables: Callable[[Any], Sequence[tuple[BaseEmbeddingConfig, Tensor | QuantizedTable]]]
     packed: Callable[[FoundCollection, StoredTables, Treatments, LookupBackend], nn.Module]
     only_looks_up: Callable[[Any], bool] = lambda _: True

@@ -7,6 +7,7 @@ them, and call the lookup operator on buffers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -20,6 +21,7 @@ from tessera.serving.packaging.lookups.backends import LookupBackend
 from tessera.serving.packaging.tables.quantize import StoredTables
 from tessera.training.modules.embedding_configs import EmbeddingBagConfig
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
+from tessera.training.modules.tables import EmbeddingBagCollectionInterface
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 
@@ -39,8 +41,7 @@ class PackedEmbeddingBagCollection(nn.Module):
         backend: LookupBackend,
     ) -> None:
         super().__init__()
-        assert isinstance(found.module, EmbeddingBagCollection)
-        self._weighted = found.module.is_weighted()
+        self._weighted = cast("EmbeddingBagCollectionInterface", found.module).is_weighted()
         self._specs = found.lookups(treatments)
         self._stored = stored
         self._backend = backend
@@ -111,4 +112,4 @@ def _tables(collection: EmbeddingBagCollection) -> list[tuple[EmbeddingBagConfig
 POOLED = CollectionKind(
     module=EmbeddingBagCollection, tables=_tables, packed=PackedEmbeddingBagCollection
 )
-"""`EmbeddingBagCollection`."""
+"""The record of `EmbeddingBagCollection`."""

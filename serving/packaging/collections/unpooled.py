@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor, nn
 
 from tessera.serving.packaging.collections.kinds import (
@@ -13,6 +15,7 @@ from tessera.serving.packaging.lookups.backends import LookupBackend
 from tessera.serving.packaging.tables.quantize import StoredTables
 from tessera.training.modules.embedding_configs import EmbeddingConfig
 from tessera.training.modules.embedding_modules import EmbeddingCollection
+from tessera.training.modules.tables import EmbeddingCollectionInterface
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 
@@ -27,8 +30,7 @@ class PackedEmbeddingCollection(nn.Module):
         backend: LookupBackend,
     ) -> None:
         super().__init__()
-        assert isinstance(found.module, EmbeddingCollection)
-        self._need_indices = found.module.need_indices()
+        self._need_indices = cast("EmbeddingCollectionInterface", found.module).need_indices()
         self._features = []
         for number, (feature, spec) in enumerate(found.lookups(treatments)):
             self._features.append((feature, spec.name, f"lookup_{number}"))
@@ -64,4 +66,4 @@ UNPOOLED = CollectionKind(
     # Its output may hold the ids themselves.
     only_looks_up=lambda module: not module.need_indices(),
 )
-"""`EmbeddingCollection`."""
+"""The record of `EmbeddingCollection`."""

@@ -2,13 +2,9 @@
 
 A server batches what happens to be waiting; without care the same request would get answers
 that differ in the last bit from call to call.  Two parts of a forward pass look at the batch
-size on the CPU:
-
-* Matrix products take other kernels, with another order of summation, for the rows beyond the
-  last multiple of `ROW_BLOCK` (oneMKL) or for a single long row (oneDNN).  `pad_dense` and
-  `pad_lengths` leave neither.
-* Elementwise functions compute whole blocks of `VECTOR_BLOCK` numbers with vector instructions
-  but the rest with scalar ones, whose ``exp`` rounds differently.
+size on the CPU.  Elementwise functions are the matter of `sigmoid` and `whole_vectors`; matrix products
+take other kernels, with another order of summation, for the rows beyond the last multiple of `ROW_BLOCK`
+(oneMKL) or for a single long row (oneDNN).  `pad_dense` and `pad_lengths` leave neither.
 
 The price is the arithmetic of up to three more samples.  Found by measuring (x86, AVX-512 and
 AVX2, torch 2.13); the tests hold it.  Where all matrix products are Tessera's, which compute each

@@ -10,25 +10,7 @@ from torch import Tensor
 
 from tessera.kernels.row_types import RowType
 from tessera.serving.package.manifest import Placement, ShardingPlan
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredBlock:
-    """Some rows and columns of a table as they lie on one device.
-
-    Attributes:
-        device: the device's number, from 0 on.
-        row_begin, row_end, column_begin, column_end: which part of the table.
-        rows: ``[row_end - row_begin, at least row bytes]`` uint8: scale and bias of the whole row
-            first, then the numbers of the block's columns.
-    """
-
-    device: int
-    row_begin: int
-    row_end: int
-    column_begin: int
-    column_end: int
-    rows: Tensor
+from tessera.training.quant.lookup import StoredPart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,21 +29,22 @@ class QuantizedTable:
     rows: int
     dim: int
     kind: RowType
-    blocks: tuple[StoredBlock, ...]
+    blocks: tuple[StoredPart, ...]
 
     def stored(self, begin: int, end: int) -> Tensor:
         """Rows ``[begin, end)`` whole, ``[end - begin, row bytes]`` uint8 on the CPU."""
         header = self.kind.header_bytes
         found = torch.zeros(end - begin, self.kind.row_bytes(self.dim), dtype=torch.uint8)
         for block in self.blocks:
-            first, last = max(begin, block.row_begin), min(end, block.row_end)
+            first, last = max(begin, block.row), min(end, block.row + len(block.rows))
             if first >= last:
                 continue
-            own = block.rows[first - block.row_begin : last - block.row_begin].cpu()
-            at, to = (self.kind.data_bytes(c) for c in (block.column_begin, block.column_end))
+            own = block.rows[first - block.row : last - block.row].cpu()
+            at = header + self.kind.data_bytes(block.column)
+            width = self.kind.data_bytes(block.columns)
             here = found[first - begin : last - begin]
             here[:, :header] = own[:, :header]
-            here[:, header + at : header + to] = own[:, header : header + to - at]
+            here[:, at : at + width] = own[:, header : header + width]
         return found
 
 
@@ -80,10 +63,10 @@ def plan_of_blocks(
             table=table.name,
             shard=devices.index(block.device),
             device="cpu",
-            row_begin=block.row_begin,
-            row_end=block.row_end,
-            column_begin=block.column_begin,
-            column_end=block.column_end,
+            row_begin=block.row,
+            row_end=block.row + len(block.rows),
+            column_begin=block.column,
+            column_end=block.column + block.columns,
         )
         for table in tables
         for block in table.blocks

@@ -138,7 +138,7 @@ class ShardedCollection(
         """
 
     def compute(self, ctx: Ctx, dist_input: KJTList) -> list[Tensor]:
-        """Look up what arrived: per sharding the vectors, a row of columns each or flat."""
+        """Look up the received ids; return per sharding their vectors, as rows or flat."""
         del ctx
         return [
             lookup(features) for lookup, features in zip(self._lookups, dist_input, strict=True)

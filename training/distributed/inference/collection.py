@@ -6,7 +6,7 @@ Legend: ``W`` devices, ``B`` samples, ``D`` columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, cast
+from typing import Any, ClassVar, Generic, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +19,19 @@ from tessera.training.distributed.inference.lookup import OUTPUT_DTYPE, ROW_ALIG
 from tessera.training.distributed.inference.rw_sharding import InferRwEmbeddingSharding
 from tessera.training.distributed.inference.sharding import InferSharding, Route
 from tessera.training.distributed.inference.shards import InferTable, shards_of
-from tessera.training.distributed.inference.tw_sharding import InferTwEmbeddingSharding
-from tessera.training.distributed.plan.plan_types import ParameterSharding, ShardingType
+from tessera.training.distributed.plan.plan_types import (
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingType,
+)
 from tessera.training.distributed.plan.sharded_module import M
 from tessera.training.distributed.sharding.interfaces import EmbeddingShardingInfo
 from tessera.training.distributed.sharding.mixins import FeatureShardingMixIn, ModuleShardingMixIn
+from tessera.training.distributed.sharding.registry import strategy_of
 from tessera.training.distributed.tables.table_shards import GroupedEmbeddingConfig
 from tessera.training.distributed.travel.kjt_list import KJTList, ListOfKJTList
 from tessera.training.modules.embedding_configs import EmbeddingTableConfig, PoolingType
-from tessera.training.quant.lookup import QuantizedRows
+from tessera.training.quant.lookup import QuantizedRows, StoredPart
 from tessera.training.quant.stored_collection import (
     Config,
     StoredCollection,
@@ -39,7 +43,8 @@ from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tessera.training.streamable import Multistreamable
 
 SHARDINGS: dict[str, type[InferSharding]] = {
-    ShardingType.TABLE_WISE.value: InferTwEmbeddingSharding,
+    # Table-wise is the case of one block that has all columns.
+    ShardingType.TABLE_WISE.value: InferCwEmbeddingSharding,
     ShardingType.COLUMN_WISE.value: InferCwEmbeddingSharding,
     ShardingType.ROW_WISE.value: InferRwEmbeddingSharding,
 }
@@ -107,9 +112,9 @@ def create_infer_sharding(
         pooled: whether the vectors of a bag are added up.
 
     Raises:
-        UserError: inference has no such type, or the plan cannot be followed.
+        UserError: inference has no such strategy, or the plan cannot be followed.
     """
-    if sharding_type not in SHARDINGS:
+    if strategy_of(sharding_type).name not in SHARDINGS:
         raise UserError(
             f"sharding_type is {sharding_type!r}; quantized tables are sharded "
             f"{', '.join(SHARDINGS)}"
@@ -160,8 +165,8 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn, Generic[Config]):
         module: StoredCollection[Config],
         table_name_to_parameter_sharding: Mapping[str, ParameterSharding],
         env: ShardingEnv,
-        fused_params: dict[str, Any] | None,
-        device: torch.device | None,
+        fused_params: dict[str, Any] | None = None,
+        device: torch.device | None = None,
     ) -> None:
         super().__init__()
         plan = table_name_to_parameter_sharding
@@ -174,6 +179,7 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn, Generic[Config]):
             ROW_ALIGNMENT: module.rows.row_alignment,
             **(fused_params or {}),
         }
+        self._output_dtype: torch.dtype = settings[OUTPUT_DTYPE]
         self._infos: dict[str, list[EmbeddingShardingInfo]] = {}
         for table, rows in zip(tables, module.rows.tables(), strict=True):
             where = plan[table.name]
@@ -221,8 +227,8 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn, Generic[Config]):
         self.add_module(holder, tables)
         blocks: dict[str, list[Tensor]] = {}
         for sharding in self._shardings.values():
-            for name, rows in sharding.stored_blocks():
-                blocks.setdefault(name, []).append(rows)
+            for table, _, rows in sharding.stored_blocks():
+                blocks.setdefault(table.name, []).append(rows)
         for name, own in blocks.items():
             for index, rows in enumerate(own):
                 buffer = "weight" if len(own) == 1 else f"weight_{index}"
@@ -264,6 +270,25 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn, Generic[Config]):
             operators.update(sharding.lookup().get_tbes_to_register())
         return operators
 
+    def blocks(self) -> list[StoredPart]:
+        """What is stored, device by device."""
+        return [
+            StoredPart(
+                table=table.name,
+                device=shard.rank,
+                row=shard.row,
+                column=shard.column,
+                columns=shard.columns,
+                rows=rows,
+            )
+            for sharding in self._shardings.values()
+            for table, shard, rows in sharding.stored_blocks()
+        ]
+
+    def output_dtype(self) -> torch.dtype:
+        """The type of the vectors."""
+        return self._output_dtype
+
     def create_context(self) -> QuantCollectionContext:
         """What the steps of one batch share."""
         return QuantCollectionContext()
@@ -304,6 +329,9 @@ class QuantCollectionSharder(BaseQuantEmbeddingSharder[M]):
         shardable_params: names of the tables that may be sharded; None: all.
     """
 
+    _unsharded: type[M]
+    _sharded: ClassVar[type[ShardedQuantCollection[Any]]]
+
     def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
         """By table name ``[rows, columns]`` uint8 on the ``meta`` device.
 
@@ -319,3 +347,19 @@ class QuantCollectionSharder(BaseQuantEmbeddingSharder[M]):
             for part in module.rows.parts()
             if self._shardable_params is None or part.name in self._shardable_params
         }
+
+    def shard(
+        self,
+        module: M,
+        params: EmbeddingModuleShardingPlan,
+        env: ShardingEnv,
+        device: torch.device | None = None,
+    ) -> ShardedQuantCollection[Any]:
+        """The sharded form of ``module``; see `ShardedQuantCollection`."""
+        assert isinstance(module, StoredCollection)
+        return self._sharded(module, params, env, self.fused_params, device)
+
+    @property
+    def module_type(self) -> type[M]:
+        """What it shards."""
+        return self._unsharded

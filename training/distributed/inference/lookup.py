@@ -30,29 +30,28 @@ class _MetaInferLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
 
     Args:
         grouped_configs: the shards that the device holds.
-        device: where.
-        pooled: whether vectors of a bag are added up.
+        device: where; None: the CPU.
+        feature_processor: puts weights on the ids before they are looked up.
         fused_params: ``output_dtype`` (a torch dtype, float32 by default) and ``row_alignment``
             (bytes).
-        feature_processor: puts weights on the ids before they are looked up.
 
     Raises:
         ValueError: a setting that is not known.
     """
 
+    _pooled: ClassVar[bool]
+
     def __init__(
         self,
         grouped_configs: list[GroupedEmbeddingConfig],
-        device: torch.device | None,
-        *,
-        pooled: bool,
-        fused_params: dict[str, Any] | None,
+        device: torch.device | None = None,
         feature_processor: BaseGroupedFeatureProcessor | None = None,
+        fused_params: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self._feature_processor = feature_processor
         settings = dict(fused_params or {})
-        output_dtype = settings.pop(OUTPUT_DTYPE, torch.float32)
+        self._output_dtype = settings.pop(OUTPUT_DTYPE, torch.float32)
         row_alignment = settings.pop(ROW_ALIGNMENT, DEFAULT_ROW_ALIGNMENT)
         if settings:
             raise ValueError(
@@ -61,7 +60,6 @@ class _MetaInferLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
             )
         self.grouped_configs = grouped_configs
         self._is_weighted = any(config.is_weighted for config in grouped_configs)
-        self._output_dtype = output_dtype
         shards = [table for config in grouped_configs for table in config.embedding_tables]
         self.rows = QuantizedRows(
             [
@@ -74,8 +72,8 @@ class _MetaInferLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
                 )
                 for table in shards
             ],
-            pooled=pooled,
-            output_dtype=output_dtype,
+            pooled=self._pooled,
+            output_dtype=self._output_dtype,
             device=device or torch.device("cpu"),
             row_alignment=row_alignment,
         )
@@ -108,39 +106,15 @@ class _MetaInferLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
 
 
 class MetaInferGroupedPooledEmbeddingsLookup(_MetaInferLookup):
-    """The pooled lookups of one device.
+    """The pooled lookups of one device."""
 
-    Args:
-        grouped_configs: the shards that the device holds.
-        device: where; None: the CPU.
-        feature_processor: puts weights on the ids of weighted tables before they are looked up.
-        fused_params: ``output_dtype`` and ``row_alignment``.
-    """
-
-    def __init__(
-        self,
-        grouped_configs: list[GroupedEmbeddingConfig],
-        device: torch.device | None = None,
-        feature_processor: BaseGroupedFeatureProcessor | None = None,
-        fused_params: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(
-            grouped_configs,
-            device,
-            pooled=True,
-            fused_params=fused_params,
-            feature_processor=feature_processor,
-        )
+    _pooled = True
 
 
 class MetaInferGroupedEmbeddingsLookup(_MetaInferLookup):
-    """The unpooled lookups of one device.
+    """The unpooled lookups of one device; its arguments are the pooled one's."""
 
-    Args:
-        grouped_configs: the shards that the device holds.
-        device: where; None: the CPU.
-        fused_params: ``output_dtype`` and ``row_alignment``.
-    """
+    _pooled = False
 
     def __init__(
         self,
@@ -148,7 +122,7 @@ class MetaInferGroupedEmbeddingsLookup(_MetaInferLookup):
         device: torch.device | None = None,
         fused_params: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(grouped_configs, device, pooled=False, fused_params=fused_params)
+        super().__init__(grouped_configs, device, fused_params=fused_params)
 
 
 class InferGroupedLookupMixin(BaseEmbeddingLookup[KJTList, list[Tensor]]):

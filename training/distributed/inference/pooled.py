@@ -21,10 +21,7 @@ from tessera.training.distributed.inference.collection import (
     create_infer_sharding,
 )
 from tessera.training.distributed.inference.sharding import InferSharding
-from tessera.training.distributed.plan.plan_types import (
-    EmbeddingModuleShardingPlan,
-    ParameterSharding,
-)
+from tessera.training.distributed.plan.plan_types import ParameterSharding
 from tessera.training.distributed.sharding.interfaces import EmbeddingShardingInfo
 from tessera.training.distributed.travel.kjt_list import ListOfKJTList
 from tessera.training.modules.embedding_configs import EmbeddingBagConfig
@@ -75,11 +72,16 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantCollection[EmbeddingBagConf
         self._length_per_key = [
             table.embedding_dim for table in self.configs for _ in table.feature_names
         ]
+        self._weighted = module.is_weighted()
         self._means = MeanColumns(self.configs)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The settings of every table, in the collection's order."""
         return self.configs
+
+    def is_weighted(self) -> bool:
+        """Whether ids carry weights."""
+        return self._weighted
 
     def output_dist(self, ctx: QuantCollectionContext, output: list[list[Tensor]]) -> KeyedTensor:
         """The vectors on the first device, in the unsharded module's order."""
@@ -125,24 +127,7 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantCollection[EmbeddingBagConf
 
 
 class QuantEmbeddingBagCollectionSharder(QuantCollectionSharder[EmbeddingBagCollection]):
-    """Makes `ShardedQuantEmbeddingBagCollection`s.
+    """Makes `ShardedQuantEmbeddingBagCollection`s; see `QuantCollectionSharder`."""
 
-    Args:
-        fused_params: ``output_dtype`` and ``row_alignment`` of the lookups.
-        shardable_params: names of the tables that may be sharded; None: all.
-    """
-
-    def shard(
-        self,
-        module: EmbeddingBagCollection,
-        params: EmbeddingModuleShardingPlan,
-        env: ShardingEnv,
-        device: torch.device | None = None,
-    ) -> ShardedQuantEmbeddingBagCollection:
-        """The sharded form of ``module``; see `ShardedQuantEmbeddingBagCollection`."""
-        return ShardedQuantEmbeddingBagCollection(module, params, env, self.fused_params, device)
-
-    @property
-    def module_type(self) -> type[EmbeddingBagCollection]:
-        """Quantized pooled collections."""
-        return EmbeddingBagCollection
+    _unsharded = EmbeddingBagCollection
+    _sharded = ShardedQuantEmbeddingBagCollection

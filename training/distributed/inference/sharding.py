@@ -1,6 +1,6 @@
 """One process, several devices: what table-wise, column-wise and row-wise inference share.
 
-Each of `tw_sharding`, `cw_sharding` and `rw_sharding` answers how ids travel
+Each of `cw_sharding` (which serves table-wise too) and `rw_sharding` answers how ids travel
 to the devices, which rows are there, and how vectors travel back.  Everything is traced by
 torch.fx.  Legend: ``W`` devices, ``B`` samples, ``D`` columns, ``N_f`` ids of feature ``f``.
 """
@@ -20,9 +20,15 @@ from tessera.training.distributed.inference.lookup import (
     InferGroupedLookupMixin,
     InferGroupedPooledEmbeddingsLookup,
 )
-from tessera.training.distributed.inference.shards import InferTable, copy_block, local_config
+from tessera.training.distributed.inference.shards import (
+    InferShard,
+    InferTable,
+    copy_block,
+    local_config,
+)
 from tessera.training.distributed.sharding.mixins import FeatureShardingMixIn
 from tessera.training.distributed.travel.kjt_list import KJTList
+from tessera.training.modules.embedding_configs import BaseEmbeddingConfig
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 Route = Tensor | None
@@ -64,9 +70,9 @@ class InferSharding(nn.Module, FeatureShardingMixIn):
         grouped = [[config] if config.embedding_tables else [] for config in configs]
         kind = InferGroupedPooledEmbeddingsLookup if pooled else InferGroupedEmbeddingsLookup
         self._lookup: InferGroupedLookupMixin = kind(grouped, world_size, fused_params, device)
-        for lookup, blocks in zip(self._lookup.lookups(), own, strict=True):
-            for (table, shard), rows in zip(blocks, lookup.rows.tables(), strict=True):
-                copy_block(table, shard, stored[table.config.name], rows)
+        self._blocks_of_devices = own
+        for table, shard, rows in self.stored_blocks():
+            copy_block(table, shard, stored[table.name], rows)
         self._connect(device)
 
     def _on_devices(self, tables: list[InferTable], world_size: int) -> list[InferTable]:
@@ -82,12 +88,12 @@ class InferSharding(nn.Module, FeatureShardingMixIn):
         """The lookups of all devices."""
         return self._lookup
 
-    def stored_blocks(self) -> list[tuple[str, Tensor]]:
-        """Each block's table and rows ``[rows, row bytes]`` uint8, device by device."""
+    def stored_blocks(self) -> list[tuple[BaseEmbeddingConfig, InferShard, Tensor]]:
+        """Each block's table, place and rows ``[rows, row bytes]`` uint8, device by device."""
         return [
-            (part.name, rows)
-            for lookup in self._lookup.lookups()
-            for part, rows in zip(lookup.rows.parts(), lookup.rows.tables(), strict=True)
+            (table.config, shard, rows)
+            for lookup, blocks in zip(self._lookup.lookups(), self._blocks_of_devices, strict=True)
+            for (table, shard), rows in zip(blocks, lookup.rows.tables(), strict=True)
         ]
 
     def feature_names(self) -> list[str]:

@@ -161,7 +161,7 @@ def _local_table(
     )
 
 
-def copy_block(table: InferTable, shard: InferShard, stored: Tensor, out: Tensor) -> None:
+def copy_block(table: BaseEmbeddingConfig, shard: InferShard, stored: Tensor, out: Tensor) -> None:
     """Copy a block of a table's ``stored`` rows into ``out``, both ``[rows, row bytes]`` uint8.
 
     Every column block keeps the scale and bias of the whole row, so that all devices together
@@ -172,11 +172,11 @@ def copy_block(table: InferTable, shard: InferShard, stored: Tensor, out: Tensor
     """
     if stored.is_meta or out.is_meta:
         return
-    kind = STORED_TYPES[table.config.data_type]
+    kind = STORED_TYPES[table.data_type]
     if shard.column * kind.bits % 8 or shard.columns * kind.bits % 8:
         raise UserError(
-            f"table {table.config.name!r}: columns {shard.column} to "
-            f"{shard.column + shard.columns} are not whole bytes of {table.config.data_type.value}"
+            f"table {table.name!r}: columns {shard.column} to "
+            f"{shard.column + shard.columns} are not whole bytes of {table.data_type.value}"
         )
     rows = stored[shard.row : shard.row + shard.rows]
     own = kind.take_columns(rows, shard.column, shard.column + shard.columns)

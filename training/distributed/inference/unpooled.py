@@ -14,10 +14,7 @@ from tessera.training.distributed.inference.collection import (
     QuantCollectionSharder,
     ShardedQuantCollection,
 )
-from tessera.training.distributed.plan.plan_types import (
-    EmbeddingModuleShardingPlan,
-    ParameterSharding,
-)
+from tessera.training.distributed.plan.plan_types import ParameterSharding
 from tessera.training.distributed.travel.kjt_list import ListOfKJTList
 from tessera.training.modules.embedding_configs import EmbeddingConfig
 from tessera.training.quant.embedding_modules import EmbeddingCollection
@@ -56,6 +53,10 @@ class ShardedQuantEmbeddingCollection(ShardedQuantCollection[EmbeddingConfig]):
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The settings of every table, in the collection's order."""
         return self.configs
+
+    def need_indices(self) -> bool:
+        """Whether the output carries the ids, as weights."""
+        return self._need_indices
 
     def output_dist(
         self,
@@ -103,24 +104,7 @@ class ShardedQuantEmbeddingCollection(ShardedQuantCollection[EmbeddingConfig]):
 
 
 class QuantEmbeddingCollectionSharder(QuantCollectionSharder[EmbeddingCollection]):
-    """Makes `ShardedQuantEmbeddingCollection`s.
+    """Makes `ShardedQuantEmbeddingCollection`s; see `QuantCollectionSharder`."""
 
-    Args:
-        fused_params: ``output_dtype`` and ``row_alignment`` of the lookups.
-        shardable_params: names of the tables that may be sharded; None: all.
-    """
-
-    def shard(
-        self,
-        module: EmbeddingCollection,
-        params: EmbeddingModuleShardingPlan,
-        env: ShardingEnv,
-        device: torch.device | None = None,
-    ) -> ShardedQuantEmbeddingCollection:
-        """The sharded form of ``module``; see `ShardedQuantEmbeddingCollection`."""
-        return ShardedQuantEmbeddingCollection(module, params, env, self.fused_params, device)
-
-    @property
-    def module_type(self) -> type[EmbeddingCollection]:
-        """Quantized unpooled collections."""
-        return EmbeddingCollection
+    _unsharded = EmbeddingCollection
+    _sharded = ShardedQuantEmbeddingCollection

@@ -26,8 +26,8 @@ def sharded_parameter_names(module: nn.Module) -> set[str]:
     }
 
 
-def _arrived(output: Any) -> Any:
-    """``output`` with what is on its way in it waited for."""
+def _waited_for(output: Any) -> Any:
+    """Return ``output`` after waiting for the results in it that are still being sent."""
     if not any(isinstance(leaf, LazyAwaitable) for leaf in _pytree.tree_leaves(output)):
         return output
     return _pytree.tree_map_only(LazyAwaitable, LazyAwaitable.wait, output)
@@ -103,9 +103,9 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call] # noqa: SLF001 - torch's only way to leave parameters out, and untyped
             model, list(sharded)
         )
-        # DDP looks for tensors in the output: on its way an output is none, and the first step of a
-        # static graph would average nothing.
-        model.register_forward_hook(lambda _module, _args, output: _arrived(output))
+        # DDP looks for tensors in the output. A result that is still being sent is not a tensor, and
+        # the first step of a static graph would average nothing.
+        model.register_forward_hook(lambda _module, _args, output: _waited_for(output))
         wrapped = replicas(
             model.to(device),
             env.process_group,

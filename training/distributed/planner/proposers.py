@@ -161,7 +161,7 @@ class _ListProposer(Proposer):
 
 
 class UniformProposer(_ListProposer):
-    """One sharding type for all tables, type by type: the fastest kernels, then the smallest.
+    """One strategy for all tables, one after the other: the fastest kernels, then the smallest.
 
     A table that does not have the type takes its own fastest way.
     """

@@ -29,7 +29,7 @@ class RankUse:
     Attributes:
         storage: bytes of its shards.
         perf: milliseconds of its shards.
-        kinds: shards by sharding type's short name.
+        kinds: number of shards by the short name of their strategy.
     """
 
     def __init__(self) -> None:

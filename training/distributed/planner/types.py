@@ -173,7 +173,7 @@ class ParameterConstraints:
         bounds_check_mode: what an id outside the table does.
 
     Raises:
-        ValueError: an unknown sharding type, or a number that is not positive.
+        ValueError: an unknown strategy, or a number that is not positive.
     """
 
     sharding_types: list[str] | None = None

@@ -1,1 +1,1 @@
-"""The sharding types, one a file: how ids travel, which rows are here, how vectors travel back."""
+"""Sharding strategies, one record each, and the components that they are made of."""

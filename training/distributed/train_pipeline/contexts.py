@@ -12,7 +12,7 @@ from tessera.training.streamable import Multistreamable
 
 @dataclass
 class TrainPipelineContext:
-    """Input of sharded modules that is on its way, by the modules' paths in the model.
+    """Holds the input of sharded modules that is being sent, by the modules' paths in the model.
 
     A batch's input is first in ``input_dist_splits_requests``: the ranks tell each other how much
     they will send.  Then it is in ``input_dist_tensors_requests``: the ids travel.  The forward

@@ -32,7 +32,7 @@ def get_recat(
     device: torch.device | None = None,
     batch_size_per_rank: list[int] | None = None,
 ) -> Tensor | None:
-    """The order that turns what arrived, source by source, into feature by feature.
+    """Return the order that turns features received source by source into feature by feature.
 
     Args:
         local_split: F.
@@ -62,13 +62,13 @@ def get_recat(
 
 
 class SplitsAllToAllAwaitable(Awaitable[list[list[int]]]):
-    """How much will arrive: an all-to-all of host numbers.
+    """Exchanges the sizes of what will be received: an all-to-all of host numbers.
 
     Args:
         input_tensors: ``[W]`` int64 each: entry r goes to rank r.
         pg: the ranks.
 
-    ``wait()`` gives per input tensor the ``W`` numbers that arrived.  It is the one point where
+    ``wait()`` gives per input tensor the ``W`` numbers that were received.  It is the one point where
     the host waits for the device.
     """
 

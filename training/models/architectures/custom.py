@@ -27,7 +27,7 @@ class CustomConfig(ModelConfig):
             `ModelConfig.build` returns.
         arguments: keyword arguments of the function.
         output_layers: dotted names, within the module, of the ``nn.Linear`` that make the logit;
-            their biases begin at the log-odds of the labels.  None: a logit begins where the
+            their biases begin at the log-odds of the labels.  Without them a logit begins where the
             module puts it.
     """
 

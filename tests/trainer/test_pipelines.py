@@ -1,0 +1,91 @@
+"""Which pipeline takes a run's steps, and what the loop gives it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tessera.errors import UserError
+from tessera.training.data import open_data
+from tessera.training.distributed.model.model_parallel import DistributedModelParallel
+from tessera.training.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
+from tessera.training.trainer.assembly import assemble
+from tessera.training.trainer.logs import read_metrics
+from tessera.training.trainer.pipelines import chosen_pipeline, give_model_back, make_pipeline
+from tessera.training.trainer.ranks import Ranks
+from tessera.training.trainer.run import train
+from tessera.training.trainer.run_folder import RunFolder
+from tests.trainer.tiny_runs import changed
+
+
+@pytest.fixture
+def assembly(tiny):
+    names = open_data(tiny.data, progress=False).train.dataset
+    return assemble(
+        tiny,
+        dense_names=names.dense_names,
+        sparse_names=names.sparse_names,
+        ranks=Ranks(),
+        device=torch.device("cpu"),
+    )
+
+
+class LooksAtValues(nn.Module):
+    """What ``torch.fx`` cannot trace: a branch on a value, beside a sharded module."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch):
+        return self.model(batch) if batch.labels.sum() > 1 else None
+
+
+def test_auto_is_plain_on_a_cpu(assembly):
+    assert chosen_pipeline("auto", assembly.model) == "plain"
+    assert chosen_pipeline("sparse_dist", assembly.model) == "sparse_dist"
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_model_that_cannot_be_traced_gets_the_plain_pipeline(assembly, monkeypatch, kind):
+    parallel = DistributedModelParallel(LooksAtValues(assembly.model.module), sharders=[])
+    monkeypatch.setattr(parallel, "device", torch.device(kind))
+    assert chosen_pipeline("auto", parallel) == "plain"
+    with pytest.raises(UserError, match=r"train\.pipeline=prefetch: .*cannot be traced"):
+        chosen_pipeline("prefetch", parallel)
+
+
+def test_the_ids_of_the_tables_are_sent_ahead(assembly, tiny):
+    pipeline = make_pipeline("sparse_dist", assembly)
+    assert isinstance(pipeline, TrainPipelineSparseDist)
+    view = open_data(tiny.data, progress=False).train
+    batch = view.dataset.take(0, 8)
+    given = [assembly.on_device(batch, samples=8) for _ in range(3)]
+    source = iter(given)
+    losses = [float(pipeline.progress(source)[0]) for _ in given]
+    (tables,) = [
+        part for name, part in assembly.model.named_modules() if name.endswith("bag_collection")
+    ]
+    assert "forward" in vars(tables)  # the pipeline's own
+    give_model_back(pipeline)
+    assert "forward" not in vars(tables)
+    assert losses[0] > losses[-1]
+
+
+def test_epochs_without_an_evaluation(tiny, tmp_path):
+    """The steps are those of a run that evaluates after each epoch; the pipeline goes on."""
+    tiny = changed(
+        tiny, epochs=5, eval_every_steps=None, pipeline="sparse_dist", log_every_steps=20
+    )
+    often, rarely = tmp_path / "often", tmp_path / "rarely"
+    train(tiny, often, progress=False)
+    train(changed(tiny, eval_every_epochs=2), rarely, progress=False)
+    rows = {out: read_metrics(RunFolder(out).metrics) for out in (often, rarely)}
+    steps = {
+        out: [int(row["step"]) for row in found if row["split"] == "valid"]
+        for out, found in rows.items()
+    }
+    assert steps == {often: [20, 40, 60, 80, 100], rarely: [40, 80, 100]}
+    losses = [[row["loss"] for row in rows[out] if row["split"] == "train"] for out in rows]
+    assert losses[0] == losses[1]
