@@ -76,7 +76,7 @@ def _columns_per_thread(kernel_number: int) -> int:
     return min(16, 128 // bits)
 
 
-def launch_hint(plan: Tensor) -> int:
+def launch_hint(plan: Tensor, *, shares: bool = True) -> int:
     """What a GPU launch has to know of a plan before it can read it there.
 
     Bits 0 to 7: the number of threads that the widest bag takes, 1 to 128.  Bits 8 to 15: 0 where
@@ -86,13 +86,18 @@ def launch_hint(plan: Tensor) -> int:
     one width, which fills the threads of bits 0 to 7, a power of two.  Bit 25: not every id is a
     row, clamped.  Bit 26: a row of every feature is read by as many threads.  Bits 32 to 59: what
     a bag of every feature takes of a block of 128 threads that holds whole groups, in 2048ths.
+
+    Without ``shares`` the bits from 26 on are 0 and bits 0 to 7 at most 32.  A package for CPUs,
+    which has no use for either, so keeps the bytes that it had before they came.
     """
     features = plan_rows(plan)
-    shares = [-(-row.dim // _columns_per_thread(row.weight_type)) for row in features]
-    lanes = min(max(shares), _BLOCK_THREADS)
-    groups = [_BLOCK_THREADS // min(count, _BLOCK_THREADS) for count in shares]
-    parts = sum(-(-_BLOCK_PARTS // count) for count in groups)
-    hint = int(lanes | (len(set(shares)) == 1) << 26 | min(parts, 2**28 - 1) << 32)
+    counts = [-(-row.dim // _columns_per_thread(row.weight_type)) for row in features]
+    lanes = min(max(counts), _BLOCK_THREADS if shares else _WARP_THREADS)
+    hint = int(lanes)
+    if shares:
+        groups = [_BLOCK_THREADS // min(count, _BLOCK_THREADS) for count in counts]
+        parts = sum(-(-_BLOCK_PARTS // group) for group in groups)
+        hint |= (len(set(counts)) == 1) << 26 | min(parts, 2**28 - 1) << 32
     weight_types = {row.weight_type for row in features}
     kinds = set.intersection(*(_kinds(row) for row in features))
     if len(weight_types) > 1 or not kinds:

@@ -55,14 +55,20 @@ class Shard(ShardRows):
         rows: its buffer.
         features: the operator's description of each feature, in the order of the ids.
         begins: the first row of each feature's table that is here, where ids are counted from it.
+        for_gpu: whether the rows are laid out for a GPU.
     """
 
     def __init__(
-        self, rows: Tensor, features: Sequence[FeatureLookup], begins: Sequence[int] = ()
+        self,
+        rows: Tensor,
+        features: Sequence[FeatureLookup],
+        begins: Sequence[int] = (),
+        *,
+        for_gpu: bool,
     ) -> None:
         super().__init__(rows)
         plan = make_plan(features)
-        self.launch = launch_hint(plan)
+        self.launch = launch_hint(plan, shares=for_gpu)
         self.plan: Tensor
         self.begins: Tensor
         self.register_buffer("plan", plan)

@@ -76,7 +76,7 @@ class ShardedLookup(nn.Module):
             if local is None:
                 continue
             name = f"{SHARD}{number}"
-            self.add_module(name, Shard(buffer, local))
+            self.add_module(name, Shard(buffer, local, for_gpu=tables.for_gpu))
             self._shards.append((name, width))
             end += width
         self._resolves = bool(self._cut)
@@ -135,7 +135,9 @@ class ShardedLookup(nn.Module):
                         continue
                     begins.append(piece.placement.row_begin)
                     local.append(partial_lookup(feature, stored[feature.name], piece, column))
-                self.add_module(f"{SHARD}{number}_cut", Shard(buffer, local, begins))
+                self.add_module(
+                    f"{SHARD}{number}_cut", Shard(buffer, local, begins, for_gpu=tables.for_gpu)
+                )
             self._cut_shards = [f"{SHARD}{number}_cut" for number in range(len(tables.buffers))]
             return
         for number, buffer in enumerate(tables.buffers):

@@ -55,7 +55,10 @@ class ShardedRows(nn.Module):
                 looked_up = partial_lookup(feature, stored, piece, {feature.name: 0})
             else:
                 looked_up = feature_lookup(feature, (piece, stored.kind), 0)
-            self.add_module(f"{SHARD}{number}", Shard(tables.buffers[number], [looked_up]))
+            self.add_module(
+                f"{SHARD}{number}",
+                Shard(tables.buffers[number], [looked_up], for_gpu=tables.for_gpu),
+            )
             begin = piece.placement.row_begin if self._by_rows else 0
             self._shards.append((f"{SHARD}{number}", piece.dim, begin))
 

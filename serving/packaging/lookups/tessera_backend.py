@@ -77,7 +77,7 @@ class TesseraLookup(nn.Module):
                 for feature in features
             ]
         )
-        self._launch = launch_hint(plan)
+        self._launch = launch_hint(plan, shares=tables.for_gpu)
         self.rows: Tensor
         self.plan: Tensor
         self.register_buffer("rows", tables.buffers[0])
@@ -106,7 +106,7 @@ class TesseraRows(nn.Module):
         super().__init__()
         self._dim = features[0].dim
         plan = make_plan([feature_lookup(f, _whole(tables.table(f.table)), 0) for f in features])
-        self._launch = launch_hint(plan)
+        self._launch = launch_hint(plan, shares=tables.for_gpu)
         self.rows: Tensor
         self.plan: Tensor
         self.register_buffer("rows", tables.buffers[0])
