@@ -38,11 +38,11 @@ from tessera.serving.packaging.tables.choose_types import choose_types
 from tessera.serving.packaging.tables.quantize import (
     FloatTable,
     SourceTable,
-    StoredTables,
     one_device,
     quantize_tables,
 )
 from tessera.serving.packaging.tables.shard import check_plan, plan_shards
+from tessera.serving.packaging.tables.stored import StoredTables
 from tessera.serving.packaging.tables.taken_over import QuantizedTable, plan_of_blocks
 from tessera.serving.packaging.trace import trace
 from tessera.serving.packaging.users_code import first_line, users_place

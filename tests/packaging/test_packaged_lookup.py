@@ -13,7 +13,8 @@ from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving.package.schema import FeatureSpec, Pooling
 from tessera.serving.packaging.lookups.backends import lookup_backend
 from tessera.serving.packaging.script import script
-from tessera.serving.packaging.tables.quantize import FloatTable, StoredTables, quantize_tables
+from tessera.serving.packaging.tables.quantize import FloatTable, quantize_tables
+from tessera.serving.packaging.tables.stored import StoredTables
 from tessera.serving.packaging.trace import trace
 from tests.packaging.backends import EACH_BACKEND
 

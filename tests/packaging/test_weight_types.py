@@ -13,11 +13,8 @@ from tessera.errors import UserError
 from tessera.kernels.row_codecs import affine_rows_in_torch
 from tessera.kernels.row_types import ROW_TYPES, row_type
 from tessera.serving.package.manifest import Placement, ShardingPlan
-from tessera.serving.packaging.tables.quantize import (
-    TABLE_ALIGNMENT_BYTES,
-    FloatTable,
-    quantize_tables,
-)
+from tessera.serving.packaging.tables.quantize import FloatTable, quantize_tables
+from tessera.serving.packaging.tables.stored import TABLE_ALIGNMENT_BYTES
 
 QUANTIZED = [name for name, kind in ROW_TYPES.items() if kind.scaled and name != "fp8"]
 

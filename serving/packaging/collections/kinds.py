@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tessera.serving.package.schema import FeatureSpec, Hashing, OutOfRange, Pooling
 from tessera.serving.packaging.lookups.backends import LookupBackend
-from tessera.serving.packaging.tables.quantize import StoredTables
+from tessera.serving.packaging.tables.stored import StoredTables
 from tessera.serving.packaging.tables.taken_over import QuantizedTable
 from tessera.training.modules.embedding_configs import BaseEmbeddingConfig
 

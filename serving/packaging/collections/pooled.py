@@ -18,7 +18,7 @@ from tessera.serving.packaging.collections.kinds import (
     Treatments,
 )
 from tessera.serving.packaging.lookups.backends import LookupBackend
-from tessera.serving.packaging.tables.quantize import StoredTables
+from tessera.serving.packaging.tables.stored import StoredTables
 from tessera.training.modules.embedding_configs import EmbeddingBagConfig
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.modules.tables import EmbeddingBagCollectionInterface

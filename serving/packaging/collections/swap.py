@@ -13,7 +13,7 @@ from tessera.serving.packaging.collections.hashing import KeepIds, find_hashers,
 from tessera.serving.packaging.collections.kinds import IdTreatment, Treatments
 from tessera.serving.packaging.collections.positions import packed_positions
 from tessera.serving.packaging.lookups.backends import LookupBackend
-from tessera.serving.packaging.tables.quantize import StoredTables
+from tessera.serving.packaging.tables.stored import StoredTables
 
 
 def with_stored_tables(

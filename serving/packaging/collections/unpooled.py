@@ -12,7 +12,7 @@ from tessera.serving.packaging.collections.kinds import (
     Treatments,
 )
 from tessera.serving.packaging.lookups.backends import LookupBackend
-from tessera.serving.packaging.tables.quantize import StoredTables
+from tessera.serving.packaging.tables.stored import StoredTables
 from tessera.training.modules.embedding_configs import EmbeddingConfig
 from tessera.training.modules.embedding_modules import EmbeddingCollection
 from tessera.training.modules.tables import EmbeddingCollectionInterface

@@ -17,7 +17,7 @@ from tessera.kernels.libraries import LibraryError, load_libraries
 from tessera.serving.package.schema import FeatureSpec
 from tessera.serving.packaging.lookups.fbgemm_backend import FbgemmBackend
 from tessera.serving.packaging.lookups.tessera_backend import TesseraBackend
-from tessera.serving.packaging.tables.quantize import StoredTables
+from tessera.serving.packaging.tables.stored import StoredTables
 
 
 class LookupBackend(Protocol):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tessera.errors import UserError
 from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving.package.schema import FeatureSpec
-from tessera.serving.packaging.tables.quantize import StoredTables
+from tessera.serving.packaging.tables.stored import StoredTables
 from tessera.training.modules.hashing import FeatureHasher, HashSpec
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 

@@ -9,7 +9,7 @@ from tessera.kernels.tables import FeatureLookup, TablePlace, make_plan
 from tessera.serving.package.schema import FeatureSpec
 from tessera.serving.packaging.lookups.tessera_plan import POOLINGS
 from tessera.serving.packaging.stable_names import named_in_packages
-from tessera.serving.packaging.tables.quantize import StoredTables
+from tessera.serving.packaging.tables.stored import StoredTables
 
 
 @named_in_packages("gathered_rows")

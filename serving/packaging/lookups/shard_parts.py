@@ -17,7 +17,7 @@ from tessera.kernels.tables import FeatureLookup, make_plan
 from tessera.serving.package.schema import FeatureSpec
 from tessera.serving.packaging.lookups.tessera_plan import POOLINGS, table_place
 from tessera.serving.packaging.stable_names import named_in_packages
-from tessera.serving.packaging.tables.quantize import StoredPiece, StoredTable
+from tessera.serving.packaging.tables.stored import StoredPiece, StoredTable
 
 
 @named_in_packages("shard_parts")

@@ -37,7 +37,7 @@ from tessera.serving.packaging.lookups.shard_parts import (
     shifted,
 )
 from tessera.serving.packaging.lookups.tessera_plan import feature_lookup, skipped
-from tessera.serving.packaging.tables.quantize import StoredPiece, StoredTable, StoredTables
+from tessera.serving.packaging.tables.stored import StoredPiece, StoredTable, StoredTables
 from tessera.training.modules.hashing import FeatureHasher, HashSpec
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 

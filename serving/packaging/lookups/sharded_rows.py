@@ -17,7 +17,7 @@ from tessera.serving.packaging.lookups.shard_parts import (
     shard_in,
 )
 from tessera.serving.packaging.lookups.tessera_plan import feature_lookup
-from tessera.serving.packaging.tables.quantize import StoredTables
+from tessera.serving.packaging.tables.stored import StoredTables
 from tessera.training.modules.hashing import FeatureHasher, HashSpec
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 

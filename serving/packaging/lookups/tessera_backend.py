@@ -19,7 +19,7 @@ from tessera.serving.packaging.dense_types import DENSE_TYPES
 from tessera.serving.packaging.lookups.sharded_lookup import ShardedLookup
 from tessera.serving.packaging.lookups.sharded_rows import ShardedRows
 from tessera.serving.packaging.lookups.tessera_plan import columns_of, feature_lookup, skipped
-from tessera.serving.packaging.tables.quantize import StoredPiece, StoredTable, StoredTables
+from tessera.serving.packaging.tables.stored import StoredPiece, StoredTable, StoredTables
 
 
 class TesseraBackend:

@@ -10,7 +10,7 @@ from tessera.kernels.plan import IdRule, OutOfRange, Pooling
 from tessera.kernels.row_types import FLOAT8, RowType
 from tessera.kernels.tables import MAX_ROWS, FeatureLookup, TablePlace
 from tessera.serving.package.schema import FeatureSpec
-from tessera.serving.packaging.tables.quantize import StoredPiece
+from tessera.serving.packaging.tables.stored import StoredPiece
 
 POOLINGS = {"sum": Pooling.SUM, "mean": Pooling.MEAN, "none": Pooling.SUM}
 ID_RULES = {"none": IdRule.NONE, "modulo": IdRule.MODULO, "murmur3": IdRule.MURMUR3}

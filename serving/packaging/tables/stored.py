@@ -1,0 +1,150 @@
+"""Where the stored rows of tables are: pieces in the buffers of shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tessera.kernels.row_types import RowType
+from tessera.serving.package.manifest import Placement, TableInfo
+
+TABLE_ALIGNMENT_BYTES = 64
+"""Every table begins at a multiple of this in its buffer: a cache line."""
+
+GPU_ALIGNMENT_BYTES = 128
+GPU_ROW_ALIGNMENT_BYTES = 16
+GPU_SCALE_ALIGNMENT_BYTES = 4
+"""What a thread of the CUDA kernels reads at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredPiece:
+    """Where one piece of a table is in its shard's buffer.
+
+    Row ``r`` of the piece has its elements at ``data_offset + r * data_stride`` and its scale and
+    bias, if it has any, at ``scale_offset + r * scale_stride``; all in bytes.  Where rows are blocks,
+    the table's book is at ``scale_offset``.
+    """
+
+    placement: Placement
+    data_offset: int
+    data_stride: int
+    scale_offset: int
+    scale_stride: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the piece."""
+        return self.placement.row_end - self.placement.row_begin
+
+    @property
+    def dim(self) -> int:
+        """Columns of the piece."""
+        return self.placement.column_end - self.placement.column_begin
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTable:
+    """One table.
+
+    Attributes:
+        info: the manifest's entry: name, sizes, type and errors.
+        kind: its rows' type.
+        pieces: where its parts are.
+    """
+
+    info: TableInfo
+    kind: RowType
+    pieces: tuple[StoredPiece, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTables:
+    """All tables of a model.
+
+    Attributes:
+        buffers: ``[bytes]`` uint8, one per shard.
+        tables: in the order given.
+        for_gpu: whether they are laid out for GPUs.
+    """
+
+    buffers: tuple[Tensor, ...]
+    tables: tuple[StoredTable, ...]
+    for_gpu: bool = False
+
+    def table(self, name: str) -> StoredTable:
+        """The table called ``name``."""
+        return next(table for table in self.tables if table.info.name == name)
+
+    def rows(self, piece: StoredPiece, kind: RowType) -> Tensor:
+        """The stored rows of a piece ``[rows, row_bytes]`` uint8, scale and bias first."""
+        header, data = views(self.buffers[piece.placement.shard], piece, kind)
+        return torch.cat([header, data], dim=1)
+
+    def values(self, name: str) -> Tensor:
+        """What the lookups see of a table: ``[rows, dim]`` float32."""
+        table = self.table(name)
+        values = torch.empty(table.info.rows, table.info.dim)
+        for piece in table.pieces:
+            at = piece.placement
+            part = table.kind.decode(self.rows(piece, table.kind), piece.dim)
+            values[at.row_begin : at.row_end, at.column_begin : at.column_end] = part
+        return values
+
+
+def lay_out(
+    placements: Sequence[Placement], kinds: Mapping[str, RowType], *, for_gpu: bool
+) -> tuple[list[StoredPiece], list[int]]:
+    """The pieces' places, and the bytes of each shard's buffer."""
+    table_alignment = GPU_ALIGNMENT_BYTES if for_gpu else TABLE_ALIGNMENT_BYTES
+    sizes = [0] * (1 + max(placement.shard for placement in placements))
+    pieces = []
+    for at in placements:
+        kind = kinds[at.table]
+        rows, dim = at.row_end - at.row_begin, at.column_end - at.column_begin
+        start = sizes[at.shard]
+        header = kind.header_bytes
+        if for_gpu:
+            stride = _round_up(kind.data_bytes(dim), GPU_ROW_ALIGNMENT_BYTES)
+            behind = _round_up(kind.data_bytes(dim), GPU_SCALE_ALIGNMENT_BYTES)
+            if header and behind + header <= stride:
+                place = (start, stride, start + behind, stride)
+                end = start + rows * stride
+            else:
+                scales = _round_up(start + rows * stride, table_alignment)
+                place = (start, stride, scales if header or kind.blocks else 0, header)
+                end = scales + rows * header + kind.book_bytes
+        else:
+            stride = kind.row_bytes(dim)
+            end = start + rows * stride + kind.book_bytes
+            scales = end - kind.book_bytes if kind.blocks else start if header else 0
+            place = (start + header, stride, scales, stride if header else 0)
+        pieces.append(
+            StoredPiece(
+                placement=at,
+                data_offset=place[0],
+                data_stride=place[1],
+                scale_offset=place[2],
+                scale_stride=place[3],
+            )
+        )
+        sizes[at.shard] = _round_up(end, table_alignment)
+    return pieces, sizes
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def views(buffer: Tensor, piece: StoredPiece, kind: RowType) -> tuple[Tensor, Tensor]:
+    """Scales with biases ``[rows, 4 or 0]`` and elements ``[rows, data bytes]``."""
+    header = buffer.as_strided(
+        (piece.rows, kind.header_bytes), (piece.scale_stride, 1), piece.scale_offset
+    )
+    data = buffer.as_strided(
+        (piece.rows, kind.data_bytes(piece.dim)), (piece.data_stride, 1), piece.data_offset
+    )
+    return header, data
