@@ -65,6 +65,7 @@ from tessera.kernels.row_types import kernel_types
 LIBRARY = "tessera_ops"
 
 
+_WARP_THREADS = 32
 _BLOCK_THREADS = 128
 _BLOCK_PARTS = 2048
 
@@ -78,7 +79,7 @@ def _columns_per_thread(kernel_number: int) -> int:
 def launch_hint(plan: Tensor) -> int:
     """What a GPU launch has to know of a plan before it can read it there.
 
-    Bits 0 to 7: the number of threads that the widest bag takes, 1 to 32.  Bits 8 to 15: 0 where
+    Bits 0 to 7: the number of threads that the widest bag takes, 1 to 128.  Bits 8 to 15: 0 where
     the features differ in kind or an id may have no row; 1 where all have one weight type and one
     scale per table or none; 2 the same with float16 scales per row or few rows; 3 the same with
     books of scales.  Bits 16 to 23: that weight type.  Bit 24: all features are summed and have
@@ -88,7 +89,7 @@ def launch_hint(plan: Tensor) -> int:
     """
     features = plan_rows(plan)
     shares = [-(-row.dim // _columns_per_thread(row.weight_type)) for row in features]
-    lanes = min(max(shares), 32)
+    lanes = min(max(shares), _BLOCK_THREADS)
     groups = [_BLOCK_THREADS // min(count, _BLOCK_THREADS) for count in shares]
     parts = sum(-(-_BLOCK_PARTS // count) for count in groups)
     hint = int(lanes | (len(set(shares)) == 1) << 26 | min(parts, 2**28 - 1) << 32)
@@ -99,7 +100,7 @@ def launch_hint(plan: Tensor) -> int:
     weight_type = weight_types.pop()
     width = lanes * _columns_per_thread(weight_type)
     one_width = all(row.dim == width and row.pooling == Pooling.SUM for row in features)
-    exact = one_width and lanes & (lanes - 1) == 0
+    exact = one_width and lanes <= _WARP_THREADS and lanes & (lanes - 1) == 0
     rows = all(
         row.id_rule == IdRule.NONE and row.out_of_range == OutOfRange.CLAMP for row in features
     )

@@ -65,6 +65,7 @@ CudaLookup prepare(const Tensor& weights, const Tensor& plan, const Tensor& indi
   job.weight_type = launch >> 16 & 0xff;
   job.one_width = (launch >> 24 & 1) != 0;
   job.hashed = (launch >> 25 & 1) != 0;
+  job.widest_shares = std::clamp<int64_t>(launch & 0xff, 0, 128);
   job.one_share_count = (launch >> 26 & 1) != 0;
   job.block_parts = launch >> 32 & 0xfffffff;
   return job;

@@ -129,7 +129,7 @@ bool launch_express(const CudaLookup& job, int multiprocessors, cudaStream_t str
     bags_per_group /= 2;
   }
   express<<<grid_of(job, kExpressThreads / job.lanes * bags_per_group), kExpressThreads,
-            express_bytes(scales), stream>>>(job, bags_per_group);
+            ring_bytes<ExpressPipe>(scales), stream>>>(job, bags_per_group);
   *status = cudaGetLastError();
   return true;
 }

@@ -20,6 +20,18 @@ constexpr int kExpressBlocks = 8;  // per multiprocessor
 constexpr int kExpressBags = 4;    // of a group, at most
 constexpr int kAnyWidth = 0;       // instead of a number of lanes: known when the kernel runs
 
+// How many threads a block has, how many rows each keeps in flight, how many of them it asks for
+// together, and how many blocks share a multiprocessor.
+template <int Threads, int Ring, int Step, int Blocks>
+struct Pipe {
+  static constexpr int kThreads = Threads;
+  static constexpr int kRing = Ring;
+  static constexpr int kStep = Step;
+  static constexpr int kBlocks = Blocks;
+};
+
+using ExpressPipe = Pipe<kExpressThreads, kRing, kStep, kExpressBlocks>;
+
 // Where a row's scale is.
 enum class Scales {
   kOne,   // one for the table, or none
@@ -57,9 +69,10 @@ __device__ __forceinline__ unsigned lanes_mask() {
   return (Lanes == 32 ? ~0u : (1u << (Lanes % 32)) - 1) << (threadIdx.x % 32 / Lanes * Lanes);
 }
 
-// Shared memory of a block, bytes.
-constexpr int express_bytes(Scales scales) {
-  return kRing * kExpressThreads * (scales == Scales::kRow ? 20 : 16);
+// Shared memory of a block's ring, bytes.
+template <class P>
+constexpr int ring_bytes(Scales scales) {
+  return P::kRing * P::kThreads * (scales == Scales::kRow ? 20 : 16);
 }
 
 // Whether a feature keeps its scales as S says, where the ring can copy them.
@@ -91,14 +104,14 @@ __device__ __forceinline__ bool express_serves(const CudaLookup& job, const Feat
          (out | plan.out_column * element | job.out_width * element) % 16 == 0;
 }
 
-// Where a thread's part of a group's bags is read.
+// What a thread of a group needs to sum its bags.
 struct Piece {
   const uint8_t* data;    // the thread's bytes of row 0
   const uint8_t* scales;  // the scale of row 0, or the table's one
   const uint8_t* ids;     // the first id of the first bag
   int count;              // ids of all bags
-  int bags;               // 1 to kExpressBags
-  uint8_t* ring;          // of the block: express_bytes(S)
+  int bags;               // at least 1
+  uint8_t* ring;          // of the block: ring_bytes<P>(S)
   const float* book;      // under Scales::kBook: the table's scales, in shared memory
 };
 
@@ -106,12 +119,14 @@ struct Piece {
 // `write`, in the order of the bags.  `end_of(k)` is where bag k ends, counted from the first id.
 //
 // Lanes: threads of the group, which then share out the hashing of ids; kAnyWidth: each hashes all.
-template <int64_t T, Scales S, Ids I, int Lanes, bool Wide, class EndOf, class Write>
+template <class P, int64_t T, Scales S, Ids I, int Lanes, bool Wide, class EndOf, class Write>
 __device__ __forceinline__ void stream_alike(const FeaturePlan& plan, const Piece& piece,
                                              EndOf end_of, Write write) {
   constexpr int C = Share<T>::kColumns;
   constexpr int kBytes = Share<T>::kBytes;
-  constexpr int kSlot = kExpressThreads * 16;  // bytes of a ring slot
+  constexpr int kStep = P::kStep;
+  constexpr int kRing = P::kRing;
+  constexpr int kSlot = P::kThreads * 16;  // bytes of a ring slot
   constexpr bool kHasBias = express_has_bias(T, S);
   // Lane k hashes the k-th id of a step and tells the others.
   constexpr bool kSharesHashing = I == Ids::kHashed && Lanes >= kStep;
@@ -156,7 +171,7 @@ __device__ __forceinline__ void stream_alike(const FeaturePlan& plan, const Piec
         copy_async<kBytes>(slot + (stage + u) * kSlot,
                            piece.data + static_cast<uint64_t>(row) * row_stride);
         if constexpr (S == Scales::kRow) {
-          copy_async<4>(shared_address(scale_slots) + (stage + u) * (kExpressThreads * 4),
+          copy_async<4>(shared_address(scale_slots) + (stage + u) * (P::kThreads * 4),
                         piece.scales + static_cast<uint64_t>(row >> scale_shift) * scale_stride);
         }
       }
@@ -190,7 +205,7 @@ __device__ __forceinline__ void stream_alike(const FeaturePlan& plan, const Piec
     if constexpr (S == Scales::kBook) pair.x = piece.book[block_code(words[0])];
     if constexpr (S == Scales::kRow) {
       pair = half_pair(*reinterpret_cast<const uint32_t*>(scale_slots +
-                                                          place * (kExpressThreads * 4)));
+                                                          place * (P::kThreads * 4)));
     }
     if constexpr (kHasBias) sum.bias = __fadd_rn(sum.bias, pair.y);
     float values[C];
@@ -200,7 +215,7 @@ __device__ __forceinline__ void stream_alike(const FeaturePlan& plan, const Piec
   };
 
   load_ids(0);
-#pragma unroll
+#pragma unroll 2
   for (int s = 0; s < kRing; s += kStep) {
     issue(s, s);
     load_ids(s + kStep);
@@ -249,22 +264,22 @@ __global__ void __launch_bounds__(kExpressThreads, kExpressBlocks)
     copy_dense(job);
     return;
   }
-  const int feature = feature_of_block(job);
-  const FeaturePlan& plan = job.plan[feature];
   const int lane = static_cast<int>(threadIdx.x) % Lanes;
   const unsigned mask = lanes_mask<Lanes>();
   const int first_bag =
       (static_cast<int>(blockIdx.x) * kGroups + static_cast<int>(threadIdx.x) / Lanes) *
       bags_per_group;
   const int bags = min(static_cast<int>(job.batch) - first_bag, bags_per_group);
+  const int feature = feature_of_block(job);
   // Offsets travel while the plan is read.  Lane k keeps where bag k ends, from `begin`.
   int64_t begin = 0;
-  int my_end = 0;
+  int64_t my_end = 0;
   if (bags > 0) {
     const int at = feature * static_cast<int>(job.batch) + first_bag;
-    begin = load_offset(job, at);
-    my_end = static_cast<int>(load_offset(job, at + min(lane + 1, bags)) - begin);
+    begin = load_integer(job.offsets, at, job.wide_offsets);
+    my_end = load_integer(job.offsets, at + min(lane + 1, bags), job.wide_offsets);
   }
+  const FeaturePlan& plan = job.plan[feature];
   if (!express_serves<T, S, I, Lanes>(job, plan)) {
     stream_bags_slowly(job, plan, feature, kGroups * bags_per_group);
     return;
@@ -276,13 +291,16 @@ __global__ void __launch_bounds__(kExpressThreads, kExpressBlocks)
   Piece piece;
   piece.data = job.weights + plan.data_offset + lane * Share<T>::kBytes;
   piece.scales = job.weights + plan.scale_offset;
+  begin = inside_ids(job, begin);
+  // Lane k keeps where bag k ends, from `begin`.
+  const int my_bag_end = static_cast<int>(inside_ids(job, my_end) - begin);
   piece.ids = static_cast<const uint8_t*>(job.indices) + begin * (Wide ? 8 : 4);
-  piece.count = max(__shfl_sync(mask, my_end, bags - 1, Lanes), 0);
+  piece.count = max(__shfl_sync(mask, my_bag_end, bags - 1, Lanes), 0);
   piece.bags = bags;
   piece.ring = ring;
   piece.book = book;
   int64_t out = first_bag * job.out_width + plan.out_column + lane * C;
-  const auto end_of = [&](int bag) { return __shfl_sync(mask, my_end, bag, Lanes); };
+  const auto end_of = [&](int bag) { return __shfl_sync(mask, my_bag_end, bag, Lanes); };
   const auto write = [&](Sum<C>* sum, int) {
     constexpr bool kHasBias = express_has_bias(T, S);
     if (job.out_type == OutType::kFloat16) {
@@ -292,7 +310,7 @@ __global__ void __launch_bounds__(kExpressThreads, kExpressBlocks)
     }
     out += job.out_width;
   };
-  stream_alike<T, S, I, Lanes, Wide>(plan, piece, end_of, write);
+  stream_alike<ExpressPipe, T, S, I, Lanes, Wide>(plan, piece, end_of, write);
 }
 
 }  // namespace

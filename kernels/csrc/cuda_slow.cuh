@@ -56,15 +56,31 @@ __device__ __forceinline__ void stream_bags_slowly(const CudaLookup& job, const 
   stream_bags_slowly(job, plan, feature, bags_per_block, blockIdx.x, gridDim.x);
 }
 
+// A number of a feature as the plan gives it, kept inside the plan.
+__device__ __forceinline__ int clamp_feature(const CudaLookup& job, int64_t feature) {
+  return static_cast<int>(min(max(feature, int64_t{0}), job.features - 1));
+}
+
 // The feature that is launched k-th.
 __device__ __forceinline__ int ordered_feature(const CudaLookup& job, int64_t k) {
-  const int64_t ordered = job.plan[k].launch_order;
-  return static_cast<int>(min(max(ordered, int64_t{0}), job.features - 1));
+  return clamp_feature(job, job.plan[k].launch_order);
 }
 
 // The feature that this block works on.
 __device__ __forceinline__ int feature_of_block(const CudaLookup& job) {
   return ordered_feature(job, blockIdx.y);
+}
+
+// Copies a feature's record into the warp's `to`; all its threads call it.  Reading it field by field
+// where it lies would wait for one sector after the other.
+__device__ __forceinline__ void fetch_plan(const CudaLookup& job, int feature, FeaturePlan* to) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  __syncwarp();  // nobody reads the record before
+  if (lane < kPlanColumns) {
+    reinterpret_cast<int64_t*>(to)[lane] =
+        __ldg(reinterpret_cast<const int64_t*>(job.plan + feature) + lane);
+  }
+  __syncwarp();
 }
 
 // Fills the warp's BagShape; all its threads call it.  Every thread of a group has all its columns
@@ -79,9 +95,9 @@ __device__ __forceinline__ void share_shape(const CudaLookup& job, const Feature
     shape->dim = static_cast<int>(min(plan.dim, job.out_width - plan.out_column));
     shape->mean = plan.pooling == kMean;
     shape->quantized = has_bias(plan.scale_type);
-    shape->stores = shape->dim % 4 != 0 || at % (4 * element) != 0 ? Stores::kSingle
-                    : at % 16 != 0                                  ? Stores::kQuads
-                                                                    : Stores::kWhole;
+    shape->stores = shape->dim % 4 != 0 || (at & (4 * element - 1)) != 0 ? Stores::kSingle
+                    : at % 16 != 0 ? Stores::kQuads
+                                   : Stores::kWhole;
     shape->plain_half = job.out_type == OutType::kFloat16 && plan.pooling == kSum &&
                         shape->stores == Stores::kWhole && shape->dim % whole_columns == 0;
   }

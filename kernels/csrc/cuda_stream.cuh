@@ -65,9 +65,12 @@ struct RawId<true> {
 };
 
 // An offset, kept inside the ids whatever the caller sent.
-__device__ __forceinline__ int64_t load_offset(const CudaLookup& job, int64_t bag) {
-  const int64_t offset = load_integer(job.offsets, bag, job.wide_offsets);
+__device__ __forceinline__ int64_t inside_ids(const CudaLookup& job, int64_t offset) {
   return min(max(offset, int64_t{0}), job.ids);
+}
+
+__device__ __forceinline__ int64_t load_offset(const CudaLookup& job, int64_t bag) {
+  return inside_ids(job, load_integer(job.offsets, bag, job.wide_offsets));
 }
 
 __device__ __forceinline__ uint32_t shared_address(const void* at) {
@@ -199,21 +202,41 @@ struct Sum {
     }
   }
 
-  // The first `columns` columns, four at a time: their number and places are multiples of that.
+  // The first `columns` columns, their number and places multiples of four.  Results of 16 bits leave
+  // 16 bytes at a time between an odd first and last quad: every store is a write of its own to a
+  // sector, and those take longer than their bytes.
   __device__ __forceinline__ void write_quads(const CudaLookup& job, int64_t at, int columns,
                                               bool quantized, float divisor) {
     complete(quantized, divisor);
+    if (job.out_type == OutType::kFloat32) {
 #pragma unroll
-    for (int k = 0; k < C; k += 4) {
-      if (k < columns) {
-        if (job.out_type == OutType::kFloat32) {
+      for (int k = 0; k < C; k += 4) {
+        if (k < columns) {
           store_streaming(static_cast<float*>(job.out) + at + k, __float_as_uint(acc[k]),
                           __float_as_uint(acc[k + 1]), __float_as_uint(acc[k + 2]),
                           __float_as_uint(acc[k + 3]));
-        } else {
-          store_streaming(static_cast<uint16_t*>(job.out) + at + k,
-                          pack_pair(job.out_type, acc[k], acc[k + 1]),
-                          pack_pair(job.out_type, acc[k + 2], acc[k + 3]));
+        }
+      }
+    } else {
+      uint16_t* out = static_cast<uint16_t*>(job.out) + at;
+      uint32_t pairs[C / 2];
+#pragma unroll
+      for (int k = 0; k < C / 2; ++k) {
+        pairs[k] = pack_pair(job.out_type, acc[2 * k], acc[2 * k + 1]);
+      }
+      const bool odd = reinterpret_cast<uintptr_t>(out) % 16 != 0;
+#pragma unroll
+      for (int k = 0; k < C; k += 4) {
+        const bool first = (k % 8 == 0) != odd;  // of a pair of quads
+        const bool paired = k + 8 <= C && first && k + 8 <= columns;
+        const bool stored = k > 0 && !first && k + 4 <= columns;  // with the quad before
+        if (paired) {
+          if constexpr (C > 4) {
+            const int next = k + 4 < C ? k / 2 + 2 : 0;
+            store_streaming(out + k, pairs[k / 2], pairs[k / 2 + 1], pairs[next], pairs[next + 1]);
+          }
+        } else if (!stored && k < columns) {
+          store_streaming(out + k, pairs[k / 2], pairs[k / 2 + 1]);
         }
       }
     }

@@ -9,55 +9,76 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kMostBlocks = 0x7fffffff;
+// A call is deep when its bags hold more ids than this on average and would not fill the machine
+// more often than this.
+constexpr int64_t kDeepIds = 4;
+constexpr int64_t kDeepRounds = 2;
 
-constexpr int64_t kNarrowLanes = 2;
+constexpr int64_t kNarrowShares = 2;
 
-using WidthsKernel = void (*)(CudaLookup, int, bool);
+using WidthsKernel = void (*)(CudaLookup, Tiling);
 
-template <int64_t T, Scales S>
+template <class P, int64_t T, Scales S>
 WidthsKernel widths_of(const CudaLookup& job) {
   if (job.hashed) {
-    return job.wide_ids ? lookup_widths_kernel<T, S, Ids::kHashed, true>
-                        : lookup_widths_kernel<T, S, Ids::kHashed, false>;
+    return job.wide_ids ? lookup_widths_kernel<P, T, S, Ids::kHashed, true>
+                        : lookup_widths_kernel<P, T, S, Ids::kHashed, false>;
   }
-  return job.wide_ids ? lookup_widths_kernel<T, S, Ids::kRows, true>
-                      : lookup_widths_kernel<T, S, Ids::kRows, false>;
+  return job.wide_ids ? lookup_widths_kernel<P, T, S, Ids::kRows, true>
+                      : lookup_widths_kernel<P, T, S, Ids::kRows, false>;
 }
 
-template <int64_t T>
+template <class P, int64_t T>
 WidthsKernel quantized_of(const CudaLookup& job) {
-  return job.alike == Alike::kRowScale ? widths_of<T, Scales::kRow>(job)
-                                       : widths_of<T, Scales::kOne>(job);
+  return job.alike == Alike::kRowScale ? widths_of<P, T, Scales::kRow>(job)
+                                       : widths_of<P, T, Scales::kOne>(job);
 }
 
 // nullptr: a kind that nobody asked for yet.
+template <class P>
 WidthsKernel widths_for(const CudaLookup& job) {
   if (job.weight_type == kBlockInt8) {
-    return job.alike == Alike::kBook ? widths_of<kBlockInt8, Scales::kBook>(job) : nullptr;
+    return job.alike == Alike::kBook ? widths_of<P, kBlockInt8, Scales::kBook>(job) : nullptr;
   }
   if (job.alike == Alike::kBook) return nullptr;
-  if (job.weight_type == kInt8) return quantized_of<kInt8>(job);
-  if (job.weight_type == kInt4) return quantized_of<kInt4>(job);
-  if (job.weight_type == kFloat8) return quantized_of<kFloat8>(job);
+  if (job.weight_type == kInt8) return quantized_of<P, kInt8>(job);
+  if (job.weight_type == kInt4) return quantized_of<P, kInt4>(job);
+  if (job.weight_type == kFloat8) return quantized_of<P, kFloat8>(job);
   if (job.alike != Alike::kOneScale) return nullptr;
-  switch (job.weight_type) {
-    case kFloat32:
-      return widths_of<kFloat32, Scales::kOne>(job);
-    case kFloat16:
-      return widths_of<kFloat16, Scales::kOne>(job);
-    case kBFloat16:
-      return widths_of<kBFloat16, Scales::kOne>(job);
-    default:
-      return nullptr;
-  }
+  if (job.weight_type == kFloat32) return widths_of<P, kFloat32, Scales::kOne>(job);
+  if (job.weight_type == kFloat16) return widths_of<P, kFloat16, Scales::kOne>(job);
+  if (job.weight_type == kBFloat16) return widths_of<P, kBFloat16, Scales::kOne>(job);
+  return nullptr;
 }
 
-// What a bag of every feature takes of a block, in kBlockParts; from the widest feature where the
-// hint, an old package's, does not tell.
-int64_t block_parts(const CudaLookup& job) {
-  const int64_t most = job.features * kBlockParts;  // no row takes more than a block
-  if (job.block_parts > 0) return std::min(job.block_parts, most);
-  return job.features * kBlockParts * std::max<int64_t>(job.lanes, 1) / kExpressThreads;
+// `blocks`: that a bag per group takes, of all features.
+template <class P>
+bool launch(const CudaLookup& job, int multiprocessors, int64_t blocks, int bags_per_group,
+            cudaStream_t stream, cudaError_t* status) {
+  const WidthsKernel kernel = widths_for<P>(job);
+  if (kernel == nullptr) return false;
+  // Tiles of the widest feature, as many for every feature.
+  const int64_t widest = std::clamp<int64_t>(job.widest_shares, 1, P::kThreads);
+  const int64_t bags = P::kThreads / widest * bags_per_group;
+  const int64_t tiles = (job.batch + bags - 1) / bags;
+  const int64_t resident = static_cast<int64_t>(multiprocessors) * P::kBlocks;
+  const bool numbered = !job.one_share_count && job.features <= kMostSearched &&
+                        tiles * job.features > resident;
+  // Blocks go on with further tiles where a wrong hint, or the grid's limit, makes these too few.
+  const int64_t columns = numbered ? blocks / bags_per_group + job.features
+                          : job.one_share_count || tiles * job.features <= resident
+                              ? tiles
+                              : blocks / (bags_per_group * job.features) + 1;
+  const Scales scales = job.alike == Alike::kBook       ? Scales::kBook
+                        : job.alike == Alike::kRowScale ? Scales::kRow
+                                                        : Scales::kOne;
+  const int64_t features = (numbered ? 1 : job.features) + (job.dense != nullptr ? 1 : 0);
+  const dim3 grid(static_cast<unsigned>(std::clamp<int64_t>(columns, 1, kMostBlocks)),
+                  static_cast<unsigned>(features));
+  kernel<<<grid, P::kThreads, ring_bytes<P>(scales), stream>>>(job,
+                                                               Tiling{bags_per_group, numbered});
+  *status = cudaGetLastError();
+  return true;
 }
 
 }  // namespace
@@ -65,33 +86,32 @@ int64_t block_parts(const CudaLookup& job) {
 bool launch_widths(const CudaLookup& job, int multiprocessors, cudaStream_t stream,
                    cudaError_t* status) {
   if (job.alike == Alike::kNo || job.id_weights != nullptr || job.outside != nullptr) return false;
-  const WidthsKernel kernel = widths_for(job);
-  if (kernel == nullptr) return false;
-  // As for the kernels of one width: see launch_express().
   const int64_t bags = job.features * job.batch;
-  const int64_t resident = static_cast<int64_t>(multiprocessors) * kExpressBlocks;
-  const int64_t parts = block_parts(job);
+  // A package from before the hint told of widths says how many threads the widest row takes, but not
+  // above 32.
+  const int64_t most = job.features * kBlockParts;
+  const int64_t parts =
+      job.block_parts > 0
+          ? std::min(job.block_parts, most)
+          : most * std::max<int64_t>(job.widest_shares, 1) / WidePipe::kThreads;
   const int64_t blocks = job.batch * parts / kBlockParts;
+  constexpr int64_t kRatio = WidePipe::kThreads / DeepPipe::kThreads;
+  if (job.ids > kDeepIds * bags &&
+      blocks * kRatio <= kDeepRounds * DeepPipe::kBlocks * multiprocessors) {
+    // Smaller blocks hold fewer whole groups: at most half of their threads are idle.
+    return launch<DeepPipe>(job, multiprocessors, 2 * kRatio * blocks, 1, stream, status);
+  }
+  // As for the kernels of one width: see launch_express().
+  const int64_t resident = static_cast<int64_t>(multiprocessors) * WidePipe::kBlocks;
   // With a scale for each row of one or two shares, so many copies of 4 bytes are on their way that
   // they crowd the ids out of the first cache: the kernel for any mixture, which has fewer rows in
   // flight and leaves that cache more room, is 4 to 20% faster.
-  if (job.alike == Alike::kRowScale && job.lanes <= kNarrowLanes && blocks > resident) return false;
-  int bags_per_group = job.ids <= 12 * bags ? kExpressBags : 1;
+  if (job.alike == Alike::kRowScale && job.widest_shares <= kNarrowShares && blocks > resident) {
+    return false;
+  }
+  int bags_per_group = job.ids <= 2 * bags ? kWidthsBags : job.ids <= 12 * bags ? 4 : 1;
   while (bags_per_group > 1 && blocks < 2 * resident * bags_per_group) bags_per_group /= 2;
-  const bool numbered = !job.one_share_count && job.features <= kMostSearched;
-  const int64_t rows = numbered ? 1 : job.features;
-  // Blocks go on with further tiles where a wrong hint, or the grid's limit, makes this too few.
-  const int64_t columns = std::clamp<int64_t>(
-      job.batch * parts / (rows * kBlockParts * bags_per_group) + (numbered ? job.features : 1), 1,
-      kMostBlocks);
-  const Scales scales = job.alike == Alike::kBook       ? Scales::kBook
-                        : job.alike == Alike::kRowScale ? Scales::kRow
-                                                        : Scales::kOne;
-  const dim3 grid(static_cast<unsigned>(columns),
-                  static_cast<unsigned>(rows + (job.dense != nullptr ? 1 : 0)));
-  kernel<<<grid, kExpressThreads, express_bytes(scales), stream>>>(job, bags_per_group, numbered);
-  *status = cudaGetLastError();
-  return true;
+  return launch<WidePipe>(job, multiprocessors, blocks, bags_per_group, stream, status);
 }
 
 }  // namespace tessera

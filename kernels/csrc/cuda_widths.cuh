@@ -3,15 +3,19 @@
 //
 // A row of n shares (16 columns of one byte each, for instance) is read by a group of n neighbouring
 // threads, whatever n is: a block of 128 threads holds 21 groups for rows of 6 shares, and a group
-// may begin in one warp and end in the next.  That needs no exchange between threads: each one copies
-// its own bytes into its own ring slots, loads the ids itself, and keeps the ends of its bags in
-// shared memory.  Rows of more than 128 shares are read in several passes.
+// may begin in one warp and end in the next.  Each thread copies its own bytes into its own ring
+// slots, loads the ids itself, and keeps the ends of its bags in shared memory.  Rows of more shares
+// than a block has threads are read in several passes.
 //
 // Where all rows have one number of shares, blockIdx.y is the feature and blockIdx.x a tile of its
 // bags, as in the other kernels.  Else the tiles of all features are numbered one after the other and
 // a warp finds the feature of a tile by adding up how many tiles each has: so a block of a narrow
-// feature has as much to do as one of a wide feature, and few blocks leave without work.  With very
-// many features that search would take longer than it saves; then blockIdx.y is the feature again.
+// feature has as much to do as one of a wide feature, and few blocks leave without work.  For a call
+// of few tiles, or very many features, that search would take longer than it saves; then blockIdx.y
+// is the feature again.
+//
+// Two pipes: the usual one, and one with 64 rows in flight per thread for calls that have too few
+// bags to fill the machine, where the longest bag decides.
 #pragma once
 
 #include "cuda_express.cuh"
@@ -19,13 +23,29 @@
 namespace tessera {
 namespace {
 
+using WidePipe = ExpressPipe;
+using DeepPipe = Pipe<32, 64, 8, 5>;
+
+constexpr int kWidthsBags = kExpressBags;
 constexpr int64_t kMostSearched = 64;  // features of different widths whose tiles are numbered
 
+// Blocks that share a multiprocessor.  Row scales take more registers: with 64 they spill.
+template <class P>
+constexpr int blocks_of(Scales scales) {
+  return scales == Scales::kRow && P::kBlocks > 7 ? 7 : P::kBlocks;
+}
+
+// How the tiles of a call lie in the grid.
+struct Tiling {
+  int bags_per_group;
+  bool numbered;  // over all features; else blockIdx.y picks the feature
+};
+
 // Threads that read a row of `dim` columns.
-template <int64_t T>
+template <class P, int64_t T>
 __device__ __forceinline__ int widths_lanes(int64_t dim) {
   const int64_t shares = (dim + Share<T>::kColumns - 1) / Share<T>::kColumns;
-  return static_cast<int>(min(shares, int64_t{kExpressThreads}));
+  return static_cast<int>(min(shares, int64_t{P::kThreads}));
 }
 
 // Whether the plan says of a feature what the kernel was compiled for.
@@ -39,22 +59,30 @@ __device__ __forceinline__ bool widths_serve(const CudaLookup& job, const Featur
          last <= job.weight_bytes && plan.out_column + plan.dim <= job.out_width;
 }
 
+// a / b for numbers up to a thousand or so: the quotient's error is far below 1 / (2 b).
+__device__ __forceinline__ int small_quotient(int a, int b) {
+  return static_cast<int>(__fdividef(static_cast<float>(a) + 0.5f, static_cast<float>(b)));
+}
+
 struct Tile {
   int feature;
   int number;  // of the feature's tiles
+  int all;     // of all features
 };
 
 // The tile that has number `at` of all features' tiles, in launch order; feature -1: there are not so
 // many.  All threads of a warp call it.
-template <int64_t T>
+template <class P, int64_t T>
 __device__ __forceinline__ Tile find_tile(const CudaLookup& job, int at, int bags_per_group) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  Tile found{-1, 0, 0};
   for (int64_t first = 0; first < job.features; first += 32) {
     int feature = 0;
     int tiles = 0;
     if (first + lane < job.features) {
       feature = ordered_feature(job, first + lane);
-      const int bags = kExpressThreads / widths_lanes<T>(job.plan[feature].dim) * bags_per_group;
+      const int lanes = widths_lanes<P, T>(job.plan[feature].dim);
+      const int bags = small_quotient(P::kThreads, lanes) * bags_per_group;
       tiles = (static_cast<int>(job.batch) + bags - 1) / bags;
     }
     int end = tiles;
@@ -63,28 +91,30 @@ __device__ __forceinline__ Tile find_tile(const CudaLookup& job, int at, int bag
       const int before = __shfl_up_sync(~0u, end, distance);
       if (lane >= distance) end += before;
     }
+    end += found.all;
     const unsigned behind = __ballot_sync(~0u, at < end);
-    if (behind != 0) {
+    if (behind != 0 && found.feature < 0) {
       const int owner = __ffs(static_cast<int>(behind)) - 1;
-      const int begin = __shfl_sync(~0u, end - tiles, owner);
-      return {__shfl_sync(~0u, feature, owner), at - begin};
+      found.number = at - __shfl_sync(~0u, end - tiles, owner);
+      found.feature = __shfl_sync(~0u, feature, owner);
     }
-    at -= __shfl_sync(~0u, end, 31);
+    found.all = __shfl_sync(~0u, end, 31);
   }
-  return {-1, 0};
+  return found;
 }
 
 // One tile of a feature that widths_serve().
-template <int64_t T, Scales S, Ids I, bool Wide>
+template <class P, int64_t T, Scales S, Ids I, bool Wide>
 __device__ __forceinline__ void sum_tile(const CudaLookup& job, const FeaturePlan& plan,
                                          const volatile BagShape& shape, const Tile& tile,
                                          int bags_per_group, uint8_t* ring,
-                                         int (*ends)[kExpressThreads], const float* book) {
+                                         int (*ends)[P::kThreads], const float* book) {
   constexpr int C = Share<T>::kColumns;
-  const int lanes = widths_lanes<T>(plan.dim);
-  const int groups = kExpressThreads / lanes;
-  const int group = static_cast<int>(threadIdx.x) / lanes;
-  const int lane = static_cast<int>(threadIdx.x) - group * lanes;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lanes = widths_lanes<P, T>(plan.dim);
+  const int groups = small_quotient(P::kThreads, lanes);
+  const int group = small_quotient(thread, lanes);
+  const int lane = thread - group * lanes;
   const int first_bag = (tile.number * groups + group) * bags_per_group;
   const int bags = min(static_cast<int>(job.batch) - first_bag, bags_per_group);
   if (group >= groups || bags <= 0) return;
@@ -92,10 +122,9 @@ __device__ __forceinline__ void sum_tile(const CudaLookup& job, const FeaturePla
   const int64_t begin = load_offset(job, at);
   int last_end = 0;
 #pragma unroll
-  for (int k = 0; k < kExpressBags; ++k) {
-    const int end = static_cast<int>(load_offset(job, at + min(k + 1, bags)) - begin);
-    ends[k][threadIdx.x] = end;
-    last_end = end;
+  for (int k = 0; k < kWidthsBags; ++k) {
+    last_end = static_cast<int>(load_offset(job, at + min(k + 1, bags)) - begin);
+    ends[k][thread] = last_end;
   }
   Piece piece;
   piece.scales = job.weights + plan.scale_offset;
@@ -104,12 +133,13 @@ __device__ __forceinline__ void sum_tile(const CudaLookup& job, const FeaturePla
   piece.bags = bags;
   piece.ring = ring;
   piece.book = book;
-  const auto end_of = [&](int bag) { return ends[bag][threadIdx.x]; };
-  for (int column = lane * C; column < shape.dim; column += kExpressThreads * C) {
+  const auto end_of = [&](int bag) { return ends[bag][thread]; };
+  for (int column = lane * C; column < shape.dim; column += P::kThreads * C) {
     piece.data = job.weights + plan.data_offset + column / C * Share<T>::kBytes;
     int64_t out = first_bag * job.out_width + shape.out_column + column;
     const auto write = [&](Sum<C>* sum, int bag) {
       constexpr bool kHasBias = express_has_bias(T, S);
+      const int columns = shape.dim - column;
       if (shape.plain_half) {
         sum->write_half(job, out, kHasBias);
       } else {
@@ -117,7 +147,6 @@ __device__ __forceinline__ void sum_tile(const CudaLookup& job, const FeaturePla
         if (shape.mean) {
           divisor = static_cast<float>(end_of(bag) - (bag == 0 ? 0 : end_of(bag - 1)));
         }
-        const int columns = shape.dim - column;
         if (shape.stores == Stores::kSingle) {
           sum->write(job, out, columns, false, kHasBias, divisor);
         } else {
@@ -126,44 +155,73 @@ __device__ __forceinline__ void sum_tile(const CudaLookup& job, const FeaturePla
       }
       out += job.out_width;
     };
-    stream_alike<T, S, I, kAnyWidth, Wide>(plan, piece, end_of, write);
+    stream_alike<P, T, S, I, kAnyWidth, Wide>(plan, piece, end_of, write);
   }
 }
 
-// `numbered`: tiles are numbered over all features; else blockIdx.y picks the feature.
-template <int64_t T, Scales S, Ids I, bool Wide>
-__global__ void __launch_bounds__(kExpressThreads, kExpressBlocks)
-    lookup_widths_kernel(const __grid_constant__ CudaLookup job, int bags_per_group,
-                         bool numbered) {
+// Asks for the offsets that the block is likely to need, while the plan is read: its own where
+// features have one number of shares, else a feature's first.
+template <class P>
+__device__ __forceinline__ void warm_offsets(const CudaLookup& job, int bags_per_group) {
+  int64_t bag = threadIdx.x;
+  if (job.one_share_count) {
+    const int lanes = static_cast<int>(min(max(job.widest_shares, int64_t{1}), P::kThreads + 0l));
+    bag = (static_cast<int64_t>(blockIdx.x) * small_quotient(P::kThreads, lanes) +
+           small_quotient(static_cast<int>(threadIdx.x), lanes)) * bags_per_group;
+  }
+  const int64_t at = blockIdx.y * job.batch + min(bag, job.batch);
+  // Nothing waits for the values, which the compiler is told are used.
+  if (job.wide_offsets) {
+    asm volatile("" ::"l"(__ldg(static_cast<const long long*>(job.offsets) + at)));
+  } else {
+    asm volatile("" ::"r"(__ldg(static_cast<const int*>(job.offsets) + at)));
+  }
+}
+
+template <class P, int64_t T, Scales S, Ids I, bool Wide>
+__global__ void __launch_bounds__(P::kThreads, blocks_of<P>(S))
+    lookup_widths_kernel(const __grid_constant__ CudaLookup job, const Tiling tiling) {
+  constexpr int kWarps = P::kThreads / 32;
   extern __shared__ __align__(16) uint8_t ring[];
-  __shared__ float books[kExpressThreads / 32][kBookScales];
-  __shared__ BagShape shapes[kExpressThreads / 32];
-  __shared__ int ends[kExpressBags][kExpressThreads];
-  if (blockIdx.y == (numbered ? 1 : job.features)) {
+  __shared__ float books[kWarps][kBookScales];
+  __shared__ BagShape shapes[kWarps];
+  __shared__ FeaturePlan plans[kWarps];
+  __shared__ int ends[kWidthsBags][P::kThreads];
+  if (blockIdx.y == (tiling.numbered ? 1 : job.features)) {
     copy_dense(job);
     return;
   }
   float* const book = books[threadIdx.x / 32];
   BagShape& shape = shapes[threadIdx.x / 32];
+  FeaturePlan& plan = plans[threadIdx.x / 32];
+  if (!tiling.numbered) warm_offsets<P>(job, tiling.bags_per_group);
   for (int64_t at = blockIdx.x;; at += gridDim.x) {
-    Tile tile{0, static_cast<int>(at)};
-    if (numbered) {
-      tile = find_tile<T>(job, static_cast<int>(at), bags_per_group);
+    Tile tile{0, static_cast<int>(at), 0};
+    if (tiling.numbered) {
+      tile = find_tile<P, T>(job, static_cast<int>(at), tiling.bags_per_group);
       if (tile.feature < 0) return;
+      fetch_plan(job, tile.feature, &plan);
     } else {
-      tile.feature = feature_of_block(job);
+      tile.feature = static_cast<int>(blockIdx.y);
+      fetch_plan(job, tile.feature, &plan);
+      const int ordered = clamp_feature(job, plan.launch_order);
+      if (ordered != tile.feature) {
+        tile.feature = ordered;
+        fetch_plan(job, ordered, &plan);
+      }
     }
-    const FeaturePlan& plan = job.plan[tile.feature];
-    const int bags = kExpressThreads / widths_lanes<T>(plan.dim) * bags_per_group;
+    const int lanes = widths_lanes<P, T>(plan.dim);
+    const int bags = small_quotient(P::kThreads, lanes) * tiling.bags_per_group;
     if (static_cast<int64_t>(tile.number) * bags >= job.batch) return;
     if (widths_serve<T, S, I>(job, plan)) {
-      __syncwarp();  // the tile before is written
       share_shape(job, plan, Share<T>::kColumns, &shape);
       if constexpr (S == Scales::kBook) load_book(job.weights + plan.scale_offset, book);
-      sum_tile<T, S, I, Wide>(job, plan, shape, tile, bags_per_group, ring, ends, book);
+      sum_tile<P, T, S, I, Wide>(job, plan, shape, tile, tiling.bags_per_group, ring, ends, book);
     } else {
       stream_bags_slowly(job, plan, tile.feature, bags, tile.number, job.batch);
     }
+    const int64_t next = at + gridDim.x;
+    if (tiling.numbered ? next >= tile.all : next * bags >= job.batch) return;
   }
 }
 
