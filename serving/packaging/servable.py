@@ -260,7 +260,7 @@ def _own_plan(sources: Sequence[SourceTable]) -> ShardingPlan | None:
 
 
 def dense_bytes(model: nn.Module, sources: Sequence[SourceTable]) -> int:
-    """Bytes of the parameters that are no tables."""
+    """Bytes of the parameters that are not tables."""
     tables = {id(table.weights) for table in sources if isinstance(table, FloatTable)}
     return sum(p.numel() * p.element_size() for p in model.parameters() if id(p) not in tables)
 

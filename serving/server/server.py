@@ -7,15 +7,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import gc
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -23,6 +21,7 @@ import tessera
 from tessera.errors import UserError
 from tessera.serving.server.batching.batch_scheduler import BatchScheduler
 from tessera.serving.server.config import ModelSource, ServerConfig
+from tessera.serving.server.daemon_thread import in_thread
 from tessera.serving.server.front.admission import Admission
 from tessera.serving.server.front.byte_budget import ByteBudget
 from tessera.serving.server.front.grpc_front import GrpcFront
@@ -57,8 +56,6 @@ _FLUSH_SECONDS = 1.0
 _QUIET_SECONDS = 0.05
 """When no call has come for so long, every client has seen that the server drains."""
 _QUIET_TRIES = 20
-
-_Result = TypeVar("_Result")
 
 
 def _always(number: int) -> Callable[[], int]:
@@ -164,7 +161,7 @@ class Server:
         """
         for source, identity in self._models:
             self._log.info("load", model=identity.name, version=identity.version, path=source.path)
-            model = await _in_thread(lambda source=source: self._loader.load(source))  # type: ignore[misc] # mypy cannot infer a lambda with a default
+            model = await in_thread(lambda source=source: self._loader.load(source))  # type: ignore[misc] # mypy cannot infer a lambda with a default
             self._serve(source, identity, model)
             self._log.info(
                 "loaded",
@@ -386,30 +383,3 @@ def _identify(
             )
         seen[identity.name] = source.path
     return models
-
-
-async def _in_thread(work: Callable[[], _Result]) -> _Result:
-    """``work()`` on a thread that cannot keep the process alive, unlike an executor's."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[_Result] = loop.create_future()
-
-    def settle(result: _Result | None, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type] # None is right where _Result is None
-
-    def body() -> None:
-        result: _Result | None = None
-        error: BaseException | None = None
-        try:
-            result = work()
-        except BaseException as raised:  # noqa: BLE001 - it is raised again where it is awaited
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop was closed without waiting
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=body, name="loader", daemon=True).start()
-    return await done

@@ -73,9 +73,9 @@ def wide_module(tmp_path, monkeypatch):
     """A module `my_wide` in the working directory."""
     (tmp_path / "my_wide.py").write_text(FACTORY)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the folder is put on it
     yield
     sys.modules.pop("my_wide", None)
-    sys.path[:] = [entry for entry in sys.path if entry != str(tmp_path)]
 
 
 def test_the_tag_chooses_and_its_default_is_dlrm(tmp_path):
