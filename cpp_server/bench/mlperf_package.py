@@ -19,7 +19,8 @@ import torch
 
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import write_model
-from tessera.training.models.config import ModelConfig, TableConfig
+from tessera.training.models.architectures.dlrm_dcn import DLRMDCNConfig
+from tessera.training.models.config import TableConfig
 from tessera.training.models.ranking import RankingModel, build_ranking_model
 
 # github.com/mlcommons/inference, recommendation/dlrm_v2.
@@ -37,8 +38,7 @@ def build(most_rows: int) -> RankingModel:
     """The model with its repeating weights."""
     torch.manual_seed(0)
     names = [f"cat_{index}" for index in range(len(ROWS))]
-    config = ModelConfig(
-        arch="dlrm_dcn",
+    config = DLRMDCNConfig(
         embedding_dim=128,
         dense_layers=(512, 256),
         over_layers=(1024, 1024, 512, 256),
