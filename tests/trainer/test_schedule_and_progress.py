@@ -55,7 +55,8 @@ def evaluation(auc=0.5, log_loss=0.6):
 def run_of(metric, values):
     progress, better = Progress(), []
     for value in values:
-        progress.count_step(samples=4, loss=0.5)
+        progress.count_step(samples=4)
+        progress.count_loss(0.5)
         better.append(progress.count_evaluation(evaluation(**{metric: value}), metric=metric))
     return progress, better
 
@@ -79,9 +80,11 @@ def test_best_evaluation_and_patience(metric, values, better, best_step, since):
 def test_mean_loss_is_of_the_steps_since_the_last_call():
     progress = Progress()
     for loss in (1.0, 2.0):
-        progress.count_step(samples=3, loss=loss)
+        progress.count_step(samples=3)
+        progress.count_loss(loss)
     assert progress.take_mean_loss() == 1.5
-    progress.count_step(samples=1, loss=5.0)
+    progress.count_step(samples=1)
+    progress.count_loss(5.0)
     assert progress.take_mean_loss() == 5.0
     assert (progress.step, progress.batch, progress.samples) == (3, 3, 7)
 
