@@ -184,7 +184,8 @@ def test_a_full_queue_refuses(kind, package, drawn):
 
 def test_a_request_in_more_parts_than_requests_may_wait_is_answered(kind, package, drawn):
     """It waits as the one request that it is."""
-    flags = ["--max-queue-requests", 1, "--max-batch-samples", 100]
+    # The last 50 of 250 samples wait as long as the delay lets them.
+    flags = ["--max-queue-requests", 1, "--max-batch-samples", 100, "--max-delay-us", 10_000_000]
     with waiting_server(kind, package, *flags) as server:
         answer = server.predict(drawn.samples(250))
         assert len(answer.predictions["default"].data) == 250

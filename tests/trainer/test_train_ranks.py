@@ -1,5 +1,6 @@
 """Runs of several ranks: against one rank, against themselves after a stop, and under torchrun."""
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -233,9 +234,11 @@ def test_several_ranks_are_told_one_folder(tiny_yaml, monkeypatch, capsys):
 def pids_below(pid):
     """Every process that ``pid`` has started, and theirs."""
     found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += [int(child), *pids_below(int(child))]
+    with contextlib.suppress(FileNotFoundError):  # the process has ended
+        for task in list(Path(f"/proc/{pid}/task").iterdir()):
+            with contextlib.suppress(FileNotFoundError):  # the thread has ended
+                for child in (task / "children").read_text().split():
+                    found += [int(child), *pids_below(int(child))]
     return found
 
 
