@@ -21,14 +21,9 @@ from pathlib import Path
 from tessera.errors import UserError
 from tessera.kernels.row_types import RowType
 from tessera.serving.package.manifest import Placement, ShardingPlan
-from tessera.serving.packaging.tables.quantize import SourceTable, one_device
+from tessera.serving.packaging.tables.quantize import SourceTable
 
 SHARDINGS = ("auto", "table_wise", "row_wise", "column_wise")
-
-
-def plan_one_device(tables: Sequence[SourceTable], *, device: str = "cpu") -> ShardingPlan:
-    """Every table whole on ``device``."""
-    return ShardingPlan(num_shards=1, placements=one_device(tables, device=device))
 
 
 def plan_shards(
