@@ -53,11 +53,9 @@ def text_of(path: str) -> str:
     """The source of the generated file of ``path``."""
     what = LAZY.get(path, f"The names of ``torchrec.{path}``.")
     lines = [
-        f'"""{what}',
+        f'"""{what}"""',
         "",
-        "Generated from the table in training/torchrec_paths.py; change it there.",
-        '"""',
-        "",
+        "# Generated from the table in training/torchrec_paths.py; change it there.",
         "# isort: skip_file",
         "# fmt: off",
     ]
@@ -69,7 +67,6 @@ def text_of(path: str) -> str:
         return "\n".join([*lines, *_imports(path, "")]) + "\n"
     lines += [
         "from typing import TYPE_CHECKING",
-        "",
         "from tessera.training.torchrec_paths import lazy_names",
         "",
         "if TYPE_CHECKING:",

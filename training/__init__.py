@@ -1,12 +1,9 @@
-"""Training of recommendation models: sparse types, embedding collections, models, trainer.
+"""Training of recommendation models: sparse types, embedding collections, models, trainer."""
 
-Generated from the table in training/torchrec_paths.py; change it there.
-"""
-
+# Generated from the table in training/torchrec_paths.py; change it there.
 # isort: skip_file
 # fmt: off
 from typing import TYPE_CHECKING
-
 from tessera.training.torchrec_paths import lazy_names
 
 if TYPE_CHECKING:

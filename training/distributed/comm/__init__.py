@@ -1,8 +1,6 @@
-"""The names of ``torchrec.distributed.comm``.
+"""The names of ``torchrec.distributed.comm``."""
 
-Generated from the table in training/torchrec_paths.py; change it there.
-"""
-
+# Generated from the table in training/torchrec_paths.py; change it there.
 # isort: skip_file
 # fmt: off
 from tessera.training.distributed.comm.nodes import (

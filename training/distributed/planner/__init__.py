@@ -1,12 +1,9 @@
-"""Deciding where every table goes: which way of sharding, on which ranks; see `planners`.
+"""Deciding where every table goes: which way of sharding, on which ranks; see `planners`."""
 
-Generated from the table in training/torchrec_paths.py; change it there.
-"""
-
+# Generated from the table in training/torchrec_paths.py; change it there.
 # isort: skip_file
 # fmt: off
 from typing import TYPE_CHECKING
-
 from tessera.training.torchrec_paths import lazy_names
 
 if TYPE_CHECKING:
