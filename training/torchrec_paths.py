@@ -102,9 +102,6 @@ PATHS: dict[str, dict[str, str]] = {
         ),
     },
     "distributed.comm_ops": {
-        "distributed.comm.all_gather": (
-            "AllGatherBaseInfo AllGatherBase_Req AllGatherBase_Wait all_gather_base_pooled"
-        ),
         "distributed.comm.alltoall_pooled": (
             "All2AllPooledInfo All2All_Pooled_Req All2All_Pooled_Wait "
             "VariableBatchAll2AllPooledInfo Variable_Batch_All2All_Pooled_Req "
@@ -118,6 +115,7 @@ PATHS: dict[str, dict[str, str]] = {
             "All2Allv_Wait alltoall_dense alltoallv"
         ),
         "distributed.comm.reduce_scatter": (
+            "AllGatherBaseInfo AllGatherBase_Req AllGatherBase_Wait all_gather_base_pooled "
             "ReduceScatterBaseInfo ReduceScatterBase_Req ReduceScatterBase_Wait ReduceScatterInfo "
             "ReduceScatterVInfo ReduceScatterV_Req ReduceScatterV_Wait ReduceScatter_Req "
             "ReduceScatter_Wait reduce_scatter_base_pooled reduce_scatter_pooled "
