@@ -1,6 +1,5 @@
 """The names of ``torchrec.distributed.model_parallel``."""
 
-# Generated from the table in training/torchrec_paths.py; change it there.
 # isort: skip_file
 # fmt: off
 # ruff: noqa: PLC0414 - type checkers offer a name that is imported as itself

@@ -1,6 +1,5 @@
 """The names of ``torchrec.distributed.quant_embedding``."""
 
-# Generated from the table in training/torchrec_paths.py; change it there.
 # isort: skip_file
 # fmt: off
 # ruff: noqa: PLC0414 - type checkers offer a name that is imported as itself

@@ -1,6 +1,5 @@
 """The names of ``torchrec.distributed.comm``."""
 
-# Generated from the table in training/torchrec_paths.py; change it there.
 # isort: skip_file
 # fmt: off
 from tessera.training.distributed.comm.nodes import (

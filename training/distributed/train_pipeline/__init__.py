@@ -1,6 +1,5 @@
 """The names of ``torchrec.distributed.train_pipeline``."""
 
-# Generated from the table in training/torchrec_paths.py; change it there.
 # isort: skip_file
 # fmt: off
 from tessera.training.distributed.train_pipeline.contexts import (
