@@ -40,7 +40,8 @@ def write_package(
             `tessera.serving.packaging.write.stream`.
 
     Raises:
-        UserError: the folder cannot be written to, or the disk is full.
+        UserError: the folder cannot be written to, the disk is full, or the manifest holds what
+            no reader takes.
     """
     with replacing(path) as target:
         extra = {GOLDEN_RECORD.removeprefix(_EXTRA): golden}
@@ -65,6 +66,10 @@ def write_package(
                 )
             made = manifest(infos)
             last = made.to_bytes()
+            try:
+                Manifest.from_bytes(last)
+            except ValueError as error:
+                raise UserError(f"{path} would not be read by any server: {error}") from error
             writer.add(MANIFEST_RECORD, [last], len(last))
             writer.finish()
     return made
