@@ -240,14 +240,16 @@ PATHS: dict[str, dict[str, str]] = {
         ),
     },
     "distributed.quant_embedding": {
-        "distributed.inference.unpooled": (
+        "distributed.inference.sharded": (
             "QuantEmbeddingCollectionSharder ShardedQuantEmbeddingCollection"
         ),
     },
     "distributed.quant_embeddingbag": {
-        "distributed.inference.pooled": (
-            "QuantEmbeddingBagCollectionSharder ShardedQuantEbcInputDist "
-            "ShardedQuantEmbeddingBagCollection create_infer_embedding_bag_sharding"
+        "distributed.inference.collection": (
+            "ShardedQuantEbcInputDist create_infer_embedding_bag_sharding"
+        ),
+        "distributed.inference.sharded": (
+            "QuantEmbeddingBagCollectionSharder ShardedQuantEmbeddingBagCollection"
         ),
     },
     "distributed.shard": {
