@@ -168,7 +168,7 @@ TEST(LogTest, WarningsThatClientsCauseAreLimited) {
   log.client_warning("accept");
   std::string all;
   // Told without another warning, when the second is over; on a slow machine in several windows.
-  const std::string tells = "suppressed kind=\"bad_frame\" lines=";
+  const std::string tells = "suppressed suppressed=\"bad_frame\" lines=";
   int seen = 0;
   while (seen < kWarnings) {
     all += pipe.read(/*wait=*/true);

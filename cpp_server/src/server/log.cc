@@ -14,7 +14,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // What a process that ends waits for its log: a reader that is there takes far less.
-constexpr Duration kFlushLimit = std::chrono::milliseconds(500);
+constexpr Duration kFlushLimit = std::chrono::seconds(1);
 
 std::string_view level_name(LogLevel level) {
   switch (level) {
@@ -74,8 +74,9 @@ std::string rendered(bool as_json, LogLevel level, std::string_view event, Log::
 Log::Log(LogLevel level, bool json, int descriptor) : level_(level), json_(json) {
   writer_ =
       std::make_shared<LogWriter>(descriptor, [json](std::string_view kind, std::uint64_t lines) {
-        return rendered(json, LogLevel::kWarning, "suppressed",
-                        {{"kind", std::string(kind)}, {"lines", static_cast<std::int64_t>(lines)}});
+        return rendered(
+            json, LogLevel::kWarning, "suppressed",
+            {{"suppressed", std::string(kind)}, {"lines", static_cast<std::int64_t>(lines)}});
       });
   // Not joined: it may wait for its reader for ever.
   std::thread([writer = writer_] { writer->run(); }).detach();

@@ -49,7 +49,7 @@ class Log {
   // set of names, never a text that a client has sent.
   void client_warning(std::string_view event, Fields fields = {}) const;
 
-  // Waits until what is queued has been written, for half a second at most. To be called before
+  // Waits until what is queued has been written, for a second at most. To be called before
   // the process ends by another way than this object's destructor.
   void flush() const;
 

@@ -43,7 +43,7 @@ class RateLimit {
 class LogWriter {
  public:
   // What waits for the writing thread at most: at 200 bytes a line some seconds of debug lines.
-  static constexpr std::size_t kMaxLines = 16'384;
+  static constexpr std::size_t kMaxLines = 8'192;
   static constexpr std::size_t kMaxBytes = 4 * 1024 * 1024;
 
   // `suppressed_line` makes the line that says how many lines of a kind were suppressed.
