@@ -13,7 +13,8 @@ preset=${1:-release}
 python=${PYTHON:-.venv/bin/python}
 packages=(
   cmake ninja-build g++ pkg-config protobuf-compiler protobuf-compiler-grpc libgrpc++-dev
-  libprotobuf-dev prometheus-cpp-dev nlohmann-json3-dev libssl-dev zlib1g-dev libgtest-dev
+  libprotobuf-dev libnghttp2-dev prometheus-cpp-dev nlohmann-json3-dev libssl-dev zlib1g-dev
+  libgtest-dev
 )
 
 missing() {
@@ -23,6 +24,7 @@ missing() {
     command -v "${tool%%:*}" >/dev/null || echo "${tool##*:}"
   done
   for header in grpcpp/grpcpp.h:libgrpc++-dev google/protobuf/message.h:libprotobuf-dev \
+    nghttp2/nghttp2.h:libnghttp2-dev \
     prometheus/text_serializer.h:prometheus-cpp-dev nlohmann/json.hpp:nlohmann-json3-dev \
     openssl/evp.h:libssl-dev zlib.h:zlib1g-dev gtest/gtest.h:libgtest-dev; do
     compgen -G "/usr/include/${header%%:*}" >/dev/null ||

@@ -38,8 +38,8 @@ CUDA_FOLDERS = (os.environ.get("CUDA_HOME", ""), "/usr/local/cuda", "/usr")
 # A LibTorch without CUDA lacks this header, whose content matters to builds of torch alone.
 GENERATED_HEADER = Path("c10/cuda/impl/cuda_cmake_macros.h")
 LLVM = "14"
-FORMATTED = ("cpp_server",)
-SUFFIXES = (".h", ".cc", ".cuh", ".cu")
+FORMATTED = ("cpp_server", "kernels/csrc")
+SUFFIXES = (".h", ".cc", ".cpp", ".cuh", ".cu")
 TIDY_CACHE = REPOSITORY / "build/cpp/tidy"
 
 

@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 
 from tessera.cli import COMMANDS
-from tessera.training.torchrec_paths import PATHS, module_of
-from tests.write_torchrec_paths import stale
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("kernels", "training", "serving")
@@ -142,8 +140,9 @@ def test_the_files_of_a_room_import_in_no_circle(room):
 # The folders and files of training/ and, in the place of training/distributed/, its rooms: each
 # may import itself and what stands before it.
 TRAINING_ORDER = (
-    "torchrec_paths",
+    "lazy_names",
     "variants",
+    "bounded_yaml",
     "config_source",
     "typed_config",
     "streamable",
@@ -174,8 +173,28 @@ TRAINING_ORDER = (
     "commands",
 )
 
-# These only forward names: TorchRec's module paths, and the packages' lazy tables of names.
-FORWARDING = {module_of(path) for path in PATHS}
+
+def forwarded_names(source):
+    """Name -> home in the modules that only forward names; empty for any other module."""
+    _, *statements = ast.parse(source).body  # its docstring
+    homes = {}
+    for statement in statements:
+        lazily = isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING"
+        for inner in statement.body if lazily else [statement]:
+            if isinstance(inner, ast.ImportFrom):
+                homes |= {alias.asname: inner.module for alias in inner.names if alias.asname}
+            elif not ast.unparse(inner).endswith("lazy_names(__name__)"):
+                return {}
+    return homes
+
+
+# TorchRec's module paths, and the packages that import their names when they are asked for.
+FORWARDED = {
+    module: names
+    for path, module, _ in MODULES
+    if below(module, "tessera.training") and (names := forwarded_names(path.read_text()))
+}
+FORWARDING = set(FORWARDED)
 
 
 def imports_below(prefix):
@@ -253,19 +272,19 @@ def test_the_checks_see_an_arrow_back_and_a_circle():
     assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
-def test_torchrecs_module_paths_are_as_their_table_says():
-    assert stale() == []
-    for path, homes in PATHS.items():
-        for home, names in homes.items():
-            module = importlib.import_module(module_of(home))
-            forwarded = importlib.import_module(module_of(path))
-            for name in names.split():
-                assert getattr(forwarded, name) is getattr(module, name)
-                # sparse.jagged_tensor registers the types that it offers.
-                if not home.startswith("torch.") and home != "sparse.jagged_tensor":
-                    # The home defines the name: it does not forward it in turn.
-                    tree = ast.parse(Path(module.__file__).read_text())
-                    assert name in defined(tree), f"{home} does not define {name}"
+def test_forwarded_names_are_those_of_the_modules_that_define_them():
+    assert len(FORWARDED) > 25
+    for path, homes in FORWARDED.items():
+        forwarding = importlib.import_module(path)
+        assert set(homes) <= set(dir(forwarding))
+        for name, home in homes.items():
+            module = importlib.import_module(home)
+            assert getattr(forwarding, name) is getattr(module, name)
+            # sparse.jagged_tensor registers the types that it offers.
+            if below(home, "tessera") and not below(home, "tessera.training.sparse.jagged_tensor"):
+                # The home defines the name: it does not forward it in turn.
+                tree = ast.parse(Path(module.__file__).read_text())
+                assert name in defined(tree), f"{home} does not define {name}"
 
 
 def defined(tree):

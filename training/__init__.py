@@ -1,13 +1,10 @@
-"""Training of recommendation models: sparse types, embedding collections, models, trainer.
-
-Generated from the table in training/torchrec_paths.py; change it there.
-"""
+"""Training of recommendation models: sparse types, embedding collections, models, trainer."""
 
 # isort: skip_file
 # fmt: off
 from typing import TYPE_CHECKING
 
-from tessera.training.torchrec_paths import lazy_names
+from tessera.training.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from tessera.training.distributed.collections.pooled import (

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tessera.training.config import ExperimentConfig
-from tessera.training.data import open_data
 from tessera.training.data.batch import Batch
 from tessera.training.data.loader import BatchLoader
+from tessera.training.data.opening import open_data
 from tessera.training.distributed.checkpoint.errors import CheckpointError
 from tessera.training.distributed.checkpoint.room import Room
 from tessera.training.models.ranking import RankingModel, build_ranking_model

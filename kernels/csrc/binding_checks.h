@@ -28,11 +28,11 @@ inline void check_operands(const at::Tensor& weights, const at::Tensor& plan,
     return t.scalar_type() == at::kInt || t.scalar_type() == at::kLong;
   };
   TORCH_CHECK(is_integer(indices) && indices.dim() == 1 && indices.is_contiguous(),
-              "indices: a contiguous int32 or int64 vector is needed, got ",
-              indices.scalar_type(), " ", indices.sizes());
+              "indices: a contiguous int32 or int64 vector is needed, got ", indices.scalar_type(),
+              " ", indices.sizes());
   TORCH_CHECK(is_integer(lengths) && lengths.dim() == 1 && lengths.is_contiguous(),
-              "lengths: a contiguous int32 or int64 vector is needed, got ",
-              lengths.scalar_type(), " ", lengths.sizes());
+              "lengths: a contiguous int32 or int64 vector is needed, got ", lengths.scalar_type(),
+              " ", lengths.sizes());
   for (const at::Tensor* tensor : {&plan, &indices, &lengths}) {
     TORCH_CHECK(tensor->device() == weights.device(), "weights are on ", weights.device(),
                 " but plan, indices or lengths on ", tensor->device());
@@ -43,8 +43,9 @@ inline Jagged check_jagged(const at::Tensor& weights, const at::Tensor& plan,
                            const at::Tensor& indices, const at::Tensor& lengths, bool offsets) {
   check_operands(weights, plan, indices, lengths);
   const int64_t bags = lengths.numel() - (offsets ? 1 : 0);
-  TORCH_CHECK(bags >= 0 && bags % plan.size(0) == 0, offsets ? "offsets: " : "lengths: ",
-              lengths.numel(), " entries do not fit ", plan.size(0), " features");
+  TORCH_CHECK(bags >= 0 && bags % plan.size(0) == 0,
+              offsets ? "offsets: " : "lengths: ", lengths.numel(), " entries do not fit ",
+              plan.size(0), " features");
   return {plan.size(0), bags / plan.size(0)};
 }
 
@@ -62,13 +63,15 @@ inline void check_id_weights(const c10::optional<at::Tensor>& id_weights,
 // `sample_rows` names a bag of each feature for every row of `out`.  What the values are is the
 // device's affair.
 inline void check_sample_rows(const at::Tensor& sample_rows, const at::Tensor& out, int64_t bags) {
-  TORCH_CHECK(out.dim() == 2 && (sample_rows.scalar_type() == at::kInt ||
-                                 sample_rows.scalar_type() == at::kLong) &&
-                  sample_rows.dim() == 1 && sample_rows.is_contiguous() &&
-                  sample_rows.numel() == out.size(0) && sample_rows.device() == out.device(),
-              "sample_rows: a contiguous int32 or int64 vector with an entry per row of out is "
-              "needed on ", out.device(), ", got ", sample_rows.scalar_type(), " ",
-              sample_rows.sizes(), " for out ", out.sizes());
+  TORCH_CHECK(
+      out.dim() == 2 &&
+          (sample_rows.scalar_type() == at::kInt || sample_rows.scalar_type() == at::kLong) &&
+          sample_rows.dim() == 1 && sample_rows.is_contiguous() &&
+          sample_rows.numel() == out.size(0) && sample_rows.device() == out.device(),
+      "sample_rows: a contiguous int32 or int64 vector with an entry per row of out is "
+      "needed on ",
+      out.device(), ", got ", sample_rows.scalar_type(), " ", sample_rows.sizes(), " for out ",
+      out.sizes());
   TORCH_CHECK(bags > 0 || out.size(0) == 0, "sample_rows: ", out.size(0),
               " samples cannot share the bags of nobody; lengths are empty");
 }
@@ -90,12 +93,10 @@ inline at::ScalarType out_scalar_type(c10::optional<at::ScalarType> dtype) {
 
 inline void check_dense(const c10::optional<at::Tensor>& dense, const at::Tensor& out) {
   if (!dense.has_value()) return;
-  TORCH_CHECK(dense->dim() == 2 && dense->size(0) == out.size(0) &&
-                  dense->size(1) <= out.size(1) && dense->scalar_type() == out.scalar_type() &&
-                  dense->device() == out.device(),
+  TORCH_CHECK(dense->dim() == 2 && dense->size(0) == out.size(0) && dense->size(1) <= out.size(1) &&
+                  dense->scalar_type() == out.scalar_type() && dense->device() == out.device(),
               "dense: [", out.size(0), ", at most ", out.size(1), "] ", out.scalar_type(),
-              " is needed on ", out.device(), ", got ", dense->sizes(), " ",
-              dense->scalar_type());
+              " is needed on ", out.device(), ", got ", dense->sizes(), " ", dense->scalar_type());
 }
 
 inline void check_out(const at::Tensor& out, const at::Tensor& weights, int64_t batch) {
@@ -110,8 +111,8 @@ inline void check_out(const at::Tensor& out, const at::Tensor& weights, int64_t 
 inline void check_matrix(const at::Tensor& tensor, const char* name) {
   TORCH_CHECK(tensor.scalar_type() == at::kFloat && tensor.dim() == 2 &&
                   (tensor.stride(1) == 1 || tensor.size(1) <= 1),
-              name, ": a float32 matrix with contiguous rows is needed, got ",
-              tensor.scalar_type(), " ", tensor.sizes());
+              name, ": a float32 matrix with contiguous rows is needed, got ", tensor.scalar_type(),
+              " ", tensor.sizes());
 }
 
 // How many vectors `sparse` holds for each row of `dense`.

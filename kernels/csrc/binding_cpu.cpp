@@ -59,11 +59,10 @@ Tensor dot_interaction(const Tensor& dense, const Tensor& sparse, bool upper) {
   const int64_t width = dim + count * (count + 1) / 2;
   Tensor out = at::empty({dense.size(0), width}, dense.options());
   const auto work = [&](int64_t begin, int64_t end) {
-    cpu_kernels().dot_interaction(dense.const_data_ptr<float>() + begin * dense.stride(0),
-                                  dense.stride(0),
-                                  sparse.const_data_ptr<float>() + begin * sparse.stride(0),
-                                  sparse.stride(0), end - begin, count, dim, upper,
-                                  out.mutable_data_ptr<float>() + begin * width);
+    cpu_kernels().dot_interaction(
+        dense.const_data_ptr<float>() + begin * dense.stride(0), dense.stride(0),
+        sparse.const_data_ptr<float>() + begin * sparse.stride(0), sparse.stride(0), end - begin,
+        count, dim, upper, out.mutable_data_ptr<float>() + begin * width);
   };
   constexpr int64_t kSamplesPerThread = 32;
   at::parallel_for(0, dense.size(0), kSamplesPerThread, work);
@@ -77,10 +76,9 @@ Tensor lookup_dot_interaction(const Tensor& weights, const Tensor& plan, const T
   check_matrix(dense, "dense");
   const int64_t dim = dense.size(1);
   const int64_t count = plan.size(0);
-  Call call =
-      prepare(weights, plan, indices, lengths, id_weights, outside, offsets, count * dim);
-  TORCH_CHECK(dense.size(0) == call.job.batch, "dense: ", call.job.batch,
-              " rows are needed, got ", dense.size(0));
+  Call call = prepare(weights, plan, indices, lengths, id_weights, outside, offsets, count * dim);
+  TORCH_CHECK(dense.size(0) == call.job.batch, "dense: ", call.job.batch, " rows are needed, got ",
+              dense.size(0));
   for (int64_t f = 0; f < count; ++f) {
     TORCH_CHECK(call.job.plan[f].dim == dim, "plan: feature ", f, " has dimension ",
                 call.job.plan[f].dim, " but the dense vector has ", dim);
@@ -96,8 +94,8 @@ Tensor lookup_dot_interaction(const Tensor& weights, const Tensor& plan, const T
   over_threads(call.ids, call.job.batch, [&](int64_t begin, int64_t end) {
     ThreadScratch& memory = thread_scratch();
     float* vectors = scratch(memory.vectors, memory.vectors_capacity, count * dim);
-    cpu_kernels().lookup_interaction(call.job, dense.const_data_ptr<float>(), dense.stride(0),
-                                     dim, upper, begin, end, vectors);
+    cpu_kernels().lookup_interaction(call.job, dense.const_data_ptr<float>(), dense.stride(0), dim,
+                                     upper, begin, end, vectors);
   });
   return out;
 }

@@ -32,15 +32,15 @@ Tensor offsets_of(const Tensor& lengths) {
 // A checked call without its output.  `offsets_owner` keeps computed offsets alive.
 CudaLookup prepare(const Tensor& weights, const Tensor& plan, const Tensor& indices,
                    const Tensor& lengths, const OptionalTensor& id_weights,
-                   const OptionalTensor& outside, bool given_offsets, int64_t width,
-                   int64_t launch, Tensor* offsets_owner) {
+                   const OptionalTensor& outside, bool given_offsets, int64_t width, int64_t launch,
+                   Tensor* offsets_owner) {
   const Jagged jagged = check_jagged(weights, plan, indices, lengths, given_offsets);
   check_id_weights(id_weights, indices);
   check_outside(outside, plan);
   TORCH_CHECK(jagged.features <= kMostFeatures, "plan: ", jagged.features,
               " features are more than ", kMostFeatures);
-  TORCH_CHECK(jagged.features * jagged.batch <= kMaxRows, "lengths: ",
-              jagged.features * jagged.batch, " bags are more than ", kMaxRows);
+  TORCH_CHECK(jagged.features * jagged.batch <= kMaxRows,
+              "lengths: ", jagged.features * jagged.batch, " bags are more than ", kMaxRows);
   TORCH_CHECK(reinterpret_cast<uintptr_t>(weights.const_data_ptr()) % 16 == 0,
               "weights: they must start on a multiple of 16 bytes");
   *offsets_owner = given_offsets ? lengths : offsets_of(lengths);
@@ -82,8 +82,8 @@ void set_out(const Tensor& out, CudaLookup* job) {
 }
 
 void launched(cudaError_t status) {
-  TORCH_CHECK(status == cudaSuccess, "the lookup kernel was not launched: ",
-              cudaGetErrorString(status));
+  TORCH_CHECK(status == cudaSuccess,
+              "the lookup kernel was not launched: ", cudaGetErrorString(status));
 }
 
 // Of the current device; asked once per device and thread.

@@ -48,8 +48,7 @@ float* scratch(int64_t floats) {
 Tensor linear(const Tensor& input, const Tensor& weights, const Tensor& bias, int64_t outputs,
               bool relu) {
   TORCH_CHECK(is_float(weights, 3) && weights.is_contiguous() && weights.size(0) >= 1 &&
-                  weights.size(1) >= 1 && weights.size(2) >= 1 &&
-                  weights.size(2) % kPanelStep == 0,
+                  weights.size(1) >= 1 && weights.size(2) >= 1 && weights.size(2) % kPanelStep == 0,
               "weights: contiguous float32 [panels, inputs, a multiple of ", kPanelStep,
               "] is needed, got ", weights.scalar_type(), " ", weights.sizes());
   const int64_t panel = weights.size(2);
@@ -57,10 +56,9 @@ Tensor linear(const Tensor& input, const Tensor& weights, const Tensor& bias, in
   check_bias(bias, padded);
   TORCH_CHECK(outputs > padded - panel && outputs <= padded, "outputs: ", outputs,
               " do not end in the last of ", weights.size(0), " panels of ", panel);
-  TORCH_CHECK(is_rows(input) && input.size(1) == weights.size(1),
-              "input: a float32 matrix of ", weights.size(1),
-              " columns with contiguous rows is needed, got ", input.scalar_type(), " ",
-              input.sizes());
+  TORCH_CHECK(is_rows(input) && input.size(1) == weights.size(1), "input: a float32 matrix of ",
+              weights.size(1), " columns with contiguous rows is needed, got ", input.scalar_type(),
+              " ", input.sizes());
   Tensor out = at::empty({input.size(0), outputs}, input.options());
   const LinearJob job{.input = input.const_data_ptr<float>(),
                       .input_stride = input.stride(0),
@@ -72,14 +70,13 @@ Tensor linear(const Tensor& input, const Tensor& weights, const Tensor& bias, in
                       .relu = relu,
                       .out = out.mutable_data_ptr<float>()};
   const int64_t rows_per_thread = std::max<int64_t>(1, kProductsPerThread / (padded * job.inputs));
-  at::parallel_for(0, input.size(0), rows_per_thread, [&](int64_t begin, int64_t end) {
-    cpu_kernels().linear(job, begin, end);
-  });
+  at::parallel_for(0, input.size(0), rows_per_thread,
+                   [&](int64_t begin, int64_t end) { cpu_kernels().linear(job, begin, end); });
   return out;
 }
 
-Tensor linear_bf16(const Tensor& input, const Tensor& weights, const Tensor& bias,
-                   int64_t outputs, bool relu) {
+Tensor linear_bf16(const Tensor& input, const Tensor& weights, const Tensor& bias, int64_t outputs,
+                   bool relu) {
   TORCH_CHECK(weights.scalar_type() == at::kBFloat16 && weights.dim() == 4 &&
                   weights.is_contiguous() && weights.size(0) >= 1 && weights.size(1) >= 1 &&
                   weights.size(2) == kBf16Inputs / 2 && weights.size(3) == 2 * kBf16Outputs,
@@ -90,10 +87,10 @@ Tensor linear_bf16(const Tensor& input, const Tensor& weights, const Tensor& bia
   TORCH_CHECK(outputs > padded - kBf16Outputs && outputs <= padded, "outputs: ", outputs,
               " do not end in the last of ", weights.size(0), " groups of ", kBf16Outputs);
   const int64_t blocks = weights.size(1);
-  TORCH_CHECK(is_rows(input) && (input.size(1) + kBf16Inputs - 1) / kBf16Inputs == blocks,
-              "input: a float32 matrix of contiguous rows is needed, whose columns end in the last of ",
-              blocks, " blocks of ", kBf16Inputs, ", got ", input.scalar_type(), " ",
-              input.sizes());
+  TORCH_CHECK(
+      is_rows(input) && (input.size(1) + kBf16Inputs - 1) / kBf16Inputs == blocks,
+      "input: a float32 matrix of contiguous rows is needed, whose columns end in the last of ",
+      blocks, " blocks of ", kBf16Inputs, ", got ", input.scalar_type(), " ", input.sizes());
   Tensor out = at::empty({input.size(0), outputs}, input.options());
   const LinearBf16Job job{
       .input = input.const_data_ptr<float>(),

@@ -29,8 +29,8 @@ void add_columns(std::vector<Columns>& runs, const FeaturePlan& plan) {
 
 // Copies the columns of bag sample_rows[b] of `pooled` to row b of `out`.
 template <class Index>
-void spread(const LookupJob& pooled, const std::vector<Columns>& columns,
-            const Index* sample_rows, uint8_t* out, int64_t samples) {
+void spread(const LookupJob& pooled, const std::vector<Columns>& columns, const Index* sample_rows,
+            uint8_t* out, int64_t samples) {
   const int64_t element = pooled.out_type == OutType::kFloat32 ? 4 : 2;
   const int64_t stride = pooled.out_width * element;
   at::parallel_for(0, samples, 256, [&](int64_t begin, int64_t end) {
@@ -44,8 +44,8 @@ void spread(const LookupJob& pooled, const std::vector<Columns>& columns,
   });
 }
 
-void spread(const LookupJob& pooled, const std::vector<Columns>& columns,
-            const Tensor& sample_rows, const Tensor& out) {
+void spread(const LookupJob& pooled, const std::vector<Columns>& columns, const Tensor& sample_rows,
+            const Tensor& out) {
   uint8_t* to = static_cast<uint8_t*>(out.mutable_data_ptr());
   const int64_t samples = out.size(0);
   sample_rows.scalar_type() == at::kLong
@@ -98,15 +98,14 @@ int64_t shared_bags(const Tensor& flags, int64_t features, int64_t samples, int6
   const int64_t count = std::count(shared, shared + flags.numel(), true);
   const int64_t left = bags - (features - count) * samples;
   TORCH_CHECK(left >= 0 && (count == 0 ? left == 0 : left % count == 0), "lengths: ", bags,
-              " entries do not fit ", count, " shared features and ", features - count,
-              " of ", samples, " samples");
+              " entries do not fit ", count, " shared features and ", features - count, " of ",
+              samples, " samples");
   return count == 0 ? 0 : left / count;
 }
 
 Tensor lookup_partly_shared(const Tensor& weights, const Tensor& plan, const Tensor& indices,
-                            const Tensor& lengths, const Tensor& shared,
-                            const Tensor& sample_rows, int64_t width,
-                            const OptionalTensor& id_weights) {
+                            const Tensor& lengths, const Tensor& shared, const Tensor& sample_rows,
+                            int64_t width, const OptionalTensor& id_weights) {
   check_operands(weights, plan, indices, lengths);
   const int64_t features = plan.size(0);
   TORCH_CHECK(shared.scalar_type() == at::kBool && shared.dim() == 1 && shared.is_contiguous() &&

@@ -206,8 +206,7 @@ void products(const LinearBf16Job& job, const uint16_t* tiles, int64_t rows, flo
 
 }  // namespace
 
-void linear_bf16_amx(const LinearBf16Job& job, int64_t row_begin, int64_t row_end,
-                     float* scratch) {
+void linear_bf16_amx(const LinearBf16Job& job, int64_t row_begin, int64_t row_end, float* scratch) {
   if (row_end - row_begin < kLeastRows) {
     kAvx512Kernels.linear_bf16(job, row_begin, row_end, scratch);
     return;

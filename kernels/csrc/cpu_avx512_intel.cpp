@@ -1,21 +1,30 @@
-// The AVX-512 kernels with rows asked for in the second cache.  Of the misses that an Intel core keeps
-// open, more may be of its second cache than of its first: cold rows of two lines come up to 1.4 times
-// as fast (NOTES.md).
+// The AVX-512 kernels with rows asked for in the second cache.  Of the misses that an Intel core
+// keeps open, more may be of its second cache than of its first: cold rows of two lines come up
+// to 1.4 times as fast (NOTES.md).
 #define TESSERA_PREFETCH_CACHE 2
 
 #include "cpu_kernels.h"
 #include "cpu_vec_avx512.h"
 
+// In this order: each uses what those above it define.
 #include "cpu_lookup_impl.h"
+
 #include "cpu_interaction_quarters.h"
+
 #include "cpu_interaction_impl.h"
+
 #include "cpu_linear_impl.h"
+
 #include "cpu_linear_bf16_impl.h"
 
 namespace tessera {
 
-const CpuKernels kAvx512IntelKernels = {
-    "avx512", lookup, lookup_rows, dot_interaction<interact_by_quarters>,
-    lookup_interaction<interact_by_quarters>, linear, linear_bf16};
+const CpuKernels kAvx512IntelKernels = {"avx512",
+                                        lookup,
+                                        lookup_rows,
+                                        dot_interaction<interact_by_quarters>,
+                                        lookup_interaction<interact_by_quarters>,
+                                        linear,
+                                        linear_bf16};
 
 }  // namespace tessera

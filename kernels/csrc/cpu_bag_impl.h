@@ -24,8 +24,15 @@ struct Bag {
 };
 
 inline Bag feature_bag(const LookupJob& job, const FeaturePlan& plan) {
-  return {job.weights + plan.data_offset, job.weights + plan.scale_offset, plan.row_stride,
-          plan.scale_stride, plan.scale_shift, plan.scale_type, nullptr, nullptr, 0};
+  return {job.weights + plan.data_offset,
+          job.weights + plan.scale_offset,
+          plan.row_stride,
+          plan.scale_stride,
+          plan.scale_shift,
+          plan.scale_type,
+          nullptr,
+          nullptr,
+          0};
 }
 
 inline void take_ids(const LookupJob& job, int64_t begin, int64_t end, Bag* bag) {
@@ -96,8 +103,8 @@ inline Vec column_scales(const uint8_t* book, const uint8_t* row, int64_t column
   }
 }
 
-// The same for the vectors of a row's first N vectors' columns, where blocks have scales: `book` was
-// made by load_book.
+// The same for the vectors of a row's first N vectors' columns, where blocks have scales: `book`
+// was made by load_book.
 template <int64_t T, int N>
 inline void row_scales(const Book& book, const uint8_t* row, float factor, Vec (&scales)[N]) {
   const Vec factors = Vec::set(factor);

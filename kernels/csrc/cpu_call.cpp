@@ -24,21 +24,19 @@ void check_plan(const FeaturePlan* plan, int64_t features, int64_t bytes, int64_
                     under(p.launch_order, features) && p.dim >= 1 && p.rows >= 1 &&
                     p.rows <= kMaxRows,
                 "plan: feature ", f, " has a value that no kernel knows");
-    TORCH_CHECK((p.weight_type == kBlockInt8) == (p.scale_type == kScaleBook),
-                "plan: feature ", f, " has a scale book without blocks, or blocks without a book");
-    TORCH_CHECK(static_cast<uint64_t>(p.reciprocal) ==
-                    ~uint64_t{0} / static_cast<uint64_t>(p.rows),
+    TORCH_CHECK((p.weight_type == kBlockInt8) == (p.scale_type == kScaleBook), "plan: feature ", f,
+                " has a scale book without blocks, or blocks without a book");
+    TORCH_CHECK(static_cast<uint64_t>(p.reciprocal) == ~uint64_t{0} / static_cast<uint64_t>(p.rows),
                 "plan: feature ", f, " has a reciprocal that does not fit its ", p.rows, " rows");
     TORCH_CHECK(region_fits(p.data_offset, p.row_stride, p.rows,
                             row_data_bytes(p.weight_type, p.dim), bytes) &&
-                    (p.scale_type == kNoScale ||
-                     region_fits(p.scale_offset, p.scale_stride,
-                                 ((p.rows - 1) >> p.scale_shift) + 1,
-                                 scale_bytes(p.scale_type), bytes)),
+                    (p.scale_type == kNoScale || region_fits(p.scale_offset, p.scale_stride,
+                                                             ((p.rows - 1) >> p.scale_shift) + 1,
+                                                             scale_bytes(p.scale_type), bytes)),
                 "plan: feature ", f, " reaches outside the weights' ", bytes, " bytes");
     TORCH_CHECK(p.out_column >= 0 && p.dim <= width && p.out_column <= width - p.dim,
-                "plan: feature ", f, " writes columns ", p.out_column, " to ",
-                p.out_column + p.dim, " of ", width);
+                "plan: feature ", f, " writes columns ", p.out_column, " to ", p.out_column + p.dim,
+                " of ", width);
   }
 }
 
@@ -154,8 +152,8 @@ Call prepare_bags(const Tensor& weights, const Tensor& plan, const Tensor& indic
 }
 
 Call prepare(const Tensor& weights, const Tensor& plan, const Tensor& indices,
-             const Tensor& lengths, const OptionalTensor& id_weights,
-             const OptionalTensor& outside, bool offsets, int64_t width) {
+             const Tensor& lengths, const OptionalTensor& id_weights, const OptionalTensor& outside,
+             bool offsets, int64_t width) {
   const Jagged jagged = check_jagged(weights, plan, indices, lengths, offsets);
   Call call = prepare_bags(weights, plan, indices, lengths, id_weights, outside, offsets,
                            jagged.features * jagged.batch, width);

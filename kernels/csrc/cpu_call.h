@@ -66,8 +66,8 @@ Call prepare_bags(const Tensor& weights, const Tensor& plan, const Tensor& indic
 
 // A call whose features all have the same number of bags.
 Call prepare(const Tensor& weights, const Tensor& plan, const Tensor& indices,
-             const Tensor& lengths, const OptionalTensor& id_weights,
-             const OptionalTensor& outside, bool offsets, int64_t width);
+             const Tensor& lengths, const OptionalTensor& id_weights, const OptionalTensor& outside,
+             bool offsets, int64_t width);
 
 // Resolves the ids of bags [bag_begin, bag_end).  Several threads may work on other bags.
 void resolve_bags(const LookupJob& job, const Tensor& indices, int64_t bag_begin, int64_t bag_end,
@@ -77,8 +77,7 @@ void resolve_bags(const LookupJob& job, const Tensor& indices, int64_t bag_begin
 // worth.
 template <class Work>
 void over_threads(int64_t ids, int64_t count, const Work& work) {
-  const int64_t threads =
-      std::min<int64_t>(at::get_num_threads(), 1 + ids / kIdsPerThread);
+  const int64_t threads = std::min<int64_t>(at::get_num_threads(), 1 + ids / kIdsPerThread);
   if (threads <= 1) {
     work(0, count);
     return;

@@ -71,8 +71,8 @@ void pool_fixed_bags(const LookupJob& job, const FeaturePlan& plan, int64_t feat
   prefetcher->passed(offsets[end]);
 }
 
-// The same for bags of one id each, without weights: ids [first, last), the first one's vector going
-// to `out`.
+// The same for bags of one id each, without weights: ids [first, last), the first one's vector
+// going to `out`.
 template <int64_t T, int N, bool Apart>
 void pool_single_ids(const LookupJob& job, const FeaturePlan& plan, int64_t first, int64_t last,
                      float* out, Prefetcher* prefetcher) {

@@ -1,4 +1,5 @@
-// Subnormal numbers as zeros, while an object of this class lives; x86 only, elsewhere it does nothing.
+// Subnormal numbers as zeros, while an object of this class lives; x86 only, elsewhere it does
+// nothing.
 //
 // The compiler does not know that arithmetic depends on it: let the arithmetic be in a function of
 // its own that is not inlined.

@@ -1,5 +1,5 @@
-// DLRM's dot interaction, written once over `Vec`; each instruction set includes this file and says what
-// computes one sample: interact_by_tiles or interact_by_quarters.
+// DLRM's dot interaction, written once over `Vec`; each instruction set includes this file and says
+// what computes one sample: interact_by_tiles or interact_by_quarters.
 //
 // A sample is count + 1 vectors of `dim` floats (dense first).
 #pragma once
@@ -54,9 +54,8 @@ inline void prefetch_sample(const LookupJob& job, int64_t sample) {
 }
 
 template <auto Interact>
-void lookup_interaction(const LookupJob& job, const float* dense, int64_t dense_stride,
-                        int64_t dim, bool upper, int64_t sample_begin, int64_t sample_end,
-                        float* scratch) {
+void lookup_interaction(const LookupJob& job, const float* dense, int64_t dense_stride, int64_t dim,
+                        bool upper, int64_t sample_begin, int64_t sample_end, float* scratch) {
   const int64_t count = job.features;
   const int64_t width = dim + (count + 1) * count / 2;
   if (sample_begin < sample_end) prefetch_sample(job, sample_begin);

@@ -1,9 +1,10 @@
 // One sample's dot products with AVX-512, with fewer sums across a register.
 //
-// Four vectors are packed side by side: the quarters of a register hold four columns of each.  Times four
-// columns of a fifth vector, repeated in every quarter, they add up to four dot products, of which each
-// has four elements left to be summed in the end where a register per product would have 16.  With 512-bit
-// registers all arithmetic and all shuffles share two ports, so instructions are what counts (NOTES.md).
+// Four vectors are packed side by side: the quarters of a register hold four columns of each. Times
+// four columns of a fifth vector, repeated in every quarter, they add up to four dot products, of
+// which each has four elements left to be summed in the end where a register per product would
+// have 16.  With 512-bit registers all arithmetic and all shuffles share two ports, so instructions
+// are what counts (NOTES.md).
 #pragma once
 
 #include "cpu_interaction_tiles.h"
@@ -19,8 +20,8 @@ inline int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1
 // packed[16 * c + 4 * q + k] = vectors[q][4 * c + k]; columns past `dim` are zeros.
 inline void pack_group(const float* const (&vectors)[kTile], int64_t dim, float* packed) {
   for (int64_t column = 0; column < dim; column += Vec::kWidth, packed += kTile * Vec::kWidth) {
-    const auto whole = static_cast<__mmask16>(
-        dim - column >= Vec::kWidth ? 0xffff : (1 << (dim - column)) - 1);
+    const auto whole =
+        static_cast<__mmask16>(dim - column >= Vec::kWidth ? 0xffff : (1 << (dim - column)) - 1);
     __m512 row[kTile];
     for (int q = 0; q < kTile; ++q) row[q] = _mm512_maskz_loadu_ps(whole, vectors[q] + column);
     const __m512 low01 = _mm512_shuffle_f32x4(row[0], row[1], 0x44);
@@ -57,16 +58,15 @@ inline __mmask8 lanes(int64_t first, int64_t last) {
   return first < last ? static_cast<__mmask8>((1 << last) - (1 << first)) : 0;
 }
 
-// Stores the pairs of the packed vectors from `q0` on with the single ones from `k0` on.  In `upper` order
-// those of a packed vector with all later single ones are neighbours in `pairs`, else with all
-// earlier ones.
+// Stores the pairs of the packed vectors from `q0` on with the single ones from `k0` on.  In
+// `upper` order those of a packed vector with all later single ones are neighbours in `pairs`, else
+// with all earlier ones.
 inline void store_pairs(__m512 sums, int64_t q0, int64_t k0, int64_t n, bool upper, float* pairs) {
   const int64_t singles = n - k0 < kTile ? n - k0 : kTile;
   const int64_t rows = n - q0 < kTile ? n - q0 : kTile;
   float* at = pairs + (upper ? pair_index(k0, q0, n, true) : pair_index(q0, k0, n, false));
-  const __m128 quarters[kTile] = {
-      _mm512_castps512_ps128(sums), _mm512_extractf32x4_ps(sums, 1),
-      _mm512_extractf32x4_ps(sums, 2), _mm512_extractf32x4_ps(sums, 3)};
+  const __m128 quarters[kTile] = {_mm512_castps512_ps128(sums), _mm512_extractf32x4_ps(sums, 1),
+                                  _mm512_extractf32x4_ps(sums, 2), _mm512_extractf32x4_ps(sums, 3)};
   const __mmask8 all = lanes(0, singles);
   for (int64_t q = 0; q < rows; ++q) {
     // On the diagonal a vector meets itself.
@@ -77,8 +77,8 @@ inline void store_pairs(__m512 sums, int64_t q0, int64_t k0, int64_t n, bool upp
 }
 
 // One sample, as interact_by_tiles.
-inline void interact_by_quarters(const float* dense, const float* sparse, int64_t count, int64_t dim,
-                     bool upper, float* out) {
+inline void interact_by_quarters(const float* dense, const float* sparse, int64_t count,
+                                 int64_t dim, bool upper, float* out) {
   const int64_t n = count + 1;
   const int64_t groups = blocks_of(n, kTile);
   const int64_t group_floats = kTile * blocks_of(dim, Vec::kWidth) * Vec::kWidth;
@@ -94,7 +94,7 @@ inline void interact_by_quarters(const float* dense, const float* sparse, int64_
     const int64_t bounded = k < n ? k : n - 1;
     return bounded == 0 ? dense : sparse + (bounded - 1) * dim;
   };
-  const auto four = [&](int64_t k, const float* (&vectors)[kTile]) {
+  const auto four = [&](int64_t k, const float*(&vectors)[kTile]) {
     for (int64_t i = 0; i < kTile; ++i) vectors[i] = vector(k + i);
   };
   for (int64_t g = 0; g < groups; ++g) {

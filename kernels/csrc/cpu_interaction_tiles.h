@@ -1,7 +1,7 @@
 // One sample's dot products for any `Vec`.
 //
-// Pairs are computed in tiles of 4 x 4: 16 accumulators take 8 loads for 16 multiply-adds per step and
-// are summed together.
+// Pairs are computed in tiles of 4 x 4: 16 accumulators take 8 loads for 16 multiply-adds per step
+// and are summed together.
 #pragma once
 
 #include "cpu_kernels.h"
@@ -40,7 +40,7 @@ inline int64_t pair_index(int64_t i, int64_t j, int64_t n, bool upper) {
 
 // One sample.  vectors[0] is dense; `out` holds dim + n (n - 1) / 2 floats.
 inline void interact_by_tiles(const float* dense, const float* sparse, int64_t count, int64_t dim,
-                     bool upper, float* out) {
+                              bool upper, float* out) {
   const int64_t n = count + 1;
   std::memcpy(out, dense, static_cast<size_t>(4 * dim));
   float* pairs = out + dim;
@@ -57,7 +57,7 @@ inline void interact_by_tiles(const float* dense, const float* sparse, int64_t c
       const bool whole = j0 + kTile <= i0 && i0 + kTile <= n;
       float sums[kTile * kTile];
       // Whole tiles are stored in runs: those of one j in `upper` order, else those of one i.
-      whole && upper ? tile_dots(right, left, dim, sums) : tile_dots(left, right, dim, sums);
+      whole&& upper ? tile_dots(right, left, dim, sums) : tile_dots(left, right, dim, sums);
       if (whole) {
         for (int64_t k = 0; k < kTile; ++k) {
           const int64_t at =

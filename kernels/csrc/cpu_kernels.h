@@ -14,17 +14,17 @@ namespace tessera {
 // A pooled lookup of F features over B bags each.  Bag (f, b) is number f * B + b and owns the ids
 // offsets[bag] .. offsets[bag + 1].
 struct LookupJob {
-  const uint8_t* weights;     // the weight buffer
-  const FeaturePlan* plan;    // [features]
-  int64_t features;           // F >= 1
-  int64_t batch;              // B >= 0
-  const int64_t* offsets;     // [F * B + 1]
-  const int64_t* rows;        // [N] rows already resolved; -1: contributes nothing
-  const int64_t* starts;      // [N] where their data begins, bytes into weights; -1 likewise
-  const float* id_weights;    // [N] or nullptr
-  void* out;                  // [B, out_width]
+  const uint8_t* weights;   // the weight buffer
+  const FeaturePlan* plan;  // [features]
+  int64_t features;         // F >= 1
+  int64_t batch;            // B >= 0
+  const int64_t* offsets;   // [F * B + 1]
+  const int64_t* rows;      // [N] rows already resolved; -1: contributes nothing
+  const int64_t* starts;    // [N] where their data begins, bytes into weights; -1 likewise
+  const float* id_weights;  // [N] or nullptr
+  void* out;                // [B, out_width]
   OutType out_type;
-  int64_t out_width;          // elements of one output row
+  int64_t out_width;  // elements of one output row
 };
 
 // A dense layer, y = x W^T + b and perhaps a ReLU.  The weights lie in panels of `panel` outputs
@@ -35,15 +35,15 @@ struct LinearJob {
   int64_t inputs;
   const float* weights;  // [panels, inputs, panel]
   int64_t panel;
-  const float* bias;     // [panels * panel]
-  int64_t outputs;       // in the last panel, or filling it
+  const float* bias;  // [panels * panel]
+  int64_t outputs;    // in the last panel, or filling it
   bool relu;
-  float* out;            // [rows, outputs]
+  float* out;  // [rows, outputs]
 };
 
-// The same with bfloat16 weights and inputs, in tiles of 32 inputs x 16 outputs.  A tile is 16 rows of
-// 32 numbers; row p holds inputs 2 p and 2 p + 1 of each output, side by side.  Inputs and outputs
-// beyond the layer's are zeros.
+// The same with bfloat16 weights and inputs, in tiles of 32 inputs x 16 outputs.  A tile is 16 rows
+// of 32 numbers; row p holds inputs 2 p and 2 p + 1 of each output, side by side.  Inputs and
+// outputs beyond the layer's are zeros.
 //
 // What is computed, in float32, each line in this order and rounded once per operation, to nearest:
 //   x      = the input rounded to bfloat16
@@ -59,10 +59,10 @@ struct LinearBf16Job {
   int64_t inputs;           // in the last block, or filling it
   const uint16_t* weights;  // [groups of 16 outputs, blocks of 32 inputs, 16, 32]
   int64_t blocks;
-  const float* bias;        // [groups * 16]
-  int64_t outputs;          // in the last group, or filling it
+  const float* bias;  // [groups * 16]
+  int64_t outputs;    // in the last group, or filling it
   bool relu;
-  float* out;               // [rows, outputs]
+  float* out;  // [rows, outputs]
 };
 
 constexpr int64_t kBf16Inputs = 32;   // of a tile
@@ -102,8 +102,7 @@ struct CpuKernels {
   // The same with bfloat16.  `scratch` is for the rounded inputs: job.blocks * kBf16Inputs floats
   // for each of the rows, rounded up to 16, or of kBf16RowsTogether if they are more; 64-byte
   // aligned.
-  void (*linear_bf16)(const LinearBf16Job& job, int64_t row_begin, int64_t row_end,
-                      float* scratch);
+  void (*linear_bf16)(const LinearBf16Job& job, int64_t row_begin, int64_t row_end, float* scratch);
 };
 
 extern const CpuKernels kScalarKernels;
@@ -118,7 +117,8 @@ void linear_bf16_amx(const LinearBf16Job& job, int64_t row_begin, int64_t row_en
 #endif
 
 // The best set for this machine, chosen once.  The environment variable TESSERA_CPU_KERNELS
-// (scalar, avx2, avx512, amx) names the best that may be taken; one that the machine cannot run is not.
+// (scalar, avx2, avx512, amx) names the best that may be taken; one that the machine cannot run is
+// not.
 const CpuKernels& cpu_kernels();
 
 }  // namespace tessera

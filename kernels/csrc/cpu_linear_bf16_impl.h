@@ -1,8 +1,8 @@
 // A dense layer with bfloat16 weights, written once over `Vec`; each instruction set includes this
 // file.  cpu_kernels.h says what it computes and in which order.
 //
-// Weights become floats in registers, once for all rows of a tile: a bfloat16 is the upper half of a
-// float.  Inputs are rounded first, for all outputs, and stay floats.
+// Weights become floats in registers, once for all rows of a tile: a bfloat16 is the upper half of
+// a float.  Inputs are rounded first, for all outputs, and stay floats.
 #pragma once
 
 #include <algorithm>
@@ -41,7 +41,7 @@ inline void round_row(const float* input, int64_t inputs, int64_t padded, float*
   }
 }
 
-// Outputs [column, column + V * kWidth) of R rows. 
+// Outputs [column, column + V * kWidth) of R rows.
 template <int R, int V>
 inline void bf16_tile(const LinearBf16Job& job, const float* rows, int64_t column, float* out) {
   constexpr int64_t kWidth = Vec::kWidth;

@@ -64,15 +64,13 @@ inline void linear_rows(const LinearJob& job, int64_t rows, const float* input,
 
 // All rows of [begin, end) against the columns of one tile's width.
 template <int V>
-inline void linear_columns(const LinearJob& job, int64_t begin, int64_t end,
-                           int64_t column) {
+inline void linear_columns(const LinearJob& job, int64_t begin, int64_t end, int64_t column) {
   const int64_t panel = column / job.panel;
   const float* weights = job.weights + panel * job.panel * job.inputs + column % job.panel;
   const int64_t columns = std::min<int64_t>(V * Vec::kWidth, job.outputs - column);
   for (int64_t row = begin; row < end; row += kTileRows) {
-    linear_rows<V>(job, std::min<int64_t>(kTileRows, end - row),
-                   job.input + row * job.input_stride, weights, job.bias + column,
-                   job.out + row * job.outputs + column, columns);
+    linear_rows<V>(job, std::min<int64_t>(kTileRows, end - row), job.input + row * job.input_stride,
+                   weights, job.bias + column, job.out + row * job.outputs + column, columns);
   }
 }
 

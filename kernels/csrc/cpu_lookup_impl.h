@@ -145,8 +145,7 @@ void pool_bags(const LookupJob& job, const FeaturePlan& plan, int64_t feature, i
         return pool_fixed_feature<T, 4>(job, plan, feature, begin, end, prefetcher);
       case 8 * Vec::kWidth:
         return pool_fixed_feature<T, 8>(job, plan, feature, begin, end, prefetcher);
-      default:
-        break;
+      default: break;
     }
   }
   Bag bag = feature_bag(job, plan);

@@ -1,8 +1,9 @@
 // Asks for rows before they are summed.
 //
 // A cold row costs a page walk and one miss per line, and a core keeps only so many misses open (12
-// to 24 on present machines), so all that counts is that they stay open all the time: rows are asked
-// for in the order of their ids, a fixed number of ids ahead, across the ends of bags and features.
+// to 24 on present machines), so all that counts is that they stay open all the time: rows are
+// asked for in the order of their ids, a fixed number of ids ahead, across the ends of bags and
+// features.
 #pragma once
 
 #include "cpu_kernels.h"

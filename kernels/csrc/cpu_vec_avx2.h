@@ -76,8 +76,7 @@ inline Vec round_to_bfloat(Vec a) {
   const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
   const __m256i sign = _mm256_set1_epi32(static_cast<int>(0x80000000u));
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  const __m256i rounded =
-      _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
   const __m256i exponent = _mm256_and_si256(bits, _mm256_set1_epi32(0x7f800000));
   const __m256i tiny = _mm256_cmpeq_epi32(exponent, _mm256_setzero_si256());
   const __m256i flushed = _mm256_blendv_epi8(rounded, _mm256_and_si256(bits, sign), tiny);

@@ -94,10 +94,10 @@ inline __m512 fold_quarters(__m512 a, __m512 b) {
 
 // Within each quarter: element 0..3 = the quarter-sums of a, b, c, d.
 inline __m512 sum_four(const Vec* a) {
-  const __m512 t01 = _mm512_add_ps(_mm512_unpacklo_ps(a[0].v, a[1].v),
-                                   _mm512_unpackhi_ps(a[0].v, a[1].v));
-  const __m512 t23 = _mm512_add_ps(_mm512_unpacklo_ps(a[2].v, a[3].v),
-                                   _mm512_unpackhi_ps(a[2].v, a[3].v));
+  const __m512 t01 =
+      _mm512_add_ps(_mm512_unpacklo_ps(a[0].v, a[1].v), _mm512_unpackhi_ps(a[0].v, a[1].v));
+  const __m512 t23 =
+      _mm512_add_ps(_mm512_unpacklo_ps(a[2].v, a[3].v), _mm512_unpackhi_ps(a[2].v, a[3].v));
   const __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(t01), _mm512_castps_pd(t23));
   const __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(t01), _mm512_castps_pd(t23));
   return _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));

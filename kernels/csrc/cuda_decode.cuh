@@ -95,8 +95,7 @@ __device__ __forceinline__ void decode_share(const uint32_t* words,
 __device__ __forceinline__ float decode_column(int64_t weight_type, const uint8_t* row,
                                                int64_t column) {
 #define TESSERA_DECODE(type) \
-  case type:                 \
-    return RowValues<type>::number(row, column);
+  case type: return RowValues<type>::number(row, column);
   switch (static_cast<WeightType>(weight_type)) { TESSERA_WEIGHT_TYPES(TESSERA_DECODE) }
 #undef TESSERA_DECODE
   return 0.0f;  // not a weight type
@@ -106,8 +105,8 @@ __device__ __forceinline__ float decode_column(int64_t weight_type, const uint8_
 __device__ __forceinline__ float block_scale(const uint8_t* book, const uint8_t* row,
                                              int64_t column) {
   const uint8_t* block = row + column / kBlockColumns * kBlockColumns;
-  const uint32_t word = block[0] | block[1] << 8 | block[2] << 16 | static_cast<uint32_t>(block[3])
-                                                                        << 24;
+  const uint32_t word =
+      block[0] | block[1] << 8 | block[2] << 16 | static_cast<uint32_t>(block[3]) << 24;
   return decode_column(kFloat32, book + 4 * block_code(word), 0);
 }
 

@@ -19,16 +19,11 @@ ExpressKernel express_of(bool wide) {
 template <int64_t T, Scales S, Ids I>
 ExpressKernel express_of(int64_t lanes, bool wide) {
   switch (lanes) {
-    case 4:
-      return express_of<T, S, I, 4>(wide);
-    case 8:
-      return express_of<T, S, I, 8>(wide);
-    case 16:
-      return express_of<T, S, I, 16>(wide);
-    case 32:
-      return express_of<T, S, I, 32>(wide);
-    default:
-      return nullptr;
+    case 4: return express_of<T, S, I, 4>(wide);
+    case 8: return express_of<T, S, I, 8>(wide);
+    case 16: return express_of<T, S, I, 16>(wide);
+    case 32: return express_of<T, S, I, 32>(wide);
+    default: return nullptr;
   }
 }
 
@@ -42,11 +37,12 @@ template <int64_t T, Scales S, Ids I>
 SmallKernel small_of(int64_t lanes, bool wide) {
   switch (lanes) {
     case 16:
-      return wide ? lookup_small_kernel<T, S, I, 16, true> : lookup_small_kernel<T, S, I, 16, false>;
+      return wide ? lookup_small_kernel<T, S, I, 16, true>
+                  : lookup_small_kernel<T, S, I, 16, false>;
     case 32:
-      return wide ? lookup_small_kernel<T, S, I, 32, true> : lookup_small_kernel<T, S, I, 32, false>;
-    default:
-      return nullptr;
+      return wide ? lookup_small_kernel<T, S, I, 32, true>
+                  : lookup_small_kernel<T, S, I, 32, false>;
+    default: return nullptr;
   }
 }
 

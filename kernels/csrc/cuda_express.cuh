@@ -79,9 +79,8 @@ constexpr int ring_bytes(Scales scales) {
 template <int64_t T, Scales S>
 __device__ __forceinline__ bool scales_served(const FeaturePlan& plan) {
   if (S == Scales::kOne) {
-    return plan.scale_type == kNoScale ||
-           (express_has_bias(T, S) && has_bias(plan.scale_type) &&
-            (plan.rows - 1) >> plan.scale_shift == 0);
+    return plan.scale_type == kNoScale || (express_has_bias(T, S) && has_bias(plan.scale_type) &&
+                                           (plan.rows - 1) >> plan.scale_shift == 0);
   }
   if (S == Scales::kRow) {
     return plan.scale_type == kHalfScale && plan.scale_stride <= 0x7fffffff &&
@@ -97,8 +96,8 @@ __device__ __forceinline__ bool express_serves(const CudaLookup& job, const Feat
   const int64_t element = job.out_type == OutType::kFloat32 ? 4 : 2;
   const int64_t out = static_cast<int64_t>(reinterpret_cast<uintptr_t>(job.out));
   const int64_t last = plan.data_offset + (plan.rows - 1) * plan.row_stride + Lanes * kBytes;
-  return scales_served<T, S>(plan) && plan.weight_type == T && plan.dim == Lanes * Share<T>::kColumns &&
-         plan.pooling == kSum && ids_served<I>(plan) &&
+  return scales_served<T, S>(plan) && plan.weight_type == T &&
+         plan.dim == Lanes * Share<T>::kColumns && plan.pooling == kSum && ids_served<I>(plan) &&
          (plan.data_offset | plan.row_stride) % kBytes == 0 && plan.row_stride <= 0x7fffffff &&
          last <= job.weight_bytes && plan.out_column + plan.dim <= job.out_width &&
          (out | plan.out_column * element | job.out_width * element) % 16 == 0;
@@ -115,8 +114,9 @@ struct Piece {
   const float* book;      // under Scales::kBook: the table's scales, in shared memory
 };
 
-// Streams the thread's columns of the group's bags: rows through the ring, and every finished sum to
-// `write`, in the order of the bags.  `end_of(k)` is where bag k ends, counted from the first id.
+// Streams the thread's columns of the group's bags: rows through the ring, and every finished sum
+// to `write`, in the order of the bags.  `end_of(k)` is where bag k ends, counted from the first
+// id.
 //
 // Lanes: threads of the group, which then share out the hashing of ids; kAnyWidth: each hashes all.
 template <class P, int64_t T, Scales S, Ids I, int Lanes, bool Wide, class EndOf, class Write>
@@ -132,7 +132,7 @@ __device__ __forceinline__ void stream_alike(const FeaturePlan& plan, const Piec
   constexpr bool kSharesHashing = I == Ids::kHashed && Lanes >= kStep;
   constexpr int kIds = kSharesHashing ? 1 : kStep;
   const int lane = static_cast<int>(threadIdx.x) % (kSharesHashing ? Lanes : 1);
-  const unsigned mask = lanes_mask<kSharesHashing ? Lanes : 32>();
+  const unsigned mask = lanes_mask < kSharesHashing ? Lanes : 32 > ();
   const int count = piece.count;
   const int bags = piece.bags;
   const uint32_t rows = static_cast<uint32_t>(plan.rows);
@@ -204,8 +204,7 @@ __device__ __forceinline__ void stream_alike(const FeaturePlan& plan, const Piec
     }
     if constexpr (S == Scales::kBook) pair.x = piece.book[block_code(words[0])];
     if constexpr (S == Scales::kRow) {
-      pair = half_pair(*reinterpret_cast<const uint32_t*>(scale_slots +
-                                                          place * (P::kThreads * 4)));
+      pair = half_pair(*reinterpret_cast<const uint32_t*>(scale_slots + place * (P::kThreads * 4)));
     }
     if constexpr (kHasBias) sum.bias = __fadd_rn(sum.bias, pair.y);
     float values[C];

@@ -1,7 +1,7 @@
 // DLRM's dot interaction, alone and behind a lookup.
 //
-// A warp owns a sample.  Its count + 1 vectors lie in shared memory; a thread computes tiles of 4 x 4
-// dot products, 64 multiply-adds per 8 loads of 16 bytes.  27 vectors make 28 tiles, so a warp is
+// A warp owns a sample.  Its count + 1 vectors lie in shared memory; a thread computes tiles of 4 x
+// 4 dot products, 64 multiply-adds per 8 loads of 16 bytes.  27 vectors make 28 tiles, so a warp is
 // nearly full.  A tile's rows are n / 4 apart and rows are padded by 16 bytes: what the threads of
 // a warp load together are neighbouring rows, and eight of those lie in different banks.
 #include "cuda_interaction.h"
@@ -12,9 +12,9 @@ namespace tessera {
 namespace {
 
 constexpr int kTile = 4;
-constexpr int kPad = 4;                      // floats
-constexpr int kMostWarps = 4;                // samples of a block
-constexpr int kMostShared = 96 * 1024;       // bytes of a block, so that two share a multiprocessor
+constexpr int kPad = 4;                 // floats
+constexpr int kMostWarps = 4;           // samples of a block
+constexpr int kMostShared = 96 * 1024;  // bytes of a block, so that two share a multiprocessor
 constexpr int kSharedWithoutAsking = 48 * 1024;
 
 // Rows of `stride` floats; a multiple of 4, so that each begins aligned.
@@ -94,7 +94,8 @@ __device__ __forceinline__ void take_dense(const CudaInteraction& job, int64_t s
 }
 
 // Columns between dim and the next multiple of 4 of all rows.
-__device__ __forceinline__ void clear_tails(const CudaInteraction& job, float* vectors, int stride) {
+__device__ __forceinline__ void clear_tails(const CudaInteraction& job, float* vectors,
+                                            int stride) {
   const int tail = (4 - static_cast<int>(job.dim % 4)) % 4;
   const int n = static_cast<int>(job.count) + 1;
   for (int k = static_cast<int>(threadIdx.x) % 32; k < n * tail; k += 32) {
@@ -151,9 +152,9 @@ template <int64_t T, int Lanes>
 __device__ __forceinline__ bool fused_serves(const CudaLookup& job, const FeaturePlan& plan) {
   constexpr int kBytes = Share<T>::kBytes;
   const int64_t last = plan.data_offset + (plan.rows - 1) * plan.row_stride + Lanes * kBytes;
-  const bool scales = T == kBlockInt8  ? plan.scale_type == kScaleBook && plan.scale_offset % 4 == 0
-                      : T == kInt8     ? has_bias(plan.scale_type)
-                                       : plan.scale_type == kNoScale;
+  const bool scales = T == kBlockInt8 ? plan.scale_type == kScaleBook && plan.scale_offset % 4 == 0
+                      : T == kInt8    ? has_bias(plan.scale_type)
+                                      : plan.scale_type == kNoScale;
   return scales && plan.weight_type == T && plan.dim == Lanes * Share<T>::kColumns &&
          ids_served<Ids::kHashed>(plan) && (plan.data_offset | plan.row_stride) % kBytes == 0 &&
          last <= job.weight_bytes;
@@ -198,9 +199,10 @@ __device__ void pool_bag_slowly(const CudaLookup& job, const FeaturePlan& plan, 
   }
 }
 
-// A sample's bags, `Lanes` threads a row, then their products.  Thread k of the warp finds where the
-// first row of feature k is, so that these loads travel together; so do the first rows, by cp.async
-// into the place that their own vectors will take.  Further ids of a bag follow one by one.
+// A sample's bags, `Lanes` threads a row, then their products.  Thread k of the warp finds where
+// the first row of feature k is, so that these loads travel together; so do the first rows, by
+// cp.async into the place that their own vectors will take.  Further ids of a bag follow one by
+// one.
 template <int64_t T, int Lanes, bool Wide>
 __global__ void __launch_bounds__(kMostWarps * 32)
     lookup_interaction_kernel(const __grid_constant__ CudaLookup lookup,
@@ -269,8 +271,8 @@ __global__ void __launch_bounds__(kMostWarps * 32)
       const uint8_t* scales = lookup.weights + plan.scale_offset;
       uint32_t words[kBytes / 4] = {};
       if (mine && my_count > 0) {
-        const uint32_t* staged = reinterpret_cast<const uint32_t*>(vector_of(source)) +
-                                 lane * (kBytes / 4);
+        const uint32_t* staged =
+            reinterpret_cast<const uint32_t*>(vector_of(source)) + lane * (kBytes / 4);
 #pragma unroll
         for (int w = 0; w < kBytes / 4; ++w) words[w] = staged[w];
       }
@@ -342,25 +344,17 @@ cudaError_t launch_fused(const CudaLookup& lookup, const CudaInteraction& job, i
                          cudaStream_t stream) {
   return lookup.wide_ids
              ? launch(lookup_interaction_kernel<T, Lanes, true>, job, warps, stream, lookup, job)
-             : launch(lookup_interaction_kernel<T, Lanes, false>, job, warps, stream, lookup,
-                      job);
+             : launch(lookup_interaction_kernel<T, Lanes, false>, job, warps, stream, lookup, job);
 }
 
 template <int64_t T>
 bool launch_fused(const CudaLookup& lookup, const CudaInteraction& job, int warps,
                   cudaStream_t stream, cudaError_t* status) {
   switch (lookup.lanes) {
-    case 4:
-      *status = launch_fused<T, 4>(lookup, job, warps, stream);
-      return true;
-    case 8:
-      *status = launch_fused<T, 8>(lookup, job, warps, stream);
-      return true;
-    case 16:
-      *status = launch_fused<T, 16>(lookup, job, warps, stream);
-      return true;
-    default:
-      return false;
+    case 4: *status = launch_fused<T, 4>(lookup, job, warps, stream); return true;
+    case 8: *status = launch_fused<T, 8>(lookup, job, warps, stream); return true;
+    case 16: *status = launch_fused<T, 16>(lookup, job, warps, stream); return true;
+    default: return false;
   }
 }
 
@@ -381,8 +375,8 @@ bool launch_lookup_interaction(const CudaLookup& lookup, const CudaInteraction& 
   const int warps = warps_that_fit(job);
   const int64_t columns = lookup.weight_type == kFloat16 ? 8 : 16;
   // Whole shares fill the vectors, so what is staged in a vector's place fits there.
-  if (warps == 0 || !lookup.one_width || job.dim != lookup.lanes * columns || lookup.alike == Alike::kNo ||
-      lookup.id_weights != nullptr || lookup.outside != nullptr ||
+  if (warps == 0 || !lookup.one_width || job.dim != lookup.lanes * columns ||
+      lookup.alike == Alike::kNo || lookup.id_weights != nullptr || lookup.outside != nullptr ||
       lookup.ids > kMostIdsPerBag * lookup.features * lookup.batch) {
     return false;
   }
@@ -390,7 +384,8 @@ bool launch_lookup_interaction(const CudaLookup& lookup, const CudaInteraction& 
     return launch_fused<kBlockInt8>(lookup, job, warps, stream, status);
   }
   if (lookup.weight_type == kInt8) return launch_fused<kInt8>(lookup, job, warps, stream, status);
-  if (lookup.weight_type == kFloat16) return launch_fused<kFloat16>(lookup, job, warps, stream, status);
+  if (lookup.weight_type == kFloat16)
+    return launch_fused<kFloat16>(lookup, job, warps, stream, status);
   return false;
 }
 

@@ -1,5 +1,5 @@
-// What a thread of the streaming kernels loads: ids and offsets of either width, scales, and bytes of
-// rows by asynchronous copies; and how an id becomes a row.
+// What a thread of the streaming kernels loads: ids and offsets of either width, scales, and bytes
+// of rows by asynchronous copies; and how an id becomes a row.
 #pragma once
 
 #include "cuda_decode.cuh"

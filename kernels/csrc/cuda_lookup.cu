@@ -1,5 +1,5 @@
-// Pooled and unpooled lookups of many tables in one launch: the kernels for any mixture of features,
-// which serve what those of cuda_express.h and cuda_widths.h do not.
+// Pooled and unpooled lookups of many tables in one launch: the kernels for any mixture of
+// features, which serve what those of cuda_express.h and cuda_widths.h do not.
 //
 // blockIdx.y picks a feature (in the plan's launch order), blockIdx.x a tile of its bags.  A row is
 // read by a group of `lanes` neighbouring threads, 16 bytes each (8 of int4): 8 lanes for 128 int8
@@ -48,8 +48,8 @@ __device__ __forceinline__ int lanes_of(int64_t dim) {
 
 template <int64_t T>
 __device__ __forceinline__ void pool_feature(const CudaLookup& job, const FeaturePlan& plan,
-                                             const BagShape& shape, int feature,
-                                             int bags_per_group, uint8_t* ring) {
+                                             const BagShape& shape, int feature, int bags_per_group,
+                                             uint8_t* ring) {
   const int lanes = lanes_of<T>(plan.dim);
   const int bags_per_block = kThreads / lanes * bags_per_group;
   if (!rows_hold_shares<T>(job, plan)) {
@@ -84,8 +84,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const FeaturePlan& plan = job.plan[feature];
   share_shape(job, plan, kMixedWholeColumns, &shape);
 #define TESSERA_POOL(type) \
-  case type:               \
-    return pool_feature<type>(job, plan, shape, feature, bags_per_group, ring);
+  case type: return pool_feature<type>(job, plan, shape, feature, bags_per_group, ring);
   switch (static_cast<WeightType>(plan.weight_type)) { TESSERA_WEIGHT_TYPES(TESSERA_POOL) }
 #undef TESSERA_POOL
 }

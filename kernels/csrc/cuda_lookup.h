@@ -47,11 +47,11 @@ struct CudaLookup {
   int64_t lanes;     // threads of the widest bag (1 to 32; 0: unknown); values never depend on it
   Alike alike;
   int64_t weight_type;  // of all features, unless alike is kNo
-  bool hashed;     // every id has a row, but not by clamping (a feature's rule says how)
-  bool one_width;  // every feature is summed and exactly `lanes` whole shares wide
-  // The hint about widths, for cuda_widths.cuh: shares of the widest row, at most 128, whether a row
-  // of every feature has as many, and what a bag of every feature takes of blocks of 128 threads, in
-  // kBlockParts.  0, 0 and false: unknown.
+  bool hashed;          // every id has a row, but not by clamping (a feature's rule says how)
+  bool one_width;       // every feature is summed and exactly `lanes` whole shares wide
+  // The hint about widths, for cuda_widths.cuh: shares of the widest row, at most 128, whether a
+  // row of every feature has as many, and what a bag of every feature takes of blocks of 128
+  // threads, in kBlockParts.  0, 0 and false: unknown.
   int64_t widest_shares;
   int64_t block_parts;
   bool one_share_count;

@@ -7,8 +7,8 @@
 namespace tessera {
 namespace {
 
-// Any layout and alignment, a warp per bag, one column per thread: correct, not fast.  The block sums
-// `bags_per_block` bags for every `step`-th tile from `first_tile` on.
+// Any layout and alignment, a warp per bag, one column per thread: correct, not fast.  The block
+// sums `bags_per_block` bags for every `step`-th tile from `first_tile` on.
 __device__ void stream_bags_slowly(const CudaLookup& job, const FeaturePlan& plan, int feature,
                                    int bags_per_block, int64_t first_tile, int64_t step) {
   const int lane = threadIdx.x % 32;
@@ -71,8 +71,8 @@ __device__ __forceinline__ int feature_of_block(const CudaLookup& job) {
   return ordered_feature(job, blockIdx.y);
 }
 
-// Copies a feature's record into the warp's `to`; all its threads call it.  Reading it field by field
-// where it lies would wait for one sector after the other.
+// Copies a feature's record into the warp's `to`; all its threads call it.  Reading it field by
+// field where it lies would wait for one sector after the other.
 __device__ __forceinline__ void fetch_plan(const CudaLookup& job, int feature, FeaturePlan* to) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   __syncwarp();  // nobody reads the record before
@@ -96,8 +96,8 @@ __device__ __forceinline__ void share_shape(const CudaLookup& job, const Feature
     shape->mean = plan.pooling == kMean;
     shape->quantized = has_bias(plan.scale_type);
     shape->stores = shape->dim % 4 != 0 || (at & (4 * element - 1)) != 0 ? Stores::kSingle
-                    : at % 16 != 0 ? Stores::kQuads
-                                   : Stores::kWhole;
+                    : at % 16 != 0                                       ? Stores::kQuads
+                                                                         : Stores::kWhole;
     shape->plain_half = job.out_type == OutType::kFloat16 && plan.pooling == kSum &&
                         shape->stores == Stores::kWhole && shape->dim % whole_columns == 0;
   }

@@ -15,8 +15,8 @@ namespace tessera {
 namespace {
 
 constexpr int kSmallThreads = 128;
-constexpr int kSmallChunk = 16;  // rows asked for together
-constexpr int kSmallDepth = 3;   // chunks in flight
+constexpr int kSmallChunk = 16;      // rows asked for together
+constexpr int kSmallDepth = 3;       // chunks in flight
 constexpr int64_t kSmallRounds = 2;  // of resident threads, up to which a batch is small
 constexpr int kSmallSlots = kSmallChunk * kSmallDepth;
 constexpr int kSmallRowBytes = kSmallSlots * kSmallThreads * 4;
@@ -80,8 +80,7 @@ __global__ void __launch_bounds__(kSmallThreads, 8)
     if (first + chunk_lane < count) id.load(ids, first + chunk_lane);
   };
   const auto issue = [&](int first, int stage) {
-    const uint32_t my_row =
-        I == Ids::kHashed ? hashed_row(plan, id.value()) : id.nearest_row(rows);
+    const uint32_t my_row = I == Ids::kHashed ? hashed_row(plan, id.value()) : id.nearest_row(rows);
     if constexpr (S == Scales::kRow) {
       if (lane == chunk_lane && first + chunk_lane < count) {
         copy_async<4>(shared_address(my_scales + (stage * kSmallChunk + chunk_lane) * 4),

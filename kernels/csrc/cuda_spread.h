@@ -11,11 +11,12 @@ struct CudaSpread {
   int64_t features;         // 1 to 65,534
   const void* pooled;       // [bags, width]
   int64_t bags;             // >= 1
-  const void* sample_rows;  // [batch], int64 when wide, else int32; a wrong one takes the nearest bag
+  const void*
+      sample_rows;  // [batch], int64 when wide, else int32; a wrong one takes the nearest bag
   bool wide;
-  void* out;  // [batch, width]
-  int64_t batch;  // >= 1
-  int64_t width;  // elements
+  void* out;              // [batch, width]
+  int64_t batch;          // >= 1
+  int64_t width;          // elements
   int64_t element_bytes;  // 2 or 4
 };
 

@@ -2,9 +2,9 @@
 //
 // Rows travel by cp.async into a ring in shared memory, kRing rows ahead of the sum.  Each thread
 // reads back only the bytes that it copied, so there is no barrier.  The ring is what registers
-// could not hold: 8 rows x 16 bytes x 512 threads keep 64 KB in flight on a multiprocessor (twice that
-// in the kernels of cuda_express.cuh), where about 30 KB are needed to cover 4.2 TB/s times the
-// latency of a random row.
+// could not hold: 8 rows x 16 bytes x 512 threads keep 64 KB in flight on a multiprocessor (twice
+// that in the kernels of cuda_express.cuh), where about 30 KB are needed to cover 4.2 TB/s times
+// the latency of a random row.
 //
 // The sum is the CPU's, in its order: acc = fma(weight * scale, q, acc), bias apart.
 #pragma once
@@ -19,9 +19,10 @@ namespace tessera {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocksPerMultiprocessor = 3;  // that a call must fill before groups take several bags
-constexpr int kStep = 4;                     // ids issued together
-constexpr int kRing = 8;                     // rows in flight of a group
+constexpr int kBlocksPerMultiprocessor =
+    3;                    // that a call must fill before groups take several bags
+constexpr int kStep = 4;  // ids issued together
+constexpr int kRing = 8;  // rows in flight of a group
 constexpr int kMaxBagsPerGroup = 4;
 constexpr int kRingBytes = kRing * kThreads * 16;
 constexpr int kSharedBytes = kRingBytes + kRing * kThreads * 4;
@@ -46,9 +47,9 @@ struct BagShape {
 
 // How a group works on its bags.
 struct Group {
-  int lane;  // 0 .. lanes - 1
-  int bag;   // the first bag
-  int bags;  // how many, >= 1
+  int lane;       // 0 .. lanes - 1
+  int bag;        // the first bag
+  int bags;       // how many, >= 1
   int64_t begin;  // where the ids of the first bag begin
   int count;      // ids of all bags
   // Where the first three bags end, from `begin`; the last bag takes the rest, whatever its end.
@@ -59,8 +60,8 @@ struct Group {
                                        int bags_per_group) {
     lane = static_cast<int>(threadIdx.x) & (lanes - 1);
     const int groups = kThreads / lanes;
-    bag = (static_cast<int>(tile) * groups + static_cast<int>(threadIdx.x) / lanes) *
-          bags_per_group;
+    bag =
+        (static_cast<int>(tile) * groups + static_cast<int>(threadIdx.x) / lanes) * bags_per_group;
     bags = min(static_cast<int>(job.batch) - bag, bags_per_group);
     if (bags <= 0) return false;
     const int first = feature * static_cast<int>(job.batch) + bag;
@@ -117,9 +118,9 @@ struct Sum {
     }
   }
 
-  // The first `columns` columns, their number and places multiples of four.  Results of 16 bits leave
-  // 16 bytes at a time between an odd first and last quad: every store is a write of its own to a
-  // sector, and those take longer than their bytes.
+  // The first `columns` columns, their number and places multiples of four.  Results of 16 bits
+  // leave 16 bytes at a time between an odd first and last quad: every store is a write of its own
+  // to a sector, and those take longer than their bytes.
   __device__ __forceinline__ void write_quads(const CudaLookup& job, int64_t at, int columns,
                                               bool quantized, float divisor) {
     complete(quantized, divisor);
@@ -206,7 +207,8 @@ __device__ __forceinline__ void stream_bags(const CudaLookup& job, const Feature
   const uint8_t* const ids =
       static_cast<const uint8_t*>(job.indices) + group.begin * (Wide ? 8 : 4);
   // A lane past the last column reads the first columns and writes nothing.
-  const uint8_t* data = job.weights + plan.data_offset + (column < plan.dim ? column : 0) / C * kBytes;
+  const uint8_t* data =
+      job.weights + plan.data_offset + (column < plan.dim ? column : 0) / C * kBytes;
   const uint8_t* scales = job.weights + plan.scale_offset;
   const uint32_t row_stride = static_cast<uint32_t>(plan.row_stride);
   const uint32_t scale_stride = static_cast<uint32_t>(plan.scale_stride);
@@ -294,8 +296,7 @@ __device__ __forceinline__ void stream_bags(const CudaLookup& job, const Feature
     } else if (quantized) {
       pair = half_pair(*reinterpret_cast<const uint32_t*>(scale_slots + place * kThreads * 4));
     }
-    const float weight =
-        job.id_weights == nullptr ? 1.0f : __ldg(job.id_weights + group.begin + k);
+    const float weight = job.id_weights == nullptr ? 1.0f : __ldg(job.id_weights + group.begin + k);
     pair.x = __fmul_rn(weight, pair.x);
     pair.y = __fmul_rn(weight, pair.y);
     sum.bias = __fadd_rn(sum.bias, pair.y);

@@ -62,8 +62,8 @@ bool launch(const CudaLookup& job, int multiprocessors, int64_t blocks, int bags
   const int64_t bags = P::kThreads / widest * bags_per_group;
   const int64_t tiles = (job.batch + bags - 1) / bags;
   const int64_t resident = static_cast<int64_t>(multiprocessors) * P::kBlocks;
-  const bool numbered = !job.one_share_count && job.features <= kMostSearched &&
-                        tiles * job.features > resident;
+  const bool numbered =
+      !job.one_share_count && job.features <= kMostSearched && tiles * job.features > resident;
   // Blocks go on with further tiles where a wrong hint, or the grid's limit, makes these too few.
   const int64_t columns = numbered ? blocks / bags_per_group + job.features
                           : job.one_share_count || tiles * job.features <= resident
@@ -87,13 +87,12 @@ bool launch_widths(const CudaLookup& job, int multiprocessors, cudaStream_t stre
                    cudaError_t* status) {
   if (job.alike == Alike::kNo || job.id_weights != nullptr || job.outside != nullptr) return false;
   const int64_t bags = job.features * job.batch;
-  // A package from before the hint told of widths says how many threads the widest row takes, but not
-  // above 32.
+  // A package from before the hint told of widths says how many threads the widest row takes, but
+  // not above 32.
   const int64_t most = job.features * kBlockParts;
-  const int64_t parts =
-      job.block_parts > 0
-          ? std::min(job.block_parts, most)
-          : most * std::max<int64_t>(job.widest_shares, 1) / WidePipe::kThreads;
+  const int64_t parts = job.block_parts > 0
+                            ? std::min(job.block_parts, most)
+                            : most * std::max<int64_t>(job.widest_shares, 1) / WidePipe::kThreads;
   const int64_t blocks = job.batch * parts / kBlockParts;
   constexpr int64_t kRatio = WidePipe::kThreads / DeepPipe::kThreads;
   if (job.ids > kDeepIds * bags &&

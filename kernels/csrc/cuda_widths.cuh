@@ -1,18 +1,18 @@
 // Features of one kind and any width: every feature has one weight type and one way to keep scales,
 // and nothing is weighted or counted.  Widths, poolings and places in the output may differ.
 //
-// A row of n shares (16 columns of one byte each, for instance) is read by a group of n neighbouring
-// threads, whatever n is: a block of 128 threads holds 21 groups for rows of 6 shares, and a group
-// may begin in one warp and end in the next.  Each thread copies its own bytes into its own ring
-// slots, loads the ids itself, and keeps the ends of its bags in shared memory.  Rows of more shares
-// than a block has threads are read in several passes.
+// A row of n shares (16 columns of one byte each, for instance) is read by a group of n
+// neighbouring threads, whatever n is: a block of 128 threads holds 21 groups for rows of 6 shares,
+// and a group may begin in one warp and end in the next.  Each thread copies its own bytes into its
+// own ring slots, loads the ids itself, and keeps the ends of its bags in shared memory.  Rows of
+// more shares than a block has threads are read in several passes.
 //
 // Where all rows have one number of shares, blockIdx.y is the feature and blockIdx.x a tile of its
-// bags, as in the other kernels.  Else the tiles of all features are numbered one after the other and
-// a warp finds the feature of a tile by adding up how many tiles each has: so a block of a narrow
-// feature has as much to do as one of a wide feature, and few blocks leave without work.  For a call
-// of few tiles, or very many features, that search would take longer than it saves; then blockIdx.y
-// is the feature again.
+// bags, as in the other kernels.  Else the tiles of all features are numbered one after the other
+// and a warp finds the feature of a tile by adding up how many tiles each has: so a block of a
+// narrow feature has as much to do as one of a wide feature, and few blocks leave without work. For
+// a call of few tiles, or very many features, that search would take longer than it saves; then
+// blockIdx.y is the feature again.
 //
 // Two pipes: the usual one, and one with 64 rows in flight per thread for calls that have too few
 // bags to fill the machine, where the longest bag decides.
@@ -70,8 +70,8 @@ struct Tile {
   int all;     // of all features
 };
 
-// The tile that has number `at` of all features' tiles, in launch order; feature -1: there are not so
-// many.  All threads of a warp call it.
+// The tile that has number `at` of all features' tiles, in launch order; feature -1: there are not
+// so many.  All threads of a warp call it.
 template <class P, int64_t T>
 __device__ __forceinline__ Tile find_tile(const CudaLookup& job, int at, int bags_per_group) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -167,7 +167,8 @@ __device__ __forceinline__ void warm_offsets(const CudaLookup& job, int bags_per
   if (job.one_share_count) {
     const int lanes = static_cast<int>(min(max(job.widest_shares, int64_t{1}), P::kThreads + 0l));
     bag = (static_cast<int64_t>(blockIdx.x) * small_quotient(P::kThreads, lanes) +
-           small_quotient(static_cast<int>(threadIdx.x), lanes)) * bags_per_group;
+           small_quotient(static_cast<int>(threadIdx.x), lanes)) *
+          bags_per_group;
   }
   const int64_t at = blockIdx.y * job.batch + min(bag, job.batch);
   // Nothing waits for the values, which the compiler is told are used.

@@ -59,7 +59,8 @@ TESSERA_HOST_DEVICE int64_t resolve_id(int64_t id, int64_t rows, int64_t id_rule
     const uint64_t mirrored = fast_mod(static_cast<uint64_t>(-(id + 1)), unsigned_rows, reciprocal);
     return rows - 1 - static_cast<int64_t>(mirrored);
   }
-  return static_cast<int64_t>(fast_mod(fmix64(static_cast<uint64_t>(id)), unsigned_rows, reciprocal));
+  return static_cast<int64_t>(
+      fast_mod(fmix64(static_cast<uint64_t>(id)), unsigned_rows, reciprocal));
 }
 
 }  // namespace tessera

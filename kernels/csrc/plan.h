@@ -44,6 +44,8 @@ TESSERA_ANY_DEVICE constexpr int64_t scale_bytes(int64_t scale_type) {
 
 // The code of a block whose first four bytes, read as a little-endian word, are `word`: the
 // multiplication brings their lowest bits side by side.
-TESSERA_ANY_DEVICE constexpr uint32_t block_code(uint32_t word) { return ((word & 0x01010101u) * 0x10204080u) >> 28; }
+TESSERA_ANY_DEVICE constexpr uint32_t block_code(uint32_t word) {
+  return ((word & 0x01010101u) * 0x10204080u) >> 28;
+}
 
 }  // namespace tessera

@@ -1,8 +1,8 @@
 // One number of a row, per weight type: the plain reading that every kernel can fall back on.
 //
-// A weight type without a RowValues does not compile.  With one, the CPU and the GPU look its rows up
-// column by column; load_weights (cpu_bag_impl.h) and decode_share (cuda_decode.cuh) read the types
-// that have a faster way several columns at a time.
+// A weight type without a RowValues does not compile.  With one, the CPU and the GPU look its rows
+// up column by column; load_weights (cpu_bag_impl.h) and decode_share (cuda_decode.cuh) read the
+// types that have a faster way several columns at a time.
 //
 // Plain C++: no torch header, usable in device code.
 #pragma once

@@ -39,7 +39,8 @@ def in_process(package, lengths, ids):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "sharding", "devices"), [("int4", "row_wise", 2), ("fp16", "column_wise", 3)]
+    ("dtype", "sharding", "devices"),
+    [("int8", "table_wise", 2), ("int4", "row_wise", 2), ("fp16", "column_wise", 3)],
 )
 def test_both_servers_answer_the_chain_as_the_direct_way(kind, tmp_path, dtype, sharding, devices):
     try:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tessera.errors import UserError
 from tessera.training.data.batch import Batch
-from tessera.training.data.malformed import MalformedReport, MalformedRowError
+from tessera.training.data.malformed import MalformedReport, MalformedRowError, shorten
 from tessera.training.data.movielens import (
     SPARSE_NAMES,
     MovieLensDataset,
@@ -214,6 +214,7 @@ def test_nothing_comes_from_the_future_in_the_real_data(shared_data: Path, tmp_p
         ("1\t1\t6\t100", "rating", "6"),
         ("1\t1\t4.5\t100", "rating", "4.5"),
         ("1\t1\t5\t-1", "time", "-1"),
+        (f"1\t1\t5\t{'9' * 5000}", "time", shorten(b"9" * 5000)),
         ("9\t1\t5\t100", "user", "9"),
         ("1\t9\t5\t100", "item", "9"),
         ("x\t1\t5\t100", "user", "x"),

@@ -38,7 +38,7 @@ def answers(package: LoadedPackage, batch: HostBatch) -> Tensor:
 
 @pytest.mark.parametrize("backend", EACH_BACKEND)
 @pytest.mark.parametrize("make", [Pooled, Unpooled])
-@pytest.mark.parametrize("dtype", ["int4", "int2", "fp16", "fp32"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_quantizing_before_packaging_gives_the_packagers_own_bits(
     make: Callable[[], nn.Module], dtype: str, backend: str, tmp_path: Path
 ) -> None:

@@ -82,6 +82,20 @@ def decoded(module, table):
     return STORED_TYPES[part.data_type].decode(module.rows.tables()[index], part.dim)
 
 
+def fbgemms_numbers(weights, sparse_type):
+    """Numbers and scales by FBGEMM's own functions.
+
+    ``quantize_embs`` makes int8 numbers with the exact scale and bias and rounds both to float16
+    afterwards; its operator for rows with float16 scales, as of the narrower types, before.
+    """
+    from fbgemm_gpu.tbe.utils.quantize import quantize_embs
+
+    if sparse_type.value != "int8":
+        return quantize_embs(weights, sparse_type)
+    rows = torch.ops.fbgemm.FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf(weights, 8)
+    return rows[:, :-4], rows[:, -4:]
+
+
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")  # FBGEMM's own
 @pytest.mark.parametrize(
     ("kind", "dim"),
@@ -103,9 +117,7 @@ def test_rows_are_bit_for_bit_fbgemms(kind, dim):
     )
     peer.initialize_weights()
     peer.fill_random_weights()
-    from fbgemm_gpu.tbe.utils.quantize import quantize_embs
-
-    body, scales = quantize_embs(weights, sparse_type)
+    body, scales = fbgemms_numbers(weights, sparse_type)
     kind_bytes = dim * STORED_TYPES[kind].bits // 8
     ((own_body, own_scales),) = peer.split_embedding_weights(split_scale_shifts=True)
     own_body.zero_()
@@ -131,6 +143,25 @@ def test_int8_rows_of_any_width_are_within_half_a_step(dim):
     # Half a step, and the rounding of scale (times 255 steps) and bias to float16.
     bound = 0.5 * step + (255 * step + weights.abs().amax(1)) * 2**-11 + 1e-6
     assert bool((error <= bound).all())
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")  # FBGEMM's own
+def test_int8_numbers_are_within_a_step_of_torchrecs_and_closer_to_the_table():
+    import_inference_tables()
+    from fbgemm_gpu.split_embedding_configs import SparseType
+    from fbgemm_gpu.tbe.utils.quantize import quantize_embs
+
+    weights = torch.randn(2000, 64, generator=torch.Generator().manual_seed(0))
+    theirs, their_scales = quantize_embs(weights, SparseType.INT8)
+    ours, our_scales = quantize_rows(weights, DataType.INT8)
+    steps = (ours.int() - theirs.int()).abs()
+    assert int(steps.max()) == 1
+    assert 0 < int(steps.sum()) < 0.05 * steps.numel()
+    own, their = (
+        (INT8.decode(torch.cat(rows, dim=1), 64) - weights).square().mean()
+        for rows in ((our_scales, ours), (their_scales, theirs))
+    )
+    assert float(own) < float(their)
 
 
 @quick

@@ -42,9 +42,9 @@ from sklearn.model_selection import StratifiedKFold
 
 from tessera.training.bench import peers
 from tessera.training.config import SHIPPED_CONFIGS, load_config
-from tessera.training.data import open_data
 from tessera.training.data.datagen import generate, probabilities_path
 from tessera.training.data.dataset import DataSplits
+from tessera.training.data.opening import open_data
 from tessera.training.trainer.run import train
 
 FOLDS, FOLD_SEED = 5, 0

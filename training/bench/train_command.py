@@ -35,11 +35,11 @@ from torch.multiprocessing.spawn import spawn
 
 from tessera.errors import UserError
 from tessera.training.bench.scaling import CRITEO_ROWS, DIM, Settings, work
-from tessera.training.data import open_data
 from tessera.training.data.config import DataConfig
 from tessera.training.data.criteo_format import SPARSE_NAMES
 from tessera.training.data.datagen import generate
 from tessera.training.data.loader import BatchLoader
+from tessera.training.data.opening import open_data
 from tessera.training.trainer.logs import read_metrics
 from tessera.training.trainer.loop import GPU_LOADER_THREADS
 

@@ -41,6 +41,7 @@ AGE_BUCKETS = (1, 18, 25, 35, 45, 50, 56)
 """Lower bounds, as the 1M layout gives ages; its ids are the bounds' places."""
 
 MAX_ID = 2**31 - 1
+_MAX_DIGITS = 19  # of a 64-bit number
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,8 @@ def _check_count(fields: Sequence[str], columns: int) -> None:
 
 
 def _integer(column: str, text: str, low: int, high: int) -> int:
-    value = int(text) if text.isascii() and text.isdigit() else -1
+    readable = text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
+    value = int(text) if readable else -1
     if not low <= value <= high:
         raise _BadField(column, text, f"expected an integer from {low} to {high}")
     return value

@@ -1,13 +1,10 @@
-"""Model parallelism: tables spread over ranks and fused with their optimizer.
-
-Generated from the table in training/torchrec_paths.py; change it there.
-"""
+"""Model parallelism: tables spread over ranks and fused with their optimizer."""
 
 # isort: skip_file
 # fmt: off
 from typing import TYPE_CHECKING
 
-from tessera.training.torchrec_paths import lazy_names
+from tessera.training.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from tessera.training.distributed.collections.feature_processed import (

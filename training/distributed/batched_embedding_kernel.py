@@ -1,7 +1,4 @@
-"""The names of ``torchrec.distributed.batched_embedding_kernel``.
-
-Generated from the table in training/torchrec_paths.py; change it there.
-"""
+"""The names of ``torchrec.distributed.batched_embedding_kernel``."""
 
 # isort: skip_file
 # fmt: off

@@ -1,7 +1,4 @@
-"""The names of ``torchrec.distributed.dist_data``.
-
-Generated from the table in training/torchrec_paths.py; change it there.
-"""
+"""The names of ``torchrec.distributed.dist_data``."""
 
 # isort: skip_file
 # fmt: off

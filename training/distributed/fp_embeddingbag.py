@@ -1,7 +1,4 @@
-"""The names of ``torchrec.distributed.fp_embeddingbag``.
-
-Generated from the table in training/torchrec_paths.py; change it there.
-"""
+"""The names of ``torchrec.distributed.fp_embeddingbag``."""
 
 # isort: skip_file
 # fmt: off

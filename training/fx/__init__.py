@@ -1,13 +1,10 @@
-"""Tracing of models whose inputs and outputs are sparse types.
-
-Generated from the table in training/torchrec_paths.py; change it there.
-"""
+"""Tracing of models whose inputs and outputs are sparse types."""
 
 # isort: skip_file
 # fmt: off
 from typing import TYPE_CHECKING
 
-from tessera.training.torchrec_paths import lazy_names
+from tessera.training.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from tessera.training.fx.tracer import (

@@ -1,13 +1,10 @@
-"""Optimizers that know parameters by name, and those that work in the backward pass.
-
-Generated from the table in training/torchrec_paths.py; change it there.
-"""
+"""Optimizers that know parameters by name, and those that work in the backward pass."""
 
 # isort: skip_file
 # fmt: off
 from typing import TYPE_CHECKING
 
-from tessera.training.torchrec_paths import lazy_names
+from tessera.training.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from tessera.training.optim.clipping import (

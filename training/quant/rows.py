@@ -76,7 +76,7 @@ def aligned_row_bytes(kind: RowType, dim: int, row_alignment: int) -> int:
 
 
 def quantize_rows(weights: Tensor, data_type: DataType) -> tuple[Tensor, Tensor | None]:
-    """Rows as FBGEMM's ``quantize_embs`` makes them.
+    """Rows as packages store them, which is FBGEMM's layout with float16 scales and biases.
 
     Args:
         weights: ``[rows, dim]`` float32, float16 or bfloat16.
@@ -86,18 +86,11 @@ def quantize_rows(weights: Tensor, data_type: DataType) -> tuple[Tensor, Tensor 
         The numbers ``[rows, dim * bits / 8]`` uint8, and scale and bias ``[rows, 4]`` uint8 of
         an integer type.
     """
-    rows, kind = weights.detach().float(), STORED_TYPES[data_type]
-    if not kind.scaled:
-        return kind.encode(rows), None
+    kind = STORED_TYPES[data_type]
     import_sparse_operators()
-    if data_type is DataType.INT8:
-        # quantize_embs rounds int8's scale and bias to float16 after it made the numbers, and
-        # those of the narrower types before.
-        fused = torch.ops.fbgemm.FloatToFused8BitRowwiseQuantized(rows)
-        scales = fused[:, -8:].contiguous().view(torch.float32).half().view(torch.uint8)
-        return fused[:, : rows.size(1)], scales
-    stored = kind.encode(rows)
-    return stored[:, kind.header_bytes :], stored[:, : kind.header_bytes]
+    stored = kind.encode(weights.detach().float())
+    scales = stored[:, : kind.header_bytes] if kind.scaled else None
+    return stored[:, kind.header_bytes :], scales
 
 
 def store_rows(weights: Tensor, data_type: DataType, out: Tensor) -> None:
@@ -109,9 +102,6 @@ def store_rows(weights: Tensor, data_type: DataType, out: Tensor) -> None:
 
 def store_quantized(numbers: Tensor, scales: Tensor | None, out: Tensor) -> None:
     """Put what `quantize_rows` gave into ``out`` ``[rows, row bytes]`` uint8, in place."""
-    header = 0
-    if scales is not None:
-        header = scales.size(1)
-        out[:, :header] = scales
-    out[:, header : header + numbers.size(1)] = numbers
-    out[:, header + numbers.size(1) :] = 0
+    stored = numbers if scales is None else torch.cat([scales, numbers], dim=1)
+    out[:, : stored.size(1)] = stored
+    out[:, stored.size(1) :] = 0

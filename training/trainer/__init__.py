@@ -1,21 +1,15 @@
 """The trainer: loop, evaluation, checkpoints, logs and report of one run.
 
-`train` and `RunResult` are loaded when first asked for: the command line looks at run folders
-without torch.
+The command line looks at run folders without torch.
 """
 
-from __future__ import annotations
+# isort: skip_file
+# fmt: off
+from typing import TYPE_CHECKING
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from tessera.training.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from tessera.training.trainer.run import RunResult, train
+    from tessera.training.trainer.run import RunResult as RunResult, train as train
 
-__all__ = ["RunResult", "train"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.run"), name)
+__all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -21,8 +21,8 @@ from tessera.training.config import (
     load_config,
     resume_conflicts,
 )
-from tessera.training.data import open_data
 from tessera.training.data.dataset import DatasetView, DataSplits
+from tessera.training.data.opening import open_data
 from tessera.training.distributed.checkpoint.errors import CheckpointError
 from tessera.training.distributed.checkpoint.folder_names import restore_replaced
 from tessera.training.trainer.assembly import Assembly, assemble

@@ -1,13 +1,10 @@
-"""Checkpoints of models that are spread over ranks.
-
-Generated from the table in training/torchrec_paths.py; change it there.
-"""
+"""Checkpoints of models that are spread over ranks."""
 
 # isort: skip_file
 # fmt: off
 from typing import TYPE_CHECKING
 
-from tessera.training.torchrec_paths import lazy_names
+from tessera.training.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from tessera.training.distributed.checkpoint.save_and_load import (

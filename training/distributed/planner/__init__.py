@@ -1,13 +1,10 @@
-"""Deciding where every table goes: which way of sharding, on which ranks; see `planners`.
-
-Generated from the table in training/torchrec_paths.py; change it there.
-"""
+"""Deciding where every table goes: which way of sharding, on which ranks; see `planners`."""
 
 # isort: skip_file
 # fmt: off
 from typing import TYPE_CHECKING
 
-from tessera.training.torchrec_paths import lazy_names
+from tessera.training.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from tessera.training.distributed.planner.enumerators import (

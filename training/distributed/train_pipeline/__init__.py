@@ -1,7 +1,4 @@
-"""The names of ``torchrec.distributed.train_pipeline``.
-
-Generated from the table in training/torchrec_paths.py; change it there.
-"""
+"""The names of ``torchrec.distributed.train_pipeline``."""
 
 # isort: skip_file
 # fmt: off

@@ -1,0 +1,97 @@
+#include "http2/socket.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "common/text.h"
+
+namespace tessera::http2 {
+namespace {
+
+bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
+
+void prepare(int descriptor) {
+  ::fcntl(descriptor, F_SETFL, ::fcntl(descriptor, F_GETFL) | O_NONBLOCK);
+  const int on = 1;
+  // Fails for sockets that have no such delay.
+  ::setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+}
+
+}  // namespace
+
+Socket::Socket(int descriptor) : descriptor_(descriptor) { prepare(descriptor); }
+
+Socket::~Socket() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+Socket::Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+
+Socket& Socket::operator=(Socket&& other) noexcept {
+  std::swap(descriptor_, other.descriptor_);
+  return *this;
+}
+
+std::string Socket::connect(const std::string& host, int port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int failed = ::getaddrinfo(host.c_str(), text(port).c_str(), &hints, &found);
+  if (failed != 0) return ::gai_strerror(failed);
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, &::freeaddrinfo);
+  std::string reason = "no address";
+  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+    const int made = ::socket(one->ai_family, one->ai_socktype | SOCK_CLOEXEC, one->ai_protocol);
+    if (made >= 0 && ::connect(made, one->ai_addr, one->ai_addrlen) == 0) {
+      *this = Socket(made);
+      return "";
+    }
+    reason = std::strerror(errno);
+    if (made >= 0) ::close(made);
+  }
+  return reason;
+}
+
+Moved Socket::read(std::span<std::byte> into) {
+  while (true) {
+    const ssize_t got = ::recv(descriptor_, into.data(), into.size(), 0);
+    if (got > 0) {
+      const auto bytes = static_cast<std::size_t>(got);
+      return {.bytes = bytes, .blocked = bytes < into.size()};
+    }
+    if (got == 0) return {.ended = true};
+    if (errno == EINTR) continue;
+    return {.blocked = would_block(errno), .ended = !would_block(errno)};
+  }
+}
+
+Moved Socket::write(std::span<const std::byte> from) {
+  Moved moved;
+  while (moved.bytes < from.size()) {
+    const ssize_t sent =
+        ::send(descriptor_, from.data() + moved.bytes, from.size() - moved.bytes, MSG_NOSIGNAL);
+    if (sent >= 0) {
+      moved.bytes += static_cast<std::size_t>(sent);
+      continue;
+    }
+    if (errno == EINTR) continue;
+    moved.blocked = would_block(errno);
+    moved.ended = !moved.blocked;
+    break;
+  }
+  return moved;
+}
+
+void Socket::end_writing() { ::shutdown(descriptor_, SHUT_WR); }
+
+}  // namespace tessera::http2
