@@ -232,7 +232,6 @@ class Server:
                 ),
                 scheduler=scheduler,
                 metrics=counters,
-                sample_answer_bytes=sum(4 * output.width for output in model.schema.outputs),
             )
         )
         counters.ready = True
