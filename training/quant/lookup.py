@@ -44,7 +44,7 @@ class RowsOf:
 
     @property
     def name(self) -> str:
-        """The table's."""
+        """Returns the name of the table."""
         return self.table.name
 
     @property
