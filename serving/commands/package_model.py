@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from tessera.errors import UserError
 from tessera.kernels.row_type_names import ROW_TYPE_NEEDS
+from tessera.serving.commands.loading_flags import add_allow_op
 from tessera.serving.commands.numbers import positive
 from tessera.serving.inspect.summary import human_bytes, summarize
 
@@ -61,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="qualified name or class name of a submodule of the --factory's module that cannot be "
         "traced and is compiled whole; may be given again (default: none)",
     )
+    add_allow_op(parser)
     parser.add_argument(
         "--sign",
         metavar="KEY.pem",
@@ -217,6 +219,7 @@ def _options(args: argparse.Namespace) -> PackageOptions:
         plan=None if args.plan is None else read_plan(args.plan),
         output=args.output_name,
         leaf_modules=tuple(args.leaf_module),
+        allow_ops=tuple(args.allow_op),
         sign_key=args.sign,
         **chosen,
     )

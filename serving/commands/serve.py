@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 
+from tessera.serving.commands.loading_flags import add_allow_op, add_load_timeout
 from tessera.serving.server.config import ModelLimits, ModelSource, ServerConfig
 
 _LIMITS = ModelLimits()
@@ -79,6 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not replay the package's golden answers before serving (default: replay them)",
     )
+    add_allow_op(parser)
+    add_load_timeout(parser)
     parser.add_argument(
         "--require-signature",
         action="store_true",
@@ -140,6 +143,8 @@ def run(args: argparse.Namespace) -> int:
         drain_propagation_ms=args.drain_propagation_ms,
         drain_limit_s=args.drain_limit_s,
         verify_golden=not args.skip_golden,
+        allow_ops=tuple(args.allow_op),
+        load_timeout_s=args.load_timeout_s,
         require_signature=args.require_signature,
         public_keys=tuple(args.public_key),
         gpus=args.gpus,

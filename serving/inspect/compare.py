@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from tessera.serving.package.manifest import GOLDEN_RECORD, Manifest, TableInfo
 from tessera.serving.package.records import Records
 from tessera.serving.package.runner import HostBatch, Runner
 from tessera.serving.package.schema import FeatureSpec, InputSchema
+from tessera.serving.package.time_limit import TimeLimit
 
 LONGEST_BAG = 8
 """Ids in the longest bag of a random request."""
@@ -89,7 +90,15 @@ class Comparison:
         return data
 
 
-def compare(a: str | Path, b: str | Path, *, samples: int, seed: int = 0) -> Comparison:
+def compare(
+    a: str | Path,
+    b: str | Path,
+    *,
+    samples: int,
+    seed: int = 0,
+    allow_ops: Collection[str] = (),
+    time_limit: TimeLimit | None = None,
+) -> Comparison:
     """Load two packages and compare them.
 
     Args:
@@ -97,14 +106,18 @@ def compare(a: str | Path, b: str | Path, *, samples: int, seed: int = 0) -> Com
         b: the second's.
         samples: random requests to score beside the golden ones of both.
         seed: of the random requests.
+        allow_ops: see `load_package`.
+        time_limit: see `load_package`; for each of the two.
 
     A package for GPUs answers on the CPU where there is no GPU.
 
     Raises:
         PackageError: one of them cannot be loaded.
     """
-    first = load_package(a, devices=cpu_instead(a))
-    second = load_package(b, devices=cpu_instead(b))
+    first, second = (
+        load_package(path, devices=cpu_instead(path), allow_ops=allow_ops, time_limit=time_limit)
+        for path in (a, b)
+    )
     one, other = first.manifest, second.manifest
     reason = _inputs_differ(one.schema, other.schema)
     answers: tuple[AnswerDifference, ...] = ()

@@ -43,7 +43,7 @@ LARGE_BYTES = 1 << 20
 """Smaller tables take torch's way."""
 
 _RECORDS = re.compile(
-    r"(data|constants)(\.pkl|/\d+)|code/[\w./]+\.py|version|byteorder|extra/tessera/(golden\.bin|manifest\.json)"
+    r"(data|constants)(\.pkl|/\d+)|code/[\w./]+\.py|version|byteorder|\.[\w/]+|extra/tessera/(golden\.bin|manifest\.json)"
 )
 _TOKEN_BYTES = 24
 _MADV_HUGEPAGE = 14  # <asm-generic/mman-common.h>

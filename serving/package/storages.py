@@ -49,22 +49,27 @@ _OPCODES = frozenset(
         *("BUILD", "BINPERSID", "POP", "POP_MARK", "DUP", "BINSTRING", "SHORT_BINSTRING", "STOP"),
     ]
 )
-_NAMES = frozenset(
+PLAIN_NAMES = frozenset(
     [
         *("torch._utils _rebuild_tensor_v2", "collections OrderedDict", "torch device"),
         *("torch.jit._pickle restore_type_tag", "torch.jit._pickle build_tensorlist"),
         *("torch.jit._pickle build_intlist", "torch.jit._pickle build_doublelist"),
         "torch.jit._pickle build_boollist",
-        *(f"torch {kind}Storage" for kind in ELEMENT_BYTES),
     ]
 )
+"""What a pickle may name beside storages and the archive's own classes: module, space, name."""
+
+_NAMES = PLAIN_NAMES | {f"torch {kind}Storage" for kind in ELEMENT_BYTES}
 _OWN_CLASSES, _FOREIGN_CLASSES = "__torch__.", "__torch__.torch.classes."
+_TEXTS = {"BINUNICODE", "GLOBAL"}
+_MOST_ELEMENTS = 1 << 48
 _INTEGERS = {"BININT", "BININT1", "BININT2", "LONG1"}
 _PUTS = {"BINPUT", "LONG_BINPUT"}
 _GETS = {"BINGET", "LONG_BINGET"}
 _LARGEST_BININT = (1 << 31) - 1
 _SHOWN_LETTERS = 200
-_MAX_REMEMBERED = 1 << 17  # texts and storages that the pickle refers to again
+MAX_REMEMBERED = 1 << 17
+"""How many texts and storages a pickle may number to refer to them again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -166,6 +171,8 @@ def _tokens(content: bytes) -> Iterator[_Token]:
             yield before
         before = _Token(name=opcode.name, argument=argument, begin=position, end=len(content))
     if before is not None:
+        if before.begin + 1 != len(content):
+            raise ValueError("there are bytes behind its end")
         yield before
 
 
@@ -211,10 +218,10 @@ class _Finder:
     def _remember(self, number: int) -> None:
         last = self._recent[-1]
         meant = self._memo.get(last.argument, last) if last.name in _GETS else last
-        if meant.storage or isinstance(meant.argument, str):
+        if meant.storage or meant.name in _TEXTS:
             self._memo[number] = meant
-            if len(self._memo) > _MAX_REMEMBERED:
-                raise ValueError(f"it numbers more than {_MAX_REMEMBERED} texts")
+            if len(self._memo) > MAX_REMEMBERED:
+                raise ValueError(f"it numbers more than {MAX_REMEMBERED} texts")
         else:
             self._memo.pop(number, None)
 
@@ -228,20 +235,25 @@ class _Finder:
     def _new_storage(self, before: list[_Token]) -> str:
         """Note what a persistent id says: ``("storage", type, key, device, elements)``."""
         mark, word, kind, key, device, elements, end = before
-        names = [self._text(token) for token in (word, kind, key, device)]
+        names = [
+            self._text(word),
+            self._text(kind, "GLOBAL"),
+            self._text(key),
+            self._text(device),
+        ]
         shaped = [mark.name, end.name] == ["MARK", "TUPLE"] and elements.name in _INTEGERS
         name = names[1].removeprefix("torch ").removesuffix("Storage")
-        known = name in ELEMENT_BYTES and elements.argument >= 0 if shaped else False
+        known = shaped and name in ELEMENT_BYTES and 0 <= elements.argument <= _MOST_ELEMENTS
         if not known or names[0] != "storage" or names[2] in self._found or not names[2]:
             raise ValueError("a storage is described in another way")
         self._found[names[2]] = _Storage(kind=name, numbers=[elements], plain=name == "Byte")
         return names[2]
 
-    def _text(self, token: _Token) -> str:
+    def _text(self, token: _Token, opcode: str = "BINUNICODE") -> str:
         meant = self._memo[token.argument] if token.name in _GETS else token
-        if meant.storage or not isinstance(meant.argument, str):
+        if meant.name != opcode:
             raise ValueError(f"{token.name} where a text belongs")
-        return meant.argument
+        return str(meant.argument)
 
 
 def _add_tensor(after: list[_Token], storage: _Storage) -> None:

@@ -60,7 +60,7 @@ def limited(limit: TimeLimit | None, path: Path) -> Iterator[None]:
 
     thread = threading.Thread(target=watch, name="load timeout", daemon=True)
     thread.start()
-    faulthandler.dump_traceback_later(limit.seconds + _GRACE_S, exit=True)
+    faulthandler.dump_traceback_later(limit.seconds + _GRACE_S, exit=True, file=2)
     try:
         yield
     finally:

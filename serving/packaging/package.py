@@ -49,6 +49,7 @@ def package_model(
     table_sharding: Mapping[str, str] | None = None,
     plan: ShardingPlan | None = None,
     leaf_modules: Sequence[str] = (),
+    allow_ops: Sequence[str] = (),
     sign_key: Path | None = None,
     report: str | Path | None = None,
     validation: Iterable[LabelledBatch] = (),
@@ -83,6 +84,8 @@ def package_model(
         plan: which rows and columns of which table lie in which shard, instead of these three.
         leaf_modules: qualified names or class names of submodules that TorchScript compiles
             whole, because ``torch.fx`` cannot trace them.
+        allow_ops: operators that the graph may call beside those that every package may, such as
+            ``aten::rand``; whoever loads the package has to allow them, too.
         sign_key: a PEM file with the private Ed25519 key to sign with.
         report: write here what every weight type would cost and save: HTML where the name ends
             in ``.html``, text otherwise.
@@ -114,6 +117,7 @@ def package_model(
         plan=plan,
         output=inputs.output,
         leaf_modules=leaf_modules,
+        allow_ops=allow_ops,
         sign_key=sign_key,
     )
     return package_source(

@@ -78,7 +78,9 @@ def write_servable(
         return sign_manifest(made, read_private_key(options.sign_key))
 
     golden = write_golden(inputs, answers)
-    return write_package(out, servable.scripted, golden, manifest, spilled=spilled)
+    return write_package(
+        out, servable.scripted, golden, manifest, spilled=spilled, allow_ops=options.allow_ops
+    )
 
 
 def _manifest(
