@@ -110,12 +110,10 @@ TEST(StoragesTest, FindsAndReplacesSizes) {
 }
 
 TEST(StoragesTest, TellsHowManyBytesEachHas) {
-  const std::string content = "\x80\x02" +
-                              pickled_tensor(pickled_text("storage"), "ctorch\nLongStorage\n", '3',
-                                             5, 5) +
-                              ".";
-  EXPECT_EQ(Storages(as_bytes(content)).bytes(),
-            (std::map<std::string, std::uint64_t>{{"3", 40}}));
+  const std::string content =
+      "\x80\x02" + pickled_tensor(pickled_text("storage"), "ctorch\nLongStorage\n", '3', 5, 5) +
+      ".";
+  EXPECT_EQ(Storages(as_bytes(content)).bytes(), (std::map<std::string, std::uint64_t>{{"3", 40}}));
 }
 
 TEST(StoragesTest, RefusesNamesThatNoPackageMayHave) {

@@ -316,7 +316,7 @@ TEST(ManifestTest, ReadsWhatAServerNeeds) {
 }
 
 TEST(ManifestTest, MayNotBeTooDeepToPrint) {
-  for (const std::size_t depth : {400UL, 1'000UL, 1'000'000UL}) {
+  for (const std::size_t depth : {400UL, 1'000UL, 300'000UL}) {
     const std::string nested = std::string(depth, '[') + std::string(depth, ']');
     const std::string refusal = manifest_refusal("{\"format_version\": " + nested + "}");
     if (depth < 500) {
@@ -341,7 +341,7 @@ TEST(ManifestTest, IsStrict) {
             "a key is there twice");
   EXPECT_EQ(manifest_refusal(changed("\"signature\": null", "\"signature\":null")),
             "the manifest's signature is not written as package files have it");
-  EXPECT_EQ(manifest_refusal(changed("\"rows\": 10, ", "")), 
+  EXPECT_EQ(manifest_refusal(changed("\"rows\": 10, ", "")),
             "manifest.schema.features[0]: missing key 'rows'");
   EXPECT_EQ(manifest_refusal(changed("\"rows\": 10", "\"rows\": 0")),
             "manifest.schema.features[0].rows: is out of its range, 1 to 9223372036854775807");
@@ -349,7 +349,7 @@ TEST(ManifestTest, IsStrict) {
             "manifest.schema.features[0].rows: expected an integer, found true or false");
   EXPECT_EQ(manifest_refusal(changed("\"clamp\"", "\"wrap\"")),
             "manifest.schema.features[0].out_of_range: expected one of reject, clamp, hash");
-  EXPECT_EQ(manifest_refusal(changed("\"2.14\"", "\"two\"")), 
+  EXPECT_EQ(manifest_refusal(changed("\"2.14\"", "\"two\"")),
             "manifest.versions.torch_below: expected a release such as 2.13");
   EXPECT_EQ(manifest_refusal(changed("1e-6", "1e999")), "the manifest is not JSON");
   EXPECT_EQ(manifest_refusal(changed("1e-6", "-1e-6")),

@@ -1,13 +1,14 @@
-// Prints what the reader of manifests says of each in a file: an empty line where it takes it. Before
-// each stands its number of bytes, 8 of them, little-endian. For tests/packaging/test_edge_values.py.
+// Prints what the reader of manifests says of each in a file: an empty line where it takes it.
+// Before each stands its number of bytes, 8 of them, little-endian. For
+// tests/packaging/test_edge_values.py.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <stdexcept>
 #include <fstream>
 #include <iostream>
 #include <iterator>
 #include <span>
+#include <stdexcept>
 #include <string>
 
 #include "package/manifest.h"

@@ -157,7 +157,7 @@ def _decode_union(arguments: tuple[Any, ...], data: Any, where: str) -> Any:
     if data is None and type(None) in arguments:
         return None
     if int in arguments and type(data) is int:
-        return decode(int, data, where)
+        return data  # of 64 bits, as it was read
     return decode(arguments[-2] if type(None) in arguments else arguments[-1], data, where)
 
 

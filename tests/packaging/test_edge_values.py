@@ -160,7 +160,6 @@ def test_both_readers_decide_alike_and_say_why(manifest: dict[str, Any], tmp_pat
     if not READER.exists():
         pytest.skip("the C++ reader is not built (make build)")
     for case, ours, theirs in zip(cases, found, cpp_refusals(tmp_path, cases), strict=True):
-        # Only the byte order of a signature's fields could make the two differ; nothing may.
         assert bool(ours) == bool(theirs), (case[-3000:], ours, theirs)
 
 

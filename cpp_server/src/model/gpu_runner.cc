@@ -77,7 +77,9 @@ class GpuRunner final : public Runner {
   struct Replica {
     Replica(const std::shared_ptr<const PackageFile>& file, const InputSchema& schema,
             const std::vector<int>& numbers, const std::set<std::string>& allow_ops)
-        : device(numbers.at(0)), name(text("cuda:", device)), module(file, schema, cuda(numbers), allow_ops) {}
+        : device(numbers.at(0)),
+          name(text("cuda:", device)),
+          module(file, schema, cuda(numbers), allow_ops) {}
 
     int device;  // that its inputs, outputs and first shard are on
     std::string name;

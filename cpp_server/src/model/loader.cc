@@ -142,8 +142,8 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
   if (on_cpu) limit.emplace(path, options.load_timeout_s);
   GpuOptions gpu = options.gpu;
   gpu.allow_ops = options.allow_ops;
-  std::unique_ptr<Runner> runner = on_cpu ? open_on_cpu(*opening, path, manifest)
-                                          : open_on_gpus(checked->file, manifest, gpu);
+  std::unique_ptr<Runner> runner =
+      on_cpu ? open_on_cpu(*opening, path, manifest) : open_on_gpus(checked->file, manifest, gpu);
   if (!on_cpu) checked->file->check_unchanged();
   steps.done("open");
   if (!on_cpu) limit.emplace(path, options.load_timeout_s);  // opening has read the file again

@@ -1,10 +1,10 @@
 // From a package file to something that answers: check everything, then open, then warm up.
 //
 // The order is the safety: the file is read as a plain zip, its manifest understood, its signature
-// checked where that is asked, names, sizes and checksums and then every record's hash compared, what
-// would run at opening looked through, torch's version checked and the operator libraries loaded,
-// and only then does torch open what was checked, and the graph's operators are looked at before it
-// is called. A file that fails a check has run nothing.
+// checked where that is asked, names, sizes and checksums and then every record's hash compared,
+// what would run at opening looked through, torch's version checked and the operator libraries
+// loaded, and only then does torch open what was checked, and the graph's operators are looked at
+// before it is called. A file that fails a check has run nothing.
 //
 // Contract: load_package blocks for as long as all this takes; one call at a time. Side
 // effect: torch's fusion strategy for the process is set to no fusion.

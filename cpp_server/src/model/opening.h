@@ -27,8 +27,8 @@ namespace tessera {
 
 class Opening {
  public:
-  // Compares the records' headers with the manifest and reads, compares and looks through the record
-  // that names the tensors. `records` must outlive this; `allow_ops` are operators that the
+  // Compares the records' headers with the manifest and reads, compares and looks through the
+  // record that names the tensors. `records` must outlive this; `allow_ops` are operators that the
   // package's code may call beside those that every package may. Throws PackageError.
   Opening(const Records& records, const Manifest& manifest, std::set<std::string> allow_ops);
 

@@ -19,8 +19,8 @@ constexpr std::string_view kConstantsFolder = "constants/";
 constexpr std::string_view kCodeFolder = "code/";
 
 bool is_number(std::string_view part) {
-  return !part.empty() && std::all_of(part.begin(), part.end(),
-                                      [](char c) { return c >= '0' && c <= '9'; });
+  return !part.empty() &&
+         std::all_of(part.begin(), part.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
 bool is_plain(std::string_view part) {
@@ -51,9 +51,9 @@ void check_pickle(const Records& records, const char* record, std::span<const st
         is_number(key) ? records.all().find(folder + "/" + key) : records.all().end();
     const bool missing = found == records.all().end();
     if (!missing && found->second.bytes == expected) continue;
-    throw std::invalid_argument(
-        text(record, " describes a storage of ", expected, " bytes, and its record ",
-             missing ? "is missing" : text("has ", found->second.bytes)));
+    throw std::invalid_argument(text(record, " describes a storage of ", expected,
+                                     " bytes, and its record ",
+                                     missing ? "is missing" : text("has ", found->second.bytes)));
   }
 }
 

@@ -25,8 +25,8 @@ void check_names(const Records& records);
 bool is_parsed(std::string_view name);
 
 // Refuses what torch would run while it opens the archive, or read past a storage's end. Of
-// `contents`, which were compared with their hashes, those are looked at that torch parses. `allow_ops`:
-// operators that are allowed beside kAllowedOperators.
+// `contents`, which were compared with their hashes, those are looked at that torch parses.
+// `allow_ops`: operators that are allowed beside kAllowedOperators.
 void check_contents(const Records& records, const ParsedContents& contents,
                     const std::set<std::string>& allow_ops);
 

@@ -50,7 +50,9 @@ bool is_printable(std::string_view content) {
   return true;
 }
 
-std::string quoted(const std::string& name) { return is_printable(name) ? "'" + name + "'" : "'?'"; }
+std::string quoted(const std::string& name) {
+  return is_printable(name) ? "'" + name + "'" : "'?'";
+}
 
 void check_text(const std::string& content, const std::string& where) {
   if (!is_printable(content)) refuse(where, "has a letter that cannot be printed");

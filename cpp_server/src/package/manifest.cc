@@ -44,10 +44,10 @@ FeatureSpec read_feature(const Json& json) {
   feature.hashing = value_of<Hashing>(
       json.at("hashing"),
       {{"none", Hashing::kNone}, {"modulo", Hashing::kModulo}, {"murmur3", Hashing::kMurmur3}});
-  feature.out_of_range = value_of<OutOfRange>(json.at("out_of_range"),
-                                              {{"reject", OutOfRange::kReject},
-                                               {"clamp", OutOfRange::kClamp},
-                                               {"hash", OutOfRange::kHash}});
+  feature.out_of_range =
+      value_of<OutOfRange>(json.at("out_of_range"), {{"reject", OutOfRange::kReject},
+                                                     {"clamp", OutOfRange::kClamp},
+                                                     {"hash", OutOfRange::kHash}});
   return feature;
 }
 
@@ -70,7 +70,8 @@ std::set<std::string> names_of(const Json& items, std::string_view where) {
   std::set<std::string> names;
   for (const Json& item : items) {
     const auto name = item.at("name").get<std::string>();
-    if (!names.insert(name).second) refuse(text("manifest.", where, ": '", name, "' is there twice"));
+    if (!names.insert(name).second)
+      refuse(text("manifest.", where, ": '", name, "' is there twice"));
   }
   return names;
 }

@@ -38,9 +38,8 @@ bool is_dotted(std::string_view part) {
 
 // Whether `part` consists of letters of words and of `more`.
 bool consists_of(std::string_view part, std::string_view more) {
-  return std::all_of(part.begin(), part.end(), [&](char c) {
-    return is_word(c) || more.find(c) != std::string_view::npos;
-  });
+  return std::all_of(part.begin(), part.end(),
+                     [&](char c) { return is_word(c) || more.find(c) != std::string_view::npos; });
 }
 
 // `part` with "" for every literal text.
@@ -183,8 +182,8 @@ std::string operator_name(std::string_view called) {
   return std::string(called);
 }
 
-// A statement of __setstate__: "NAME = OPERAND" or "NAME = OPERATOR(OPERANDS)", where NAME may be an
-// attribute; or "return None".
+// A statement of __setstate__: "NAME = OPERAND" or "NAME = OPERATOR(OPERANDS)", where NAME may be
+// an attribute; or "return None".
 void check_statement(const Line& line, const std::set<std::string>& more) {
   constexpr std::string_view kSelf = "self.";
   std::string_view rest = line.text;

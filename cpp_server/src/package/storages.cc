@@ -146,23 +146,24 @@ std::string pickled(std::uint64_t size) {
   return out;
 }
 
-// Whether a pickle may name `module` and `name` (each with a line feed): torch's own way of tensors,
-// and the archive's classes.
+// Whether a pickle may name `module` and `name` (each with a line feed): torch's own way of
+// tensors, and the archive's classes.
 void check_name(std::string_view two_lines) {
   std::string name(two_lines.substr(0, two_lines.size() - 1));
   std::replace(name.begin(), name.end(), '\n', '.');
-  const bool own =
-      name.starts_with("__torch__.") && !name.starts_with("__torch__.torch.classes.");
+  const bool own = name.starts_with("__torch__.") && !name.starts_with("__torch__.torch.classes.");
   const bool storage = std::any_of(kElementBytes.begin(), kElementBytes.end(),
                                    [&](const auto& known) { return known.first == name; });
   if (own || storage || std::binary_search(kPickleNames.begin(), kPickleNames.end(), name)) return;
-  const bool shown = std::all_of(name.begin(), name.end(), [](char c) { return c > ' ' && c < 127; });
+  const bool shown =
+      std::all_of(name.begin(), name.end(), [](char c) { return c > ' ' && c < 127; });
   refuse(text("it names '", shown ? name.substr(0, 200) : "?", "', which no package may"));
 }
 
 }  // namespace
 
-// Collects what Storages holds: follows the opcodes with what stands around a storage in view, and nothing else.
+// Collects what Storages holds: follows the opcodes with what stands around a storage in view, and
+// nothing else.
 class StorageFinder {
  public:
   explicit StorageFinder(std::map<std::string, Storages::Storage>& found) : found_(found) {}
@@ -198,7 +199,7 @@ class StorageFinder {
  private:
   static constexpr std::size_t kRecent = 7;  // what a persistent id is made of
   static constexpr std::int64_t kMostElements = std::int64_t{1} << 48;
-  static constexpr std::size_t kAfter = 4;   // opcodes that say of a tensor whether it is the whole
+  static constexpr std::size_t kAfter = 4;  // opcodes that say of a tensor whether it is the whole
 
   struct Seen {
     Token token;
@@ -240,8 +241,7 @@ class StorageFinder {
     std::string key = text_of(token(3));
     const bool shaped = token(0).opcode == kMark && token(6).opcode == kTuple &&
                         is_integer(token(5)) && token(5).number >= 0 &&
-                        token(5).number <= kMostElements &&
-                        text_of(token(1)) == "storage";
+                        token(5).number <= kMostElements && text_of(token(1)) == "storage";
     text_of(token(4));
     std::string kind = text_of(token(2), kGlobal);
     std::replace(kind.begin(), kind.end(), '\n', '.');

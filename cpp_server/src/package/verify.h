@@ -26,8 +26,8 @@ using Contents = std::map<std::string, std::span<const std::byte>>;
 // Compares the names, sizes and CRC-32s of the headers with the manifest; reads no content.
 void verify_headers(const Records& records, const Manifest& manifest);
 
-// The content of one record of at most `max_bytes` bytes, compared with its hash; verify_headers must
-// have passed.
+// The content of one record of at most `max_bytes` bytes, compared with its hash; verify_headers
+// must have passed.
 std::vector<std::byte> read_verified(const Records& records, const Manifest& manifest,
                                      const std::string& name, std::uint64_t max_bytes);
 
