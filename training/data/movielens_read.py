@@ -89,6 +89,10 @@ class Layout:
     ratings_separator: str
     separator: str
 
+    def files(self, folder: Path) -> list[Path]:
+        """The files in ``folder``."""
+        return [folder / name for name in (self.ratings, self.items, self.users)]
+
 
 LAYOUTS = (
     Layout("u.data", "u.item", "u.user", "\t", "|"),
@@ -104,10 +108,10 @@ def find_layout(folder: Path) -> Layout:
     """
     for layout in LAYOUTS:
         if (folder / layout.ratings).is_file():
-            for name in (layout.items, layout.users):
-                if not (folder / name).is_file():
+            for file in layout.files(folder):
+                if not file.is_file():
                     raise UserError(
-                        f"path='{folder}': it has {layout.ratings} but no {name}; add it"
+                        f"path='{folder}': it has {layout.ratings} but no {file.name}; add it"
                     )
             return layout
     names = " or ".join(layout.ratings for layout in LAYOUTS)
