@@ -206,7 +206,7 @@ TEST(Decoder, TakesIdsOfEitherWidthInValues) {
   EXPECT_TRUE(request.id_score_list.wide);
   EXPECT_EQ(id_at(request.id_list, 1), std::int64_t{1} << 40);
   EXPECT_EQ(id_at(request.id_score_list, 0), 9);
-  // Without ids there is nothing to tell apart.
+  // A group without ids has no bytes of either width.
   data.lengths.assign(data.lengths.size(), 0);
   view.id_list_features.lengths = bytes_of(data.lengths);
   view.id_list_features.values = {};

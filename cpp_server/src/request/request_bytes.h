@@ -42,11 +42,11 @@ class RequestBytes {
     sample_bytes_ = kFloatBytes * floats;
   }
 
-  // Of so many samples: their pooled vectors and their scores.
+  // What the pooled vectors and the scores of so many samples take.
   std::int64_t samples_bytes(std::int64_t samples) const { return samples * sample_bytes_; }
 
-  // Of the rows of checked shared features: each feature's length, as it came and in the batch, and
-  // its pooled vector. A row costs this whether or not a sample names it.
+  // What the rows of checked shared features take: each feature's length, as it came and in the
+  // batch, and its pooled vector. A row costs this whether or not a sample names it.
   std::int64_t shared_bytes(const SharedFeaturesView& shared) const {
     if (!shared.present) return 0;
     std::int64_t row = 0;
