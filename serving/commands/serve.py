@@ -48,6 +48,8 @@ _SERVER = {
     "max_message_bytes": "largest message, bytes",
     "max_inflight_bytes": "what requests and answers inside the server may take, of all models "
     "together, bytes; messages that are still being received may take about as much again",
+    "max_http_connections": "connections of the HTTP port; a new one takes the place of the oldest "
+    "without a complete request",
     "drain_propagation_ms": "between NOT_SERVING and the first refusal, milliseconds",
 }
 

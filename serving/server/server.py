@@ -136,6 +136,8 @@ class Server:
             metrics=self._metrics,
             status_page=StatusPage(list(self._counters.values()), time.monotonic),
             state=self.state,
+            max_connections=config.max_http_connections,
+            log=self._log,
         )
 
     def state(self) -> str:
@@ -232,7 +234,6 @@ class Server:
                 ),
                 scheduler=scheduler,
                 metrics=counters,
-                sample_answer_bytes=sum(4 * output.width for output in model.schema.outputs),
             )
         )
         counters.ready = True

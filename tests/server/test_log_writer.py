@@ -1,29 +1,17 @@
 """A log that cannot be written costs lines, which are counted, and nothing else."""
 
 import contextlib
-import fcntl
 import json
 import os
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
-from pathlib import Path
 
-import grpc
 import pytest
 import structlog
 
-from tessera.serving.client import RequestDrawer, read_schema
-from tessera.serving.client.encode import encode_request
 from tessera.serving.server.log import LINES_PER_SECOND, LineLimit, make_logger
 from tessera.serving.server.log_writer import LogWriter
-from tests.package_factory import make_package
 from tests.patience import PATIENCE_S
-from tests.server.server_harness import parse_metrics, value
 
 
 def read_all(descriptor):
@@ -150,61 +138,3 @@ def test_the_line_that_tells_how_many_were_suppressed(pipe):
     assert [line["event"] for line in lines] == ["bad"] * LINES_PER_SECOND + ["suppressed"]
     assert (lines[-1]["suppressed"], lines[-1]["lines"]) == ("bad", 3)
     assert "limited" not in lines[0]
-
-
-@pytest.fixture(scope="module")
-def package(tmp_path_factory):
-    path, _ = make_package(tmp_path_factory.mktemp("package"))
-    return path
-
-
-def free_ports():
-    """Two ports that nobody has now: a server whose log cannot be read cannot tell its own."""
-    with socket.socket() as one, socket.socket() as two:
-        for each in (one, two):
-            each.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], two.getsockname()[1]
-
-
-def page(http_port, path):
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{http_port}{path}", timeout=5) as reply:
-            return reply.read().decode()
-    except OSError:
-        return ""
-
-
-@pytest.mark.parametrize("fault", ["reader gone", "nobody reads", "full disk"])
-def test_a_log_that_fails_changes_nothing_else(package, fault):
-    read_end, write_end = os.pipe()
-    fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, 4_096)
-    port, http_port = free_ports()
-    command = [sys.executable, "-m", "tessera", "serve", "--model", str(package)]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--http-port", str(http_port)]
-    command += ["--log-level", "debug", "--drain-propagation-ms", "300"]
-    with Path("/dev/full").open("wb") as full:
-        target = full if fault == "full disk" else write_end
-        process = subprocess.Popen(command, stderr=target)
-    try:
-        if fault == "reader gone":
-            os.close(read_end)
-        wait_until(lambda: page(http_port, "/readyz") == "ready\n")
-        content = encode_request(RequestDrawer(read_schema(package), seed=0).samples(1))
-        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            call = channel.unary_unary("/predictor.Predictor/Predict")
-            # Each call is a line, and all of them are more than the pipe holds.
-            for pending in [call.future(content, timeout=PATIENCE_S) for _ in range(200)]:
-                pending.result()
-            if fault != "nobody reads":
-                name = "tessera_log_lines_dropped_total"
-                wait_until(lambda: value(parse_metrics(page(http_port, "/metrics")), name) >= 200)
-            process.send_signal(signal.SIGTERM)
-            late = [call.future(content, timeout=PATIENCE_S) for _ in range(20)]
-            assert {pending.code().name for pending in late} <= {"OK", "UNAVAILABLE"}
-        assert process.wait(PATIENCE_S) == 0
-    finally:
-        process.kill()
-        process.wait()
-        if fault != "reader gone":
-            os.close(read_end)
-        os.close(write_end)

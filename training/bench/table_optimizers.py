@@ -33,6 +33,7 @@ from tessera.training.bench.harness import (
 )
 from tessera.training.distributed.tables.batched_kernels import BatchedFusedEmbeddingBag
 from tessera.training.distributed.tables.kernels.choice import fbgemm_serves
+from tessera.training.distributed.tables.kernels.interfaces import TableGroup
 from tessera.training.distributed.tables.table_shards import (
     EmbeddingComputeKernel,
     GroupedEmbeddingConfig,
@@ -131,7 +132,10 @@ def main() -> None:
         found = {name: statistics.median(taken[WARM_UP:]) * 1e3 for name, taken in times.items()}
         ours, peer = found["tessera"], found.get("torch")
         params = FusedParams(optimizer=kind)
-        served = fbgemm_serves(group(kind).embedding_tables, params, torch.device("cpu"))
+        tables = TableGroup(
+            tables=group(kind).embedding_tables, pooled=True, mean=False, device=torch.device("cpu")
+        )
+        served = fbgemm_serves(tables, params)
         shown = ("", "") if peer is None else (f"{peer:.1f}", f"{peer / ours:.1f}")
         print_row(kind.value, "FBGEMM" if served else "ours", f"{ours:.1f}", *shown)
 

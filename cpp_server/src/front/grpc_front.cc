@@ -317,7 +317,7 @@ void GrpcFront::log_to(const Log& log) {
                                 {"line", std::int64_t{message->line}}};
     // That its sockets have ended is expected while we end them.
     if (message->severity == GPR_LOG_SEVERITY_ERROR && !stopping) {
-      target.load()->warning("grpc", fields);
+      target.load()->client_warning("grpc", fields);
     } else {
       target.load()->debug("grpc", fields);
     }

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tessera.training.distributed.collections.sharded_collection import CollectionContext
-from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
-from tessera.training.distributed.sharding.interfaces import OutputColumns
+from tessera.training.distributed.collections.sharded_collection import (
+    CollectionContext,
+    VectorsAwaitable,
+)
+from tessera.training.distributed.sharding.interfaces import OutputColumns, blocks_by_name
 from tessera.training.distributed.sharding.sequence_sharding import SequenceShardingContext
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
@@ -34,15 +36,8 @@ class SequenceOutput:
         *,
         need_indices: bool,
     ) -> None:
-        found: dict[str, list[tuple[int, int, int, int]]] = {name: [] for name in names}
-        for sharding, columns in enumerate(columns_per_sharding):
-            for place, own in enumerate(columns):
-                found[own.embedding_name].append((own.first, sharding, place, own.width))
-        # Per name its blocks of columns, from left to right: (sharding, feature, width).
-        self._blocks = {
-            name: [(sharding, place, width) for _, sharding, place, width in sorted(blocks)]
-            for name, blocks in found.items()
-        }
+        # Per name its blocks of columns, from left to right.
+        self._blocks = dict(zip(names, blocks_by_name(names, columns_per_sharding), strict=True))
         self._need_indices = need_indices
 
     def join(
@@ -70,12 +65,11 @@ class SequenceOutput:
         result: dict[str, JaggedTensor] = {}
         for name, blocks in self._blocks.items():
             parts = [
-                part if part.size(1) == width else part[:, :width]
-                for part, width in (
-                    (vectors[sharding][place], width) for sharding, place, width in blocks
-                )
+                part if part.size(1) == block.width else part[:, : block.width]
+                for block in blocks
+                for part in (vectors[block.source][block.place],)
             ]
-            sharding, place, _ = blocks[0]
+            sharding, place = blocks[0].source, blocks[0].place
             result[name] = JaggedTensor(
                 parts[0] if len(parts) == 1 else torch.cat(parts, dim=1),
                 None if ids is None else ids[sharding][place].long(),
@@ -111,31 +105,5 @@ class EmbeddingCollectionContext(CollectionContext):
             features.record_stream(stream)
 
 
-class EmbeddingCollectionAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
-    """Waits for the vectors of all shardings and joins them.
-
-    Args:
-        awaitables: one per sharding.
-        ctx: of the batch.
-        output: makes the collection's output of what they give.
-    """
-
-    def __init__(
-        self,
-        awaitables: list[Awaitable[Tensor]],
-        ctx: EmbeddingCollectionContext,
-        output: SequenceOutput,
-    ) -> None:
-        super().__init__()
-        self._awaitables, self._ctx, self._output = awaitables, ctx, output
-
-    def _wait_impl(self) -> dict[str, JaggedTensor]:
-        vectors = [
-            arrived if places is None else arrived.index_select(0, places)
-            for arrived, places in zip(
-                (awaitable.wait() for awaitable in self._awaitables),
-                self._ctx.reverse_indices,
-                strict=True,
-            )
-        ]
-        return self._output.join(vectors, self._ctx.input_features)
+class EmbeddingCollectionAwaitable(VectorsAwaitable[dict[str, JaggedTensor]]):
+    """Waits for the vectors of all shardings' ids and joins them."""
