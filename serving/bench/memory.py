@@ -67,11 +67,7 @@ class Memory:
 
     @classmethod
     def of(cls, pid: int) -> Memory:
-        """Read process ``pid``.
-
-        Raises:
-            ProcessLookupError: there is no such process, or it has just ended.
-        """
+        """Read process ``pid``; a `ProcessLookupError` where it is not there any more."""
         try:
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
             status = Path(f"/proc/{pid}/status").read_text()

@@ -152,12 +152,11 @@ def _random_answers(
 ) -> Iterator[tuple[Prediction, int]]:
     drawer = RequestDrawer(schema, seed=args.seed)
     for begin in range(0, args.random, args.batch):
-        size = min(args.batch, args.random - begin)
-        arrays = drawer.samples(size)
+        arrays = drawer.samples(min(args.batch, args.random - begin))
         began = time.perf_counter()
         prediction = client.predict_arrays(arrays, model=args.model, version=args.model_version)
         latencies_s.append(time.perf_counter() - began)
-        yield prediction, size
+        yield prediction, arrays.batch_size
 
 
 def _line_answers(

@@ -90,15 +90,9 @@ class Comparison:
 
 
 def compare(a: str | Path, b: str | Path, *, samples: int, seed: int = 0) -> Comparison:
-    """Load two packages and compare them.
+    """Load two packages and compare them, on the CPU where one is for GPUs and there is no GPU.
 
-    Args:
-        a: the first package's file.
-        b: the second's.
-        samples: random requests to score beside the golden ones of both.
-        seed: of the random requests.
-
-    A package for GPUs answers on the CPU where there is no GPU.
+    Scored are the golden requests of both and ``samples`` random ones, drawn from ``seed``.
 
     Raises:
         PackageError: one of them cannot be loaded.
@@ -251,11 +245,7 @@ def differences(
 ) -> Iterator[AnswerDifference]:
     """Put the same requests to both.
 
-    Args:
-        names: outputs; those that one does not have, or has in another width, are left out.
-        a: one model.
-        b: the other.
-        batches: the requests.
+    Of ``names``, outputs that one does not have, or has in another width, are left out.
     """
     apart: dict[str, list[Tensor]] = {}
     for batch in batches:

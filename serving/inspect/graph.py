@@ -49,11 +49,9 @@ class Graph:
 
 
 def read_graph(module: Any, sizes: Mapping[str, int] | None = None) -> Graph:
-    """The graph of a scripted module's ``forward``, everything that it calls included.
+    """The graph of a `torch.jit.ScriptModule`'s ``forward``, everything that it calls included.
 
-    Args:
-        module: a `torch.jit.ScriptModule`.
-        sizes: the bytes of tensors that are not in ``module`` as they are in the package.
+    ``sizes`` are the bytes of tensors that are not in ``module`` as they are in the package.
     """
     return Graph(nodes=tuple(_Reader(module, sizes or {}).read()))
 

@@ -176,11 +176,8 @@ def draw(setting: Setting, seed: int, rank: int) -> tuple[Tensor, Tensor]:
 def stepper(library: Library, setting: Setting, kind: str, *, pooled: bool) -> Step:
     """A function that takes one step of a sharded collection, on the batch of the given number.
 
-    Args:
-        library: whose collection it is.
-        setting: sizes of tables and batches.
-        kind: how the tables are cut, one of TorchRec's helpers in ``sharding_plan``.
-        pooled: an ``EmbeddingBagCollection``, else an ``EmbeddingCollection``.
+    The tables are cut by ``kind``, one of TorchRec's helpers in ``sharding_plan``.  The collection is
+    an ``EmbeddingBagCollection`` where ``pooled``, else an ``EmbeddingCollection``.
     """
     device = device_of(setting)
     where = "embeddingbag" if pooled else "embedding"

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from tessera.serving.package.schema import FeatureSpec
 from tessera.training.modules.hashing import FeatureHasher, HashSpec
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+
+Value = TypeVar("Value")
 
 
 class KeepIds(nn.Module):
@@ -35,6 +38,16 @@ def find_hashers(module: nn.Module) -> dict[str, FeatureHasher]:
 def hash_specs(hashers: Iterable[FeatureHasher]) -> dict[str, HashSpec]:
     """By feature, how the hashers turn raw ids into rows."""
     return {spec.name: spec for hasher in hashers for spec in hasher.specs}
+
+
+def spec_of(feature: FeatureSpec) -> HashSpec:
+    """How a feature's raw ids become rows of its table."""
+    return HashSpec(
+        name=feature.name,
+        rows=feature.rows,
+        hashing=feature.hashing,
+        out_of_range=feature.out_of_range,
+    )
 
 
 class HashedIds(TorchFunctionMode):
@@ -61,7 +74,7 @@ class HashedIds(TorchFunctionMode):
         """Note a read of hashed ids, and call the function."""
         del types
         if not self._lookups:
-            for value in tensors_in((args, kwargs or {})):
+            for value in values_in((args, kwargs or {}), Tensor):
                 if id(value) in self._hashed:
                     self.elsewhere.add(self._hashed[id(value)][0])
         return func(*args, **(kwargs or {}))
@@ -101,10 +114,10 @@ class HashedIds(TorchFunctionMode):
         self._lookups -= 1
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors that lie in nested tuples, lists and dictionaries."""
-    if isinstance(value, tuple | list | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(item)
-    elif isinstance(value, Tensor):
-        yield value
+def values_in(nested: Any, kind: type[Value]) -> Iterator[Value]:
+    """What of a kind lies in nested tuples, lists and dictionaries."""
+    if isinstance(nested, tuple | list | dict):
+        for item in nested.values() if isinstance(nested, dict) else nested:
+            yield from values_in(item, kind)
+    elif isinstance(nested, kind):
+        yield nested

@@ -26,13 +26,13 @@ class LookupBackend(Protocol):
     Attributes:
         name: as in ``--backend`` and in the manifest.
         operator_libraries: what must be loaded before the modules can run.
-        weight_types: names of the `tessera.kernels.row_types` that it can look up.
+        weight_types: names of the `tessera.kernels.row_types` that it can look up, in their order.
         dense_types: names of the `tessera.serving.packaging.dense_types` that it can multiply by.
     """
 
     name: str
     operator_libraries: tuple[str, ...]
-    weight_types: frozenset[str]
+    weight_types: tuple[str, ...]
     dense_types: tuple[str, ...]
 
     def lookup(
@@ -71,11 +71,7 @@ BACKENDS: dict[str, LookupBackend] = {
 
 
 def lookup_backend(name: str) -> LookupBackend:
-    """The backend called ``name``.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The backend called ``name``; a `UserError` where there is none."""
     found = BACKENDS.get(name)
     if found is None:
         raise UserError(f"backend {name!r} is unknown; give one of {', '.join(BACKENDS)}")

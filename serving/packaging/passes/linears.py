@@ -58,11 +58,8 @@ class Call(Protocol):
 def replace_linears(module: fx.GraphModule, call: Call) -> None:
     """Put what ``call`` inserts in the place of each linear function and of the ReLU behind it.
 
-    Functions whose weights are computed, or are not float32, are left as they are.
-
-    Args:
-        module: changed in place; its tensors were observed.
-        call: see `Call`.
+    The tensors of ``module`` were observed.  Functions whose weights are computed, or are not
+    float32, are left as they are.
     """
     graph = module.graph
     nodes = graph.find_nodes(op="call_function", target=nn.functional.linear)

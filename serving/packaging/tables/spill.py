@@ -74,11 +74,7 @@ class Spill:
 
 
 class SpilledRoom:
-    """Keeps the tensors of a checkpoint of several ranks in files, as `Spill` does buffers.
-
-    Args:
-        folder: on a disk with room for the float32 tables.
-    """
+    """Keeps the tensors of a checkpoint of several ranks in files, as `Spill` does buffers."""
 
     def __init__(self, folder: Path) -> None:
         self._spill = Spill(folder)
