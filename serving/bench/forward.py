@@ -160,7 +160,6 @@ def in_bfloat16(eager: nn.Module) -> nn.Module:
 
 
 def make_runners(rows: int, hashing: Hashing, folder: Path) -> dict[str, Runner]:
-    """The forms of one model."""
     model = dlrm(rows, hashing)
     runners: dict[str, Runner] = {}
     for backend in BACKENDS:

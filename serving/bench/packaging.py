@@ -207,7 +207,6 @@ def make_checkpoint(path: Path, rows: int) -> None:
 
 
 def measure(size_mb: int, dtype: str, folder: Path, rounds: int) -> dict[str, float | str]:
-    """All figures of one table size."""
     rows = max(FEWEST_ROWS, size_mb * 1_000_000 // (TABLES * DIM * 4))
     checkpoint, package = folder / "step-0000000000.pt", folder / "model.pt"
     in_own_process(make_checkpoint, checkpoint, rows)

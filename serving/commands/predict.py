@@ -45,7 +45,7 @@ from tessera.serving.client import (
 from tessera.serving.client.arrays import Array
 from tessera.serving.client.jsonl import read_batches
 from tessera.serving.client.latency import LatencySummary
-from tessera.serving.commands.numbers import not_negative, positive
+from tessera.serving.commands.flags import not_negative, positive
 from tessera.serving.package.schema import InputSchema
 
 EXIT_NOT_ANSWERED = 1
@@ -216,7 +216,6 @@ def _shortest(value: np.float32) -> float | None:
 
 
 def _failed(error: PredictError) -> int:
-    """Say in one line why there is no answer; returns the exit status."""
     if isinstance(error, Unavailable):
         raise UserError(
             f"no answer from a server at {error.address} ({error.message}); is the address right"

@@ -40,12 +40,8 @@ class Change:
 class AnswerDifference:
     """How far one output's answers are apart.
 
-    Attributes:
-        output: its name.
-        samples: requests that both answered.
-        differing: those of them whose answers have other bits.
-        max_abs: the largest difference; NaN against a number counts as infinite.
-        mean_abs: the mean difference.
+    ``samples`` are the requests that both answered, ``differing`` those whose answers have other
+    bits.  In ``max_abs`` and ``mean_abs``, NaN against a number counts as infinite.
     """
 
     output: str
@@ -188,7 +184,6 @@ def _inputs_differ(a: InputSchema, b: InputSchema) -> str:
 
 
 def _batches(a: LoadedPackage, b: LoadedPackage, samples: int, seed: int) -> Iterator[HostBatch]:
-    """The golden requests of both, then random ones."""
     for package in (a, b):
         content = Records(package.path).read(GOLDEN_RECORD, max_bytes=_MAX_GOLDEN_BYTES)
         yield read_golden(content)[0]

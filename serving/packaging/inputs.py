@@ -109,13 +109,7 @@ def _check_choice(field_name: str, value: object, choices: Sequence[str]) -> Non
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """The sample batch, understood.
-
-    Attributes:
-        kinds: of each argument of the module, in order.
-        values: the arguments.
-        batch_size: ``B``.
-    """
+    """The sample batch of ``B`` samples, understood: each argument with its kind, in order."""
 
     kinds: tuple[ArgumentKind, ...]
     values: tuple[Tensor | KeyedJaggedTensor, ...]

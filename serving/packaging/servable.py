@@ -173,7 +173,6 @@ def _check_module(module: nn.Module, options: PackageOptions) -> None:
 
 
 def _run_sample(packed: nn.Module, arguments: Arguments, output: str) -> dict[str, Tensor]:
-    """The module's outputs for the sample batch."""
     try:
         with torch.inference_mode():
             found = packed(*arguments.values)

@@ -53,13 +53,10 @@ _REMEDY = (
 
 
 class _FlatTracer(fx.Tracer):
-    """Goes into torch's own layers too.
+    """Goes into torch's own layers too, but into none of ``leaves`` (qualified or class names).
 
     Scripted as modules, each of them would be a class in the archive, and torch writes the
     fields of such a class in an order that differs from run to run.
-
-    Args:
-        leaves: qualified names or class names of modules that are left whole.
     """
 
     def __init__(self, leaves: Collection[str]) -> None:

@@ -33,15 +33,12 @@ Measure = Callable[[Runner, InputSchema], Evaluation | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One way to store the weights.
+    """One way to store the weights, what each table loses by it, and the metrics, if there are any.
 
     Attributes:
         name: a weight type for all tables, `CHOSEN`, or `SAME_TABLES` where only the dense layers differ
             from that.
-        dense: the dense layers' type.
         bytes: of all weights.
-        tables: what each table is and loses.
-        evaluation: metrics on the validation set; None where there is none.
         largest_change: the largest difference of an output from the fp32 model's over the golden
             requests.
     """

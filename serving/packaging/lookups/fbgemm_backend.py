@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from tessera.errors import UserError
-from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving.package.schema import FeatureSpec
 from tessera.serving.packaging.collections.hashing import spec_of
 from tessera.serving.packaging.lookups.tessera_plan import columns_of
@@ -22,30 +21,6 @@ _FBGEMM_FLOAT32 = 0  # fbgemm's SparseType of the output
 _FBGEMM_SUM = 0
 _FBGEMM_MEAN = 1
 _FBGEMM_NONE = 2
-
-
-class FbgemmBackend:
-    """FBGEMM's table-batched operator for stored (inference) rows."""
-
-    name: str = "fbgemm"
-    operator_libraries: tuple[str, ...] = (
-        "fbgemm_gpu_tbe_inference",
-        "fbgemm_gpu_sparse_async_cumsum",
-    )
-    weight_types: tuple[str, ...] = tuple(
-        name for name, kind in ROW_TYPES.items() if "fbgemm" in kind.backends
-    )
-    dense_types: tuple[str, ...] = ("fp32",)
-
-    def lookup(
-        self, tables: StoredTables, features: Sequence[FeatureSpec | None], names: Sequence[str]
-    ) -> nn.Module:
-        """See `LookupBackend.lookup`."""
-        return FbgemmLookup(tables, features, names)
-
-    def lookup_rows(self, tables: StoredTables, features: Sequence[FeatureSpec]) -> nn.Module:
-        """See `LookupBackend.lookup_rows`."""
-        return FbgemmRows(tables, features)
 
 
 class _FbgemmTables(nn.Module):

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from tessera.kernels.row_types import ROW_TYPES, RowType
+from tessera.kernels.row_types import RowType
 from tessera.serving.package.schema import FeatureSpec
-from tessera.serving.packaging.dense_types import DENSE_TYPES
 from tessera.serving.packaging.lookups.shard_parts import PlannedRows
 from tessera.serving.packaging.lookups.sharded_lookup import ShardedLookup
 from tessera.serving.packaging.lookups.sharded_rows import ShardedRows
@@ -21,29 +20,17 @@ from tessera.serving.packaging.lookups.tessera_plan import columns_of, feature_l
 from tessera.serving.packaging.tables.stored import StoredPiece, StoredTable, StoredTables
 
 
-class TesseraBackend:
-    """The operators ``torch.ops.tessera.*`` (`tessera.kernels.ops`)."""
+def tessera_lookup(
+    tables: StoredTables, features: Sequence[FeatureSpec | None], names: Sequence[str]
+) -> nn.Module:
+    """See `LookupBackend.lookup`."""
+    kind = ShardedLookup if len(tables.buffers) > 1 else TesseraLookup
+    return kind(tables, features, names)
 
-    name: str = "tessera"
-    operator_libraries: tuple[str, ...] = ("tessera_ops",)
-    weight_types: tuple[str, ...] = tuple(
-        name for name, kind in ROW_TYPES.items() if "tessera" in kind.backends
-    )
-    dense_types: tuple[str, ...] = tuple(DENSE_TYPES)
 
-    def lookup(
-        self, tables: StoredTables, features: Sequence[FeatureSpec | None], names: Sequence[str]
-    ) -> nn.Module:
-        """See `LookupBackend.lookup`."""
-        if len(tables.buffers) > 1:
-            return ShardedLookup(tables, features, names)
-        return TesseraLookup(tables, features, names)
-
-    def lookup_rows(self, tables: StoredTables, features: Sequence[FeatureSpec]) -> nn.Module:
-        """See `LookupBackend.lookup_rows`."""
-        if len(tables.buffers) > 1:
-            return ShardedRows(tables, features)
-        return TesseraRows(tables, features)
+def tessera_rows(tables: StoredTables, features: Sequence[FeatureSpec]) -> nn.Module:
+    """See `LookupBackend.lookup_rows`."""
+    return (ShardedRows if len(tables.buffers) > 1 else TesseraRows)(tables, features)
 
 
 class TesseraLookup(PlannedRows):

@@ -19,13 +19,7 @@ from tessera.serving.packaging import passes as folder
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a package is for.
-
-    Attributes:
-        backend: whose operators it calls, a name of ``lookups.backends.BACKENDS``.
-        device: ``cpu`` or ``cuda``.
-        dense_dtype: how the dense layers' weights are stored, ``fp32`` or ``bf16``.
-    """
+    """What a package is for: a backend's name, ``cpu`` or ``cuda``, ``fp32`` or ``bf16``."""
 
     backend: str
     device: str

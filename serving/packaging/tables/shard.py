@@ -139,7 +139,6 @@ def check_plan(
 def _check_pieces(
     name: str, pieces: Sequence[Placement], rows: int, dim: int, kind: RowType
 ) -> None:
-    """Refuse pieces that do not make a whole table."""
     by_rows = _follow(0, rows, [(p.row_begin, p.row_end) for p in pieces])
     by_columns = _follow(0, dim, [(p.column_begin, p.column_end) for p in pieces])
     all_rows = all((p.row_begin, p.row_end) == (0, rows) for p in pieces)

@@ -86,7 +86,6 @@ class Draft:
         }
 
     def _real(self, info: zipfile.ZipInfo) -> Tensor | None:
-        """The buffer that a record stands in for."""
         is_storage = info.filename.startswith(f"{TOP_FOLDER}/data/")
         return self._by_size.get(info.file_size) if is_storage else None
 
