@@ -88,7 +88,7 @@ def test_a_file_is_found_before_a_shipped_config(tmp_path, monkeypatch):
         ("train.lr=1", "unknown key train.lr"),
         ("train.epoch=1", "unknown key train.epoch; did you mean train.epochs?"),
         ("run.name=a/b", "name='a/b': give a folder's name"),
-        ("model.tables.C1.rows=0", "in section 'model.tables.C1': rows is 0"),
+        ("model.tables.C1.rows=0", "in section 'model.tables.C1': rows=0"),
         ("data.valid_fraction=1.5", "in section 'data': valid_fraction=1.5"),
     ],
 )

@@ -168,7 +168,7 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
     ) -> None:
         super().__init__()
         check_tables(tables)
-        self._embedding_dim = common_dim(tables)
+        common_dim(tables)  # which refuses different ones
         self._need_indices = need_indices
         self._configs = list(tables)
         self._feature_names = [list(table.feature_names) for table in tables]
@@ -188,14 +188,6 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The settings of every table, in the collection's order."""
         return self._configs
-
-    def embedding_names_by_table(self) -> list[list[str]]:
-        """The output's names of each table's features."""
-        return self._embedding_names_by_table
-
-    def embedding_dim(self) -> int:
-        """Columns of every table."""
-        return self._embedding_dim
 
     def need_indices(self) -> bool:
         """Whether the output carries the ids, as weights."""

@@ -77,15 +77,6 @@ def batch_size(
     return 0
 
 
-def strides_of(
-    keys: int, stride: int, stride_per_key_per_rank: list[list[int]] | None
-) -> list[int]:
-    """Return the number of bags of each key, ``[S_f]``."""
-    if stride_per_key_per_rank is not None:
-        return [sum(per_rank) for per_rank in stride_per_key_per_rank]
-    return [stride for _ in range(keys)]
-
-
 def ids_per_key(
     lengths: Tensor | None,
     offsets: Tensor | None,
@@ -130,7 +121,7 @@ def segments(source: Tensor, bounds: list[int], indices: list[int]) -> Tensor:
         return source[:0]
     traced = False
     if not is_scripting():
-        traced = is_traced(source, *cast("list[Tensor]", bounds))
+        traced = is_traced(source, *bounds)
     if traced or len(indices) < 4:
         parts = [source[bounds[index] : bounds[index + 1]] for index in indices]
     else:
@@ -179,39 +170,6 @@ def place_of(keys: list[str], key: str) -> int:
     raise KeyError(f"no key '{key}'; there are {keys}")
 
 
-def check_places(indices: list[int], keys: int) -> None:
-    """Refuse indices that are not places among ``keys`` keys.
-
-    Raises:
-        ValueError: naming the first such index.
-    """
-    for index in indices:
-        if index < 0 or index >= keys:
-            raise ValueError(f"indices holds {index}; give places among {keys} keys")
-
-
-def check_segments(segments: list[int], keys: int) -> None:
-    """Refuse segments that do not make up ``keys`` keys.
-
-    Raises:
-        ValueError: naming both.
-    """
-    total = 0
-    for segment in segments:
-        if segment < 0:
-            raise ValueError(f"segments {segments} holds a negative number")
-        total += segment
-    if total != keys:
-        raise ValueError(f"segments {segments} do not add up to the {keys} keys of this tensor")
-
-
-def rows_of(strides: list[list[int]] | None, indices: list[int]) -> list[list[int]] | None:
-    """Rows ``indices`` of the strides per key and rank, where there are any."""
-    if strides is None:
-        return None
-    return [strides[index] for index in indices]
-
-
 def uneven(stride_per_key: list[int]) -> list[list[int]] | None:
     """Strides per key and rank of one rank; None where all keys have as many bags.
 
@@ -219,7 +177,7 @@ def uneven(stride_per_key: list[int]) -> list[list[int]] | None:
     """
     if is_scripting():
         pass
-    elif is_traced(*cast("list[Tensor]", stride_per_key)):
+    elif is_traced(*stride_per_key):
         return None
     for stride in stride_per_key:
         if stride != stride_per_key[0]:
@@ -250,7 +208,7 @@ def common_stride(strides: list[int]) -> int:
     """
     if is_scripting():
         pass
-    elif is_traced(*cast("list[Tensor]", strides)):
+    elif is_traced(*strides):
         return strides[0]
     for stride in strides:
         if stride != strides[0]:
