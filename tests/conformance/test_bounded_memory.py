@@ -33,11 +33,11 @@ workers, and what the allocator keeps.  What the tests send is twice as much and
 
 SAMPLES = 1_000
 FEATURES, DIM = 7, 8
-"""Of the package: every sample has a pooled vector of each feature, and one score."""
+"""The package has seven features of width eight: a sample makes seven pooled vectors and a score."""
 
 SAMPLE_BYTES = 4 * (FEATURES * DIM + 1)
 SHARED_ROW_BYTES = 2 * 4 + 4 * DIM
-"""Of each shared feature: the row's length twice, as it came and in the batch, and its pooled vector."""
+"""A row of a shared feature makes its length twice, as it came and in the batch, and its pooled vector."""
 
 
 def large_message():

@@ -25,6 +25,7 @@ from torch import nn
 from tessera.training import EmbOptimType, KeyedJaggedTensor
 from tessera.training.distributed.tables.batched_kernels import BatchedFusedEmbeddingBag
 from tessera.training.distributed.tables.kernels.choice import fbgemm_serves
+from tessera.training.distributed.tables.kernels.interfaces import TableGroup
 from tessera.training.distributed.tables.table_shards import (
     EmbeddingComputeKernel,
     GroupedEmbeddingConfig,
@@ -126,7 +127,10 @@ def main() -> None:
                     times[name].append((time.process_time() - began) * 1e3)
         ours = statistics.median(times["tessera"])
         params = FusedParams(optimizer=kind)
-        served = fbgemm_serves(group(kind).embedding_tables, params, torch.device("cpu"))
+        tables = TableGroup(
+            tables=group(kind).embedding_tables, pooled=True, mean=False, device=torch.device("cpu")
+        )
+        served = fbgemm_serves(tables, params)
         peer = statistics.median(times["torch"]) if "torch" in times else None
         shown = ("", "") if peer is None else (f"{peer:.1f}", f"{peer / ours:.1f}")
         print(

@@ -56,7 +56,7 @@ class All2AllVInfo(AllToAll):
         return torch.cat(inputs, dim=1).view(-1)
 
     def sizes(self, pg: dist.ProcessGroup) -> tuple[list[int], list[int]]:
-        """The splits."""
+        """Returns the numbers of elements that each rank sends and gets."""
         del pg
         return self.input_split_sizes, self.output_split_sizes
 
