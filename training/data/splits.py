@@ -45,7 +45,7 @@ def split_rows(
         num_rows: rows of the dataset.
         split: see `DataConfig`.
         held_out: shares of (validation, test).
-        seed: of the random draw.
+        seed: that of the random draw.
         prepared: the dataset's prepared folder.
     """
     sizes = split_sizes(num_rows, *held_out)

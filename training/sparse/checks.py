@@ -131,14 +131,7 @@ def check_keyed_jagged(  # noqa: PLR0917 - the constructor's fields, in its orde
 ) -> None:
     """Check the keys, that the tensors fit together, and the number of bags.
 
-    Args:
-        keys: the names.
-        values: the ids.
-        weights: one per id, or None.
-        lengths: the bags' sizes, or None.
-        offsets: where the bags start, or None.
-        stride: bags per key, if it was given.
-        strides: bags per key and rank, and bags per key, if they were given.
+    ``strides`` are the bags per key and rank, and the bags per key, if they were given.
 
     Raises:
         ValueError: what `check_jagged` refuses, a key twice, or a number of bags that does not

@@ -84,14 +84,9 @@ def ids_per_key(
     stride: int,
     varies: bool,  # noqa: FBT001 - TorchScript calls it by position
 ) -> list[int]:
-    """``F + 1`` bounds of the keys' ids.  Reads the lengths, so it waits for their device.
+    """``F + 1`` bounds of the keys' ids, from those of their bags and ``[sum of S_f]`` lengths.
 
-    Args:
-        lengths: ``[sum of S_f]`` or None.
-        offsets: ``[sum of S_f + 1]`` or None.
-        bag_bounds: ``F + 1`` bounds of the keys' bags.
-        stride: ``B``.
-        varies: whether ``S_f`` differs from ``B`` for some key.
+    It reads the lengths (or offsets), so it waits for their device.
     """
     keys = len(bag_bounds) - 1
     if is_scripting():
@@ -110,12 +105,9 @@ def ids_per_key(
 
 
 def segments(source: Tensor, bounds: list[int], indices: list[int]) -> Tensor:
-    """Segments ``indices`` of ``source``, one after the other.
+    """Segments ``indices`` of ``source`` (``[n]`` or ``[n, D]``), in that order.
 
-    Args:
-        source: ``[n]`` or ``[n, D]``.
-        bounds: where each segment starts, then ``n``.
-        indices: places of the wanted segments, in the wanted order.
+    ``bounds`` are where each segment starts, then ``n``.
     """
     if len(indices) == 0:
         return source[:0]
@@ -135,13 +127,9 @@ def segments(source: Tensor, bounds: list[int], indices: list[int]) -> Tensor:
 def permuted_lengths(
     lengths: Tensor, bag_bounds: list[int], indices: list[int], indices_tensor: Tensor | None
 ) -> Tensor:
-    """The lengths of keys ``indices``, all of as many bags, in that order.
+    """Those of the ``[F * B]`` lengths that are of the keys ``indices``, in that order.
 
-    Args:
-        lengths: ``[F * B]``.
-        bag_bounds: ``F + 1`` bounds of the keys' bags.
-        indices: places of the wanted keys.
-        indices_tensor: the same on the lengths' device, or None.
+    ``indices_tensor`` holds the same places on the lengths' device, or is None.
     """
     if is_scripting():
         pass
