@@ -57,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_number(
         parser,
+        "max-http-connections",
+        _EXAMPLE.max_http_connections,
+        "connections of the HTTP port; a new one takes the place of the oldest without a complete request",
+    )
+    _add_number(
+        parser,
         "drain-propagation-ms",
         _EXAMPLE.drain_propagation_ms,
         "between NOT_SERVING and the first refusal, milliseconds",
@@ -130,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
         ),
         max_message_bytes=args.max_message_bytes,
         max_inflight_bytes=args.max_inflight_bytes,
+        max_http_connections=args.max_http_connections,
         drain_propagation_ms=args.drain_propagation_ms,
         drain_limit_s=args.drain_limit_s,
         verify_golden=not args.skip_golden,

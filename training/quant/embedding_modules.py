@@ -18,7 +18,7 @@ from tessera.training.modules.tables import (
     common_dim,
     embedding_names,
 )
-from tessera.training.quant.pooled import MeanColumns, split_by_feature
+from tessera.training.quant.pooled import MeanColumns, named_vectors
 from tessera.training.quant.rows import DEFAULT_ROW_ALIGNMENT
 from tessera.training.quant.stored_collection import QuantizedWeights, StoredCollection
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -41,6 +41,8 @@ class EmbeddingBagCollection(StoredCollection[EmbeddingBagConfig], EmbeddingBagC
         ValueError: the tables do not make a collection, or are not stored so.
     """
 
+    holder, pooled = "embedding_bags", True
+
     def __init__(  # noqa: PLR0917 - the signature TorchRec users know
         self,
         tables: list[EmbeddingBagConfig],
@@ -52,8 +54,6 @@ class EmbeddingBagCollection(StoredCollection[EmbeddingBagConfig], EmbeddingBagC
     ) -> None:
         super().__init__(
             tables,
-            holder="embedding_bags",
-            pooled=True,
             weighted=is_weighted,
             output_dtype=output_dtype,
             device=device,
@@ -121,6 +121,8 @@ class EmbeddingCollection(StoredCollection[EmbeddingConfig], EmbeddingCollection
         ValueError: the tables do not make a collection, or are not stored so.
     """
 
+    holder, pooled = "embeddings", False
+
     def __init__(  # noqa: PLR0917 - the signature TorchRec users know
         self,
         tables: list[EmbeddingConfig],
@@ -133,8 +135,6 @@ class EmbeddingCollection(StoredCollection[EmbeddingConfig], EmbeddingCollection
         common_dim(tables)  # which refuses different ones
         super().__init__(
             tables,
-            holder="embeddings",
-            pooled=False,
             weighted=False,
             output_dtype=output_dtype,
             device=device,
@@ -176,6 +176,6 @@ class EmbeddingCollection(StoredCollection[EmbeddingConfig], EmbeddingCollection
             KeyError: a feature is missing.
         """
         own, vectors = self.looked_up(features)
-        return split_by_feature(
-            own, vectors, self._embedding_names, need_indices=self._need_indices
-        )
+        bounds, names = own.offset_per_key(), self._embedding_names
+        parts = [vectors[bounds[index] : bounds[index + 1]] for index in range(len(names))]
+        return named_vectors(own, parts, names, need_indices=self._need_indices)
