@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from tessera.training.sparse.checks import is_traced
 
-if TYPE_CHECKING:
-    from tessera.training.sparse.bags import Bags
+# The types themselves import this module, so they have no names here.
 
 
 def _bags(source: Tensor, offsets: Tensor) -> str:
@@ -19,7 +18,7 @@ def _bags(source: Tensor, offsets: Tensor) -> str:
     return f"[{', '.join(bags)}]"
 
 
-def _lines_of(jagged: Bags) -> list[str]:
+def _lines_of(jagged: Any) -> list[str]:
     """The bags; where they have weights a line of values and one of weights."""
     values = _bags(jagged.values(), jagged.offsets())
     weights = jagged.weights_or_none()
@@ -28,7 +27,7 @@ def _lines_of(jagged: Bags) -> list[str]:
     return [f'"values": {values}', f'"weights": {_bags(weights, jagged.offsets())}']
 
 
-def _feature(key: str, jagged: Bags) -> str:
+def _feature(key: str, jagged: Any) -> str:
     lines = _lines_of(jagged)
     if len(lines) == 1:
         return f'"{key}": {lines[0]}'
