@@ -127,7 +127,7 @@ def segments(source: Tensor, bounds: list[int], indices: list[int]) -> Tensor:
 def permuted_lengths(
     lengths: Tensor, bag_bounds: list[int], indices: list[int], indices_tensor: Tensor | None
 ) -> Tensor:
-    """Those of the ``[F * B]`` lengths that are of the keys ``indices``, in that order.
+    """The lengths of the keys ``indices``, in that order, out of the ``[F * B]`` of all keys.
 
     ``indices_tensor`` holds the same places on the lengths' device, or is None.
     """
