@@ -16,7 +16,7 @@ from tessera.training.distributed.train_pipeline.contexts import (
     TrainPipelineContext,
 )
 from tessera.training.distributed.train_pipeline.streams import on_stream
-from tessera.training.distributed.travel.features_awaitable import KJTSplitsAllToAllMeta
+from tessera.training.distributed.travel.kjt_all_to_all import KJTSplitsAllToAllMeta
 
 if TYPE_CHECKING:
     import torch.distributed as dist
