@@ -27,7 +27,6 @@ from tessera.training.trainer.evaluate import evaluate
 from tessera.training.trainer.logs import MetricsLog
 from tessera.training.trainer.pipelines import give_model_back, make_pipeline
 from tessera.training.trainer.progress import Progress
-from tessera.training.trainer.schedule import learning_rate_factor
 from tessera.training.trainer.step import PendingLosses, StepBatch
 
 MOST_PENDING = 256
@@ -160,9 +159,7 @@ class TrainingLoop:
     def _step(self, batches: Iterator[StepBatch]) -> None:
         """One step: train, count, log if due."""
         progress = self.progress
-        factor = learning_rate_factor(
-            self.config.schedule, step=progress.step, total_steps=self.total_steps
-        )
+        factor = self.config.schedule.factor(step=progress.step, total_steps=self.total_steps)
         self.assembly.set_learning_rates(factor)
         loss, _ = self._pipeline.progress(batches)
         samples = self._loader.batch_rows(progress.batch)
