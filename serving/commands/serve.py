@@ -18,6 +18,7 @@ unanswered; 2 a flag, a package or a port has to be changed.
 from __future__ import annotations
 
 import argparse
+import os
 
 from tessera.serving.server.config import ModelLimits, ModelSource, ServerConfig
 
@@ -146,6 +147,8 @@ def run(args: argparse.Namespace) -> int:
         log_level=args.log_level,
         log_format=args.log_format,
     )
+    # gRPC's own threads write to stderr at once, and would wait for it; read when gRPC is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # torch comes with it, and --help must answer at once.
     from tessera.serving.server.main import serve_until_signal  # noqa: PLC0415
 
