@@ -58,7 +58,10 @@ CRITEO_ROWS = (
     *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
 )
 F_DENSE, DIM = 13, 128
-CONTENDERS = {"plain": TrainPipelineBase, "pipeline": TrainPipelineSparseDist}
+CONTENDERS: dict[str, type[TrainPipelineBase[Any, Any]]] = {
+    "plain": TrainPipelineBase,
+    "pipeline": TrainPipelineSparseDist,
+}
 
 
 def draw(rows: list[int], count: int, batch_size: int, seed: int) -> list[Batch]:

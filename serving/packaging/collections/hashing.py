@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from tessera.serving.package.schema import FeatureSpec
 from tessera.training.modules.hashing import FeatureHasher, HashSpec
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -38,16 +37,6 @@ def find_hashers(module: nn.Module) -> dict[str, FeatureHasher]:
 def hash_specs(hashers: Iterable[FeatureHasher]) -> dict[str, HashSpec]:
     """By feature, how the hashers turn raw ids into rows."""
     return {spec.name: spec for hasher in hashers for spec in hasher.specs}
-
-
-def spec_of(feature: FeatureSpec) -> HashSpec:
-    """How a feature's raw ids become rows of its table."""
-    return HashSpec(
-        name=feature.name,
-        rows=feature.rows,
-        hashing=feature.hashing,
-        out_of_range=feature.out_of_range,
-    )
 
 
 class HashedIds(TorchFunctionMode):

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from tessera.errors import UserError
 from tessera.serving.package.schema import FeatureSpec
-from tessera.serving.packaging.collections.hashing import spec_of
 from tessera.serving.packaging.lookups.tessera_plan import columns_of
 from tessera.serving.packaging.tables.stored import StoredTables
-from tessera.training.modules.hashing import FeatureHasher
+from tessera.training.modules.hashing import FeatureHasher, HashSpec
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 _FBGEMM_HOST = 3  # fbgemm's EmbeddingLocation.HOST
@@ -39,7 +38,7 @@ class _FbgemmTables(nn.Module):
             codes.append(table.kind.fbgemm_code)
         self._names = [feature.name for feature in features]
         self._total_dim = sum(dims)
-        self.hasher = FeatureHasher([spec_of(feature) for feature in features])
+        self.hasher = FeatureHasher([HashSpec.of(feature) for feature in features])
         self._largest_dim = {
             bits: max([table.info.dim for table in stored if table.kind.bits == bits], default=0)
             for bits in (2, 4, 8, 16, 32)

@@ -24,7 +24,6 @@ from tessera.kernels.plan import IdRule, OutOfRange
 from tessera.kernels.tables import FeatureLookup
 from tessera.serving.package.devices import SHARD
 from tessera.serving.package.schema import FeatureSpec
-from tessera.serving.packaging.collections.hashing import spec_of
 from tessera.serving.packaging.lookups.gathered_rows import gathering, pool_stored_rows
 from tessera.serving.packaging.lookups.shard_parts import (
     Shard,
@@ -99,7 +98,9 @@ class ShardedLookup(nn.Module):
         self._keys = [str(place) if f is None else f.name for place, f in enumerate(features)]
         self.hasher = FeatureHasher(
             [
-                HashSpec(name=key, rows=1, hashing="none") if feature is None else spec_of(feature)
+                HashSpec(name=key, rows=1, hashing="none")
+                if feature is None
+                else HashSpec.of(feature)
                 for key, feature in zip(self._keys, features, strict=True)
             ]
         )

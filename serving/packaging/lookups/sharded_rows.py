@@ -11,7 +11,6 @@ from torch import Tensor, fx, nn
 
 from tessera.serving.package.devices import SHARD
 from tessera.serving.package.schema import FeatureSpec
-from tessera.serving.packaging.collections.hashing import spec_of
 from tessera.serving.packaging.lookups.shard_parts import (
     Shard,
     beside,
@@ -21,7 +20,7 @@ from tessera.serving.packaging.lookups.shard_parts import (
 )
 from tessera.serving.packaging.lookups.tessera_plan import feature_lookup
 from tessera.serving.packaging.tables.stored import StoredTables
-from tessera.training.modules.hashing import FeatureHasher
+from tessera.training.modules.hashing import FeatureHasher, HashSpec
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 fx.wrap("beside")
@@ -40,7 +39,7 @@ class ShardedRows(nn.Module):
         stored = tables.table(feature.table)
         self._by_rows = is_cut_by_rows(stored)
         if self._by_rows:
-            self.hasher = FeatureHasher([spec_of(feature)])
+            self.hasher = FeatureHasher([HashSpec.of(feature)])
         self._name = feature.name
         self._shards: list[tuple[str, int, int]] = []
         for piece in stored.pieces:
