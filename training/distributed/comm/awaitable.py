@@ -18,10 +18,14 @@ W = TypeVar("W")
 
 
 class Awaitable(ABC, Generic[W]):
-    """A result that ``wait()`` returns, after the callbacks."""
+    """A result that ``wait()`` returns, after the callbacks.
+
+    Attributes:
+        callbacks: what is done to the result, in order; append to it before waiting.
+    """
 
     def __init__(self) -> None:
-        self._callbacks: list[Callable[[W], W]] = []
+        self.callbacks: list[Callable[[W], W]] = []
 
     @abstractmethod
     def _wait_impl(self) -> W:
@@ -30,14 +34,9 @@ class Awaitable(ABC, Generic[W]):
     def wait(self) -> W:
         """The result, each callback applied in turn.  Call it once."""
         result = self._wait_impl()
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             result = callback(result)
         return result
-
-    @property
-    def callbacks(self) -> list[Callable[[W], W]]:
-        """What is done to the result, in order; append to it before waiting."""
-        return self._callbacks
 
 
 class NoWait(Awaitable[W]):
@@ -101,7 +100,7 @@ class LazyAwaitable(Awaitable[W], metaclass=_LazyMeta):
         return func(*_waited(tuple(args)), **_waited(dict(kwargs or {})))
 
     def __getattr__(self, name: str) -> Any:
-        if name in {"_result", "_callbacks"} or (name.startswith("__") and name.endswith("__")):
+        if name in {"_result", "callbacks"} or (name.startswith("__") and name.endswith("__")):
             # Asked before __init__, or by a protocol such as copy: the result has no say in it.
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.wait(), name)
@@ -170,16 +169,9 @@ for _name in _TWO_SIDED:
     setattr(LazyAwaitable, f"__r{_plain}__", _reflect(getattr(operator, _name)))
 
 
-class LazyNoWait(LazyAwaitable[W]):
+class LazyNoWait(NoWait[W], LazyAwaitable[W]):
     """A `LazyAwaitable` whose result is here already.
 
     Args:
         obj: the result.
     """
-
-    def __init__(self, obj: W) -> None:
-        super().__init__()
-        self._obj = obj
-
-    def _wait_impl(self) -> W:
-        return self._obj
