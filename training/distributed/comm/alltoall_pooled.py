@@ -79,11 +79,6 @@ class All2AllPooledInfo(AllToAll):
             return self.order.join(received, rows)
         return join_columns(received, rows, self.dim_sum_per_rank)
 
-    def finish_gradient(self, received: Tensor) -> tuple[Tensor, ...]:
-        """The gradient of the vectors looked up here, ``[sum of B_r, own D]``."""
-        own = self.dim_sum_per_rank[self.pg.rank()]
-        return (received.view(sum(self.batch_size_per_rank), own),)
-
     def lay_out_gradient(self, gradients: tuple[Tensor, ...]) -> Tensor:
         """Columns go back to the ranks whose tables they are of."""
         gradient = gradients[0].contiguous()
@@ -181,10 +176,6 @@ class VariableBatchAll2AllPooledInfo(AllToAll):
     def finish(self, received: Tensor) -> Tensor:
         """Flat: per feature its ``[B, D]`` block, features in the order of the ranks."""
         return received
-
-    def finish_gradient(self, received: Tensor) -> tuple[Tensor, ...]:
-        """Return the gradient, laid out as the input."""
-        return (received,)
 
     def sizes(self) -> tuple[list[int], list[int]]:
         """The splits, worked out the first time."""

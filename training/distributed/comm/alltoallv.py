@@ -68,10 +68,6 @@ class All2AllVInfo(AllToAll):
             for part, dims in zip(parts, self.dims_sum_per_rank, strict=True)
         )
 
-    def lay_out_gradient(self, gradients: tuple[Tensor, ...]) -> Tensor:
-        """The gradient of each rank's part, one after the other."""
-        return torch.cat([gradient.reshape(-1) for gradient in gradients])
-
     def finish_gradient(self, received: Tensor) -> tuple[Tensor, ...]:
         """Return one gradient ``[B_global, D]`` per input."""
         columns = split_columns(
@@ -163,10 +159,6 @@ class All2AllDenseInfo(AllToAll):
     def finish(self, received: Tensor) -> Tensor:
         """Return the rows in the order of their sources."""
         return received.view(self.batch_size, *self.input_shape[1:])
-
-    def finish_gradient(self, received: Tensor) -> tuple[Tensor, ...]:
-        """Return the gradient in the shape of the input."""
-        return (received.view(self.input_shape),)
 
     def sizes(self) -> tuple[list[int], list[int]]:
         """Numbers of the rows."""

@@ -45,12 +45,6 @@ class _ReduceScatter(Exchange):
 
     input_sizes: Any
 
-    def lay_out(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """The pieces, which lie in the order of their destinations."""
-        if len(inputs) == 1:
-            return super().lay_out(inputs)
-        return torch.cat([tensor.reshape(-1) for tensor in inputs])
-
     def send(self, flat: Tensor, codec: Codec | None, *, back: bool) -> Pending:
         """Add the pieces; backwards, send the gradient of this rank's piece to every rank."""
         return _add_or_gather(self.pg, flat, self.piece_shapes(), codec, add=not back)
@@ -58,12 +52,6 @@ class _ReduceScatter(Exchange):
     def finish(self, received: Tensor) -> Tensor:
         """Return this rank's piece of the sum."""
         return received.view(self.piece_shapes()[self.pg.rank()])
-
-    def finish_gradient(self, received: Tensor) -> tuple[Tensor, ...]:
-        """Return one gradient for the whole input."""
-        shapes = self.piece_shapes()
-        rows = sum(shape[0] for shape in shapes)
-        return (received.view(rows, *shapes[0][1:]),)
 
     def piece_shapes(self) -> list[torch.Size]:
         """Return the shape of each rank's output."""
@@ -81,11 +69,6 @@ class ReduceScatterInfo(_ReduceScatter):
 
     input_sizes: list[torch.Size]
     codecs: QuantizedCommCodecs | None = None
-
-    def finish_gradient(self, received: Tensor) -> tuple[Tensor, ...]:
-        """Return one gradient per input."""
-        parts = received.split_with_sizes([shape.numel() for shape in self.input_sizes])
-        return tuple(part.view(shape) for part, shape in zip(parts, self.input_sizes, strict=True))
 
 
 ReduceScatter_Req = step_of("reduce_scatter_pooled", ExchangeRequest, "ReduceScatter_Req")
@@ -276,10 +259,6 @@ class AllGatherBaseInfo(Exchange):
     def finish(self, received: Tensor) -> Tensor:
         """Return the vectors ``[W * B, D]`` in rank order."""
         return received.view(self.pg.size() * self.input_size[0], *self.input_size[1:])
-
-    def finish_gradient(self, received: Tensor) -> tuple[Tensor, ...]:
-        """The gradient of this rank's vectors, ``[B, D]``."""
-        return (received.view(self.input_size),)
 
 
 AllGatherBase_Req = step_of("all_gather_base_pooled", ExchangeRequest, "AllGatherBase_Req")

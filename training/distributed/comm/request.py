@@ -52,15 +52,19 @@ class Exchange(ABC):
 
     Attributes:
         codecs: how numbers travel; None: as they are.
-        pg: the ranks; `start_exchange` sets it.
+        pg: the ranks; `start_exchange` sets it, and the shapes.
+        input_shapes: of the inputs.
     """
 
     codecs: QuantizedCommCodecs | None
     pg: dist.ProcessGroup
+    input_shapes: list[torch.Size]
 
     def lay_out(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """The inputs as one flat tensor, in the order in which they are sent."""
-        return inputs[0].contiguous().view(-1)
+        if len(inputs) == 1:
+            return inputs[0].contiguous().view(-1)
+        return torch.cat([tensor.reshape(-1) for tensor in inputs])
 
     @abstractmethod
     def send(self, flat: Tensor, codec: Codec | None, *, back: bool) -> Pending:
@@ -72,11 +76,17 @@ class Exchange(ABC):
 
     def lay_out_gradient(self, gradients: tuple[Tensor, ...]) -> Tensor:
         """The outputs' gradients as one flat tensor, in the order in which they are sent."""
-        return gradients[0].contiguous().view(-1)
+        return Exchange.lay_out(self, gradients)
 
-    @abstractmethod
     def finish_gradient(self, received: Tensor) -> tuple[Tensor, ...]:
-        """Make the inputs' gradients of what was received; they may share its memory."""
+        """Make the inputs' gradients of what was received; they may share its memory.
+
+        Unless an exchange says otherwise, they were received one after the other.
+        """
+        if len(self.input_shapes) == 1:
+            return (received.view(self.input_shapes[0]),)
+        parts = received.split_with_sizes([shape.numel() for shape in self.input_shapes])
+        return tuple(part.view(shape) for part, shape in zip(parts, self.input_shapes, strict=True))
 
 
 class AllToAll(Exchange):
@@ -196,7 +206,7 @@ def start_exchange(
     """Start ``info`` on ``inputs`` and return the request to wait for."""
     if torch.is_grad_enabled() and not any(tensor.requires_grad for tensor in inputs):
         inputs = (inputs[0].detach().requires_grad_(), *inputs[1:])
-    info.pg = pg
+    info.pg, info.input_shapes = pg, [tensor.size() for tensor in inputs]
     request: Request[Any] = Request(pg, inputs[0].device)
     request.wait_function = wait_function
     request.dummy_tensor = request_function.apply(pg, request, info, *inputs)  # type: ignore[no-untyped-call] # as above

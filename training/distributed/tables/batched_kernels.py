@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -100,13 +101,10 @@ class Kernel(ABC, nn.Module):
         yield from self.named_parameters_by_table()
 
     def named_parameters(
-        self,
-        prefix: str = "",
-        recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-        remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+        self, prefix: str = "", *args: Any, **kwargs: Any
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """Called ``<table>.weight``; of dense tables the one that has the gradient of all."""
-        del recurse, remove_duplicate
+        del args, kwargs
         dot = "." if prefix else ""
         for name, weight in self._named_parameters():
             yield f"{prefix}{dot}{name}.weight", weight

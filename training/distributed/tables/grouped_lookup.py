@@ -140,25 +140,17 @@ class GroupedLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
             kernel.purge()
 
     def named_parameters(
-        self,
-        prefix: str = "",
-        recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-        remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+        self, prefix: str = "", *args: Any, **kwargs: Any
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """What autograd sees: ``<table>.weight`` per fused shard, one parameter per dense group."""
-        del recurse, remove_duplicate
+        del args, kwargs
         for kernel in self.kernels:
             yield from kernel.named_parameters(prefix)
 
-    def named_buffers(
-        self,
-        prefix: str = "",
-        recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-        remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-    ) -> Iterator[tuple[str, Tensor]]:
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
         """Yield nothing: what the kernels keep beside the tables is not part of a model's state."""
-        del prefix, recurse, remove_duplicate
-        yield from ()
+        del args, kwargs
+        return iter(())
 
     def state_dict(  # type: ignore[override] # torch has overloads for positional use
         self,
