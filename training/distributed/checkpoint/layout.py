@@ -49,11 +49,7 @@ class Content:
 
 
 def content_of(model: Mapping[str, Any], optimizer: KeyedOptimizer | None) -> Content:
-    """Name every tensor and every plain value that is saved.
-
-    Args:
-        model: its state dict.
-        optimizer: its optimizer, or None.
+    """Name every tensor and every plain value of a model's state dict and its optimizer.
 
     Raises:
         CheckpointError: a state that is neither a tensor nor a number.
@@ -154,11 +150,7 @@ class Source(Protocol):
 
 
 class WholeTensors:
-    """Offers tensors in memory as a `Source`.
-
-    Args:
-        tensors: by name.
-    """
+    """Offers tensors in memory, by name, as a `Source`."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors

@@ -33,11 +33,7 @@ _gloo: tuple[Any, Any] | None = None
 
 
 class PendingSave:
-    """Represents a save that a thread carries out.
-
-    Args:
-        work: what is done in it.
-    """
+    """Represents a save that a thread carries out."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._error: BaseException | None = None
@@ -106,13 +102,7 @@ def _of_all_ranks(own: T, group: dist.ProcessGroup | None) -> list[T]:
 def write(
     folder: Path, content: Content, extra: dict[str, Any], group: dist.ProcessGroup | None
 ) -> None:
-    """Write one checkpoint; every rank of ``group`` calls it.
-
-    Args:
-        folder: the checkpoint to be.
-        content: this rank's part.
-        extra: plain values, rank 0's.
-        group: all ranks, over the CPU; None: this process is alone.
+    """Write one checkpoint; every rank of ``group`` calls it with its part of the content.
 
     Raises:
         CheckpointError: it cannot be written, on this or another rank.

@@ -124,14 +124,7 @@ def shard_parts(
     device: torch.device,
     sharders: Sequence[ModuleSharder[Any]],
 ) -> nn.Module:
-    """Replace the modules that ``plan`` names by their sharded form.
-
-    Args:
-        module: the model; it is changed.
-        plan: where the tables go, by the modules' paths; other modules stay as they are.
-        env: who takes part.
-        device: where this rank computes.
-        sharders: one per type of module.
+    """Replace the modules that ``plan`` names, and no others, by their sharded form.
 
     Returns:
         ``module``, or its sharded form where it is a collection itself.
