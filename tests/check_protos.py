@@ -1,4 +1,4 @@
-"""Generate ``serving/protocol`` from ``protos/`` (``--write``), or check that it is up to date."""
+"""Generate the messages in ``serving/protocol`` from ``protos/`` (``--write``), or check them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "serving" / "protocol"
-MODULE_SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
+MODULE_SUFFIXES = ("_pb2.py", "_pb2.pyi")
 
 
 def generate(folder: Path) -> dict[str, str]:
@@ -23,21 +23,12 @@ def generate(folder: Path) -> dict[str, str]:
             f"-I{ROOT / 'protos'}",
             f"--python_out={folder}",
             f"--pyi_out={folder}",
-            f"--grpc_python_out={folder}",
             *map(str, protos),
         ]
     )
     if status:
         sys.exit(f"protoc failed with status {status}")
-    texts = {path.name: path.read_text() for path in sorted(folder.iterdir())}
-    for proto in protos:
-        module = f"{proto.stem}_pb2"
-        for name, text in texts.items():
-            # protoc writes imports as if the output folder were on the path.
-            texts[name] = text.replace(
-                f"\nimport {module} as", f"\nfrom tessera.serving.protocol import {module} as"
-            )
-    return texts
+    return {path.name: path.read_text() for path in sorted(folder.iterdir())}
 
 
 def main() -> None:

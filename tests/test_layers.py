@@ -142,6 +142,7 @@ def test_the_files_of_a_room_import_in_no_circle(room):
 TRAINING_ORDER = (
     "lazy_names",
     "variants",
+    "bounded_yaml",
     "config_source",
     "typed_config",
     "streamable",

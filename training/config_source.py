@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from tessera.errors import UserError
+from tessera.training.bounded_yaml import bounded_node, plain_value
 
 Key = tuple[str, ...]
 
@@ -62,13 +63,13 @@ def parse_yaml(text: str, *, name: str) -> ConfigSource:
     """As `read_yaml`, from text; ``name`` stands for the file in messages."""
     source = ConfigSource(origins={(): name})
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = bounded_node(text)
         if node is None:
             return source
         if not isinstance(node, yaml.MappingNode):
             raise ConfigError(f"{name}: expected sections such as 'data:' at the top of the file")
         _record_lines(node, (), name, source.origins)
-        source.values = yaml.safe_load(text)
+        source.values = plain_value(node)
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from error
     return source
@@ -100,7 +101,8 @@ def apply_overrides(source: ConfigSource, overrides: Sequence[str]) -> ConfigSou
         if not equals or not all(key):
             raise ConfigError(f"{place}: expected KEY=VALUE, such as train.seed=1")
         try:
-            value = yaml.safe_load(text)
+            node = bounded_node(text)
+            value = None if node is None else plain_value(node)
         except yaml.YAMLError as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"{place}: the value is not valid YAML: {reason}") from error

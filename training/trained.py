@@ -17,8 +17,7 @@ from tessera.training.data.opening import open_data
 from tessera.training.distributed.checkpoint.errors import CheckpointError
 from tessera.training.distributed.checkpoint.room import Room
 from tessera.training.models.ranking import RankingModel, build_ranking_model
-from tessera.training.trainer.checkpoint import load_checkpoint
-from tessera.training.trainer.checkpoint_file import Checkpoint
+from tessera.training.trainer.checkpoint import load_checkpoint, read_plain
 from tessera.training.trainer.files import find_checkpoint, is_checkpoint, latest_checkpoint
 from tessera.training.trainer.progress import Progress
 from tessera.training.trainer.run_folder import RunFolder
@@ -63,8 +62,8 @@ def load_trained(path: str | Path, *, room: Room | None = None) -> TrainedModel:
     file = best_checkpoint(path) if path.is_dir() and not is_checkpoint(path) else path
     checkpoint = load_checkpoint(file, room=room)
     config = ExperimentConfig.from_plain(checkpoint.config, name=str(file))
+    progress = Progress.from_plain(checkpoint.progress, file)
     try:
-        progress = Progress.from_plain(checkpoint.progress)
         # Tables without memory of their own: they take over the mapped ones.
         model = build_ranking_model(
             config.model, checkpoint.dense_names, checkpoint.sparse_names, device="meta"
@@ -94,7 +93,7 @@ def best_checkpoint(run: Path) -> Path:
     if latest is None:
         hint = "train longer (tessera train --resume)" if folder.is_run else "give a run folder"
         raise CheckpointError(f"{run} holds no checkpoint; {hint} or give a step-*.pt file")
-    best_step = _progress(load_checkpoint(latest, verify=False), latest).best_step
+    best_step = Progress.from_plain(read_plain(latest)["progress"], latest).best_step
     return latest if best_step is None else find_checkpoint(folder.checkpoints, best_step)
 
 
@@ -107,13 +106,6 @@ def validation_batches(trained: TrainedModel, batch_size: int) -> Iterator[Batch
     """
     view = open_data(trained.config.data, progress=False).valid
     return BatchLoader(view, batch_size=batch_size, shuffle=False, seed=0).epoch(0)
-
-
-def _progress(checkpoint: Checkpoint, file: Path) -> Progress:
-    try:
-        return Progress.from_plain(checkpoint.progress)
-    except ValueError as error:
-        raise CheckpointError(f"{file}: {error}") from error
 
 
 def _metrics(file: Path, progress: Progress) -> dict[str, dict[str, Any]]:

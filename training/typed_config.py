@@ -249,7 +249,7 @@ def _scalar(annotation: Any, value: Any) -> tuple[bool, Any]:
 def _float(value: Any) -> tuple[bool, Any]:
     # YAML 1.1 reads 1e-3 (without a point) as text; nobody who writes it means text.
     if isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, OverflowError):
             return True, float(value)
     return False, value
 

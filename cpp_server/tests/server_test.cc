@@ -202,7 +202,8 @@ TEST(MetricsTest, PageHasEveryFamily) {
   ModelMetrics unresolved("", "");
   model.count_request(Code::kOk, std::chrono::microseconds(2'500));
   unresolved.count_request(Code::kNotFound, std::chrono::microseconds(100));
-  const std::string page = MetricsPage({&model}, unresolved, "9.9").render();
+  const Log log(LogLevel::kError, true, -1);
+  const std::string page = MetricsPage({&model}, unresolved, log, "9.9").render();
   for (const char* line : {
            "tessera_requests_total{model=\"ranker\",version=\"3\",code=\"OK\"} 1\n",
            "tessera_requests_total{model=\"\",version=\"\",code=\"NOT_FOUND\"} 1\n",
@@ -210,6 +211,7 @@ TEST(MetricsTest, PageHasEveryFamily) {
            "tessera_batches_total{model=\"ranker\",version=\"3\",reason=\"drain\"} 0\n",
            "tessera_request_duration_seconds_count{model=\"ranker\",version=\"3\"} 1\n",
            "tessera_model_ready{model=\"ranker\",version=\"3\"} 0\n",
+           "tessera_log_lines_dropped_total 0\n",
            "tessera_build_info{server=\"cpp\",version=\"9.9\"} 1\n",
            "# TYPE process_resident_memory_bytes gauge\n",
            "# TYPE process_cpu_seconds_total counter\n",
@@ -265,30 +267,6 @@ TEST(GateTest, TellsWhenTheLastCallHasLeft) {
   admission.leave();
   EXPECT_GE(empty, 1);
   EXPECT_EQ(admission.active(), 0);
-}
-
-std::string logged(LogLevel level, bool json) {
-  int ends[2];
-  EXPECT_EQ(::pipe(ends), 0);
-  const Log log(level, json, ends[1]);
-  log.debug("unseen");
-  log.info("ready", {{"port", std::int64_t{5}}, {"name", std::string("a\"\xff")}});
-  ::close(ends[1]);
-  std::string out(4096, '\0');
-  out.resize(static_cast<std::size_t>(std::max<ssize_t>(::read(ends[0], out.data(), 4096), 0)));
-  ::close(ends[0]);
-  return out;
-}
-
-TEST(LogTest, WritesOneLinePerEvent) {
-  const std::string json = logged(LogLevel::kInfo, true);
-  EXPECT_TRUE(
-      json.starts_with("{\"event\":\"ready\",\"port\":5,\"name\":\"a\\\"\xef\xbf\xbd\","
-                       "\"level\":\"info\",\"timestamp\":\"20"))
-      << json;
-  EXPECT_EQ(std::count(json.begin(), json.end(), '\n'), 1);
-  EXPECT_NE(logged(LogLevel::kInfo, false).find(" [info] ready port=5 name="), std::string::npos);
-  EXPECT_EQ(logged(LogLevel::kError, true), "");
 }
 
 }  // namespace

@@ -1,1 +1,4 @@
-"""Code generated from ``protos/`` by ``make protos``; never edited by hand."""
+"""The protocols' messages, generated from ``protos/`` by ``make protos`` and never edited by hand.
+
+`services` makes the classes of a gRPC service from what the messages' modules say of it.
+"""

@@ -18,6 +18,8 @@ from typing import Any
 
 from tessera.errors import UserError
 from tessera.serving.server.config import ServerConfig
+from tessera.serving.server.log import make_logger
+from tessera.serving.server.log_writer import LogWriter
 from tessera.serving.server.model.loader import ModelLoader
 from tessera.serving.server.server import Server
 
@@ -31,7 +33,7 @@ class ServerThread:
     Args:
         config: see `ServerConfig`.
         loader: see `Server`.
-        log: see `Server`.
+        log: see `Server`; to stderr if None.
 
     Attributes:
         port: the gRPC port.
@@ -49,7 +51,8 @@ class ServerThread:
         self.server: Server | None = None
         self._config = config
         self._loader = loader
-        self._log = log
+        self._writer = LogWriter.of_stderr()
+        self._log = log or make_logger(config.log_level, config.log_format, self._writer)
         self._stop: asyncio.Event | None = None
         self._ready = threading.Event()
         self._failure: BaseException | None = None
@@ -63,11 +66,17 @@ class ServerThread:
             self._failure = error
         finally:
             self.loop.close()
+            self._writer.end()
             self._ready.set()
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
-        self.server = server = Server(self._config, loader=self._loader, log=self._log)
+        self.server = server = Server(
+            self._config,
+            loader=self._loader,
+            log=self._log,
+            dropped_log_lines=lambda: self._writer.dropped,
+        )
         async with server:
             self.port, self.http_port = server.port, server.http_port
             self._ready.set()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+from typing import Any
 
 from tessera.serving.server.config import ServerConfig
+from tessera.serving.server.log import make_logger
+from tessera.serving.server.log_writer import LogWriter
 from tessera.serving.server.server import Server
 from tessera.serving.server.signals import HANDLED_SIGNALS
 
@@ -16,11 +20,14 @@ def serve_until_signal(config: ServerConfig) -> int:
     Raises:
         UserError: a package or a port has to be changed.
     """
+    # Whatever else writes to sys.stderr (warnings, tracebacks of threads) may not wait, either.
+    with LogWriter.of_stderr() as writer, contextlib.redirect_stderr(writer):
+        log = make_logger(config.log_level, config.log_format, writer)
+        return asyncio.run(_serve(config, log, writer))
 
-    async def serve() -> int:
-        status = await Server(config).run()
-        # The loop's end takes its handlers away; a repeat that comes later changes nothing.
-        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
-        return status
 
-    return asyncio.run(serve())
+async def _serve(config: ServerConfig, log: Any, writer: LogWriter) -> int:
+    status = await Server(config, log=log, dropped_log_lines=lambda: writer.dropped).run()
+    # The loop's end takes its handlers away; a repeat that comes later changes nothing.
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
+    return status

@@ -31,7 +31,6 @@ from tessera.serving.server.front.kserve_metadata import KserveMetadata
 from tessera.serving.server.front.message_receiver import MessageReceiver
 from tessera.serving.server.front.predict_service import PredictService
 from tessera.serving.server.front.status_page import StatusPage
-from tessera.serving.server.log import make_logger
 from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import ModelInfo, ModelMetrics
 from tessera.serving.server.model.loader import (
@@ -70,7 +69,8 @@ class Server:
     Args:
         config: see `ServerConfig`.
         loader: where models come from; package files if None.
-        log: a logger as `make_logger` makes it; made from ``config`` if None.
+        log: a logger as `make_logger` makes it.
+        dropped_log_lines: how many lines ``log`` has lost so far.
 
     Attributes:
         port: the gRPC port, once the server has started.
@@ -81,12 +81,17 @@ class Server:
     """
 
     def __init__(
-        self, config: ServerConfig, *, loader: ModelLoader | None = None, log: Any = None
+        self,
+        config: ServerConfig,
+        *,
+        log: Any,
+        dropped_log_lines: Callable[[], int],
+        loader: ModelLoader | None = None,
     ) -> None:
         self.port = 0
         self.http_port = 0
         self._config = config
-        self._log = log or make_logger(config.log_level, config.log_format)
+        self._log = log
         self._loader = loader or PackageLoader(
             verify_golden=config.verify_golden,
             public_keys=config.public_keys,
@@ -95,7 +100,7 @@ class Server:
         self._models = _identify(config.models, self._loader)
         names = [identity.name for _, identity in self._models]
         self._registry = Registry(names)
-        self._metrics = MetricsPage(tessera.__version__)
+        self._metrics = MetricsPage(tessera.__version__, dropped_log_lines)
         self._counters = {
             identity.name: ModelMetrics(identity.name, identity.version)
             for _, identity in self._models
@@ -227,7 +232,6 @@ class Server:
                 ),
                 scheduler=scheduler,
                 metrics=counters,
-                sample_answer_bytes=sum(4 * output.width for output in model.schema.outputs),
             )
         )
         counters.ready = True
@@ -314,7 +318,7 @@ class Server:
     def _log_unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Log an error that belongs to no call, in the log's own format."""
         error = context.get("exception")
-        self._log.error("unhandled", message=context["message"], exc_info=error)
+        self._log.error("unhandled", message=context["message"], exc_info=error, limited=True)
 
     async def _serve_until_signal(self, signals: asyncio.Queue[int]) -> None:
         signalled = asyncio.ensure_future(signals.get())

@@ -133,6 +133,7 @@ class RunningServer(Server):
             [*commands()[kind], *map(str, flags), *ports],
             stderr=subprocess.PIPE,
             text=True,
+            errors="backslashreplace",  # gRPC's own lines hold what clients sent
             env={**environment, "OMP_NUM_THREADS": "1"},
         )
         self._ready = threading.Event()

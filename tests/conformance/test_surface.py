@@ -49,6 +49,7 @@ FAMILIES = {
     "tessera_model_ready": ("gauge", MODEL),
     "tessera_model_info": ("gauge", MODEL | {"sha256", "torch", "dtype", "device"}),
     "tessera_device_memory_bytes": ("gauge", MODEL | {"device", "kind"}),
+    "tessera_log_lines_dropped": ("counter", set()),
     "tessera_build_info": ("gauge", {"server", "version"}),
     "process_virtual_memory_bytes": ("gauge", set()),
     "process_resident_memory_bytes": ("gauge", set()),

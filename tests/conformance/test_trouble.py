@@ -88,6 +88,11 @@ def edit_shared_rows(message):
     message.shared_features.names.append("user")
 
 
+def edit_too_many_rows(message):
+    edit_shared_rows(message)
+    message.shared_features.num_rows = 1001
+
+
 INVALID = [
     (edit_sizes, ("float_features.values has 3 bytes, expected 16 (batch_size * num_features = 4 "
      "float32 numbers)")),
@@ -109,6 +114,7 @@ INVALID = [
      "model here uses it")),
     (edit_shared_name, ("shared_features.names has 'nobody', which is not an id_list feature of the "
      "model")),
+    (edit_too_many_rows, "shared_features.num_rows is 1001, the limit is 1000 rows"),
     (edit_shared_rows, "shared_features.num_rows is 0, expected at least 1"),
 ]  # fmt: skip
 

@@ -32,13 +32,7 @@ def dataset(
 def prepare(folder: Path) -> CriteoDataset:
     prepared = folder / "prepared"
     prepared.mkdir()
-    details = write_criteo(
-        prepared,
-        [folder / "rows.tsv"],
-        workers=0,
-        strict=True,
-        progress=lambda _bytes, _malformed: None,
-    )
+    details = write_criteo([folder / "rows.tsv"], 0, prepared, lambda _bytes, _malformed: None)
     return CriteoDataset(prepared, rows=details["rows"])
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tessera.errors import UserError
 from tessera.training.data.batch import Batch
-from tessera.training.data.malformed import MalformedReport, MalformedRowError
+from tessera.training.data.config import DataConfig
+from tessera.training.data.malformed import MalformedReport, MalformedRowError, shorten
 from tessera.training.data.movielens import (
     SPARSE_NAMES,
     MovieLensDataset,
@@ -18,6 +19,7 @@ from tessera.training.data.movielens import (
     write_movielens,
 )
 from tessera.training.data.movielens_read import Item, MovieLens, User, read_movielens
+from tessera.training.data.opening import open_data
 
 
 def bags(batch: Batch, row: int) -> dict[str, list[int]]:
@@ -45,7 +47,7 @@ def write_100k(folder: Path, ratings: str) -> None:
 
 def open_folder(source: Path, prepared: Path, *, max_history: int = 50) -> MovieLensDataset:
     prepared.mkdir()
-    write_movielens(prepared, source, positive_rating=4, strict=True)
+    write_movielens(source, 4, prepared, lambda _bytes, _malformed: None)
     return MovieLensDataset(prepared, max_history=max_history)
 
 
@@ -214,6 +216,7 @@ def test_nothing_comes_from_the_future_in_the_real_data(shared_data: Path, tmp_p
         ("1\t1\t6\t100", "rating", "6"),
         ("1\t1\t4.5\t100", "rating", "4.5"),
         ("1\t1\t5\t-1", "time", "-1"),
+        (f"1\t1\t5\t{'9' * 5000}", "time", shorten(b"9" * 5000)),
         ("9\t1\t5\t100", "user", "9"),
         ("1\t9\t5\t100", "item", "9"),
         ("x\t1\t5\t100", "user", "x"),
@@ -231,7 +234,7 @@ def test_a_malformed_rating_is_left_out_and_reported(
     assert (example.file, example.line) == (str(tmp_path / "u.data"), 2)
     assert (example.column, example.value) == (column, value)
     with pytest.raises(MalformedRowError, match=r"u\.data:2"):
-        write_movielens(tmp_path, tmp_path, positive_rating=4, strict=True)
+        open_data(DataConfig(format="movielens", path=str(tmp_path), strict=True))
 
 
 def test_a_malformed_user_takes_its_ratings_along(tmp_path: Path) -> None:

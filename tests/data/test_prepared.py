@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import signal
@@ -100,6 +101,35 @@ def test_a_damaged_folder_is_reported_and_made_again(
     assert (again.path / "rows.bin").read_text() == "prepared"
     assert "preparing the data again" in caplog.text
     assert damage != "truncate" or "rows.bin has 3 bytes instead of 8" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("[]", "3", "null", "{}", '{"files": [], "details": {}}', '{"files": {}, "details": 7}'),
+        *("[" * 100_000, '{"files": {"rows.bin": "8"}}', "9" * 5000),
+    ],
+)
+def test_a_manifest_of_another_shape_is_made_again(
+    source: Path, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    build = Builder()
+    folder = prepare(source, build).path
+    (folder / "manifest.json").write_text(content)
+    with caplog.at_level(logging.WARNING):
+        assert prepare(source, build).path == folder
+    assert build.calls == 2
+    assert "its manifest.json " in caplog.text
+    assert prepare(source, build).path == folder
+    assert build.calls == 2
+
+
+def test_details_that_were_changed_are_made_again(source: Path) -> None:
+    build = Builder()
+    manifest = prepare(source, build).path / "manifest.json"
+    data = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**data, "details": {}}))
+    assert prepare(source, build).details == data["details"] != {}
 
 
 def test_a_failed_build_leaves_nothing(source: Path) -> None:

@@ -87,9 +87,10 @@ REFUSED = [
         "id_list_features.values has 24 bytes, expected 51539607528",
     ),
     (setting("id_list_features.values", b"\0" * 25), "values has 25 bytes, expected 24"),
+    (setting("id_list_features.values", b"\0" * 47), "values has 47 bytes, expected 24"),
     (
-        setting("id_list_features.values", i64([1] * 6)),
-        "values has 48 bytes, expected 24 .* int64 ids go into values_int64",
+        setting("id_list_features.values", i64([0, 1 << 32, 0, 0, 0, 0])),
+        r"id_list_features: feature 'a', row 1: id 4294967296 is outside \[0, 100\)",
     ),
     (both_value_fields, "24 bytes of values and 48 bytes of values_int64, expected only one"),
     (
@@ -163,6 +164,14 @@ def test_large_finite_numbers_pass():
     assert decode(message, make_schema(missing="refuse")).dense[0] == np.float32(3e38)
     message.id_score_list_features.weights = f32([3e38, 1])
     assert decode(message).id_score_list.weights[0] == np.float32(3e38)
+
+
+def test_eight_bytes_for_each_id_are_int64_whichever_field_they_are_in():
+    wide = [0, 1, -(1 << 40), 3, 1 << 62, 5]
+    decoded = decode(edited(setting("id_list_features.values", i64(wide))))
+    assert decoded.id_list.values.tolist() == wide
+    decoded = decode(edited(setting("id_score_list_features.values", i64([7, 8]))))
+    assert decoded.id_score_list.values.tolist() == [7, 8]
 
 
 def test_a_group_without_features_may_be_absent_or_empty():

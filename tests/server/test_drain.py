@@ -161,7 +161,12 @@ def test_sigterm_while_loading_ends_with_0_and_what_nobody_awaits_is_logged():
     loader.open.clear()
 
     async def body():
-        server = Server(config(), loader=loader, log=make_logger("error", "json", log))
+        server = Server(
+            config(),
+            log=make_logger("error", "json", log),
+            dropped_log_lines=lambda: 0,
+            loader=loader,
+        )
         running = asyncio.ensure_future(server.run())
         while server.port == 0:  # noqa: ASYNC110 - the server has no event for "listening"
             await asyncio.sleep(0.001)

@@ -1,5 +1,7 @@
 """The table "answers to trouble", row by row, over the wire, with its counts."""
 
+import io
+
 import grpc
 import numpy as np
 import pytest
@@ -217,7 +219,7 @@ def wait_for(server, name, wanted, **labels):
 def test_unavailable_while_loading():
     loader = FakeLoader()
     loader.open.clear()
-    thread = ServerThread(config(), loader=loader, log=make_logger("error", "json"))
+    thread = ServerThread(config(), loader=loader, log=make_logger("error", "json", io.StringIO()))
     thread._thread.start()
     while thread.server is None or thread.server.port == 0:
         thread._thread.join(0.001)

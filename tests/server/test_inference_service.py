@@ -1,5 +1,6 @@
 """The KServe protocol's calls over the wire, where a test needs a model that it can hold."""
 
+import io
 import time
 
 import grpc
@@ -94,7 +95,7 @@ def test_the_call_s_deadline_stays_where_the_timeout_is_later():
 def test_while_a_model_loads():
     loader = FakeLoader()
     loader.open.clear()
-    thread = ServerThread(config(), loader=loader, log=make_logger("error", "json"))
+    thread = ServerThread(config(), loader=loader, log=make_logger("error", "json", io.StringIO()))
     thread._thread.start()
     while thread.server is None or thread.server.port == 0:
         thread._thread.join(0.001)

@@ -56,7 +56,9 @@ class BrokenLoader(FakeLoader):
 
 
 def test_a_server_that_cannot_load_says_why():
-    thread = ServerThread(config(), loader=BrokenLoader(), log=make_logger("error", "json"))
+    thread = ServerThread(
+        config(), loader=BrokenLoader(), log=make_logger("error", "json", io.StringIO())
+    )
     with pytest.raises(UserError, match="m: record 3 was changed"), thread:
         pass
 

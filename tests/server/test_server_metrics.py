@@ -26,6 +26,7 @@ COUNTERS = {
     "tessera_rejected_total": MODEL | {"reason"},
     "tessera_ids_total": MODEL,
     "tessera_out_of_range_ids_total": MODEL,
+    "tessera_log_lines_dropped_total": set(),
 }
 HISTOGRAMS = {
     "tessera_request_duration_seconds": MODEL,
@@ -175,7 +176,7 @@ def test_quantile():
 
 
 def test_labels_are_escaped():
-    metrics = MetricsPage("1")
+    metrics = MetricsPage("1", lambda: 0)
     name = 'a"b\\c\nd'
     metrics.add(ModelMetrics(name, "v"))
     parsed = parse_metrics(metrics.render().decode())

@@ -131,7 +131,14 @@ REFUSED = [
         lambda m: setattr(m, "num_rows", 2),
         "shared_features.features.lengths has 4 bytes, expected 8",
     ),
-    (lambda m: setattr(m, "num_rows", 2**31 - 1), "lengths has 4 bytes, expected 8589934588"),
+    (
+        lambda m: setattr(m, "num_rows", 16_384),
+        "shared_features.features.lengths has 4 bytes, expected 65536",
+    ),
+    (
+        lambda m: setattr(m, "num_rows", 16_385),
+        "shared_features.num_rows is 16385, the limit is 16384 rows",
+    ),
     (
         lambda m: setattr(m.features, "num_features", 2),
         "shared_features.features.num_features is 2, expected 1",

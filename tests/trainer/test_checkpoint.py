@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import random
 import subprocess
 import sys
 import textwrap
@@ -96,6 +98,33 @@ def test_a_damaged_file_is_refused(tmp_path, how):
     damaged(path, how)
     with pytest.raises(CheckpointError, match=r"step-0000000001\.pt is (damaged|not a whole)"):
         load_checkpoint(path)
+
+
+def refusal(path):
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(path)
+    return str(caught.value)
+
+
+def test_random_damage_is_refused_in_one_line(tmp_path):
+    """Bytes of the archive's directory and end lead zipfile to places that are not there."""
+    path = checkpoint_path(tmp_path, 1)
+    write_file(path, make(1))
+    whole = path.read_bytes()
+    draw = random.Random(0)
+    reasons = []
+    for round_ in range(600):
+        data = bytearray(whole)
+        reach = 100 if round_ % 2 else 4000  # the end record, and what stands before it
+        for _ in range(draw.randrange(1, 4)):
+            data[-draw.randrange(1, reach)] = draw.randrange(256)
+        path.write_bytes(data)
+        with contextlib.suppress(CheckpointError):  # some bytes mean nothing
+            load_checkpoint(path)
+            continue
+        reasons.append(refusal(path))
+    assert len(reasons) > 400
+    assert all(reason and reason.splitlines() == [reason] for reason in reasons)
 
 
 class Evil:

@@ -49,17 +49,19 @@ def evaluation(value=0.7):
 def write_log(path, steps, *, from_step=0, tensorboard=None):
     log = MetricsLog(path, tensorboard=tensorboard, from_step=from_step)
     for step in steps:
-        log.train(
-            step=step,
-            epoch=1,
-            samples=4 * step,
+        done = {"step": step, "epoch": 1, "samples": 4 * step}
+        log.write(
+            **done,
+            split="train",
             loss=1 / (3 * step),
             dense_learning_rate=1e-3,
             embedding_learning_rate=0.02,
-            samples_per_second=123.456,
+            samples_per_second=123.5,
         )
         if step % 2 == 0:
-            log.valid(step=step, epoch=1, samples=4 * step, evaluation=evaluation())
+            found = evaluation()
+            numbers = {"auc": found.auc, "calibration": found.calibration}
+            log.write(**done, split="valid", loss=found.log_loss, **numbers)
     log.sync()
     log.close()
 
@@ -120,7 +122,7 @@ def states(tmp_path):
     (tmp_path / "other" / "thesis.tex").write_text("")
     for name in ("stopped", "finished"):
         folder = RunFolder(tmp_path / name)
-        folder.create()
+        folder.checkpoints.mkdir(parents=True)
         folder.write_text(folder.config, "data: {}")
         (folder.checkpoints / "step-0000000010.pt").write_bytes(b"")
     RunFolder(tmp_path / "finished").write_final(FINAL)

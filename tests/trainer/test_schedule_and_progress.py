@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.training.config import ScheduleConfig
+from tessera.training.distributed.checkpoint.errors import CheckpointError
 from tessera.training.trainer.metrics import Evaluation
 from tessera.training.trainer.progress import Progress
 from tessera.training.trainer.schedule import learning_rate_factor
@@ -91,8 +93,8 @@ def test_mean_loss_is_of_the_steps_since_the_last_call():
 
 def test_plain_form_round_trips_and_a_missing_field_is_named():
     progress, _ = run_of("auc", [0.6, 0.7])
-    assert Progress.from_plain(progress.to_plain()) == progress
+    assert Progress.from_plain(progress.to_plain(), Path("x.pt")) == progress
     plain = progress.to_plain()
     del plain["best_step"]
-    with pytest.raises(ValueError, match="best_step"):
-        Progress.from_plain(plain)
+    with pytest.raises(CheckpointError, match=r"x\.pt does not fit .* lacks best_step"):
+        Progress.from_plain(plain, Path("x.pt"))

@@ -153,6 +153,37 @@ BAD = [
     ("name: x\nname: y", [], "a.yaml:2: name is given twice"),
     ("- 1", [], "a.yaml: expected sections"),
     ("name: [", [], "a.yaml: not valid YAML"),
+    ("name: x\nbound: 2026-13-45", [], "'2026-13-45' cannot be read as timestamp"),
+    ("name: x\nbound: 2026-01-02", [], "expected a number or null"),
+    ("name: x", ["bound=2026-02-30"], "'2026-02-30' cannot be read as timestamp"),
+    ("name: x\nbound: !!timestamp abc", [], "'abc' cannot be read as timestamp"),
+    ("name: x\nbound: !!int abc", [], "'abc' cannot be read as int"),
+    ("name: x\nbound: !!float abc", [], "'abc' cannot be read as float"),
+    ("name: x\nbound: !!bool maybe", [], "'maybe' cannot be read as bool"),
+    (f"name: x\nbound: {'9' * 400}", [], "a value of 400 letters that begins with '9999"),
+    (f"name: x\nbound: {'9' * 5000}", [], "a value of 5000 letters that begins with '9999"),
+    ("name: x", [f"bound={'9' * 5000}"], "a value of 5000 letters that begins with '9999"),
+    (f"name: x\nbound: 0x{'f' * 5000}", [], "does not fit into 64 bits"),
+    ("name: x", ["model.layers=[9223372036854775808]"], "does not fit into 64 bits"),
+    (f"name: {'[' * 3000}", [], "a.yaml: not valid YAML"),
+    (f"name: {'[' * 3000}{']' * 3000}", [], "nested more than 100 deep"),
+    ("name: x", [f"model={'[' * 3000}{']' * 3000}"], "nested more than 100 deep"),
+    (f"name: {'[' * 101}{']' * 101}", [], "nested more than 100 deep"),
+    ("name: x\nmodel: &m [*m]", [], "an alias refers to what contains it"),
+    ("name: x\nmodel: &m {layers: *m}", [], "an alias refers to what contains it"),
+    ("name: x\nmodel: &m {<<: *m}", [], "an alias refers to what contains it"),
+    (
+        "name: x\na: &a {"
+        + ", ".join(f"k{i}: 1" for i in range(9))
+        + "}\n"
+        + "\n".join(
+            f"{b}: &{b} {{" + ", ".join(f"k{i}: *{a}" for i in range(9)) + "}"
+            for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+        ),
+        [],
+        "its aliases stand for more than 1000000 values",
+    ),
+    ('name: "\\ud800"', [], "cannot be read as str"),
 ]
 
 
@@ -164,6 +195,7 @@ def test_a_bad_config_says_where_what_and_how(text, overrides, message):
     assert "\n" not in str(caught.value)
 
 
+int64 = st.integers(-(2**63), 2**63 - 1)  # wider ones are refused
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8)
 roots = st.builds(
@@ -171,14 +203,14 @@ roots = st.builds(
     name=texts,
     model=st.builds(
         Model,
-        layers=st.lists(st.integers()).map(tuple),
+        layers=st.lists(int64).map(tuple),
         span=st.tuples(numbers, numbers),
         paths=texts | st.lists(texts).map(tuple),
         tables=st.dictionaries(
             texts,
             st.builds(
                 Table,
-                rows=st.none() | st.integers(),
+                rows=st.none() | int64,
                 pooling=st.sampled_from(["sum", "mean"]),
             ),
         ),

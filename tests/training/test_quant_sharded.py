@@ -283,16 +283,22 @@ def test_wrong_ids_and_features_are_named():
     ("placement", "message"),
     [
         (None, "the plan says nothing of table 'own'"),
-        (ParameterSharding("table_wise", "quant", [2]), "rank 2, but there are 2 devices"),
-        (ParameterSharding("column_wise", "quant"), "column_wise without ranks"),
-        (ParameterSharding("column_wise", "quant", [0, 1, 0]), "16 columns, which 3 ranks"),
+        (ParameterSharding("table_wise", "quant", [2]), "table 'own': rank is 2; give 0 to 1"),
+        (
+            ParameterSharding("column_wise", "quant"),
+            "table 'own': ranks and size_per_rank are both None",
+        ),
+        (
+            ParameterSharding("column_wise", "quant", [0, 1, 0]),
+            "table 'own': ranks is .*16 columns do not divide",
+        ),
         (ParameterSharding("data_parallel", "quant"), "sharding_type is 'data_parallel'"),
         (ParameterSharding("rowwise", "quant"), "did you mean row_wise"),
         (
             ParameterSharding(
                 "row_wise", "quant", sharding_spec=spec(([0, 0], [2, 16], 1), ([2, 0], [3, 16], 0))
             ),
-            "not in the order of their ranks",
+            "table 'own' is row_wise: .*they begin at .2, 0",
         ),
     ],
 )

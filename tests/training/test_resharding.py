@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pickle
+import random
 import zipfile
 
 import pytest
@@ -480,6 +481,27 @@ def test_nothing_in_a_checkpoint_is_run(tmp_path, capsys):
     with pytest.raises(CheckpointError, match="is damaged"):
         read_checkpoint(folder)
     assert "this ran" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damaged", [".metadata", "__0_0.distcp"])
+def test_random_damage_is_read_or_refused_in_one_line(tmp_path, damaged):
+    _, dmp, _ = model_here()
+    folder = tmp_path / "c"
+    save_checkpoint(folder, model=dmp)
+    whole = (folder / damaged).read_bytes()
+    draw = random.Random(0)
+    reasons = []
+    for _ in range(150):
+        data = bytearray(whole)
+        for _ in range(draw.randrange(1, 4)):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        (folder / damaged).write_bytes(data)
+        try:
+            read_checkpoint(folder)  # some bytes are those of numbers, others mean nothing
+        except (CheckpointError, FileNotFoundError) as error:
+            reasons.append(str(error))
+    assert len(reasons) > 20
+    assert all(reason.splitlines() == [reason] for reason in reasons)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
 from tessera.training import (
@@ -45,6 +44,7 @@ from tessera.training import (
     KeyedJaggedTensor,
     in_backward_optimizer_filter,
 )
+from tessera.training.data.batch import Batch
 from tessera.training.distributed.planner import (
     EmbeddingShardingPlanner,
     Topology,
@@ -53,7 +53,6 @@ from tessera.training.distributed.planner import (
 from tessera.training.distributed.planner.stats import report_text
 from tessera.training.distributed.train_pipeline.pipelines import TrainPipelineBase
 from tessera.training.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
-from tessera.training.streamable import Pipelineable
 
 # Distinct values of Criteo Kaggle's 26 categorical columns.
 CRITEO_ROWS = (
@@ -64,38 +63,7 @@ F_DENSE, DIM = 13, 128
 CONTENDERS = {"plain": TrainPipelineBase, "pipeline": TrainPipelineSparseDist}
 
 
-@dataclass
-class HostBatch(Pipelineable):
-    """``dense_features`` ``[B, 13]``, 26 features of one id, ``labels`` ``[B]``."""
-
-    dense_features: Tensor
-    sparse_features: KeyedJaggedTensor
-    labels: Tensor
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> HostBatch:  # noqa: FBT001, FBT002 - as of torch.Tensor
-        """The same batch on ``device``."""
-        return HostBatch(
-            self.dense_features.to(device, non_blocking=non_blocking),
-            self.sparse_features.to(device, non_blocking=non_blocking),
-            self.labels.to(device, non_blocking=non_blocking),
-        )
-
-    def pin_memory(self) -> HostBatch:
-        """The same batch in page-locked memory."""
-        return HostBatch(
-            self.dense_features.pin_memory(),
-            self.sparse_features.pin_memory(),
-            self.labels.pin_memory(),
-        )
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Tell the allocator that ``stream`` uses the tensors."""
-        self.dense_features.record_stream(stream)
-        self.sparse_features.record_stream(stream)
-        self.labels.record_stream(stream)
-
-
-def draw(rows: list[int], count: int, batch_size: int, seed: int) -> list[HostBatch]:
+def draw(rows: list[int], count: int, batch_size: int, seed: int) -> list[Batch]:
     """Batches with power-law ids: density proportional to 1/(id + 1), as real features have."""
     generator = torch.Generator().manual_seed(seed)
     names = [f"f{index}" for index in range(len(rows))]
@@ -105,7 +73,7 @@ def draw(rows: list[int], count: int, batch_size: int, seed: int) -> list[HostBa
         u = torch.rand(len(rows), batch_size, generator=generator, dtype=torch.float64)
         ids = (sizes + 1).pow(u).sub(1).long().clamp(min=0).minimum(sizes.long() - 1)
         batches.append(
-            HostBatch(
+            Batch(
                 torch.randn(batch_size, F_DENSE, generator=generator),
                 KeyedJaggedTensor(
                     names, ids.flatten(), lengths=torch.ones(ids.numel(), dtype=torch.int32)

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+from tessera.training.streamable import Pipelineable
 
 
 @dataclass
-class Batch:
+class Batch(Pipelineable):
     """Samples with their labels.
 
     Attributes:
@@ -34,21 +36,21 @@ class Batch:
         """The number of samples ``B``."""
         return int(self.labels.shape[0])
 
-    def to(self, device: torch.device, *, non_blocking: bool = False) -> Batch:
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:  # noqa: FBT001, FBT002 - as of torch.Tensor
         """The same batch on ``device``."""
-        return Batch(
-            dense_features=self.dense_features.to(device, non_blocking=non_blocking),
-            sparse_features=self.sparse_features.to(device, non_blocking=non_blocking),
-            labels=self.labels.to(device, non_blocking=non_blocking),
-        )
+        return Batch(*(part.to(device, non_blocking=non_blocking) for part in self._parts()))
 
     def pin_memory(self) -> Batch:
         """The same batch in page-locked host memory, for asynchronous copies to a GPU."""
-        return Batch(
-            dense_features=self.dense_features.pin_memory(),
-            sparse_features=self.sparse_features.pin_memory(),
-            labels=self.labels.pin_memory(),
-        )
+        return Batch(*(part.pin_memory() for part in self._parts()))
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """See `Pipelineable`."""
+        for part in self._parts():
+            part.record_stream(stream)
+
+    def _parts(self) -> tuple[Any, ...]:
+        return self.dense_features, self.sparse_features, self.labels
 
 
 def make_batch(

@@ -11,7 +11,7 @@ as reading it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from tessera.training.data import criteo_format as fmt
 from tessera.training.data.batch import Batch, make_batch
 from tessera.training.data.criteo_read import read_criteo
 from tessera.training.data.dataset import Rows
-from tessera.training.data.malformed import MalformedReport, MalformedRowError
+from tessera.training.data.malformed import MalformedReport, Progress
 
 ROWS_FILE = "rows.bin"
 
@@ -35,36 +35,17 @@ _BITS = np.arange(fmt.NUM_SPARSE, dtype=np.uint32)[:, None]  # [26, 1]
 
 
 def write_criteo(
-    folder: Path,
-    files: Sequence[Path],
-    *,
-    workers: int,
-    strict: bool,
-    progress: Callable[[int, MalformedReport], None],
+    files: Sequence[Path], workers: int, folder: Path, progress: Progress
 ) -> Mapping[str, Any]:
-    """Write ``rows.bin`` into ``folder``; memory: `criteo_read`'s.
-
-    Args:
-        folder: an empty folder.
-        files: Criteo's text files, in this order.
-        workers: parsing processes.
-        strict: refuse the first malformed row.
-        progress: called with the bytes of source text done since the last call and with what
-            was left out so far.
+    """Write ``rows.bin`` into the empty ``folder``; memory and errors: `read_criteo`'s.
 
     Returns:
         ``rows``, their number, and ``malformed``, a report's JSON.
-
-    Raises:
-        MalformedRowError: under ``strict``.
-        UserError: see `read_criteo`.
     """
     rows, malformed = 0, MalformedReport()
     with (folder / ROWS_FILE).open("wb") as out:
         for part in read_criteo(files, workers=workers):
             malformed += part.malformed
-            if strict and malformed.total:
-                raise MalformedRowError(malformed.examples[0])
             out.write(np.ascontiguousarray(part.rows.T, "<u4").data)
             rows += part.rows.shape[1]
             progress(part.source_bytes, malformed)

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from tessera.errors import UserError
 from tessera.training.data.criteo_format import ROW_WORDS
-from tessera.training.data.criteo_parse import parse_block
+from tessera.training.data.criteo_parse import ParsedBlock, parse_block
 from tessera.training.data.malformed import MalformedReport
 from tessera.training.data.processes import map_in_order
 
@@ -70,13 +70,6 @@ class _Task:
     ends_file: bool
 
 
-@dataclass(frozen=True)
-class _Result:
-    rows: npt.NDArray[np.uint32]
-    lines: int
-    malformed: MalformedReport  # lines counted from 1 within the task
-
-
 def read_criteo(files: Iterable[Path], *, workers: int = 0) -> Iterator[Part]:
     """The rows of ``files``, one file after the other, each from its first line.
 
@@ -95,14 +88,11 @@ def read_criteo(files: Iterable[Path], *, workers: int = 0) -> Iterator[Part]:
         workers = 0
     line = 0
     for task, result in map_in_order(_parse, _tasks(files), workers=workers):
-        malformed = _shift(result.malformed, line)
+        examples = tuple(replace(row, line=row.line + line) for row in result.malformed.examples)
         line = 0 if task.ends_file else line + result.lines
-        yield Part(result.rows, malformed, task.source_bytes)
-
-
-def _shift(report: MalformedReport, lines: int) -> MalformedReport:
-    moved = (replace(row, line=row.line + lines) for row in report.examples)
-    return MalformedReport(report.total, tuple(moved))
+        yield Part(
+            result.rows, MalformedReport(result.malformed.total, examples), task.source_bytes
+        )
 
 
 def _size(file: Path) -> int:
@@ -158,8 +148,8 @@ def _whole_lines(carry: bytes, piece: bytes) -> tuple[bytes, bytes]:
     return lines, carry if len(carry) <= MAX_LINE_BYTES else carry[:_CUT_LINE_BYTES]
 
 
-def _parse(task: _Task) -> _Result:
-    """Parse a task, a tile at a time; runs in a worker."""
+def _parse(task: _Task) -> ParsedBlock:
+    """Parse a task, a tile at a time, lines counted from 1 within it; runs in a worker."""
     parts: list[npt.NDArray[np.uint32]] = []
     malformed = MalformedReport()
     lines = 0
@@ -169,23 +159,24 @@ def _parse(task: _Task) -> _Result:
         lines += block.lines
         malformed += block.malformed
     rows = np.concatenate(parts, axis=1) if parts else np.empty((ROW_WORDS, 0), np.uint32)
-    return _Result(rows, lines, malformed)
+    return ParsedBlock(rows, lines, malformed)
 
 
 def _tiles(task: _Task) -> Iterator[bytes]:
     """The task's lines as pieces of about `TILE_BYTES`, each of whole lines."""
     carry = b""
-    for piece in _range_pieces(task) if task.text is None else _text_pieces(task.text):
+    text = task.text
+    pieces = (
+        _range_pieces(task)
+        if text is None
+        else (text[start : start + TILE_BYTES] for start in range(0, len(text), TILE_BYTES))
+    )
+    for piece in pieces:
         lines, carry = _whole_lines(carry, piece)
         if lines:
             yield lines
     if carry:
         yield carry
-
-
-def _text_pieces(text: bytes) -> Iterator[bytes]:
-    for start in range(0, len(text), TILE_BYTES):
-        yield text[start : start + TILE_BYTES]
 
 
 def _range_pieces(task: _Task) -> Iterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,10 @@ class MalformedReport:
     def from_json(cls, data: dict[str, Any]) -> MalformedReport:
         """Read what `to_json` wrote."""
         return cls(data["total"], tuple(MalformedRow(**row) for row in data["examples"]))
+
+
+Progress = Callable[[int, MalformedReport], None]
+"""Is told the bytes of source text that were read since the last call, and what was left out so far."""
 
 
 def shorten(value: bytes) -> str:

@@ -25,8 +25,8 @@ import numpy.typing as npt
 from tessera.training.data.batch import Batch, make_batch
 from tessera.training.data.dataset import Rows
 from tessera.training.data.jagged import gather_bags
-from tessera.training.data.malformed import MalformedRowError
-from tessera.training.data.movielens_read import MovieLens, read_movielens
+from tessera.training.data.malformed import Progress
+from tessera.training.data.movielens_read import MovieLens, find_layout, read_movielens
 
 SPARSE_NAMES = ("user", "item", "gender", "age", "occupation", "year", "genres", "history")
 DENSE_NAMES = ("user_ratings", "user_positive", "item_ratings", "item_positive")
@@ -42,26 +42,20 @@ Integers = npt.NDArray[np.int64]
 
 
 def write_movielens(
-    folder: Path, source: Path, *, positive_rating: int, strict: bool
+    source: Path, positive_rating: int, folder: Path, progress: Progress
 ) -> Mapping[str, Any]:
-    """Write the features' arrays into ``folder`` as ``.npy`` files.
-
-    Args:
-        folder: an empty folder.
-        source: MovieLens' folder.
-        positive_rating: the lowest rating with label 1.
-        strict: refuse the first malformed row.
+    """Write the features' arrays, of MovieLens' folder ``source``, into the empty ``folder``.
 
     Returns:
         ``rows``, their number, and ``malformed``, a report's JSON.
 
     Raises:
-        MalformedRowError: under ``strict``.
         UserError: ``source`` has no known layout.
     """
     tables = read_movielens(source)
-    if strict and tables.malformed.total:
-        raise MalformedRowError(tables.malformed.examples[0])
+    progress(
+        sum(file.stat().st_size for file in find_layout(source).files(source)), tables.malformed
+    )
     for name, array in build_arrays(tables, positive_rating=positive_rating).items():
         np.save(folder / f"{name}.npy", array)
     return {"rows": len(tables.ratings), "malformed": tables.malformed.to_json()}

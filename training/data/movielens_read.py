@@ -41,6 +41,7 @@ AGE_BUCKETS = (1, 18, 25, 35, 45, 50, 56)
 """Lower bounds, as the 1M layout gives ages; its ids are the bounds' places."""
 
 MAX_ID = 2**31 - 1
+_MAX_DIGITS = 19  # of a 64-bit number
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,10 @@ class Layout:
     ratings_separator: str
     separator: str
 
+    def files(self, folder: Path) -> list[Path]:
+        """The files in ``folder``."""
+        return [folder / name for name in (self.ratings, self.items, self.users)]
+
 
 LAYOUTS = (
     Layout("u.data", "u.item", "u.user", "\t", "|"),
@@ -103,10 +108,10 @@ def find_layout(folder: Path) -> Layout:
     """
     for layout in LAYOUTS:
         if (folder / layout.ratings).is_file():
-            for name in (layout.items, layout.users):
-                if not (folder / name).is_file():
+            for file in layout.files(folder):
+                if not file.is_file():
                     raise UserError(
-                        f"path='{folder}': it has {layout.ratings} but no {name}; add it"
+                        f"path='{folder}': it has {layout.ratings} but no {file.name}; add it"
                     )
             return layout
     names = " or ".join(layout.ratings for layout in LAYOUTS)
@@ -190,7 +195,8 @@ def _check_count(fields: Sequence[str], columns: int) -> None:
 
 
 def _integer(column: str, text: str, low: int, high: int) -> int:
-    value = int(text) if text.isascii() and text.isdigit() else -1
+    readable = text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
+    value = int(text) if readable else -1
     if not low <= value <= high:
         raise _BadField(column, text, f"expected an integer from {low} to {high}")
     return value

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from tessera.errors import UserError
+from tessera.training.data import criteo, movielens
 from tessera.training.data.config import DataConfig
-from tessera.training.data.criteo import LAYOUT as CRITEO_LAYOUT
-from tessera.training.data.criteo import CriteoDataset, write_criteo
 from tessera.training.data.dataset import Dataset, DatasetView, DataSplits
-from tessera.training.data.malformed import MalformedReport, MalformedRowError
-from tessera.training.data.movielens import LAYOUT as MOVIELENS_LAYOUT
-from tessera.training.data.movielens import MovieLensDataset, write_movielens
+from tessera.training.data.malformed import MalformedReport, MalformedRowError, Progress
 from tessera.training.data.movielens_read import find_layout
 from tessera.training.data.prepared import PreparedFolder, open_or_build
 from tessera.training.data.splits import split_rows
@@ -49,27 +48,62 @@ def open_data(config: DataConfig, *, progress: bool = True) -> DataSplits:
         seed=config.split_seed,
         prepared=folder,
     )
-    train, valid, test = (DatasetView(dataset, part) for part in rows)
-    if config.valid_path:
-        valid, report = _whole(config, "valid_path", progress=progress)
-        malformed += report
-    if config.test_path:
-        test, report = _whole(config, "test_path", progress=progress)
-        malformed += report
-    if not len(train):
+    views = {
+        name: DatasetView(dataset, part)
+        for name, part in zip(("train", "valid", "test"), rows, strict=True)
+    }
+    for name in ("valid", "test"):
+        if config.paths(f"{name}_path"):
+            own, _, report = _open_paths(config, f"{name}_path", progress=progress)
+            views[name] = DatasetView(own, range(len(own)))
+            malformed += report
+    if not len(views["train"]):
         first = f" ({malformed.examples[0]})" if malformed.examples else ""
         raise UserError(
             f"path={config.path!r}: of {len(dataset)} rows none is left to train on; {malformed.total}"
             f" malformed ones were left out{first}"
         )
-    return DataSplits(train, valid, test, malformed)
+    return DataSplits(**views, malformed=malformed)
 
 
-def _whole(
-    config: DataConfig, field: str, *, progress: bool
-) -> tuple[DatasetView, MalformedReport]:
-    dataset, _, malformed = _open_paths(config, field, progress=progress)
-    return DatasetView(dataset, range(len(dataset))), malformed
+@dataclass(frozen=True)
+class _Reader:
+    """How the files of one path field are prepared, and opened once they are.
+
+    Attributes:
+        files: what is read.
+        options: what the prepared folder depends on besides them.
+        write: writes what it has read into an empty folder, and tells of its progress.
+        opened: the rows of a prepared folder.
+    """
+
+    files: list[Path]
+    options: dict[str, Any]
+    write: Callable[[Path, Progress], Mapping[str, Any]]
+    opened: Callable[[PreparedFolder], Dataset]
+
+
+def _criteo(config: DataConfig, paths: tuple[Path, ...], field: str) -> _Reader:
+    files = [file for path in paths for file in _criteo_files(path, field)]
+    return _Reader(
+        files=files,
+        options={"layout": criteo.LAYOUT},
+        write=partial(criteo.write_criteo, files, config.workers),
+        opened=lambda found: criteo.CriteoDataset(found.path, rows=found.details["rows"]),
+    )
+
+
+def _movielens(config: DataConfig, paths: tuple[Path, ...], _field: str) -> _Reader:
+    (source,) = paths
+    return _Reader(
+        files=find_layout(source).files(source),
+        options={"layout": movielens.LAYOUT, "positive_rating": config.positive_rating},
+        write=partial(movielens.write_movielens, source, config.positive_rating),
+        opened=lambda found: movielens.MovieLensDataset(found.path, max_history=config.max_history),
+    )
+
+
+_READERS = {"criteo": _criteo, "movielens": _movielens}
 
 
 def _open_paths(
@@ -77,96 +111,51 @@ def _open_paths(
 ) -> tuple[Dataset, Path, MalformedReport]:
     """The dataset of one path field, with its prepared folder and what was left out of it."""
     paths = tuple(Path(path).expanduser() for path in config.paths(field))
-    cache = Path(config.cache_dir).expanduser() if config.cache_dir else _beside(paths[0])
-    if config.format == "movielens":
-        prepared = _prepare_movielens(config, paths[0], cache)
-    else:
-        prepared = _prepare_criteo(config, paths, cache, field=field, progress=progress)
-    malformed = MalformedReport.from_json(prepared.details["malformed"])
-    if config.strict and malformed.total:  # the cache was made without `strict`
-        raise MalformedRowError(malformed.examples[0])
-    if malformed.total:
-        _log.warning("%s", malformed)
-    dataset: Dataset
-    if config.format == "movielens":
-        dataset = MovieLensDataset(prepared.path, max_history=config.max_history)
-    else:
-        dataset = CriteoDataset(prepared.path, rows=prepared.details["rows"])
-    return dataset, prepared.path, malformed
-
-
-def _beside(path: Path) -> Path:
-    path = path.absolute()
-    return path.with_name(f"{path.name}.cache")
-
-
-def _prepare_movielens(config: DataConfig, source: Path, cache: Path) -> PreparedFolder:
-    layout = find_layout(source)
+    beside = paths[0].absolute().with_name(f"{paths[0].absolute().name}.cache")
+    reader = _READERS[config.format](config, paths, field)
 
     def build(folder: Path) -> Mapping[str, Any]:
-        details = write_movielens(
-            folder, source, positive_rating=config.positive_rating, strict=config.strict
-        )
-        return _with_rows(details, f"path='{source}'", "movielens")
-
-    return open_or_build(
-        cache,
-        label=source.name,
-        sources=[source / name for name in (layout.ratings, layout.items, layout.users)],
-        options={
-            "format": "movielens",
-            "layout": MOVIELENS_LAYOUT,
-            "positive_rating": config.positive_rating,
-        },
-        build=build,
-    )
-
-
-def _prepare_criteo(
-    config: DataConfig, paths: tuple[Path, ...], cache: Path, *, field: str, progress: bool
-) -> PreparedFolder:
-    files = [file for path in paths for file in _criteo_files(path, field)]
-
-    def build(folder: Path) -> Mapping[str, Any]:
-        total = sum(file.stat().st_size for file in files)
-        # disable=None: only on a terminal.
         with tqdm(
-            total=total,
+            total=sum(file.stat().st_size for file in reader.files),
             unit="B",
             unit_scale=True,
             desc=f"Preparing {paths[0].name}",
-            disable=None if progress else True,
+            disable=None if progress else True,  # None: only on a terminal
         ) as bar:
 
             def advance(source_bytes: int, malformed: MalformedReport) -> None:
+                _refuse_under_strict(config, malformed)
                 bar.update(source_bytes)
                 if malformed.total:
                     bar.set_postfix_str(f"{malformed.total} malformed")
 
-            details = write_criteo(
-                folder, files, workers=config.workers, strict=config.strict, progress=advance
+            details = reader.write(folder, advance)
+        if not details["rows"]:  # a cache without rows is not kept
+            malformed = MalformedReport.from_json(details["malformed"])
+            first = f", the first of them {malformed.examples[0]}" if malformed.examples else ""
+            raise UserError(
+                f"{field}='{paths[0]}': no line of it is a row of the format {config.format}"
+                f" ({malformed.total} are malformed{first}); give another path or data.format"
             )
-        return _with_rows(details, f"{field}='{paths[0]}'", "criteo")
+        return details
 
-    return open_or_build(
-        cache,
+    prepared = open_or_build(
+        Path(config.cache_dir).expanduser() if config.cache_dir else beside,
         label=paths[0].name,
-        sources=files,
-        options={"format": "criteo", "layout": CRITEO_LAYOUT},
+        sources=reader.files,
+        options={"format": config.format, **reader.options},
         build=build,
     )
+    malformed = MalformedReport.from_json(prepared.details["malformed"])
+    _refuse_under_strict(config, malformed)  # the cache may have been made without `strict`
+    if malformed.total:
+        _log.warning("%s", malformed)
+    return reader.opened(prepared), prepared.path, malformed
 
 
-def _with_rows(details: Mapping[str, Any], source: str, name: str) -> Mapping[str, Any]:
-    """What a reader found, if that is at least one row; a cache without rows is not kept."""
-    if details["rows"]:
-        return details
-    malformed = MalformedReport.from_json(details["malformed"])
-    first = f", the first of them {malformed.examples[0]}" if malformed.examples else ""
-    raise UserError(
-        f"{source}: no line of it is a row of the format {name} ({malformed.total} are malformed"
-        f"{first}); give another path or data.format"
-    )
+def _refuse_under_strict(config: DataConfig, malformed: MalformedReport) -> None:
+    if config.strict and malformed.total:
+        raise MalformedRowError(malformed.examples[0])
 
 
 def _criteo_files(path: Path, field: str) -> list[Path]:

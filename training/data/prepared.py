@@ -4,7 +4,8 @@ A prepared folder holds what a reader made of its source files, and a ``manifest
 written last:
 
     <cache_dir>/<label>-<identity>-<state>/     one folder per state of the sources
-        manifest.json                           format, sources, options, files with their sizes
+        manifest.json                           format, sources, options, files with their sizes, and
+                                                a digest of these
         ...                                     the reader's files
     <cache_dir>/.<label>-<identity>.tmp/        one that is being made
     <cache_dir>/.<label>-<identity>.lock        held (flock) by the process that makes it
@@ -14,8 +15,8 @@ modification times and the format's version, so a changed source leads to anothe
 old one is removed.  A folder is made under its temporary name, every file is flushed to the disk
 (fsync), the manifest after the others, and then renamed; a process that is killed leaves only a
 temporary folder, which the next one to hold the lock removes.  Of several processes that want the
-same folder one makes it and the others wait.  Opening compares every file's size with the manifest;
-a folder that lost something is reported and made again.
+same folder one makes it and the others wait.  Opening compares every file's size with the manifest, and the manifest with its
+digest; a folder that lost something is reported and made again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from typing import IO, Any
 
 from tessera.errors import UserError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 
 _log = logging.getLogger("tessera.data")
@@ -145,15 +146,28 @@ def _open(folder: Path) -> PreparedFolder | None:
     """The folder if it is there and whole."""
     if not folder.exists():
         return None
+    details: dict[str, Any] = {}
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        damage = _damage(folder, manifest["files"])
-    except (FileNotFoundError, ValueError, KeyError) as error:
-        manifest, damage = {}, f"its {MANIFEST} cannot be read ({error})"
+        if _is_sealed(manifest):
+            details = manifest["details"]
+            damage = _damage(folder, manifest["files"])
+        else:
+            damage = f"its {MANIFEST} is not the one that was written"
+    except (FileNotFoundError, ValueError, RecursionError) as error:
+        damage = f"its {MANIFEST} cannot be read ({error})"
     if damage:
         _log.warning("%s: %s; preparing the data again", folder, damage)
         return None
-    return PreparedFolder(folder, manifest["details"])
+    return PreparedFolder(folder, details)
+
+
+def _is_sealed(manifest: Any) -> bool:
+    """Whether this is what `_seal` wrote, unchanged."""
+    if not isinstance(manifest, dict):
+        return False
+    content = {name: value for name, value in manifest.items() if name != "digest"}
+    return bool(manifest.get("digest") == _digest(content))
 
 
 def _damage(folder: Path, sizes: Mapping[str, int]) -> str | None:
@@ -184,8 +198,10 @@ def _seal(
         "files": {file.name: file.stat().st_size for file in files},
         "details": details,
     }
+    manifest = json.loads(json.dumps(manifest))  # as it will be read
     path = folder / MANIFEST
-    path.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    sealed = {**manifest, "digest": _digest(manifest)}
+    path.write_text(json.dumps(sealed, indent=1), encoding="utf-8")
     _sync(path)
     _sync(folder)
 

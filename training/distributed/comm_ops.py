@@ -3,10 +3,6 @@
 # isort: skip_file
 # fmt: off
 # ruff: noqa: PLC0414 - type checkers offer a name that is imported as itself
-from tessera.training.distributed.comm.all_gather import (
-    AllGatherBaseInfo as AllGatherBaseInfo, AllGatherBase_Req as AllGatherBase_Req,
-    AllGatherBase_Wait as AllGatherBase_Wait, all_gather_base_pooled as all_gather_base_pooled,
-)
 from tessera.training.distributed.comm.alltoall_pooled import (
     All2AllPooledInfo as All2AllPooledInfo, All2All_Pooled_Req as All2All_Pooled_Req,
     All2All_Pooled_Wait as All2All_Pooled_Wait,
@@ -27,6 +23,8 @@ from tessera.training.distributed.comm.alltoallv import (
     alltoallv as alltoallv,
 )
 from tessera.training.distributed.comm.reduce_scatter import (
+    AllGatherBaseInfo as AllGatherBaseInfo, AllGatherBase_Req as AllGatherBase_Req,
+    AllGatherBase_Wait as AllGatherBase_Wait, all_gather_base_pooled as all_gather_base_pooled,
     ReduceScatterBaseInfo as ReduceScatterBaseInfo, ReduceScatterBase_Req as ReduceScatterBase_Req,
     ReduceScatterBase_Wait as ReduceScatterBase_Wait, ReduceScatterInfo as ReduceScatterInfo,
     ReduceScatterVInfo as ReduceScatterVInfo, ReduceScatterV_Req as ReduceScatterV_Req,

@@ -3,7 +3,7 @@
 # isort: skip_file
 # fmt: off
 # ruff: noqa: PLC0414 - type checkers offer a name that is imported as itself
-from tessera.training.distributed.inference.unpooled import (
+from tessera.training.distributed.inference.sharded import (
     QuantEmbeddingCollectionSharder as QuantEmbeddingCollectionSharder,
     ShardedQuantEmbeddingCollection as ShardedQuantEmbeddingCollection,
 )

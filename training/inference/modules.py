@@ -17,8 +17,10 @@ from torch import nn
 
 from tessera.errors import UserError
 from tessera.training.distributed.comm.environment import ShardingEnv
-from tessera.training.distributed.inference.pooled import QuantEmbeddingBagCollectionSharder
-from tessera.training.distributed.inference.unpooled import QuantEmbeddingCollectionSharder
+from tessera.training.distributed.inference.sharded import (
+    QuantEmbeddingBagCollectionSharder,
+    QuantEmbeddingCollectionSharder,
+)
 from tessera.training.distributed.model.shard import shard_modules
 from tessera.training.distributed.plan.plan_types import ShardingPlan
 from tessera.training.distributed.plan.sharded_module import ModuleSharder

@@ -26,13 +26,7 @@ _CLASSES = "_optimizer_classes"
 _KWARGS = "_optimizer_kwargs"
 # How a dense optimizer computes, which says nothing of what.
 _IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}
-_TAKEN = {
-    "lr": "learning_rate",
-    "eps": "eps",
-    "betas": "betas",
-    "momentum": "momentum",
-    "eta": "eta",
-}
+_TAKEN = {"eps", "betas", "momentum", "eta"}
 
 
 def apply_optimizer_in_backward(
@@ -140,8 +134,10 @@ def convert_optimizer_type_and_kwargs(
             if value:
                 l2 = not own and optimizer_class is not torch.optim.AdamW
                 fused.update(weight_decay=value, weight_decay_mode="l2" if l2 else "decouple")
+        elif name == "lr":
+            fused["learning_rate"] = float(value)
         elif name in _TAKEN and (own or name != "momentum"):
-            fused[_TAKEN[name]] = float(value) if name == "lr" else value
+            fused[name] = value
         elif value and name not in _IMPLEMENTATION:
             raise ValueError(
                 f"{optimizer_class.__name__}({name}={value}) has no fused form; leave {name} out"

@@ -82,12 +82,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
         The closure, if any, is evaluated first: it computes the gradients.
         """
         loss = value_of(closure)
-        parameters = [
-            parameter
-            for group in self.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         if self._clipping is GradientClipping.VALUE:
             nn.utils.clip_grad_value_(parameters, self._max_gradient)
         elif self._clipping is GradientClipping.NORM:
@@ -96,34 +91,27 @@ class GradientClippingOptimizer(OptimizerWrapper):
         return loss
 
     def _clip_norm(self, parameters: Sequence[nn.Parameter]) -> None:
-        whole: list[Tensor] = []
-        spread: dict[tuple[dist.ProcessGroup, ...], list[Tensor]] = {
-            tuple(groups): [] for groups in self._groups_of.values()
-        }
-        for parameter in parameters:
-            assert parameter.grad is not None
-            own = self._groups_of.get(parameter)
-            (spread[tuple(own)] if own else whole).append(parameter.grad)
+        gradients = [(p, p.grad) for p in parameters if p.grad is not None]
+        whole = [gradient for p, gradient in gradients if not self._groups_of.get(p)]
         device = next((p.device for p in self._groups_of), None) or (
             whole[0].device if whole else torch.device("cpu")
         )
         total = self._power(whole, device)
+        infinite = math.isinf(self._norm_type)
         # Every rank takes part in every sum, with or without a gradient of its own.
-        for groups, gradients in spread.items():
-            part = self._power(gradients, device)
+        for groups in dict.fromkeys(tuple(groups) for groups in self._groups_of.values() if groups):
+            own = [g for p, g in gradients if tuple(self._groups_of.get(p, ())) == groups]
+            part = self._power(own, device)
             for group in groups:
-                largest = math.isinf(self._norm_type)
                 dist.all_reduce(
-                    part, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group
+                    part, dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=group
                 )
             total = self._joined(total, part)
-        infinite = math.isinf(self._norm_type)
         self._total_norm = total if infinite else total.pow(1.0 / self._norm_type)
         # Not above 1, and without a wait for the device.
         factor = (self._max_gradient / (self._total_norm + 1e-6)).clamp(max=1.0)
-        for parameter in parameters:
-            assert parameter.grad is not None
-            parameter.grad.mul_(factor.to(parameter.grad.device))
+        for _, gradient in gradients:
+            gradient.mul_(factor.to(gradient.device))
 
     def _power(self, gradients: Sequence[Tensor], device: torch.device) -> Tensor:
         """Sum of the p-th powers, or the largest absolute value; a scalar."""

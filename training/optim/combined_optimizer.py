@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
 
 from torch import Tensor
@@ -37,17 +37,10 @@ class CombinedOptimizer(KeyedOptimizer):
         states = [cast("State", optim.state) for _, optim in self._optims]
         super().__init__(params, ChainMap(*states), groups)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Only the parts have groups.
-
-        Raises:
-            ValueError: always, once the optimizer is built.
-        """
-        if hasattr(self, "params"):
-            raise ValueError(
-                "a combined optimizer takes no new groups; combine it with one more optimizer"
-            )
-        super().add_param_group(param_group)
+    def _add_named_group(self, _group: dict[str, Any], /) -> None:
+        raise ValueError(
+            "a combined optimizer takes no new groups; combine it with one more optimizer"
+        )
 
     def save_param_groups(self, save: bool) -> None:  # noqa: FBT001 - the signature TorchRec users know
         """Whether `state_dict` holds the groups' settings, of every part."""
@@ -115,22 +108,16 @@ class CombinedOptimizer(KeyedOptimizer):
         for prefix, optim in self._optims:
             own, groups = groups[: len(optim.param_groups)], groups[len(optim.param_groups) :]
             short = {_join(prefix, name): name for name in optim.params}
-            optim.load_state_dict(
-                {
-                    "state": {
-                        short[name]: value
-                        for name, value in state_dict["state"].items()
-                        if name in short
-                    },
-                    **({"param_groups": _renamed(own, short)} if has_groups else {}),
-                }
-            )
-
-
-def _renamed(groups: Sequence[Mapping[str, Any]], short: Mapping[str, str]) -> list[dict[str, Any]]:
-    return [
-        {**group, "params": [short.get(name, name) for name in group["params"]]} for group in groups
-    ]
+            states = state_dict["state"].items()
+            part: dict[str, Any] = {
+                "state": {short[name]: state for name, state in states if name in short}
+            }
+            if has_groups:
+                part["param_groups"] = [
+                    {**group, "params": [short.get(name, name) for name in group["params"]]}
+                    for group in own
+                ]
+            optim.load_state_dict(part)
 
 
 def _join(prefix: str, name: str) -> str:

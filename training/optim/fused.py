@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
@@ -28,8 +28,26 @@ _CACHE_FIELDS = (
     "cache_precision",
     "prefetch_pipeline",
 )
-_BOUNDS_CHECKS = ("fatal", "warning", "ignore", "none")
-_OUTPUT_TYPES = ("fp32", "fp16", "bf16")
+_NOT_NEGATIVE = (lambda value: value >= 0, "0 or more")
+_BELOW_1 = (lambda value: 0 <= value < 1, "0 or more, below 1")
+_BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
+    "learning_rate": _NOT_NEGATIVE,
+    "eps": _NOT_NEGATIVE,
+    "weight_decay": _NOT_NEGATIVE,
+    "cache_reserved_memory": _NOT_NEGATIVE,
+    "eta": (lambda value: 0 <= value < float("inf"), "a finite number, 0 or more"),
+    "beta1": _BELOW_1,
+    "beta2": _BELOW_1,
+    "momentum": _BELOW_1,
+    "max_gradient": (lambda value: value > 0, "above 0"),
+    "cache_load_factor": (lambda value: 0 < value <= 1, "above 0, to 1"),
+}
+_CHOICES = {
+    "output_dtype": ("fp32", "fp16", "bf16"),
+    "bounds_check_mode": ("fatal", "warning", "ignore", "none"),
+    "cache_algorithm": ("lru", "lfu"),
+    "cache_precision": ("fp32", "fp16"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,29 +117,21 @@ class FusedParams:
     prefetch_pipeline: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "eps", "weight_decay", "cache_reserved_memory"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ValueError(f"fused_params: {name} is {value}; give 0 or more")
         for name in ("beta1", "beta2", "momentum", "eta"):
-            self._check_setting(name)
-        if self.max_gradient is not None and not self.max_gradient > 0:
-            raise ValueError(f"fused_params: max_gradient is {self.max_gradient}; give above 0")
+            if getattr(self, name) is not None and name not in RULES[self.optimizer].settings:
+                raise ValueError(
+                    f"fused_params: {name} is {getattr(self, name)}, but {self.optimizer.value} has "
+                    "none; leave it out"
+                )
+        for name, (allows, wanted) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and not allows(value):
+                raise ValueError(f"fused_params: {name} is {value}; give {wanted}")
         if self.gradient_clipping is False and self.max_gradient is not None:
             raise ValueError(
                 "fused_params: max_gradient is given but gradient_clipping is False; leave one out"
             )
-        if self.cache_load_factor is not None and not 0 < self.cache_load_factor <= 1:
-            raise ValueError(
-                f"fused_params: cache_load_factor is {self.cache_load_factor}; give above 0, to 1"
-            )
-        for name, known in (
-            ("weight_decay_mode", _DECAY_MODES),
-            ("output_dtype", _OUTPUT_TYPES),
-            ("bounds_check_mode", _BOUNDS_CHECKS),
-            ("cache_algorithm", ("lru", "lfu")),
-            ("cache_precision", ("fp32", "fp16")),
-        ):
+        for name, known in {"weight_decay_mode": _DECAY_MODES, **_CHOICES}.items():
             value = getattr(self, name)
             if value is not None and value not in known:
                 raise ValueError(
@@ -133,30 +143,17 @@ class FusedParams:
                 "weight_decay; give one or leave the mode out"
             )
 
-    def _check_setting(self, name: str) -> None:
-        value = getattr(self, name)
-        if value is None:
-            return
-        if name not in RULES[self.optimizer].settings:
-            raise ValueError(
-                f"fused_params: {name} is {value}, but {self.optimizer.value} has none; leave it out"
-            )
-        if not 0 <= value < (float("inf") if name == "eta" else 1):
-            raise ValueError(f"fused_params: {name} is {value}; give 0 or more, below 1")
-
     @property
     def hyper_parameters(self) -> HyperParameters:
         """The numbers of an update, with the optimizer's own defaults filled in."""
-        beta2 = 0.99 if self.optimizer is EmbOptimType.LION else 0.999
+        given = {name: getattr(self, name) for name in ("beta1", "beta2", "momentum", "eta")}
+        usual = {"beta2": 0.99} if self.optimizer is EmbOptimType.LION else {}
         return HyperParameters(
             lr=self.learning_rate,
             eps=self.eps,
             weight_decay=self.weight_decay,
             l2=self.weight_decay_mode == "l2",
-            beta1=0.9 if self.beta1 is None else self.beta1,
-            beta2=beta2 if self.beta2 is None else self.beta2,
-            momentum=0.9 if self.momentum is None else self.momentum,
-            eta=0.001 if self.eta is None else self.eta,
+            **{**usual, **{name: value for name, value in given.items() if value is not None}},
         )
 
     @property
@@ -196,12 +193,7 @@ class FusedParams:
                     f"fused_params: optimizer is {wanted!r}; give one of {', '.join(names)}"
                 )
             values["optimizer"] = names[wanted]
-        for name in (
-            "output_dtype",
-            "bounds_check_mode",
-            "cache_algorithm",
-            "cache_precision",
-        ):
+        for name in _CHOICES:
             given = values.get(name)
             if isinstance(given, Enum):
                 values[name] = given.name.lower().removeprefix("v2_")
@@ -240,15 +232,8 @@ class FusedOptimizer(KeyedOptimizer):
     def init_state(self, sparse_grad_parameter_names: Collection[str] | None = None) -> None:
         """Nothing to make: the state is there from the beginning."""
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """The tables are fixed.
-
-        Raises:
-            ValueError: always, once the optimizer is built.
-        """
-        if hasattr(self, "params"):
-            raise ValueError("fused tables take no new parameters; shard another module instead")
-        super().add_param_group(param_group)
+    def _add_named_group(self, _group: dict[str, Any], /) -> None:
+        raise ValueError("fused tables take no new parameters; shard another module instead")
 
 
 class EmptyFusedOptimizer(FusedOptimizer):

@@ -57,11 +57,15 @@ class KeyedOptimizer(Optimizer):
         """One more group; its ``params`` are pairs of name and parameter.
 
         Raises:
-            ValueError: parameters without names, or a name that is there already.
+            ValueError: parameters without names, a name that is there already, or an optimizer whose
+                parameters are fixed.
         """
-        if not hasattr(self, "params"):  # torch's constructor brings the first groups
+        if hasattr(self, "params"):
+            self._add_named_group(param_group)
+        else:  # torch's constructor brings the first groups
             super().add_param_group(param_group)
-            return
+
+    def _add_named_group(self, param_group: dict[str, Any], /) -> None:
         super().add_param_group({**param_group, "params": self._name_new(param_group)})
 
     def _name_new(self, param_group: Mapping[str, Any]) -> list[Tensor]:

@@ -68,16 +68,7 @@ class RowOptimizer(Optimizer):
         """One step; the closure, if any, is evaluated first and its value returned."""
         loss = value_of(closure)
         for group in self.param_groups:
-            beta1, beta2 = group.get("betas", (0.0, 0.0))
-            hyper = HyperParameters(
-                lr=float(group["lr"]),
-                eps=group.get("eps", 0.0),
-                weight_decay=group["weight_decay"],
-                beta1=beta1,
-                beta2=beta2,
-                momentum=group.get("momentum", 0.0),
-                eta=group.get("eta", 0.0),
-            )
+            hyper = HyperParameters().read(group)
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._update(parameter, parameter.grad, hyper)

@@ -15,9 +15,11 @@ zero, which gives not-a-number there, the row is left as it is here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum, unique
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,7 +56,7 @@ class HyperParameters:
         eta: LARS' trust coefficient.
     """
 
-    lr: float
+    lr: float = 0.0
     eps: float = 1e-8
     weight_decay: float = 0.0
     l2: bool = False
@@ -63,8 +65,27 @@ class HyperParameters:
     momentum: float = 0.9
     eta: float = 0.001
 
+    def group(self, settings: Collection[str]) -> dict[str, Any]:
+        """A parameter group of torch's with these numbers, of ``settings`` as far as wanted."""
+        group: dict[str, Any] = {
+            name: getattr(self, name) for name in ("lr", "eps", "weight_decay")
+        }
+        if set(_BETAS) <= set(settings):
+            group["betas"] = (self.beta1, self.beta2)
+        return {**group, **{name: getattr(self, name) for name in _LARS if name in settings}}
 
-Update = Callable[[Tensor, Tensor, Sequence[Tensor], HyperParameters, int], None]
+    def read(self, group: Mapping[str, Any]) -> HyperParameters:
+        """The same with the numbers that a parameter group has; itself where they are equal."""
+        names = ("lr", "eps", "weight_decay", *_LARS)
+        found: dict[str, Any] = {name: float(group[name]) for name in names if name in group}
+        beta1, beta2 = group.get("betas", (self.beta1, self.beta2))
+        now = replace(self, beta1=float(beta1), beta2=float(beta2), **found)
+        return self if now == self else now
+
+
+_BETAS = ("beta1", "beta2")
+_LARS = ("momentum", "eta")
+States = Sequence[Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,106 +93,77 @@ class RowRule:
     """One optimizer.
 
     Attributes:
-        update: ``update(w, g, states, hyper, step)``; ``step`` counts from 1.
+        rule: ``rule(w, g, states, hyper, step)``; L2 regularization is in ``g`` already.
         rowwise_states: per state, ``momentum1`` first, whether it is one number per row.
         counts_steps: whether the step's number is part of the state.
         settings: which of beta1, beta2, momentum and eta it reads.
+        shrinks: whether decoupled weight decay comes before the rule; otherwise the rule has it.
     """
 
-    update: Update
+    rule: Callable[[Tensor, Tensor, States, HyperParameters, int], None]
     rowwise_states: tuple[bool, ...] = ()
     counts_steps: bool = False
-    settings: frozenset[str] = frozenset()
+    settings: tuple[str, ...] = ()
+    shrinks: bool = True
+
+    def update(self, w: Tensor, g: Tensor, states: States, h: HyperParameters, step: int) -> None:
+        """Update rows in place; see the description of the module.  ``step`` counts from 1."""
+        if h.weight_decay and h.l2:
+            g = g.add(w, alpha=h.weight_decay)
+        elif h.weight_decay and self.shrinks:
+            w.mul_(1.0 - h.lr * h.weight_decay)
+        self.rule(w, g, states, h, step)
 
 
-def _shrink(w: Tensor, h: HyperParameters) -> None:
-    if h.weight_decay and not h.l2:
-        w.mul_(1.0 - h.lr * h.weight_decay)
-
-
-def _decayed(g: Tensor, w: Tensor, h: HyperParameters) -> Tensor:
-    """The gradient, with L2 regularization's part where that is asked for."""
-    return g.add(w, alpha=h.weight_decay) if h.weight_decay and h.l2 else g
-
-
-def _decoupled(h: HyperParameters) -> float:
-    return 0.0 if h.l2 else h.weight_decay
-
-
-def _sgd(w: Tensor, g: Tensor, states: Sequence[Tensor], h: HyperParameters, step: int) -> None:
-    del states, step
-    g = _decayed(g, w, h)
-    _shrink(w, h)
+def _sgd(w: Tensor, g: Tensor, _: States, h: HyperParameters, _step: int) -> None:
     w.add_(g, alpha=-h.lr)
 
 
-def _adagrad(w: Tensor, g: Tensor, states: Sequence[Tensor], h: HyperParameters, step: int) -> None:
-    del step
+def _adagrad(w: Tensor, g: Tensor, states: States, h: HyperParameters, _step: int) -> None:
     (total,) = states
-    g = _decayed(g, w, h)
-    _shrink(w, h)
-    total.addcmul_(g, g)
-    w.addcdiv_(g, total.sqrt().add_(h.eps), value=-h.lr)
-
-
-def _rowwise_adagrad(
-    w: Tensor, g: Tensor, states: Sequence[Tensor], h: HyperParameters, step: int
-) -> None:
-    del step
-    (total,) = states
-    g = _decayed(g, w, h)
-    _shrink(w, h)
-    total.add_(_mean_square(g))
-    w.addcdiv_(g, total.sqrt().add_(h.eps).unsqueeze(1), value=-h.lr)
+    if total.dim() == 1:
+        total.add_(_mean_square(g))
+    else:
+        total.addcmul_(g, g)
+    w.addcdiv_(g, _per_number(total.sqrt().add_(h.eps)), value=-h.lr)
 
 
 def _mean_square(g: Tensor) -> Tensor:
     return g.square().mean(dim=1)
 
 
-def _adam_direction(
-    w: Tensor,
-    g: Tensor,
-    states: Sequence[Tensor],
-    h: HyperParameters,
-    step: int,
-    *,
-    rowwise: bool,
-) -> Tensor:
+def _per_number(state: Tensor) -> Tensor:
+    """A state of one number per row or per number, in a form that ``[U, D]`` can be divided by."""
+    return state.unsqueeze(1) if state.dim() == 1 else state
+
+
+def _adam_direction(w: Tensor, g: Tensor, states: States, h: HyperParameters, step: int) -> Tensor:
     """Adam's step before the learning rate, decoupled weight decay included; new ``[U, D]``."""
     first, second = states
-    g = _decayed(g, w, h)
     first.lerp_(g, 1.0 - h.beta1)
-    second.mul_(h.beta2).add_(_mean_square(g) if rowwise else g.square(), alpha=1.0 - h.beta2)
+    squares = _mean_square(g) if second.dim() == 1 else g.square()
+    second.mul_(h.beta2).add_(squares, alpha=1.0 - h.beta2)
     spread = second.div(1.0 - h.beta2**step).sqrt_().add_(h.eps)
-    direction = first.div(1.0 - h.beta1**step).div_(spread.unsqueeze(1) if rowwise else spread)
+    direction = first.div(1.0 - h.beta1**step).div_(_per_number(spread))
     return direction.add_(w, alpha=_decoupled(h)) if _decoupled(h) else direction
 
 
-def _adam(*, rowwise: bool) -> Update:
-    def update(
-        w: Tensor, g: Tensor, states: Sequence[Tensor], h: HyperParameters, step: int
-    ) -> None:
-        w.add_(_adam_direction(w, g, states, h, step, rowwise=rowwise), alpha=-h.lr)
-
-    return update
+def _decoupled(h: HyperParameters) -> float:
+    return 0.0 if h.l2 else h.weight_decay
 
 
-def _lamb(*, rowwise: bool) -> Update:
-    def update(
-        w: Tensor, g: Tensor, states: Sequence[Tensor], h: HyperParameters, step: int
-    ) -> None:
-        direction = _adam_direction(w, g, states, h, step, rowwise=rowwise)
-        trust = _quotient(w.norm(dim=1, keepdim=True), direction.norm(dim=1, keepdim=True))
-        w.addcmul_(direction, trust, value=-h.lr)
-
-    return update
+def _adam(w: Tensor, g: Tensor, states: States, h: HyperParameters, step: int) -> None:
+    w.add_(_adam_direction(w, g, states, h, step), alpha=-h.lr)
 
 
-def _lars(w: Tensor, g: Tensor, states: Sequence[Tensor], h: HyperParameters, step: int) -> None:
-    del step
+def _lamb(w: Tensor, g: Tensor, states: States, h: HyperParameters, step: int) -> None:
+    direction = _adam_direction(w, g, states, h, step)
+    trust = _quotient(w.norm(dim=1, keepdim=True), direction.norm(dim=1, keepdim=True))
+    w.addcmul_(direction, trust, value=-h.lr)
+
+
+def _lars(w: Tensor, g: Tensor, states: States, h: HyperParameters, _step: int) -> None:
     (momentum,) = states
-    g = _decayed(g, w, h)
     decay = _decoupled(h)
     weight_norm = w.norm(dim=1, keepdim=True)
     denominator = g.norm(dim=1, keepdim=True).add_(weight_norm, alpha=decay)
@@ -180,14 +172,10 @@ def _lars(w: Tensor, g: Tensor, states: Sequence[Tensor], h: HyperParameters, st
     w.sub_(momentum)
 
 
-def _lion(w: Tensor, g: Tensor, states: Sequence[Tensor], h: HyperParameters, step: int) -> None:
+def _lion(w: Tensor, g: Tensor, states: States, h: HyperParameters, _step: int) -> None:
     """Chen et al. 2023, Symbolic Discovery of Optimization Algorithms, https://arxiv.org/abs/2302.06675."""
-    del step
     (momentum,) = states
-    g = _decayed(g, w, h)
-    direction = momentum.lerp(g, 1.0 - h.beta1).sign_()
-    _shrink(w, h)
-    w.add_(direction, alpha=-h.lr)
+    w.add_(momentum.lerp(g, 1.0 - h.beta1).sign_(), alpha=-h.lr)
     momentum.lerp_(g, 1.0 - h.beta2)
 
 
@@ -196,39 +184,19 @@ def _quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
     return torch.where(denominator > 0, numerator / denominator, 0.0)
 
 
-_BETAS = frozenset({"beta1", "beta2"})
+_of_adam = partial(RowRule, counts_steps=True, settings=_BETAS, shrinks=False)
 
 RULES: dict[EmbOptimType, RowRule] = {
-    EmbOptimType.EXACT_SGD: RowRule(update=_sgd),
-    EmbOptimType.EXACT_ADAGRAD: RowRule(update=_adagrad, rowwise_states=(False,)),
-    EmbOptimType.EXACT_ROWWISE_ADAGRAD: RowRule(update=_rowwise_adagrad, rowwise_states=(True,)),
-    EmbOptimType.ADAM: RowRule(
-        update=_adam(rowwise=False),
-        rowwise_states=(False, False),
-        counts_steps=True,
-        settings=_BETAS,
-    ),
-    EmbOptimType.PARTIAL_ROWWISE_ADAM: RowRule(
-        update=_adam(rowwise=True),
-        rowwise_states=(False, True),
-        counts_steps=True,
-        settings=_BETAS,
-    ),
-    EmbOptimType.LAMB: RowRule(
-        update=_lamb(rowwise=False),
-        rowwise_states=(False, False),
-        counts_steps=True,
-        settings=_BETAS,
-    ),
-    EmbOptimType.PARTIAL_ROWWISE_LAMB: RowRule(
-        update=_lamb(rowwise=True),
-        rowwise_states=(False, True),
-        counts_steps=True,
-        settings=_BETAS,
-    ),
+    EmbOptimType.EXACT_SGD: RowRule(rule=_sgd),
+    EmbOptimType.EXACT_ADAGRAD: RowRule(rule=_adagrad, rowwise_states=(False,)),
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: RowRule(rule=_adagrad, rowwise_states=(True,)),
+    EmbOptimType.ADAM: _of_adam(rule=_adam, rowwise_states=(False, False)),
+    EmbOptimType.PARTIAL_ROWWISE_ADAM: _of_adam(rule=_adam, rowwise_states=(False, True)),
+    EmbOptimType.LAMB: _of_adam(rule=_lamb, rowwise_states=(False, False)),
+    EmbOptimType.PARTIAL_ROWWISE_LAMB: _of_adam(rule=_lamb, rowwise_states=(False, True)),
     EmbOptimType.LARS_SGD: RowRule(
-        update=_lars, rowwise_states=(False,), settings=frozenset({"momentum", "eta"})
+        rule=_lars, rowwise_states=(False,), settings=_LARS, shrinks=False
     ),
-    EmbOptimType.LION: RowRule(update=_lion, rowwise_states=(False,), settings=_BETAS),
+    EmbOptimType.LION: RowRule(rule=_lion, rowwise_states=(False,), settings=_BETAS),
 }
 """The rule of every optimizer."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tessera.errors import UserError
 from tessera.training.fbgemm import import_inference_tables
-from tessera.training.modules.embedding_configs import DataType
+from tessera.training.modules.embedding_configs import BaseEmbeddingConfig, DataType
 from tessera.training.quant.rows import (
     DEFAULT_ROW_ALIGNMENT,
     STORED_TYPES,
@@ -28,23 +28,29 @@ _SUM, _NONE = 0, 2  # FBGEMM's PoolingMode
 _OUTPUT_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 5}  # FBGEMM's SparseType
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RowsOf:
     """A table, or the part of one, that is stored.
 
     Attributes:
-        name: the table's.
+        table: its settings; ``data_type`` says how its numbers are stored.
         rows: of the part.
         dim: columns of the part.
-        data_type: how its numbers are stored.
-        features: how many features look up here.
     """
 
-    name: str
+    table: BaseEmbeddingConfig
     rows: int
     dim: int
-    data_type: DataType
-    features: int
+
+    @property
+    def name(self) -> str:
+        """The configuration of the table."""
+        return self.table.name
+
+    @property
+    def data_type(self) -> DataType:
+        """How its numbers are stored."""
+        return self.table.data_type
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +121,7 @@ class QuantizedRows:
             for part, row in zip(tables, self._row_bytes, strict=True)
         ]
         self._starts = [0, *accumulate(sizes)]
-        features = [index for index, part in enumerate(tables) for _ in range(part.features)]
+        features = [index for index, part in enumerate(tables) for _ in part.table.feature_names]
         self._columns = [tables[index].dim for index in features]
         self._widest = {
             kind: max([part.dim for part in tables if part.data_type is kind], default=0)

@@ -69,16 +69,7 @@ class StoredCollection(nn.Module, Generic[Config]):
         self.holder, self.pooled, self.weighted = holder, pooled, weighted
         self._feature_names = [name for table in tables for name in table.feature_names]
         self.rows = QuantizedRows(
-            [
-                RowsOf(
-                    name=table.name,
-                    rows=table.num_embeddings,
-                    dim=table.embedding_dim,
-                    data_type=table.data_type,
-                    features=len(table.feature_names),
-                )
-                for table in tables
-            ],
+            [RowsOf(table, table.num_embeddings, table.embedding_dim) for table in tables],
             pooled=pooled,
             output_dtype=output_dtype,
             device=device,

@@ -71,8 +71,7 @@ class Assembly:
 
     def on_device(self, batch: Batch, *, samples: int) -> StepBatch:
         """A batch as a step works on it, without waiting for the copy."""
-        given = StepBatch.of(batch, samples=samples, hasher=self.hasher)
-        return given.to(self.model.device, non_blocking=True)
+        return StepBatch(batch, samples, self.hasher).to(self.model.device, non_blocking=True)
 
     def begin_at(self, positive_rate: float) -> None:
         """Let fresh weights answer ``positive_rate`` on average, instead of a half.

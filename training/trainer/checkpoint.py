@@ -1,7 +1,7 @@
-"""Checkpoints of runs: one content, written by one process as a file or by several as a folder.
+"""Checkpoints of runs: one content, which one process writes as a file and several as a folder.
 
-`checkpoint_file` and `checkpoint_folder` are the two forms; here is what chooses between them.  A run
-may be taken up from either, by any number of ranks.
+`checkpoint_file` is the file; `tessera.training.distributed.checkpoint` writes and reads the folder,
+``step-0000001234.shards``.  A run may be taken up from either, by any number of ranks.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from tessera.training.trainer.assembly import Assembly
 
 
-def _folders() -> ModuleType:
+def _sharded() -> ModuleType:
     # It takes a while to import that a run of one rank need not wait.
-    from tessera.training.trainer import checkpoint_folder  # noqa: PLC0415
+    from tessera.training.distributed.checkpoint import save_and_load  # noqa: PLC0415
 
-    return checkpoint_folder
+    return save_and_load
 
 
 def save_checkpoint(folder: Path, step: int, assembly: Assembly, plain: dict[str, Any]) -> None:
@@ -46,26 +46,36 @@ def save_checkpoint(folder: Path, step: int, assembly: Assembly, plain: dict[str
         CheckpointError: it cannot be written (disk full, no permission); older ones are as they
             were.
     """
-    alone = assembly.ranks.alone
-    path = checkpoint_path(folder, step, sharded=not alone)
-    if alone:
-        content = Checkpoint(**plain, rng=torch.get_rng_state(), **assembly.state())
-        write_file(path, content)
-    else:
-        _folders().write_folder(path, assembly, plain)
+    ranks = assembly.ranks
+    path = checkpoint_path(folder, step, sharded=not ranks.alone)
+    if ranks.alone:
+        write_file(path, Checkpoint(**plain, rng=torch.get_rng_state(), **assembly.state()))
+        return
+    _sharded().save_checkpoint(
+        path,
+        model=assembly.model,
+        optimizer=assembly.keyed_optimizer(),
+        extra={**plain, "ranks": ranks.world_size},
+        extra_tensors={f"rng.{ranks.rank}": torch.get_rng_state()},
+    )
 
 
 def read_plain(path: Path) -> dict[str, Any]:
     """The fields of a checkpoint that are not tensors, without reading the tensors.
 
+    Of a folder also ``ranks``, the number of those that wrote it.
+
     Raises:
         CheckpointError: it is damaged, or not one of a run.
     """
-    if path.is_dir():
-        plain: dict[str, Any] = _folders().read_folder_plain(path)
-        return plain
-    checkpoint = read_file(path, verify=False)
-    return {name: getattr(checkpoint, name) for name in PLAIN_KINDS}
+    if not path.is_dir():
+        checkpoint = read_file(path, verify=False)
+        return {name: getattr(checkpoint, name) for name in PLAIN_KINDS}
+    plain: dict[str, Any] = _sharded().read_extra(path)
+    for name, kind in {**PLAIN_KINDS, "ranks": int}.items():
+        if not isinstance(plain.get(name), kind):
+            raise CheckpointError(f"{path} is not a whole checkpoint of a run: no {name}")
+    return plain
 
 
 def restore(path: Path, assembly: Assembly, *, seed: int) -> None:
@@ -79,16 +89,28 @@ def restore(path: Path, assembly: Assembly, *, seed: int) -> None:
     Raises:
         CheckpointError: it is damaged or of another model.
     """
-    if path.is_dir():
-        _folders().restore_folder(path, assembly, seed=seed)
+    ranks = assembly.ranks
+    if not path.is_dir():
+        checkpoint = read_file(path)
+        try:
+            assembly.load(checkpoint)
+        except (ValueError, KeyError, RuntimeError) as error:
+            raise CheckpointError(f"{path} does not fit this model: {error}") from error
+        if ranks.first:
+            torch.set_rng_state(checkpoint.rng.clone())
         return
-    checkpoint = read_file(path)
-    try:
-        assembly.load(checkpoint)
-    except (ValueError, KeyError, RuntimeError) as error:
-        raise CheckpointError(f"{path} does not fit this model: {error}") from error
-    if assembly.ranks.first:
-        torch.set_rng_state(checkpoint.rng.clone())
+    plain, state = read_plain(path), torch.get_rng_state()
+    known = ranks.rank < plain["ranks"]
+    _sharded().load_checkpoint(
+        path,
+        model=assembly.model,
+        optimizer=assembly.keyed_optimizer(),
+        extra_tensors={f"rng.{ranks.rank}": state} if known else None,
+    )
+    if known:
+        torch.set_rng_state(state)
+    else:
+        torch.manual_seed(seed + 1_000_003 * ranks.rank + int(plain["progress"].get("step", 0)))
 
 
 def restore_model(path: Path, assembly: Assembly) -> None:
@@ -98,18 +120,18 @@ def restore_model(path: Path, assembly: Assembly) -> None:
         CheckpointError: it is damaged.
     """
     if path.is_dir():
-        _folders().restore_folder_model(path, assembly)
+        _sharded().load_checkpoint(path, model=assembly.model)
     else:
         assembly.load_model(read_file(path))
 
 
-def load_checkpoint(path: Path, *, verify: bool = True, room: Room | None = None) -> Checkpoint:
+def load_checkpoint(path: Path, *, room: Room | None = None) -> Checkpoint:
     """Read a checkpoint into this process, whole tables of it; no process group is needed.
+
+    The states of the optimizers are left out of a folder's.
 
     Args:
         path: the file, whose tensors are mapped privately, or the folder.
-        verify: read the whole file once and compare its checksums first.  Without it only what
-            is not a tensor is sure to be right, and a folder's tensors are left out.
         room: where the tensors of a folder are put; None: in memory.
 
     Raises:
@@ -117,10 +139,17 @@ def load_checkpoint(path: Path, *, verify: bool = True, room: Room | None = None
             and plain containers.
         OSError: it cannot be read.
     """
-    if path.is_dir():
-        found: Checkpoint = _folders().read_folder(path, tensors=verify, room=room)
-        return found
-    return read_file(path, verify=verify)
+    if not path.is_dir():
+        return read_file(path)
+    plain = read_plain(path)
+    saved = _sharded().read_checkpoint(path, only_model=True, room=room)
+    return Checkpoint(
+        **{name: plain[name] for name in PLAIN_KINDS},
+        model=saved.model,
+        fused_optimizer={},
+        dense_optimizer={},
+        rng=saved.extra_tensors["rng.0"],
+    )
 
 
 def prune_checkpoints(folder: Path, *, newest: int, best: int | None) -> None:

@@ -110,26 +110,32 @@ def read_file(path: Path, *, verify: bool = True) -> Checkpoint:
             but tensors and plain containers.
         OSError: it cannot be read.
     """
+    with path.open("rb"):
+        pass  # from here on an OSError means that the archive leads to a place that is not there
     try:
-        with zipfile.ZipFile(path) as archive:
-            if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
-                raise CheckpointError(f"{path} is not a Tessera checkpoint: it is compressed")
-            damaged = archive.testzip() if verify else None
-        if damaged is not None:
-            raise CheckpointError(f"{path} is damaged: the checksum of {damaged} does not hold")
+        _check_archive(path, contents=verify)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except CheckpointError:
+        raise
     except pickle.UnpicklingError as error:
         # torch's own text advises to load without the safeguard; ours must not.
         raise CheckpointError(
             f"{path} is refused: it is damaged or holds objects other than tensors and plain "
             "containers, and loading those could run code; get the checkpoint from its source again"
         ) from error
-    except (zipfile.BadZipFile, RuntimeError, EOFError, ValueError, KeyError) as error:
-        if isinstance(error, CheckpointError):
-            raise
+    except Exception as error:  # whatever zipfile, torch and their parsers make of damaged bytes
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"{path} is not a whole Tessera checkpoint: {reason}") from error
     return _checked(path, content)
+
+
+def _check_archive(path: Path, *, contents: bool) -> None:
+    with zipfile.ZipFile(path) as archive:
+        if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
+            raise CheckpointError(f"{path} is not a Tessera checkpoint: it is compressed")
+        damaged = archive.testzip() if contents else None
+    if damaged is not None:
+        raise CheckpointError(f"{path} is damaged: the checksum of {damaged!r} does not hold")
 
 
 def _checked(path: Path, content: Any) -> Checkpoint:

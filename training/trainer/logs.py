@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TextIO
 
 from tessera.errors import UserError
 from tessera.training.trainer.files import write_atomically
-from tessera.training.trainer.metrics import Evaluation
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -34,8 +33,6 @@ COLUMNS = (
     "samples_per_second",
 )
 """``split`` is ``train`` (``loss``: mean since the row before) or ``valid`` (``loss``: log loss)."""
-
-Row = dict[str, int | float | str]
 
 
 class MetricsLog:
@@ -64,52 +61,8 @@ class MetricsLog:
         if self._events is not None:
             self._events.close()
 
-    def train(
-        self,
-        *,
-        step: int,
-        epoch: int,
-        samples: int,
-        loss: float,
-        dense_learning_rate: float,
-        embedding_learning_rate: float,
-        samples_per_second: float,
-    ) -> None:
-        """Log the mean training loss since the last call."""
-        self._write(
-            {
-                "step": step,
-                "epoch": epoch,
-                "samples": samples,
-                "split": "train",
-                "loss": loss,
-                "dense_learning_rate": dense_learning_rate,
-                "embedding_learning_rate": embedding_learning_rate,
-                "samples_per_second": round(samples_per_second, 1),
-            }
-        )
-
-    def valid(self, *, step: int, epoch: int, samples: int, evaluation: Evaluation) -> None:
-        """Log an evaluation on the validation rows."""
-        self._write(
-            {
-                "step": step,
-                "epoch": epoch,
-                "samples": samples,
-                "split": "valid",
-                "loss": evaluation.log_loss,
-                "auc": evaluation.auc,
-                "normalised_entropy": evaluation.normalised_entropy,
-                "calibration": evaluation.calibration,
-            }
-        )
-
-    def sync(self) -> None:
-        """Put every row on the disk; called before a checkpoint that is to agree with it."""
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
-
-    def _write(self, row: Row) -> None:
+    def write(self, **row: float | str) -> None:
+        """Log a row: a value for each of the `COLUMNS` that apply to it."""
         self._csv.writerow(row)
         self._stream.flush()
         if self._events is not None:
@@ -117,21 +70,10 @@ class MetricsLog:
                 if name in row:
                     self._events.add_scalar(f"{row['split']}/{name}", row[name], row["step"])
 
-
-class NoLog:
-    """The log of a rank that writes none: takes what `MetricsLog` takes and does nothing."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def train(self, **row: float) -> None:
-        """Rank 0 logs it."""
-
-    def valid(self, **row: int | Evaluation) -> None:
-        """Rank 0 logs it."""
-
     def sync(self) -> None:
-        """Nothing is written."""
+        """Put every row on the disk; called before a checkpoint that is to agree with it."""
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
 
 
 def read_metrics(path: Path) -> list[dict[str, str]]:

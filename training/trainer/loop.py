@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from tessera.errors import UserError
 from tessera.training.config import TrainConfig
 from tessera.training.data.batch import Batch
-from tessera.training.data.dataset import DatasetView
+from tessera.training.data.dataset import DataSplits
 from tessera.training.data.loader import BatchLoader
 from tessera.training.trainer.assembly import Assembly
 from tessera.training.trainer.display import Display
 from tessera.training.trainer.evaluate import evaluate
-from tessera.training.trainer.logs import MetricsLog, NoLog
+from tessera.training.trainer.logs import MetricsLog
 from tessera.training.trainer.pipelines import give_model_back, make_pipeline
 from tessera.training.trainer.progress import Progress
 from tessera.training.trainer.schedule import learning_rate_factor
@@ -44,15 +44,14 @@ class DivergedError(UserError):
 
 @dataclass(kw_only=True)
 class TrainingLoop:
-    """One run's loop over ``train_rows``.
+    """One run's loop over its training rows.
 
     Attributes:
         config: how to train.
         assembly: the model and its optimizers.
-        train_rows: the rows to train on.
-        valid_rows: the rows to evaluate on; not empty.
+        splits: the rows to train on and those to evaluate on; neither is empty.
         progress: where to begin; kept up to date.
-        log: takes losses and evaluations.
+        log: takes losses and evaluations; None on ranks that write none.
         display: shows them.
         save: writes a checkpoint of the present state.
         should_stop: asked after each step (on GPUs every few steps) and within evaluations; it
@@ -61,10 +60,9 @@ class TrainingLoop:
 
     config: TrainConfig
     assembly: Assembly
-    train_rows: DatasetView
-    valid_rows: DatasetView
+    splits: DataSplits
     progress: Progress
-    log: MetricsLog | NoLog
+    log: MetricsLog | None
     display: Display
     save: Callable[[], None]
     should_stop: Callable[[], bool]
@@ -73,13 +71,13 @@ class TrainingLoop:
         device = self.assembly.model.device
         threads = 1 if device.type == "cpu" else GPU_LOADER_THREADS
         self._loader = BatchLoader(
-            self.train_rows,
+            self.splits.train,
             batch_size=self.config.batch_size,
             shuffle=True,
             seed=self.config.seed,
             prefetch=2 * threads,
             threads=threads,
-            finish=None if device.type == "cpu" else _pin_memory,
+            finish=None if device.type == "cpu" else Batch.pin_memory,
             part=(self.assembly.ranks.rank, self.assembly.ranks.world_size),
         )
         self._pipeline = make_pipeline(self.config.pipeline, self.assembly)
@@ -147,7 +145,7 @@ class TrainingLoop:
             stop = last if every is None else min(last, batch + every - step % every)
             for number, given in enumerate(self._loader.epoch(epoch, batch, stop), start=batch):
                 samples = self._loader.batch_rows(number)
-                yield StepBatch.of(given, samples=samples, hasher=self.assembly.hasher)
+                yield StepBatch(given, samples, self.assembly.hasher)
             step += stop - batch
             if self._is_evaluated(step, ended_epoch=epoch if stop == last else None):
                 return
@@ -207,25 +205,28 @@ class TrainingLoop:
 
     def _log_loss(self) -> None:
         self._look_at_losses()
-        progress, now = self.progress, time.perf_counter()
+        now = time.perf_counter()
         dense, embedding = self.assembly.learning_rates()
-        self.log.train(
-            step=progress.step,
-            epoch=progress.epochs,
-            samples=progress.samples,
-            loss=progress.take_mean_loss(),
+        self._log(
+            split="train",
+            loss=self.progress.take_mean_loss(),
             dense_learning_rate=dense,
             embedding_learning_rate=embedding,
-            samples_per_second=self._row_samples / max(now - self._row_began, 1e-9),
+            samples_per_second=round(self._row_samples / max(now - self._row_began, 1e-9), 1),
         )
         self._row_began, self._row_samples = now, 0
+
+    def _log(self, **columns: float | str) -> None:
+        if self.log is not None:
+            done = self.progress
+            self.log.write(step=done.step, epoch=done.epochs, samples=done.samples, **columns)
 
     def _evaluate(self) -> bool:
         """Evaluate and save; False, with nothing changed, if asked to stop meanwhile."""
         give_model_back(self._pipeline)
         metrics = evaluate(
             self.assembly,
-            self.valid_rows,
+            self.splits.valid,
             batch_size=self.config.eval_batch_size,
             should_stop=self.should_stop,
         )
@@ -236,11 +237,12 @@ class TrainingLoop:
         patience = self.config.patience
         out_of_patience = patience is not None and progress.evaluations_since_best >= patience
         progress.done = progress.epoch >= self.config.epochs or out_of_patience
-        self.log.valid(
-            step=progress.step,
-            epoch=progress.epochs,
-            samples=progress.samples,
-            evaluation=evaluation,
+        self._log(
+            split="valid",
+            loss=evaluation.log_loss,
+            auc=evaluation.auc,
+            normalised_entropy=evaluation.normalised_entropy,
+            calibration=evaluation.calibration,
         )
         self.display.evaluation(step=progress.step, evaluation=evaluation, better=better)
         if out_of_patience:
@@ -251,13 +253,10 @@ class TrainingLoop:
     def _save(self) -> None:
         self._look_at_losses()
         began = time.perf_counter()
-        self.log.sync()
+        if self.log is not None:
+            self.log.sync()
         self.save()
         self._row_began += time.perf_counter() - began  # no training, so it does not count
-
-
-def _pin_memory(batch: Batch) -> Batch:
-    return batch.pin_memory()
 
 
 def _falls_on(step: int, every: int | None) -> bool:

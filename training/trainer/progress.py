@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, Literal
 
+from tessera.training.distributed.checkpoint.errors import CheckpointError
 from tessera.training.trainer.metrics import Evaluation
 
 
@@ -95,13 +97,16 @@ class Progress:
         return asdict(self)
 
     @classmethod
-    def from_plain(cls, values: Mapping[str, Any]) -> Progress:
-        """What `to_plain` gave.
+    def from_plain(cls, values: Mapping[str, Any], path: Path) -> Progress:
+        """What `to_plain` gave, as the checkpoint ``path`` holds it.
 
         Raises:
-            ValueError: a field is missing.
+            CheckpointError: a field is missing.
         """
         missing = [item.name for item in fields(cls) if item.name not in values]
         if missing:
-            raise ValueError(f"the checkpoint's progress lacks {', '.join(missing)}")
+            raise CheckpointError(
+                f"{path} does not fit this version of Tessera: its progress lacks"
+                f" {', '.join(missing)}"
+            )
         return cls(**{item.name: values[item.name] for item in fields(cls)})

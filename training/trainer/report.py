@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +54,17 @@ def render_report(
         f"Rows of the {split} split in {CALIBRATION_BINS} groups of equal size by prediction; on"
         " the line, predictions are right on average."
     )
+    auc_note = "Area under the ROC curve on the validation rows."
+    scores_note = f"Predictions on the {split} split, each label's rows as a density."
+    loss = partial(_draw_curves, rows=rows, final=final, column="loss", splits=("train", "valid"))
+    auc = partial(_draw_curves, rows=rows, final=final, column="auc", splits=("valid",))
+    calibration = partial(_draw_calibration, metrics=shown)
+    histogram = partial(_draw_histogram, metrics=shown)
     plots = [
-        ("Loss", "Log loss by training step.", _loss_plot(rows, final)),
-        ("AUC", "Area under the ROC curve on the validation rows.", _auc_plot(rows, final)),
-        ("Calibration", groups_note, _calibration_plot(shown)),
-        (
-            "Scores by label",
-            f"Predictions on the {split} split, each label's rows as a density.",
-            _histogram_plot(shown),
-        ),
+        ("Loss", "Log loss by training step.", _svg("step", "log loss", loss)),
+        ("AUC", auc_note, _svg("step", "AUC", auc)),
+        ("Calibration", groups_note, _svg("mean prediction", "share of label 1", calibration)),
+        ("Scores by label", scores_note, _svg("prediction", "density", histogram)),
     ]
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
         (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
@@ -86,27 +89,21 @@ def _number(value: float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.5f}"
 
 
-def _column(
-    rows: Sequence[Mapping[str, str]], split: str, name: str
-) -> tuple[list[int], list[float]]:
-    chosen = [row for row in rows if row["split"] == split]
-    return [int(row["step"]) for row in chosen], [float(row[name]) for row in chosen]
-
-
-def _figure() -> tuple[Figure, Axes]:
+def _svg(x_label: str, y_label: str, draw: Callable[[Axes], None]) -> str:
+    """What ``draw`` puts on axes with these labels, as an ``<svg>`` element."""
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(visible=True, color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
-    return figure, axes
-
-
-def _svg(figure: Figure, name: str) -> str:
-    """The figure as an ``<svg>`` element; ``name`` keeps ids apart from other figures' ids."""
+    draw(axes)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.legend(frameon=False)
     stream = io.StringIO()
     with mpl.rc_context(
-        {"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif"}
+        # The salt keeps ids apart from those of the report's other figures.
+        {"svg.fonttype": "none", "svg.hashsalt": y_label, "font.family": "sans-serif"}
     ):
         no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(stream, format="svg", metadata=no_metadata)
@@ -114,31 +111,25 @@ def _svg(figure: Figure, name: str) -> str:
     return text[text.index("<svg") :]  # without the XML prolog, which HTML does not have
 
 
-def _mark_best(axes: Axes, final: Mapping[str, Any]) -> None:
+def _draw_curves(
+    axes: Axes,
+    *,
+    rows: Sequence[Mapping[str, str]],
+    final: Mapping[str, Any],
+    column: str,
+    splits: Sequence[str],
+) -> None:
+    for split in splits:
+        chosen = [row for row in rows if row["split"] == split]
+        steps, values = [int(row["step"]) for row in chosen], [float(row[column]) for row in chosen]
+        if split == "train":
+            axes.plot(steps, values, color=BLUE, linewidth=1.2, label=split)
+        else:
+            axes.plot(steps, values, color=ORANGE, marker="o", ms=3, label=split)
     axes.axvline(final["best_step"], color=GREY, linestyle=":", label="best checkpoint")
-    axes.set_xlabel("step")
-    axes.legend(frameon=False)
 
 
-def _loss_plot(rows: Sequence[Mapping[str, str]], final: Mapping[str, Any]) -> str:
-    figure, axes = _figure()
-    axes.plot(*_column(rows, "train", "loss"), color=BLUE, linewidth=1.2, label="train")
-    axes.plot(*_column(rows, "valid", "loss"), color=ORANGE, marker="o", ms=3, label="valid")
-    axes.set_ylabel("log loss")
-    _mark_best(axes, final)
-    return _svg(figure, "loss")
-
-
-def _auc_plot(rows: Sequence[Mapping[str, str]], final: Mapping[str, Any]) -> str:
-    figure, axes = _figure()
-    axes.plot(*_column(rows, "valid", "auc"), color=ORANGE, marker="o", ms=3, label="valid")
-    axes.set_ylabel("AUC")
-    _mark_best(axes, final)
-    return _svg(figure, "auc")
-
-
-def _calibration_plot(metrics: BinaryMetrics) -> str:
-    figure, axes = _figure()
+def _draw_calibration(axes: Axes, *, metrics: BinaryMetrics) -> None:
     bins = calibration_bins(metrics.logits, metrics.labels, bins=CALIBRATION_BINS)
     predicted = [part.mean_prediction for part in bins]
     seen = [part.mean_label for part in bins]
@@ -147,28 +138,12 @@ def _calibration_plot(metrics: BinaryMetrics) -> str:
     top = 1.05 * max([*predicted, *seen, 1e-9])
     axes.plot([0, top], [0, top], color=GREY, linestyle=":", label="perfect")
     axes.errorbar(predicted, seen, yerr=error, color=BLUE, fmt="o", ms=4, lw=1, label="model")
-    axes.set_xlabel("mean prediction")
-    axes.set_ylabel("share of label 1")
-    axes.legend(frameon=False)
-    return _svg(figure, "calibration")
 
 
-def _histogram_plot(metrics: BinaryMetrics) -> str:
-    figure, axes = _figure()
+def _draw_histogram(axes: Axes, *, metrics: BinaryMetrics) -> None:
     scores = sigmoid(metrics.logits)
-    edges = np.linspace(0.0, 1.0, HISTOGRAM_BINS + 1)
-    for label, colour in ((0, BLUE), (1, ORANGE)):
-        chosen = scores[metrics.labels == label]
+    edges = np.linspace(0.0, 1.0, HISTOGRAM_BINS + 1).tolist()
+    for label, color in ((0, BLUE), (1, ORANGE)):
+        chosen, name = scores[metrics.labels == label], f"label {label}"
         if len(chosen):
-            axes.hist(
-                chosen,
-                edges.tolist(),
-                density=True,
-                color=colour,
-                alpha=0.55,
-                label=f"label {label}",
-            )
-    axes.set_xlabel("prediction")
-    axes.set_ylabel("density")
-    axes.legend(frameon=False)
-    return _svg(figure, "histogram")
+            axes.hist(chosen, edges, density=True, color=color, alpha=0.55, label=name)

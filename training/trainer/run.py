@@ -23,7 +23,6 @@ from tessera.training.config import (
 )
 from tessera.training.data.dataset import DatasetView, DataSplits
 from tessera.training.data.opening import open_data
-from tessera.training.distributed.checkpoint.errors import CheckpointError
 from tessera.training.distributed.checkpoint.folder_names import restore_replaced
 from tessera.training.trainer.assembly import Assembly, assemble
 from tessera.training.trainer.checkpoint import (
@@ -36,7 +35,7 @@ from tessera.training.trainer.checkpoint import (
 from tessera.training.trainer.display import Display, describe
 from tessera.training.trainer.evaluate import evaluate
 from tessera.training.trainer.files import find_checkpoint, latest_checkpoint
-from tessera.training.trainer.logs import MetricsLog, NoLog, read_metrics
+from tessera.training.trainer.logs import MetricsLog, read_metrics
 from tessera.training.trainer.loop import TrainingLoop
 from tessera.training.trainer.metrics import BinaryMetrics
 from tessera.training.trainer.progress import Progress
@@ -118,7 +117,9 @@ def train(
             ranks=ranks,
             device=device,
         )
-        assembly.begin_at(_positive_rate(splits.train))
+        # The share of label 1, which the first rows tell.
+        first_rows = splits.train.slice(0, RATE_ROWS)
+        assembly.begin_at(float(splits.train.dataset.labels(first_rows).mean()))
         ranks.on_first(lambda: _begin(folder, config, stack, resume=resume))
         return _Run(
             config=config,
@@ -134,9 +135,15 @@ def train(
 def _look_at(folder: RunFolder, config: ExperimentConfig, *, resume: bool) -> bool:
     """Check that the run may begin or go on; whether it is finished already."""
     folder.require_fit(resume=resume)
-    if resume:
-        _refuse_other_config(folder, config)
-    return resume and folder.is_finished
+    if not resume:
+        return False
+    if conflicts := resume_conflicts(load_config(folder.config), config):
+        raise UserError(
+            f"--resume: the config differs from that of the run in {folder.root} in"
+            f" {', '.join(conflicts)}; give the values of {folder.config} or begin a new run (only"
+            f" {', '.join(FREE_ON_RESUME)} may change)"
+        )
+    return folder.is_finished
 
 
 def _begin(
@@ -145,7 +152,7 @@ def _begin(
     """Hold the folder until the stack ends, and make what belongs in it."""
     stack.enter_context(folder.locked())
     folder.require_fit(resume=resume)  # again, now that nobody else can begin here
-    folder.create()
+    folder.checkpoints.mkdir(parents=True, exist_ok=True)
     restore_replaced(folder.checkpoints)
     folder.write_text(folder.config, config.to_yaml())
 
@@ -164,15 +171,7 @@ class _Run:
 
     def run(self) -> RunResult:
         progress = self._restore()
-        log: MetricsLog | NoLog = NoLog()
-        if self.ranks.first:
-            log = MetricsLog(
-                self.folder.metrics,
-                tensorboard=self.folder.tensorboard if self.config.run.tensorboard else None,
-                from_step=progress.step,
-            )
-        with contextlib.closing(log):
-            ended = self._train(progress, log)
+        ended = self._train(progress)
         final = self._evaluate_best(progress) if ended else None
         return RunResult(
             folder=self.folder.root,
@@ -182,21 +181,26 @@ class _Run:
             final=final,
         )
 
-    def _train(self, progress: Progress, log: MetricsLog | NoLog) -> bool:
+    def _train(self, progress: Progress) -> bool:
         steps = -(-len(self.splits.train) // self.config.train.batch_size)
-        display = Display(
-            total_steps=steps * self.config.train.epochs,
-            first_step=progress.step,
-            enabled=self.show_progress,
-        )
-        if progress.step:
-            display.say(f"resumed after step {progress.step}")
-        with contextlib.closing(display):
+        with contextlib.ExitStack() as stack:
+            log = None
+            if self.ranks.first:
+                events = self.folder.tensorboard if self.config.run.tensorboard else None
+                log = MetricsLog(self.folder.metrics, tensorboard=events, from_step=progress.step)
+                stack.enter_context(contextlib.closing(log))
+            display = Display(
+                total_steps=steps * self.config.train.epochs,
+                first_step=progress.step,
+                enabled=self.show_progress,
+            )
+            stack.enter_context(contextlib.closing(display))
+            if progress.step:
+                display.say(f"resumed after step {progress.step}")
             return TrainingLoop(
                 config=self.config.train,
                 assembly=self.assembly,
-                train_rows=self.splits.train,
-                valid_rows=self.splits.valid,
+                splits=self.splits,
                 progress=progress,
                 log=log,
                 display=display,
@@ -210,19 +214,13 @@ class _Run:
         if path is None:
             return Progress()
         plain = read_plain(path)
-        self._require_same_data(path, plain["split_rows"])
-        restore(path, self.assembly, seed=self.config.train.seed)
-        try:
-            return Progress.from_plain(plain["progress"])
-        except ValueError as error:
-            raise CheckpointError(f"{path} does not fit this model: {error}") from error
-
-    def _require_same_data(self, path: Path, split_rows: list[int]) -> None:
-        if split_rows != self._split_rows():
+        if plain["split_rows"] != self._split_rows():
             raise UserError(
-                f"the data has changed: {path} was trained with {split_rows} rows (train,"
+                f"the data has changed: {path} was trained with {plain['split_rows']} rows (train,"
                 f" valid, test), data.path now gives {self._split_rows()}; begin a new run"
             )
+        restore(path, self.assembly, seed=self.config.train.seed)
+        return Progress.from_plain(plain["progress"], path)
 
     def _save(self, progress: Progress) -> None:
         data = self.splits.train.dataset
@@ -319,21 +317,6 @@ def _torch_state(config: TrainConfig) -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(threads)
-
-
-def _positive_rate(rows: DatasetView) -> float:
-    """Share of label 1 among the first `RATE_ROWS` rows."""
-    return float(rows.dataset.labels(rows.slice(0, RATE_ROWS)).mean())
-
-
-def _refuse_other_config(folder: RunFolder, config: ExperimentConfig) -> None:
-    conflicts = resume_conflicts(load_config(folder.config), config)
-    if conflicts:
-        raise UserError(
-            f"--resume: the config differs from that of the run in {folder.root} in"
-            f" {', '.join(conflicts)}; give the values of {folder.config} or begin a new run (only"
-            f" {', '.join(FREE_ON_RESUME)} may change)"
-        )
 
 
 def _check_splits(splits: DataSplits, config: ExperimentConfig) -> None:

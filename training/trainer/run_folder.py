@@ -82,10 +82,6 @@ class RunFolder:
                 parts.append(f"{split} AUC {auc:.5f}")
         return ", ".join(parts)
 
-    def create(self) -> None:
-        """Make the folder and those in it; existing ones stay."""
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
-
     def write_text(self, path: Path, text: str) -> None:
         """Write one of this folder's files atomically."""
         write_atomically(path, lambda stream: stream.write(text.encode()))

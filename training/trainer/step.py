@@ -18,7 +18,6 @@ from torch.nn import functional
 from tessera.training.data.batch import Batch
 from tessera.training.models.ranking import RankingModel
 from tessera.training.modules.hashing import FeatureHasher
-from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tessera.training.streamable import Pipelineable
 from tessera.training.trainer.ranks import Ranks
 
@@ -28,40 +27,25 @@ class StepBatch(Pipelineable):
     """This rank's part of a step's samples.
 
     Attributes:
-        dense_features: ``[B, F_dense]`` float32, NaN where missing.
-        sparse_features: the features' raw ids; after `to`, the tables' rows.
-        labels: ``[B]`` float32.
+        batch: the part, as the loader gives it; after `to` its ids are the tables' rows.
         samples: all ranks' samples of the step.
-        hasher: turns ids into rows; None: they are rows.
+        hasher: turns ids into rows, on the device that `to` is given; None: they are rows.
     """
 
-    dense_features: Tensor
-    sparse_features: KeyedJaggedTensor
-    labels: Tensor
+    batch: Batch
     samples: int
     hasher: FeatureHasher | None
 
-    @classmethod
-    def of(cls, batch: Batch, *, samples: int, hasher: FeatureHasher) -> StepBatch:
-        """A batch as the loader gives it; ``hasher`` is on the device that `to` is given."""
-        return cls(batch.dense_features, batch.sparse_features, batch.labels, samples, hasher)
-
     def to(self, device: torch.device, non_blocking: bool = False) -> StepBatch:  # noqa: FBT001, FBT002 - as of torch.Tensor
         """The same batch on ``device``, its ids as rows."""
-        sparse = self.sparse_features.to(device, non_blocking=non_blocking)
-        return StepBatch(
-            self.dense_features.to(device, non_blocking=non_blocking),
-            sparse if self.hasher is None else self.hasher(sparse),
-            self.labels.to(device, non_blocking=non_blocking),
-            self.samples,
-            None,
-        )
+        there = self.batch.to(device, non_blocking=non_blocking)
+        if self.hasher is not None:
+            there.sparse_features = self.hasher(there.sparse_features)
+        return StepBatch(there, self.samples, None)
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Tell the allocator that ``stream`` uses the tensors."""
-        self.dense_features.record_stream(stream)
-        self.sparse_features.record_stream(stream)
-        self.labels.record_stream(stream)
+        """See `Pipelineable`."""
+        self.batch.record_stream(stream)
 
 
 class ModelWithLoss(nn.Module):
@@ -78,8 +62,8 @@ class ModelWithLoss(nn.Module):
         self.arch = model.arch
         self._world_size = world_size
 
-    def forward(self, batch: StepBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Score a batch whose ids are rows.
+    def forward(self, step: StepBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Score a step's batch, whose ids are rows.
 
         Returns:
             The loss to be differentiated, and (the loss to be reported, the logits ``[B]``),
@@ -88,13 +72,14 @@ class ModelWithLoss(nn.Module):
             the other is scaled in such a way that this average is the gradient of the mean over
             all ranks' samples.
         """
+        batch = step.batch
         dense = self.encoder(batch.dense_features, batch.sparse_features.stride())
         logits = self.arch(dense, batch.sparse_features).squeeze(1)
         if self._world_size == 1:
             loss = functional.binary_cross_entropy_with_logits(logits, batch.labels)
             return loss, (loss.detach(), logits.detach())
         total = functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
-        loss = total * (self._world_size / batch.samples)
+        loss = total * (self._world_size / step.samples)
         return loss, (total.detach(), logits.detach())
 
 

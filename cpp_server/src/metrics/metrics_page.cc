@@ -184,9 +184,10 @@ void add_gauges(std::vector<MetricFamily>& page, const Models& models,
 }  // namespace
 
 MetricsPage::MetricsPage(std::vector<const ModelMetrics*> models, const ModelMetrics& unresolved,
-                         std::string server_version)
+                         const Log& log, std::string server_version)
     : models_(std::move(models)),
       unresolved_(unresolved),
+      log_(log),
       server_version_(std::move(server_version)) {}
 
 std::string MetricsPage::render() const {
@@ -195,6 +196,10 @@ std::string MetricsPage::render() const {
   add_counters(page, models_);
   add_histograms(page, models_);
   add_gauges(page, models_, server_version_);
+  page.push_back(family("tessera_log_lines_dropped_total",
+                        "Log lines that found no room or could not be written",
+                        MetricType::Counter));
+  add(page.back(), {}, static_cast<double>(log_.dropped_lines()));
   for (const ProcessMetric& metric : process_metrics()) {
     page.push_back(
         family(metric.name, metric.help, metric.counter ? MetricType::Counter : MetricType::Gauge));

@@ -189,8 +189,8 @@ void ServedModel::on_pass(const PassTimings& pass, Duration split) {
 }
 
 void ServedModel::on_retry(std::size_t parts, const std::string& error) {
-  log_.warning("batch_failed_retrying_each",
-               {{"requests", static_cast<std::int64_t>(parts)}, {"error", error}});
+  log_.client_warning("batch_failed_retrying_each",
+                      {{"requests", static_cast<std::int64_t>(parts)}, {"error", error}});
 }
 
 Status ServedModel::on_failure(const std::string& error) {

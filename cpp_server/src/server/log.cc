@@ -1,15 +1,20 @@
 #include "server/log.h"
 
-#include <unistd.h>
-
 #include <chrono>
 #include <ctime>
+#include <exception>
 #include <nlohmann/json.hpp>
+#include <thread>
+
+#include "server/log_writer.h"
 
 namespace tessera {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+// What a process that ends waits for its log: a reader that is there takes far less.
+constexpr Duration kFlushLimit = std::chrono::seconds(1);
 
 std::string_view level_name(LogLevel level) {
   switch (level) {
@@ -40,12 +45,10 @@ std::string dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-}  // namespace
-
-void Log::write(LogLevel level, std::string_view event, Fields fields) const {
-  if (level < level_) return;
+// With its newline.
+std::string rendered(bool as_json, LogLevel level, std::string_view event, Log::Fields fields) {
   std::string line;
-  if (json_) {
+  if (as_json) {
     Json object;
     object["event"] = event;
     for (const auto& [name, value] : fields) {
@@ -63,8 +66,43 @@ void Log::write(LogLevel level, std::string_view event, Fields fields) const {
     }
   }
   line += '\n';
-  // One write, so that lines of two threads do not mix. There is nowhere to report a failure.
-  [[maybe_unused]] const ssize_t written = ::write(descriptor_, line.data(), line.size());
+  return line;
+}
+
+}  // namespace
+
+Log::Log(LogLevel level, bool json, int descriptor) : level_(level), json_(json) {
+  writer_ =
+      std::make_shared<LogWriter>(descriptor, [json](std::string_view kind, std::uint64_t lines) {
+        return rendered(
+            json, LogLevel::kWarning, "suppressed",
+            {{"suppressed", std::string(kind)}, {"lines", static_cast<std::int64_t>(lines)}});
+      });
+  // Not joined: it may wait for its reader for ever.
+  std::thread([writer = writer_] { writer->run(); }).detach();
+}
+
+Log::~Log() {
+  flush();
+  writer_->close();
+}
+
+void Log::write(LogLevel level, std::string_view event, Fields fields) const {
+  if (level < level_) return;
+  try {
+    writer_->put(rendered(json_, level, event, fields));
+  } catch (const std::exception&) {  // no memory for the line
+    writer_->drop_line();
+  }
+}
+
+void Log::flush() const { writer_->flush(kFlushLimit); }
+
+std::uint64_t Log::dropped_lines() const { return writer_->dropped_lines(); }
+
+void Log::client_warning(std::string_view event, Fields fields) const {
+  if (LogLevel::kWarning < level_ || !writer_->passes(event)) return;
+  write(LogLevel::kWarning, event, fields);
 }
 
 void Log::debug(std::string_view event, Fields fields) const {

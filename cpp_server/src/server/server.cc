@@ -72,7 +72,7 @@ Server::Server(const ServerConfig& config, const Log& log)
       budget_(config.max_inflight_bytes),
       counters_(make_counters(names_.names, names_.versions)),
       registry_(names_.names),
-      metrics_page_(all_metrics(), unresolved_, kVersion),
+      metrics_page_(all_metrics(), unresolved_, log, kVersion),
       status_page_(all_metrics(), clock_),
       context_{registry_, unresolved_, admission_, budget_, clock_, log},
       grpc_(context_, {registry_, config, clock_, kVersion, [this] { return draining_.load(); }}) {}
@@ -203,11 +203,13 @@ int Server::run() {
   if (loading_ == Loading::kRuns) {
     // torch cannot be told to stop opening an archive, and nobody waits for it any more.
     log_.info("stop");
+    log_.flush();
     std::_Exit(0);
   }
   if (!drain()) {
     // Workers may hold calls for as long as they like; their clients have been given up.
     log_.info("stop");
+    log_.flush();
     std::_Exit(1);
   }
   close();

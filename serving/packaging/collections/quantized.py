@@ -17,8 +17,10 @@ from tessera.serving.packaging.collections.pooled import PackedEmbeddingBagColle
 from tessera.serving.packaging.collections.unpooled import PackedEmbeddingCollection
 from tessera.serving.packaging.tables.taken_over import QuantizedTable
 from tessera.training.distributed.inference.collection import ShardedQuantCollection
-from tessera.training.distributed.inference.pooled import ShardedQuantEmbeddingBagCollection
-from tessera.training.distributed.inference.unpooled import ShardedQuantEmbeddingCollection
+from tessera.training.distributed.inference.sharded import (
+    ShardedQuantEmbeddingBagCollection,
+    ShardedQuantEmbeddingCollection,
+)
 from tessera.training.modules.embedding_configs import BaseEmbeddingConfig
 from tessera.training.quant.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from tessera.training.quant.rows import STORED_TYPES

@@ -166,7 +166,12 @@ class Executor:
 
     def _one_by_one(self, parts: list[Part], started: float, error: Exception) -> BatchOutcome:
         if len(parts) > 1:
-            self._log.warning("batch_failed_retrying_each", requests=len(parts), error=repr(error))
+            self._log.warning(
+                "batch_failed_retrying_each",
+                requests=len(parts),
+                error=repr(error),
+                limited=True,
+            )
         outcomes: list[Outcome] = []
         per_part: list[PassTimings] = []
         passes: list[PassTimings] = []

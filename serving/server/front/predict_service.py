@@ -128,7 +128,7 @@ class PredictService:
             CALL_BYTES
             + len(content)
             + decoded.copied_bytes
-            + decoded.request.samples * model.sample_answer_bytes
+            + decoded.request.samples * model.sample_bytes
         )
         decode_seconds = time.monotonic() - began
         model.metrics.stages["decode"].observe(decode_seconds)

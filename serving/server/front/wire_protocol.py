@@ -28,7 +28,8 @@ class DecodedCall:
         priority: higher is served first.
         timeout_s: seconds from the call's arrival within which the work must have begun, or
             infinity; beside the deadline that gRPC knows.
-        copied_bytes: bytes that decoding made beside the message; a short message can ask for many.
+        copied_bytes: bytes that decoding makes beside the message, and the pooled vectors of shared rows; a
+            short message can ask for many.
         encode: from the scores, and the seconds that decoding took, to the response's bytes.
     """
 
@@ -73,6 +74,7 @@ class PredictProtocol:
             copied = 0
             if message.HasField("shared_features"):
                 copied = 4 * request.id_list.lengths.size + 8 * request.id_list.values.size
+                copied += model.shared_bytes(message.shared_features)
             return DecodedCall(request, message.priority, NO_DEADLINE, copied, model.encoder.encode)
 
         return model, read

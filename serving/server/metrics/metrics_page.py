@@ -31,8 +31,9 @@ class MetricsCollector(Collector):
         unresolved: requests that named no known model; its labels are empty.
     """
 
-    def __init__(self, server_version: str) -> None:
+    def __init__(self, server_version: str, dropped_log_lines: Callable[[], int]) -> None:
         self._server_version = server_version
+        self._dropped_log_lines = dropped_log_lines
         self.models: list[ModelMetrics] = []
         self.unresolved = ModelMetrics("", "")
 
@@ -65,7 +66,11 @@ class MetricsCollector(Collector):
                 batches.add_metric((*labels, cut.value), count)
             ids.add_metric(labels, model.ids)
             outside.add_metric(labels, model.out_of_range_ids)
-        yield from (requests, rejected, batches, ids, outside)
+        dropped = CounterMetricFamily(
+            "tessera_log_lines_dropped", "Log lines that could not be written in time, or at all"
+        )
+        dropped.add_metric((), self._dropped_log_lines())
+        yield from (requests, rejected, batches, ids, outside, dropped)
 
     def _histograms(self) -> Iterator[Metric]:
         stages = _histogram(
@@ -137,11 +142,16 @@ def _histogram(name: str, text: str, *labels: str) -> HistogramMetricFamily:
 
 
 class MetricsPage:
-    """A server's registry: the models' counters and the process's own figures."""
+    """A server's registry: the models' counters and the process's own figures.
 
-    def __init__(self, server_version: str) -> None:
+    Args:
+        server_version: the label of ``tessera_build_info``.
+        dropped_log_lines: how many lines the log has lost so far.
+    """
+
+    def __init__(self, server_version: str, dropped_log_lines: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
-        self._collector = MetricsCollector(server_version)
+        self._collector = MetricsCollector(server_version, dropped_log_lines)
         self._registry.register(self._collector)
         ProcessCollector(registry=self._registry)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from tessera.serving.package.schema import InputSchema
+from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.server.batching.batch_scheduler import BatchScheduler
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
 from tessera.serving.server.request.decoder import RequestDecoder
@@ -13,7 +15,7 @@ from tessera.serving.server.request.infer_decoder import InferDecoder
 from tessera.serving.server.request.infer_encoder import InferEncoder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ServedModel:
     """A model that answers.
 
@@ -29,7 +31,6 @@ class ServedModel:
         infer_encoder: writes its responses in the KServe protocol.
         scheduler: computes its scores.
         metrics: counts its requests.
-        sample_answer_bytes: the scores of one sample.
     """
 
     name: str
@@ -43,4 +44,18 @@ class ServedModel:
     infer_encoder: InferEncoder
     scheduler: BatchScheduler
     metrics: ModelMetrics
-    sample_answer_bytes: int
+
+    @functools.cached_property
+    def sample_bytes(self) -> int:
+        """What one sample makes besides its message: its pooled vectors and its scores."""
+        pooled = sum(feature.dim for feature in self.schema.features)
+        return 4 * (pooled + sum(output.width for output in self.schema.outputs))
+
+    @functools.cached_property
+    def _shared_row_bytes(self) -> dict[str, int]:
+        # Its length twice, as it came and in the batch, and its pooled vector.
+        return {feature.name: 8 + 4 * feature.dim for feature in self.schema.group("id_list")}
+
+    def shared_bytes(self, shared: pb.SharedFeatures) -> int:
+        """What the rows of ``shared``, which has been checked, make besides their ids."""
+        return shared.num_rows * sum(self._shared_row_bytes[name] for name in shared.names)

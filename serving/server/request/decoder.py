@@ -166,7 +166,12 @@ class RequestDecoder:
             )
 
     def _decode_given(self, message: pb.PredictionRequest, B: int) -> _Given:
-        shared = decode_shared(message.shared_features, self._plain.features, B)
+        shared = decode_shared(
+            message.shared_features,
+            self._plain.features,
+            B,
+            max_rows=self._limits.max_request_samples,
+        )
         own_rules, shared_rules = self._plain.parted(shared.positions)
         own = own_rules.decode(message.id_list_features, B)
         return _Given(own, own_rules, shared, shared_rules)

@@ -51,26 +51,20 @@ class SharedGroup:
 
 
 def decode_shared(
-    message: pb.SharedFeatures, features: tuple[FeatureSpec, ...], B: int
+    message: pb.SharedFeatures, features: tuple[FeatureSpec, ...], B: int, *, max_rows: int
 ) -> SharedGroup:
     """Check ``message`` against the ``id_list`` features of the schema.
+
+    Args:
+        message: as it came.
+        features: the schema's.
+        B: samples of the request.
+        max_rows: the most rows that it may have.
 
     Raises:
         InvalidRequestError: naming the field and both numbers.
     """
-    if len(message.names) > len(features):
-        raise InvalidRequestError(
-            f"shared_features.names has {len(message.names)} names, the model has only "
-            f"{len(features)} id_list features"
-        )
-    known = {feature.name: position for position, feature in enumerate(features)}
-    positions: list[int] = []
-    for name in message.names:
-        if name not in known:
-            raise InvalidRequestError(
-                f"shared_features.names has {name!r}, which is not an id_list feature of the model"
-            )
-        positions.append(known[name])
+    positions = _positions(message, features)
     S, R = len(positions), message.num_rows
     if S == 0:
         raise InvalidRequestError("shared_features.names has 0 names, expected at least 1")
@@ -80,6 +74,8 @@ def decode_shared(
         )
     if R < 1:
         raise InvalidRequestError(f"shared_features.num_rows is {R}, expected at least 1")
+    if max_rows < R:
+        raise InvalidRequestError(f"shared_features.num_rows is {R}, the limit is {max_rows} rows")
     found = message.features.num_features
     if found != S:
         raise InvalidRequestError(
@@ -101,6 +97,24 @@ def decode_shared(
             f"shared_features.row_index[{first}] is {row_index[first]}, expected [0, {R})"
         )
     return SharedGroup(tuple(positions), lengths.reshape(S, R), values, row_index)
+
+
+def _positions(message: pb.SharedFeatures, features: tuple[FeatureSpec, ...]) -> list[int]:
+    """Where each feature that ``message`` names stands among ``features``."""
+    if len(message.names) > len(features):
+        raise InvalidRequestError(
+            f"shared_features.names has {len(message.names)} names, the model has only "
+            f"{len(features)} id_list features"
+        )
+    known = {feature.name: position for position, feature in enumerate(features)}
+    positions: list[int] = []
+    for name in message.names:
+        if name not in known:
+            raise InvalidRequestError(
+                f"shared_features.names has {name!r}, which is not an id_list feature of the model"
+            )
+        positions.append(known[name])
+    return positions
 
 
 def join_shared(own: JaggedGroup, shared: SharedGroup, F: int, B: int) -> JaggedGroup:

@@ -27,7 +27,7 @@ class GroupNames:
         ids: the ids with the features that they belong to.
         num_features: the number of features.
         lengths: the lengths.
-        values: the ids as int32.
+        values: the ids as int32, or as int64 where they take 8 bytes each.
         values_int64: the ids as int64; the same as ``values`` where one tensor may be either.
         weights: the weights.
     """
@@ -83,6 +83,8 @@ def read_jagged(
 ) -> tuple[I32, Ids]:
     """Lengths ``[bags]`` and the ids that they promise, both checked.
 
+    Where the message has a field for each width, 8 bytes for each id in ``values`` are int64, too.
+
     Raises:
         InvalidRequestError: a size is wrong or a length negative.
     """
@@ -95,11 +97,9 @@ def read_jagged(
     wide = message.values_int64
     if not wide:
         narrow = message.values
-        if len(narrow) == 8 * ids and ids and names.values != names.values_int64:
-            raise InvalidRequestError(
-                f"{names.values} has {len(narrow)} bytes, expected {4 * ids} (sum(lengths) = {ids} "
-                "int32 numbers); int64 ids go into values_int64"
-            )
+        # TorchRec's client sends what its tensors hold, int64 more often than int32.
+        if len(narrow) == 8 * ids and names.values != names.values_int64:
+            return lengths, np.frombuffer(narrow, I64_WIRE)
         return lengths, read_array(names.values, narrow, I32_WIRE, ids, "sum(lengths)")
     if message.values:
         raise InvalidRequestError(

@@ -7,9 +7,9 @@ Tensors are read with torch's ``weights_only``; other objects are not read at al
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
@@ -100,18 +100,11 @@ class SavedTensors:
             raise CheckpointError(
                 f"{folder} is not a whole checkpoint: it has no .metadata"
             ) from error
-        except (
-            pickle.UnpicklingError,
-            EOFError,
-            AttributeError,
-            IndexError,
-            TypeError,
-            ValueError,
-            KeyError,
-            ImportError,
-        ) as error:
+        except OSError:
+            raise
+        except Exception as error:  # whatever pickle makes of damaged bytes
             raise CheckpointError(
-                f"{index} is refused: it is damaged or no index ({error})"
+                f"{index} is refused: it is damaged or no index ({error!r})"
             ) from error
         if not isinstance(metadata, Metadata):
             raise CheckpointError(f"{index} is refused: it holds no index")
@@ -180,14 +173,10 @@ class SavedTensors:
                 by_chunk.setdefault(item.storage_index, []).append((item, piece.target.detach()))
         try:
             self._read_chunks(by_chunk)
-        except (
-            pickle.UnpicklingError,
-            RuntimeError,
-            EOFError,
-            KeyError,
-            ValueError,
-            zipfile.BadZipFile,
-        ) as error:
+        except Exception as error:  # whatever zipfile and torch make of damaged bytes
+            # EINVAL: a damaged index has led to a place before the file's first byte.
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:
+                raise
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise CheckpointError(f"{self._folder} is damaged: {reason}") from error
 

@@ -125,7 +125,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection[KeyedTensor, EmbeddingBagC
             self._embedding_names,
             [table.embedding_dim for table in self._configs for _ in table.feature_names],
             [sharding.output_parts() for sharding in self._shardings.values()],
-            [sharding.flat_parts() for sharding in self._shardings.values()],
+            [sharding.layout.parts() for sharding in self._shardings.values()],
         )
 
     def _mean_divisor(self, sharding: TableSharding) -> MeanDivisor | None:
@@ -143,7 +143,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection[KeyedTensor, EmbeddingBagC
         ]
         if not any(is_mean):
             return None
-        widths = [part.columns.width for part in sharding.flat_parts()]
+        widths = [part.columns.width for part in sharding.layout.parts()]
         return MeanDivisor(is_mean, widths, sharding.order)
 
     @property

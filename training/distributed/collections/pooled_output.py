@@ -16,7 +16,11 @@ from torch import Tensor
 from tessera.training.distributed.collections.sharded_collection import CollectionContext
 from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from tessera.training.distributed.comm.column_order import ColumnOrder
-from tessera.training.distributed.sharding.interfaces import EmbeddingShardingContext, Part
+from tessera.training.distributed.sharding.interfaces import (
+    EmbeddingShardingContext,
+    Part,
+    blocks_by_name,
+)
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 
@@ -88,23 +92,21 @@ class PooledOutput:
         names: Sequence[str],
         dims: Sequence[int],
         parts_per_sharding: Sequence[Sequence[Part]],
-        flat_parts_per_sharding: Sequence[Sequence[Part]],
+        flat_parts_per_sharding: Sequence[Sequence[Part]] = (),
     ) -> None:
         self._names, self._dims = list(names), list(dims)
-        self._parts = [list(parts) for parts in parts_per_sharding]
-        self._flat_parts = [list(parts) for parts in flat_parts_per_sharding]
+        self._parts, self._flat_parts = parts_per_sharding, flat_parts_per_sharding
         # (sharding, place in it) of every part, in the output's order.
         self._order = self._in_order(self._parts)
         self._flat_order = self._in_order(self._flat_parts)
         self._widths, self._pieces = self._runs()
 
     def _in_order(self, parts_per_sharding: Sequence[Sequence[Part]]) -> list[tuple[int, int]]:
-        found: dict[str, list[tuple[int, int, int]]] = {name: [] for name in self._names}
-        for sharding, parts in enumerate(parts_per_sharding):
-            for place, part in enumerate(parts):
-                found[part.columns.embedding_name].append((part.columns.first, sharding, place))
+        columns = [[part.columns for part in parts] for parts in parts_per_sharding]
         return [
-            (sharding, place) for name in self._names for _, sharding, place in sorted(found[name])
+            (block.source, block.place)
+            for blocks in blocks_by_name(self._names, columns)
+            for block in blocks
         ]
 
     def _runs(self) -> tuple[list[list[int]], list[tuple[int, int]]]:

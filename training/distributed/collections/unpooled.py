@@ -113,7 +113,7 @@ class ShardedEmbeddingCollection(
         self._output = SequenceOutput(
             [name for names in self._names_by_table for name in names],
             [
-                [part.columns for part in sharding.flat_parts()]
+                [part.columns for part in sharding.layout.parts()]
                 for sharding in self._shardings.values()
             ],
             need_indices=self._need_indices,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tessera.training.distributed.collections.sharded_collection import CollectionContext
 from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
-from tessera.training.distributed.sharding.interfaces import OutputColumns
+from tessera.training.distributed.sharding.interfaces import OutputColumns, blocks_by_name
 from tessera.training.distributed.sharding.sequence_sharding import SequenceShardingContext
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
@@ -34,15 +34,8 @@ class SequenceOutput:
         *,
         need_indices: bool,
     ) -> None:
-        found: dict[str, list[tuple[int, int, int, int]]] = {name: [] for name in names}
-        for sharding, columns in enumerate(columns_per_sharding):
-            for place, own in enumerate(columns):
-                found[own.embedding_name].append((own.first, sharding, place, own.width))
-        # Per name its blocks of columns, from left to right: (sharding, feature, width).
-        self._blocks = {
-            name: [(sharding, place, width) for _, sharding, place, width in sorted(blocks)]
-            for name, blocks in found.items()
-        }
+        # Per name its blocks of columns, from left to right.
+        self._blocks = dict(zip(names, blocks_by_name(names, columns_per_sharding), strict=True))
         self._need_indices = need_indices
 
     def join(
@@ -70,12 +63,11 @@ class SequenceOutput:
         result: dict[str, JaggedTensor] = {}
         for name, blocks in self._blocks.items():
             parts = [
-                part if part.size(1) == width else part[:, :width]
-                for part, width in (
-                    (vectors[sharding][place], width) for sharding, place, width in blocks
-                )
+                part if part.size(1) == block.width else part[:, : block.width]
+                for block in blocks
+                for part in (vectors[block.source][block.place],)
             ]
-            sharding, place, _ = blocks[0]
+            sharding, place = blocks[0].source, blocks[0].place
             result[name] = JaggedTensor(
                 parts[0] if len(parts) == 1 else torch.cat(parts, dim=1),
                 None if ids is None else ids[sharding][place].long(),

@@ -16,13 +16,13 @@ from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.column_order import ColumnOrder
 from tessera.training.distributed.comm.request import (
-    Exchange,
+    AllToAll,
     ExchangeRequest,
     ExchangeWait,
     group_or_default,
     start_exchange,
+    step_of,
 )
-from tessera.training.distributed.comm.transport import Pending, start_all_to_all
 from tessera.training.fbgemm import load_sparse_operators
 
 
@@ -52,7 +52,7 @@ def split_columns(matrix: Tensor, columns: list[int]) -> Tensor:
 
 
 @dataclass
-class All2AllPooledInfo(Exchange):
+class All2AllPooledInfo(AllToAll):
     """The layout of `alltoall_pooled`.
 
     Attributes:
@@ -72,11 +72,6 @@ class All2AllPooledInfo(Exchange):
     codecs: QuantizedCommCodecs | None = None
     order: ColumnOrder | None = None
 
-    def start(self, pg: dist.ProcessGroup, inputs: tuple[Tensor, ...]) -> Pending:
-        """``[sum of B_r, own D]``: its rows lie in the order of their destinations."""
-        flat = inputs[0].contiguous().view(-1)
-        return start_all_to_all(pg, flat, *self._sizes(pg), self.forward_codec)
-
     def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor:
         """The vectors of this rank's samples, ``[B, sum of D_r]``."""
         rows = self.batch_size_per_rank[pg.rank()]
@@ -84,18 +79,14 @@ class All2AllPooledInfo(Exchange):
             return self.order.join(received, rows)
         return join_columns(received, rows, self.dim_sum_per_rank)
 
-    def start_gradient(self, pg: dist.ProcessGroup, gradients: tuple[Tensor, ...]) -> Pending:
-        """Columns go back to the ranks whose tables they are of."""
-        send, receive = self._sizes(pg)
-        flat = self._split(gradients[0].contiguous())
-        return start_all_to_all(pg, flat, receive, send, self.backward_codec)
-
     def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
         """The gradient of the vectors looked up here, ``[sum of B_r, own D]``."""
         own = self.dim_sum_per_rank[pg.rank()]
         return (received.view(sum(self.batch_size_per_rank), own),)
 
-    def _split(self, gradient: Tensor) -> Tensor:
+    def lay_out_gradient(self, gradients: tuple[Tensor, ...]) -> Tensor:
+        """Columns go back to the ranks whose tables they are of."""
+        gradient = gradients[0].contiguous()
         if self.order is not None:
             return self.order.split(gradient)
         dims, bounds = self.dim_sum_per_rank_tensor, self.cumsum_dim_sum_per_rank_tensor
@@ -108,7 +99,8 @@ class All2AllPooledInfo(Exchange):
             return flat.view(-1)
         return split_columns(gradient, self.dim_sum_per_rank)
 
-    def _sizes(self, pg: dist.ProcessGroup) -> tuple[list[int], list[int]]:
+    def sizes(self, pg: dist.ProcessGroup) -> tuple[list[int], list[int]]:
+        """Rows for each rank's samples, and the columns of each rank's tables."""
         rank = pg.rank()
         own_columns, own_rows = self.dim_sum_per_rank[rank], self.batch_size_per_rank[rank]
         return (
@@ -117,12 +109,8 @@ class All2AllPooledInfo(Exchange):
         )
 
 
-class All2All_Pooled_Req(ExchangeRequest):  # noqa: N801 - the reference's name
-    """Starts `alltoall_pooled`."""
-
-
-class All2All_Pooled_Wait(ExchangeWait):  # noqa: N801 - the reference's name
-    """Waits for `alltoall_pooled`."""
+All2All_Pooled_Req = step_of("alltoall_pooled", ExchangeRequest, "All2All_Pooled_Req")
+All2All_Pooled_Wait = step_of("alltoall_pooled", ExchangeWait, "All2All_Pooled_Wait")
 
 
 def alltoall_pooled(  # noqa: PLR0917 - the reference's signature
@@ -169,7 +157,7 @@ def alltoall_pooled(  # noqa: PLR0917 - the reference's signature
 
 
 @dataclass
-class VariableBatchAll2AllPooledInfo(Exchange):
+class VariableBatchAll2AllPooledInfo(AllToAll):
     """The layout of `variable_batch_alltoall_pooled`.
 
     Attributes:
@@ -190,29 +178,18 @@ class VariableBatchAll2AllPooledInfo(Exchange):
     input_splits: list[int] | None = None
     output_splits: list[int] | None = None
 
-    def start(self, pg: dist.ProcessGroup, inputs: tuple[Tensor, ...]) -> Pending:
-        """Flat: per destination, per feature, its ``[B, D]`` block."""
-        send, receive = self._sizes(pg)
-        flat = inputs[0].contiguous().view(-1)
-        return start_all_to_all(pg, flat, send, receive, self.forward_codec)
-
     def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor:
         """Flat: per feature its ``[B, D]`` block, features in the order of the ranks."""
         del pg
         return received
-
-    def start_gradient(self, pg: dist.ProcessGroup, gradients: tuple[Tensor, ...]) -> Pending:
-        """Send the output's gradient back the way that the vectors came."""
-        send, receive = self._sizes(pg)
-        flat = gradients[0].contiguous().view(-1)
-        return start_all_to_all(pg, flat, receive, send, self.backward_codec)
 
     def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
         """Return the gradient, laid out as the input."""
         del pg
         return (received,)
 
-    def _sizes(self, pg: dist.ProcessGroup) -> tuple[list[int], list[int]]:
+    def sizes(self, pg: dist.ProcessGroup) -> tuple[list[int], list[int]]:
+        """The splits, worked out the first time."""
         if self.input_splits is None or self.output_splits is None:
             own_dims = self.emb_dim_per_rank_per_feature[pg.rank()]
             self.input_splits = [
@@ -228,12 +205,12 @@ class VariableBatchAll2AllPooledInfo(Exchange):
         return self.input_splits, self.output_splits
 
 
-class Variable_Batch_All2All_Pooled_Req(ExchangeRequest):  # noqa: N801 - the reference's name
-    """Starts `variable_batch_alltoall_pooled`."""
-
-
-class Variable_Batch_All2All_Pooled_Wait(ExchangeWait):  # noqa: N801 - the reference's name
-    """Waits for `variable_batch_alltoall_pooled`."""
+Variable_Batch_All2All_Pooled_Req = step_of(
+    "variable_batch_alltoall_pooled", ExchangeRequest, "Variable_Batch_All2All_Pooled_Req"
+)
+Variable_Batch_All2All_Pooled_Wait = step_of(
+    "variable_batch_alltoall_pooled", ExchangeWait, "Variable_Batch_All2All_Pooled_Wait"
+)
 
 
 def variable_batch_alltoall_pooled(  # noqa: PLR0917 - the reference's signature

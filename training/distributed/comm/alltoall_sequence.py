@@ -14,13 +14,13 @@ from torch import Tensor
 from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.request import (
-    Exchange,
+    AllToAll,
     ExchangeRequest,
     ExchangeWait,
     group_or_default,
     start_exchange,
+    step_of,
 )
-from tessera.training.distributed.comm.transport import Pending, start_all_to_all
 
 
 def segment_order(lengths: Tensor, permute: Tensor, total: int) -> Tensor:
@@ -45,7 +45,7 @@ def segment_order(lengths: Tensor, permute: Tensor, total: int) -> Tensor:
 
 
 @dataclass
-class All2AllSequenceInfo(Exchange):
+class All2AllSequenceInfo(AllToAll):
     """The layout of `alltoall_sequence`.
 
     Attributes:
@@ -75,8 +75,8 @@ class All2AllSequenceInfo(Exchange):
     permuted_lengths_after_sparse_data_all2all: Tensor | None = None
     _order: Tensor | None = field(default=None, repr=False)
 
-    def start(self, pg: dist.ProcessGroup, inputs: tuple[Tensor, ...]) -> Pending:
-        """``[N, D]``, vectors in the order (feature, source, sample)."""
+    def lay_out(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        """``[N, D]`` in the order (feature, source, sample), by source; flat."""
         vectors = inputs[0]
         if self.forward_recat_tensor is not None:
             segments = self._segments()
@@ -84,19 +84,12 @@ class All2AllSequenceInfo(Exchange):
             self.permuted_lengths_after_sparse_data_all2all = segments[permute.long()]
             self._order = segment_order(segments, permute, vectors.size(0))
             vectors = vectors.index_select(0, self._order)
-        flat = vectors.contiguous().view(-1)
-        return start_all_to_all(pg, flat, *self._sizes(), self.forward_codec)
+        return vectors.contiguous().view(-1)
 
     def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor:
         """``[N', D]``, in the order in which this rank sent its ids."""
         del pg
         return received.view(-1, self.embedding_dim)
-
-    def start_gradient(self, pg: dist.ProcessGroup, gradients: tuple[Tensor, ...]) -> Pending:
-        """Send the output's gradient back the way that the vectors came."""
-        send, receive = self._sizes()
-        flat = gradients[0].contiguous().view(-1)
-        return start_all_to_all(pg, flat, receive, send, self.backward_codec)
 
     def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
         """The gradient of the vectors looked up here, ``[N, D]``."""
@@ -113,20 +106,17 @@ class All2AllSequenceInfo(Exchange):
             return lengths
         return lengths.view(segments, -1).sum(dim=1)
 
-    def _sizes(self) -> tuple[list[int], list[int]]:
-        """Numbers to and from each rank: vectors go against the way of the ids."""
+    def sizes(self, pg: dist.ProcessGroup) -> tuple[list[int], list[int]]:
+        """Vectors go against the way of the ids."""
+        del pg
         return (
             [rows * self.embedding_dim for rows in self.output_splits],
             [rows * self.embedding_dim for rows in self.input_splits],
         )
 
 
-class All2All_Seq_Req(ExchangeRequest):  # noqa: N801 - the reference's name
-    """Starts `alltoall_sequence`."""
-
-
-class All2All_Seq_Req_Wait(ExchangeWait):  # noqa: N801 - the reference's name
-    """Waits for `alltoall_sequence`."""
+All2All_Seq_Req = step_of("alltoall_sequence", ExchangeRequest, "All2All_Seq_Req")
+All2All_Seq_Req_Wait = step_of("alltoall_sequence", ExchangeWait, "All2All_Seq_Req_Wait")
 
 
 def alltoall_sequence(  # noqa: PLR0917 - the reference's signature

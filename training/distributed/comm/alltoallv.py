@@ -12,17 +12,17 @@ from tessera.training.distributed.comm.alltoall_pooled import split_columns
 from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.request import (
-    Exchange,
+    AllToAll,
     ExchangeRequest,
     ExchangeWait,
     group_or_default,
     start_exchange,
+    step_of,
 )
-from tessera.training.distributed.comm.transport import Pending, start_all_to_all
 
 
 @dataclass
-class All2AllVInfo(Exchange):
+class All2AllVInfo(AllToAll):
     """The layout of `alltoallv`.
 
     Attributes:
@@ -51,12 +51,14 @@ class All2AllVInfo(Exchange):
         if not self.output_split_sizes:
             self.output_split_sizes = [self.B_local * dims for dims in self.dims_sum_per_rank]
 
-    def start(self, pg: dist.ProcessGroup, inputs: tuple[Tensor, ...]) -> Pending:
+    def lay_out(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """``[B_global, D]`` each: put side by side, their rows lie in the destinations' order."""
-        flat = torch.cat(inputs, dim=1).view(-1)
-        return start_all_to_all(
-            pg, flat, self.input_split_sizes, self.output_split_sizes, self.forward_codec
-        )
+        return torch.cat(inputs, dim=1).view(-1)
+
+    def sizes(self, pg: dist.ProcessGroup) -> tuple[list[int], list[int]]:
+        """Returns the numbers of elements that each rank sends and gets."""
+        del pg
+        return self.input_split_sizes, self.output_split_sizes
 
     def finish(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
         """One ``[B_local, columns of rank r]`` per rank."""
@@ -68,12 +70,9 @@ class All2AllVInfo(Exchange):
             for part, dims in zip(parts, self.dims_sum_per_rank, strict=True)
         )
 
-    def start_gradient(self, pg: dist.ProcessGroup, gradients: tuple[Tensor, ...]) -> Pending:
-        """Send each rank the gradient of its part."""
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        return start_all_to_all(
-            pg, flat, self.output_split_sizes, self.input_split_sizes, self.backward_codec
-        )
+    def lay_out_gradient(self, gradients: tuple[Tensor, ...]) -> Tensor:
+        """The gradient of each rank's part, one after the other."""
+        return torch.cat([gradient.reshape(-1) for gradient in gradients])
 
     def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
         """Return one gradient ``[B_global, D]`` per input."""
@@ -88,12 +87,8 @@ class All2AllVInfo(Exchange):
         )
 
 
-class All2Allv_Req(ExchangeRequest):  # noqa: N801 - the reference's name
-    """Starts `alltoallv`."""
-
-
-class All2Allv_Wait(ExchangeWait):  # noqa: N801 - the reference's name
-    """Waits for `alltoallv`."""
+All2Allv_Req = step_of("alltoallv", ExchangeRequest, "All2Allv_Req")
+All2Allv_Wait = step_of("alltoallv", ExchangeWait, "All2Allv_Wait")
 
 
 def even_splits(total: int, parts: int) -> list[int]:
@@ -152,7 +147,7 @@ def alltoallv(
 
 
 @dataclass
-class All2AllDenseInfo(Exchange):
+class All2AllDenseInfo(AllToAll):
     """The layout of `alltoall_dense`.
 
     Attributes:
@@ -168,27 +163,19 @@ class All2AllDenseInfo(Exchange):
     input_splits: list[int]
     codecs = None
 
-    def start(self, pg: dist.ProcessGroup, inputs: tuple[Tensor, ...]) -> Pending:
-        """Send the rows, which lie in the order of their destinations."""
-        flat = inputs[0].contiguous().view(-1)
-        return start_all_to_all(pg, flat, *self._sizes())
-
     def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor:
         """Return the rows in the order of their sources."""
         del pg
         return received.view(self.batch_size, *self.input_shape[1:])
-
-    def start_gradient(self, pg: dist.ProcessGroup, gradients: tuple[Tensor, ...]) -> Pending:
-        """Send the output's gradient back the way that the vectors came."""
-        send, receive = self._sizes()
-        return start_all_to_all(pg, gradients[0].contiguous().view(-1), receive, send)
 
     def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
         """Return the gradient in the shape of the input."""
         del pg
         return (received.view(self.input_shape),)
 
-    def _sizes(self) -> tuple[list[int], list[int]]:
+    def sizes(self, pg: dist.ProcessGroup) -> tuple[list[int], list[int]]:
+        """Numbers of the rows."""
+        del pg
         width = torch.Size(self.input_shape[1:]).numel()
         return (
             [rows * width for rows in self.input_splits],
@@ -196,12 +183,8 @@ class All2AllDenseInfo(Exchange):
         )
 
 
-class All2All_Dense_Req(ExchangeRequest):  # noqa: N801 - named like its sisters
-    """Starts `alltoall_dense`."""
-
-
-class All2All_Dense_Wait(ExchangeWait):  # noqa: N801 - named like its sisters
-    """Waits for `alltoall_dense`."""
+All2All_Dense_Req = step_of("alltoall_dense", ExchangeRequest, "All2All_Dense_Req")
+All2All_Dense_Wait = step_of("alltoall_dense", ExchangeWait, "All2All_Dense_Wait")
 
 
 def alltoall_dense(

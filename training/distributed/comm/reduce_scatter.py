@@ -1,5 +1,7 @@
 """Partial vectors are added over ranks; every rank gets the sums of its samples.
 
+Its gradient is given to all ranks, which is a collective of its own too: the gathering of vectors.
+
 Legend: W ranks, B_r samples of rank r, D columns.
 """
 
@@ -20,35 +22,42 @@ from tessera.training.distributed.comm.request import (
     ExchangeWait,
     group_or_default,
     start_exchange,
+    step_of,
 )
 from tessera.training.distributed.comm.transport import (
+    Codec,
     Pending,
     start_all_gather,
     start_reduce_scatter,
 )
 
 
+def _add_or_gather(
+    pg: dist.ProcessGroup, flat: Tensor, shapes: list[torch.Size], codec: Codec | None, *, add: bool
+) -> Pending:
+    """Add pieces of these shapes over ranks, each for its rank, or give every rank all of them."""
+    start = start_reduce_scatter if add else start_all_gather
+    return start(pg, flat, [shape.numel() for shape in shapes], codec)
+
+
 class _ReduceScatter(Exchange):
     """What the forms have in common: pieces in rank order, one output shape."""
 
-    def start(self, pg: dist.ProcessGroup, inputs: tuple[Tensor, ...]) -> Pending:
-        """Send the pieces, which lie in the order of their destinations."""
+    def lay_out(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        """The pieces, which lie in the order of their destinations."""
         if len(inputs) == 1:
-            flat = inputs[0].contiguous().view(-1)
-        else:
-            flat = torch.cat([tensor.reshape(-1) for tensor in inputs])
-        lengths = [shape.numel() for shape in self.piece_shapes(pg)]
-        return start_reduce_scatter(pg, flat, lengths, self.forward_codec)
+            return super().lay_out(inputs)
+        return torch.cat([tensor.reshape(-1) for tensor in inputs])
+
+    def send(
+        self, pg: dist.ProcessGroup, flat: Tensor, codec: Codec | None, *, back: bool
+    ) -> Pending:
+        """Add the pieces; backwards, send the gradient of this rank's piece to every rank."""
+        return _add_or_gather(pg, flat, self.piece_shapes(pg), codec, add=not back)
 
     def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor:
         """Return this rank's piece of the sum."""
         return received.view(self.piece_shapes(pg)[pg.rank()])
-
-    def start_gradient(self, pg: dist.ProcessGroup, gradients: tuple[Tensor, ...]) -> Pending:
-        """Send the gradient of this rank's piece to every rank."""
-        lengths = [shape.numel() for shape in self.piece_shapes(pg)]
-        flat = gradients[0].contiguous().view(-1)
-        return start_all_gather(pg, flat, lengths, self.backward_codec)
 
     def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
         """Return one gradient for the whole input."""
@@ -85,12 +94,8 @@ class ReduceScatterInfo(_ReduceScatter):
         return tuple(part.view(shape) for part, shape in zip(parts, self.input_sizes, strict=True))
 
 
-class ReduceScatter_Req(ExchangeRequest):  # noqa: N801 - the reference's name
-    """Starts `reduce_scatter_pooled`."""
-
-
-class ReduceScatter_Wait(ExchangeWait):  # noqa: N801 - the reference's name
-    """Waits for `reduce_scatter_pooled`."""
+ReduceScatter_Req = step_of("reduce_scatter_pooled", ExchangeRequest, "ReduceScatter_Req")
+ReduceScatter_Wait = step_of("reduce_scatter_pooled", ExchangeWait, "ReduceScatter_Wait")
 
 
 def reduce_scatter_pooled(
@@ -133,12 +138,12 @@ class ReduceScatterBaseInfo(_ReduceScatter):
         return [torch.Size((rows, *self.input_sizes[1:]))] * pg.size()
 
 
-class ReduceScatterBase_Req(ExchangeRequest):  # noqa: N801 - the reference's name
-    """Starts `reduce_scatter_base_pooled`."""
-
-
-class ReduceScatterBase_Wait(ExchangeWait):  # noqa: N801 - the reference's name
-    """Waits for `reduce_scatter_base_pooled`."""
+ReduceScatterBase_Req = step_of(
+    "reduce_scatter_base_pooled", ExchangeRequest, "ReduceScatterBase_Req"
+)
+ReduceScatterBase_Wait = step_of(
+    "reduce_scatter_base_pooled", ExchangeWait, "ReduceScatterBase_Wait"
+)
 
 
 def reduce_scatter_base_pooled(
@@ -195,12 +200,8 @@ class ReduceScatterVInfo(_ReduceScatter):
         return self.input_sizes
 
 
-class ReduceScatterV_Req(ExchangeRequest):  # noqa: N801 - the reference's name
-    """Starts `reduce_scatter_v_pooled`."""
-
-
-class ReduceScatterV_Wait(ExchangeWait):  # noqa: N801 - the reference's name
-    """Waits for `reduce_scatter_v_pooled`."""
+ReduceScatterV_Req = step_of("reduce_scatter_v_pooled", ExchangeRequest, "ReduceScatterV_Req")
+ReduceScatterV_Wait = step_of("reduce_scatter_v_pooled", ExchangeWait, "ReduceScatterV_Wait")
 
 
 def reduce_scatter_v_pooled(
@@ -265,3 +266,57 @@ def reduce_scatter_v_per_feature_pooled(
         for batch in batch_size_per_rank_per_feature
     ]
     return reduce_scatter_v_pooled(input.view(-1), splits, group, codecs)
+
+
+@dataclass
+class AllGatherBaseInfo(Exchange):
+    """The layout of `all_gather_base_pooled`.
+
+    Attributes:
+        input_size: the shape of each rank's input.
+        codecs: how numbers travel; None: as they are.
+    """
+
+    input_size: torch.Size
+    codecs: QuantizedCommCodecs | None = None
+
+    def send(
+        self, pg: dist.ProcessGroup, flat: Tensor, codec: Codec | None, *, back: bool
+    ) -> Pending:
+        """Send this rank's vectors to all; backwards, add the gradients of each rank's part."""
+        return _add_or_gather(pg, flat, [self.input_size] * pg.size(), codec, add=back)
+
+    def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor:
+        """Return the vectors ``[W * B, D]`` in rank order."""
+        return received.view(pg.size() * self.input_size[0], *self.input_size[1:])
+
+    def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
+        """The gradient of this rank's vectors, ``[B, D]``."""
+        del pg
+        return (received.view(self.input_size),)
+
+
+AllGatherBase_Req = step_of("all_gather_base_pooled", ExchangeRequest, "AllGatherBase_Req")
+AllGatherBase_Wait = step_of("all_gather_base_pooled", ExchangeWait, "AllGatherBase_Wait")
+
+
+def all_gather_base_pooled(
+    input: Tensor,  # noqa: A002 - the reference's name
+    group: dist.ProcessGroup | None = None,
+    codecs: QuantizedCommCodecs | None = None,
+) -> Awaitable[Tensor]:
+    """Gather the ranks' tensors on every rank.
+
+    Args:
+        input: ``[B, ...]``, the same shape on every rank.
+        group: the ranks; None: the default group.
+        codecs: how numbers travel; None: as they are.
+
+    Returns:
+        Awaitable of ``[W * B, ...]``, in rank order.
+    """
+    pg = group_or_default(group)
+    if pg.size() == 1:
+        return NoWait(input)
+    info = AllGatherBaseInfo(input.size(), codecs)
+    return start_exchange(pg, info, (input,), AllGatherBase_Req, AllGatherBase_Wait)

@@ -13,7 +13,8 @@ gradients are recorded, also where a rank's own input does not (a rank without t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from tessera.training.distributed.comm.awaitable import Awaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
-from tessera.training.distributed.comm.transport import Codec, Pending
+from tessera.training.distributed.comm.transport import Codec, Pending, start_all_to_all
 
 W = TypeVar("W")
 
@@ -47,35 +48,50 @@ def set_gradient_division(val: bool) -> None:  # noqa: FBT001 - the reference's 
 
 
 class Exchange(ABC):
-    """How the tensors of one collective are laid out, forwards and backwards."""
+    """How the tensors of one collective are laid out and sent, forwards and backwards.
+
+    Attributes:
+        codecs: how numbers travel; None: as they are.
+    """
 
     codecs: QuantizedCommCodecs | None
 
+    def lay_out(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        """The inputs as one flat tensor, in the order in which they are sent."""
+        return inputs[0].contiguous().view(-1)
+
     @abstractmethod
-    def start(self, pg: dist.ProcessGroup, inputs: tuple[Tensor, ...]) -> Pending:
-        """Send the inputs."""
+    def send(
+        self, pg: dist.ProcessGroup, flat: Tensor, codec: Codec | None, *, back: bool
+    ) -> Pending:
+        """Start the collective, or with ``back`` that of the gradients."""
 
     @abstractmethod
     def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Make the outputs of what was received."""
 
-    @abstractmethod
-    def start_gradient(self, pg: dist.ProcessGroup, gradients: tuple[Tensor, ...]) -> Pending:
-        """Send the outputs' gradients."""
+    def lay_out_gradient(self, gradients: tuple[Tensor, ...]) -> Tensor:
+        """The outputs' gradients as one flat tensor, in the order in which they are sent."""
+        return gradients[0].contiguous().view(-1)
 
     @abstractmethod
     def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
         """Make the inputs' gradients of what was received; they may share its memory."""
 
-    @property
-    def forward_codec(self) -> Codec | None:
-        """Return the codec of the vectors; None where they are sent as they are."""
-        return None if self.codecs is None else self.codecs.forward
 
-    @property
-    def backward_codec(self) -> Codec | None:
-        """Return the codec of the gradients; None where they are sent as they are."""
-        return None if self.codecs is None else self.codecs.backward
+class AllToAll(Exchange):
+    """An exchange of pieces; gradients go back the way that the vectors came."""
+
+    @abstractmethod
+    def sizes(self, pg: dist.ProcessGroup) -> tuple[Sequence[int], Sequence[int]]:
+        """How many numbers go to each rank and come from each, forwards."""
+
+    def send(
+        self, pg: dist.ProcessGroup, flat: Tensor, codec: Codec | None, *, back: bool
+    ) -> Pending:
+        """Send each rank its piece."""
+        send, receive = reversed(self.sizes(pg)) if back else self.sizes(pg)
+        return start_all_to_all(pg, flat, send, receive, codec)
 
 
 class Request(Awaitable[W], Generic[W]):
@@ -123,7 +139,8 @@ class ExchangeRequest(Function):
         """Start the collective and return the token that the wait takes."""
         ctx.pg, ctx.myreq, ctx.info = pg, myreq, info
         myreq.info = info
-        myreq.pending = info.start(pg, inputs)
+        codec = None if info.codecs is None else info.codecs.forward
+        myreq.pending = info.send(pg, info.lay_out(inputs), codec, back=False)
         return inputs[0].new_empty(0)
 
     @staticmethod
@@ -155,8 +172,20 @@ class ExchangeWait(Function):
     @once_differentiable
     def backward(ctx: Any, *grad_output: Tensor) -> tuple[None, None, Tensor]:
         """Start; returns the token's gradient, which has no elements."""
-        ctx.myreq.pending = ctx.info.start_gradient(ctx.pg, grad_output)
+        info: Exchange = ctx.info
+        codec = None if info.codecs is None else info.codecs.backward
+        flat = info.lay_out_gradient(grad_output)
+        ctx.myreq.pending = info.send(ctx.pg, flat, codec, back=True)
         return None, None, grad_output[0].new_empty(0)
+
+
+Step = TypeVar("Step", ExchangeRequest, ExchangeWait)
+
+
+def step_of(collective: str, base: type[Step], name: str) -> type[Step]:
+    """The request or the wait of one collective: a class, so that profiles of autograd name it."""
+    does = "Starts" if base is ExchangeRequest else "Waits for"
+    return cast("type[Step]", type(name, (base,), {"__doc__": f"{does} `{collective}`."}))
 
 
 def start_exchange(

@@ -56,9 +56,26 @@ class Pending:
         self._kept = None
         return self._received if self._finish is None else self._finish(self._received)
 
+    def then(self, function: Callable[[Tensor], Tensor]) -> Pending:
+        """The same collective, whose result ``function`` is applied to."""
+        before = self._finish
+        after = function if before is None else lambda received: function(before(received))
+        assert self._kept is not None, "nobody has waited yet"
+        return Pending(self._work, self._received, self._kept, after)
 
-def _is_plain(codec: Codec | None) -> bool:
-    return codec is None or type(codec) in {QuantizedCommCodec, NoOpQuantizedCommCodec}
+
+def _shrinking(codec: Codec | None) -> Codec | None:
+    """``codec``; None if it leaves numbers as they are."""
+    plain = type(codec) in {QuantizedCommCodec, NoOpQuantizedCommCodec}
+    return None if plain else codec
+
+
+def _decoder(
+    codec: Codec | None, lengths: Sequence[int], dtype: torch.dtype
+) -> Callable[[Tensor], Tensor] | None:
+    if codec is None:
+        return None
+    return lambda encoded: decode_pieces(codec, encoded, lengths, dtype)
 
 
 def encode_pieces(codec: Codec, flat: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -103,22 +120,16 @@ def start_all_to_all(
     Returns:
         Of ``[sum of receive]``, in the order of the sources.
     """
-    send, receive = list(send), list(receive)
-    if codec is None or _is_plain(codec):
-        received = flat.new_empty(sum(receive))
-        work = dist.all_to_all_single(received, flat, receive, send, group=pg, async_op=True)
-        return Pending(work, received, flat)
-    encoded = encode_pieces(codec, flat, send)
-    encoded_send = [codec.calc_quantized_size(length) for length in send]
-    encoded_receive = [codec.calc_quantized_size(length) for length in receive]
-    received = encoded.new_empty(sum(encoded_receive))
-    work = dist.all_to_all_single(
-        received, encoded, encoded_receive, encoded_send, group=pg, async_op=True
-    )
-    dtype = flat.dtype
-    return Pending(
-        work, received, encoded, lambda bytes_: decode_pieces(codec, bytes_, receive, dtype)
-    )
+    codec = _shrinking(codec)
+
+    def travelling(lengths: Sequence[int]) -> list[int]:
+        return list(lengths) if codec is None else list(map(codec.calc_quantized_size, lengths))
+
+    sent = flat if codec is None else encode_pieces(codec, flat, send)
+    sizes = travelling(receive)
+    received = sent.new_empty(sum(sizes))
+    work = dist.all_to_all_single(received, sent, sizes, travelling(send), group=pg, async_op=True)
+    return Pending(work, received, sent, _decoder(codec, receive, flat.dtype))
 
 
 def start_reduce_scatter(
@@ -136,13 +147,13 @@ def start_reduce_scatter(
         Of ``[lengths[own rank]]``.
     """
     own = lengths[pg.rank()]
-    if flat.is_cuda and _is_plain(codec) and len(set(lengths)) == 1:
+    if flat.is_cuda and _shrinking(codec) is None and len(set(lengths)) == 1:
         received = flat.new_empty(own)
         work = _reduce_scatter(received, flat, group=pg, async_op=True)
         return Pending(work, received, flat)
     pending = start_all_to_all(pg, flat, lengths, [own] * pg.size(), codec)
     dtype = flat.dtype
-    return _then(pending, lambda parts: _sum_parts(parts.view(pg.size(), own), dtype))
+    return pending.then(lambda parts: _sum_parts(parts.view(pg.size(), own), dtype))
 
 
 def start_all_gather(
@@ -162,14 +173,11 @@ def start_all_gather(
     if len(set(lengths)) > 1:
         copies = flat.repeat(pg.size())
         return start_all_to_all(pg, copies, [flat.numel()] * pg.size(), lengths, codec)
-    plain = codec is None or _is_plain(codec)
-    sent = flat if codec is None or plain else codec.encode(flat).view(-1)
+    codec = _shrinking(codec)
+    sent = flat if codec is None else codec.encode(flat).view(-1)
     received = sent.new_empty(sent.numel() * pg.size())
     work = _all_gather(received, sent, group=pg, async_op=True)
-    if codec is None or plain:
-        return Pending(work, received, sent)
-    dtype = flat.dtype
-    return Pending(work, received, sent, lambda all_: decode_pieces(codec, all_, lengths, dtype))
+    return Pending(work, received, sent, _decoder(codec, lengths, flat.dtype))
 
 
 def _sum_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
@@ -177,11 +185,3 @@ def _sum_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
     if parts.size(0) == 2 and dtype == torch.float32:  # the same, without a reduction's overhead
         return parts[0].add_(parts[1])
     return parts.sum(dim=0, dtype=torch.promote_types(dtype, torch.float32)).to(dtype)
-
-
-def _then(pending: Pending, function: Callable[[Tensor], Tensor]) -> Pending:
-    before = pending._finish  # noqa: SLF001 - this module's own class
-    pending._finish = (  # noqa: SLF001
-        function if before is None else lambda received: function(before(received))
-    )
-    return pending

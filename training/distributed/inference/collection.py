@@ -1,36 +1,37 @@
-"""What the sharded forms of both quantized collections share.
-
-Legend: ``W`` devices, ``B`` samples, ``D`` columns.
-"""
+"""What the sharded forms of both quantized collections share."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
+from typing_extensions import Self
 
 from tessera.errors import UserError
 from tessera.training.distributed.collections.sharders import BaseQuantEmbeddingSharder
 from tessera.training.distributed.comm.environment import ShardingEnv
-from tessera.training.distributed.inference.cw_sharding import InferCwEmbeddingSharding
 from tessera.training.distributed.inference.lookup import OUTPUT_DTYPE, ROW_ALIGNMENT
-from tessera.training.distributed.inference.rw_sharding import InferRwEmbeddingSharding
 from tessera.training.distributed.inference.sharding import InferSharding, Route
-from tessera.training.distributed.inference.shards import InferTable, shards_of
 from tessera.training.distributed.plan.plan_types import (
     EmbeddingModuleShardingPlan,
     ParameterSharding,
     ShardingType,
 )
 from tessera.training.distributed.plan.sharded_module import M
+from tessera.training.distributed.sharding.by_hand import placement
+from tessera.training.distributed.sharding.creation import table_config
 from tessera.training.distributed.sharding.interfaces import EmbeddingShardingInfo
 from tessera.training.distributed.sharding.mixins import FeatureShardingMixIn, ModuleShardingMixIn
-from tessera.training.distributed.sharding.registry import strategy_of
+from tessera.training.distributed.sharding.registry import ShardingStrategy, strategy_of
 from tessera.training.distributed.tables.table_shards import GroupedEmbeddingConfig
 from tessera.training.distributed.travel.kjt_list import KJTList, ListOfKJTList
-from tessera.training.modules.embedding_configs import EmbeddingTableConfig, PoolingType
+from tessera.training.modules.tables import embedding_names
 from tessera.training.quant.lookup import QuantizedRows, StoredPart
 from tessera.training.quant.stored_collection import (
     Config,
@@ -42,13 +43,6 @@ from tessera.training.sparse import selection
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tessera.training.streamable import Multistreamable
 
-SHARDINGS: dict[str, type[InferSharding]] = {
-    # Table-wise is the case of one block that has all columns.
-    ShardingType.TABLE_WISE.value: InferCwEmbeddingSharding,
-    ShardingType.COLUMN_WISE.value: InferCwEmbeddingSharding,
-    ShardingType.ROW_WISE.value: InferRwEmbeddingSharding,
-}
-
 
 class QuantCollectionContext(Multistreamable):
     """What the steps of one batch share.
@@ -56,22 +50,24 @@ class QuantCollectionContext(Multistreamable):
     Attributes:
         features: the collection's features, in its order.
         routes: per sharding, where each id went.
+        sent: per sharding, the features on their devices.
     """
 
     def __init__(self) -> None:
         self.features: KeyedJaggedTensor | None = None
         self.routes: list[Route] = []
+        self.sent = ListOfKJTList([])
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep the memory until ``stream`` is done with it."""
         if self.features is not None:
             self.features.record_stream(stream)
         for route in self.routes:
-            if route is not None:
-                route.record_stream(stream)
+            for part in route or ():
+                part.record_stream(cast("torch.cuda.Stream", stream))
 
 
-class QuantInputDist(nn.Module):
+class ShardedQuantEbcInputDist(nn.Module):
     """Sends each sharding its features.
 
     Args:
@@ -93,13 +89,13 @@ class QuantInputDist(nn.Module):
         return ListOfKJTList(sent), routes
 
 
-def create_infer_sharding(
+def create_infer_embedding_bag_sharding(
     sharding_type: str,
     sharding_infos: Sequence[EmbeddingShardingInfo],
     env: ShardingEnv,
     device: torch.device | None = None,
     *,
-    pooled: bool,
+    pooled: bool = True,
 ) -> InferSharding:
     """The tables of one sharding type on the devices of this process.
 
@@ -113,34 +109,49 @@ def create_infer_sharding(
 
     Raises:
         UserError: inference has no such strategy, or the plan cannot be followed.
+        ValueError: a placement that does not fit the table or the devices.
     """
-    if strategy_of(sharding_type).name not in SHARDINGS:
+    strategy, offered = strategy_of(sharding_type), _SHARDER.sharding_types("cpu")
+    if strategy.name not in offered:
         raise UserError(
-            f"sharding_type is {sharding_type!r}; quantized tables are sharded "
-            f"{', '.join(SHARDINGS)}"
+            f"sharding_type is {sharding_type!r}; quantized tables are sharded {', '.join(offered)}"
         )
-    return SHARDINGS[sharding_type](
-        [
-            InferTable(
-                config=info.embedding_config,
-                shards=shards_of(info.embedding_config, info.param_sharding, env.world_size),
-                is_weighted=info.embedding_config.is_weighted,
-            )
-            for info in sharding_infos
-        ],
-        {info.embedding_config.name: info.param for info in sharding_infos},
-        world_size=env.world_size,
-        device=inference_device(device),
-        pooled=pooled,
-        fused_params=sharding_infos[0].fused_params if sharding_infos else None,
-    )
+    if device is None:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    infos = [_listed(info, strategy, env.world_size, device.type) for info in sharding_infos]
+    return InferSharding(strategy, infos, env, device, pooled=pooled)
 
 
-def inference_device(device: torch.device | None) -> torch.device:
-    """``device``, or ``cuda`` where there is one, else ``cpu``."""
-    if device is not None:
-        return torch.device(device)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def _listed(
+    info: EmbeddingShardingInfo, strategy: ShardingStrategy, world_size: int, device_type: str
+) -> EmbeddingShardingInfo:
+    """``info`` with all shards in its placement's list; without one, those that its ranks make."""
+    config, where = info.embedding_config, info.param_sharding
+    spec = where.sharding_spec
+    if not isinstance(spec, EnumerableShardingSpec):
+        chosen: dict[str, Any] = {"compute_kernel": "quant"}
+        if strategy.name == ShardingType.TABLE_WISE.value:
+            chosen["rank"] = (where.ranks or [0])[0]
+        elif strategy.name == ShardingType.COLUMN_WISE.value:
+            chosen["ranks"] = where.ranks
+        table = torch.empty(config.num_embeddings, config.embedding_dim, device="meta")
+        try:
+            place = strategy.by_hand(**chosen)
+            where = place(table, world_size, world_size, device_type, _SHARDER)
+        except ValueError as error:
+            raise UserError(f"table {config.name!r}: {error}") from error
+    elif strategy.splits_bags:
+        # Every device looks all tables up: one without rows has an empty block.
+        blocks = {shard.placement.rank(): shard for shard in spec.shards if shard.placement}
+        shards, row = list(spec.shards), 0
+        for rank in range(world_size):
+            if rank in blocks:
+                row = blocks[rank].shard_offsets[0] + blocks[rank].shard_sizes[0]
+            else:
+                where_to = placement(device_type, rank, world_size)
+                shards.append(ShardMetadata([row, 0], [0, config.embedding_dim], where_to))
+        where = replace(where, sharding_spec=EnumerableShardingSpec(shards))
+    return replace(info, param_sharding=where)
 
 
 class ShardedQuantCollection(nn.Module, ModuleShardingMixIn, Generic[Config]):
@@ -180,23 +191,19 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn, Generic[Config]):
             **(fused_params or {}),
         }
         self._output_dtype: torch.dtype = settings[OUTPUT_DTYPE]
+        self._embedding_names = embedding_names(tables)
+        names = iter(self._embedding_names)
         self._infos: dict[str, list[EmbeddingShardingInfo]] = {}
         for table, rows in zip(tables, module.rows.tables(), strict=True):
             where = plan[table.name]
-            config = EmbeddingTableConfig(
-                num_embeddings=table.num_embeddings,
-                embedding_dim=table.embedding_dim,
-                name=table.name,
-                data_type=table.data_type,
-                feature_names=list(table.feature_names),
-                pooling=getattr(table, "pooling", PoolingType.NONE),
-                is_weighted=module.weighted,
-            )
+            config = table_config(table, names, is_weighted=module.weighted)
             self._infos.setdefault(where.sharding_type, []).append(
                 EmbeddingShardingInfo(config, where, rows, settings)
             )
         self._shardings = {
-            kind: create_infer_sharding(kind, infos, env, device, pooled=module.pooled)
+            kind: create_infer_embedding_bag_sharding(
+                kind, infos, env, device, pooled=module.pooled
+            )
             for kind, infos in self._infos.items()
         }
         for infos in self._infos.values():
@@ -204,22 +211,17 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn, Generic[Config]):
                 # The rows are copied; the unsharded ones may go.
                 info.param = info.param.to("meta")
         self._feature_names = [name for table in tables for name in table.feature_names]
-        order = [
-            (info.embedding_config.name, name)
-            for infos in self._infos.values()
-            for info in infos
-            for name in info.embedding_config.feature_names
-        ]
-        # Where each feature of each table stands in the shardings' outputs.
-        self._places = [
-            order.index((table.name, name)) for table in tables for name in table.feature_names
-        ]
         self._row_counts = torch.tensor(
             [table.num_embeddings for table in tables for _ in table.feature_names]
         )
         self._lookups = nn.ModuleList(s.lookup() for s in self._shardings.values())
-        self._input_dist_module = QuantInputDist(list(self._shardings.values()))
+        self._input_dist_module = ShardedQuantEbcInputDist(list(self._shardings.values()))
         self._name_buffers(module.holder)
+        self._prepare_output(module)
+
+    @abstractmethod
+    def _prepare_output(self, module: Any) -> None:
+        """Make what `output_dist` needs, of the quantized collection."""
 
     def _name_buffers(self, holder: str) -> None:
         """Make every block a buffer: ``<holder>.<table>.weight``, or ``weight_<i>`` of several."""
@@ -227,8 +229,8 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn, Generic[Config]):
         self.add_module(holder, tables)
         blocks: dict[str, list[Tensor]] = {}
         for sharding in self._shardings.values():
-            for table, _, rows in sharding.stored_blocks():
-                blocks.setdefault(table.name, []).append(rows)
+            for block in sharding.blocks():
+                blocks.setdefault(block.table, []).append(block.rows)
         for name, own in blocks.items():
             for index, rows in enumerate(own):
                 buffer = "weight" if len(own) == 1 else f"weight_{index}"
@@ -246,7 +248,7 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn, Generic[Config]):
             )
         return self
 
-    def copy(self, device: torch.device) -> ShardedQuantCollection[Config]:
+    def copy(self, device: torch.device) -> Self:
         """Itself: the tables are too large to exist twice.
 
         Raises:
@@ -272,18 +274,7 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn, Generic[Config]):
 
     def blocks(self) -> list[StoredPart]:
         """What is stored, device by device."""
-        return [
-            StoredPart(
-                table=table.name,
-                device=shard.rank,
-                row=shard.row,
-                column=shard.column,
-                columns=shard.columns,
-                rows=rows,
-            )
-            for sharding in self._shardings.values()
-            for table, shard, rows in sharding.stored_blocks()
-        ]
+        return [block for sharding in self._shardings.values() for block in sharding.blocks()]
 
     def output_dtype(self) -> torch.dtype:
         """The type of the vectors."""
@@ -306,9 +297,8 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn, Generic[Config]):
         ctx.features = selection.select_features(features, self._feature_names)
         if isinstance(ctx.features.values(), Tensor) and ctx.features.values().device.type == "cpu":
             refuse_wrong_ids(ctx.features, self._row_counts, self.configs)
-        sent: ListOfKJTList
-        sent, ctx.routes = self._input_dist_module(features)
-        return sent
+        ctx.sent, ctx.routes = self._input_dist_module(features)
+        return ctx.sent
 
     def compute(self, ctx: QuantCollectionContext, dist_input: ListOfKJTList) -> list[list[Tensor]]:
         """Look up: per sharding, per device."""
@@ -316,9 +306,17 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn, Generic[Config]):
         lookups = enumerate(self._lookups)
         return [lookup(dist_input[index]) for index, lookup in lookups]
 
-    def in_order(self, vectors: list[Tensor]) -> list[Tensor]:
-        """The features' vectors, sharding by sharding, in the tables' order."""
-        return [vectors[place] for place in self._places]
+    @abstractmethod
+    def output_dist(self, ctx: QuantCollectionContext, output: list[list[Tensor]]) -> Any:
+        """The vectors on the first device, in the unsharded module's order."""
+
+    def compute_and_output_dist(
+        self,
+        ctx: QuantCollectionContext,
+        input: ListOfKJTList,  # noqa: A002 - the reference's name
+    ) -> Any:
+        """`compute`, then `output_dist`."""
+        return self.output_dist(ctx, self.compute(ctx, input))
 
 
 class QuantCollectionSharder(BaseQuantEmbeddingSharder[M]):
@@ -363,3 +361,6 @@ class QuantCollectionSharder(BaseQuantEmbeddingSharder[M]):
     def module_type(self) -> type[M]:
         """What it shards."""
         return self._unsharded
+
+
+_SHARDER: QuantCollectionSharder[Any] = QuantCollectionSharder()

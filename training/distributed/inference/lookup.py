@@ -62,16 +62,7 @@ class _MetaInferLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
         self._is_weighted = any(config.is_weighted for config in grouped_configs)
         shards = [table for config in grouped_configs for table in config.embedding_tables]
         self.rows = QuantizedRows(
-            [
-                RowsOf(
-                    name=table.name,
-                    rows=table.local_rows,
-                    dim=table.local_cols,
-                    data_type=table.data_type,
-                    features=table.num_features(),
-                )
-                for table in shards
-            ],
+            [RowsOf(table, table.local_rows, table.local_cols) for table in shards],
             pooled=self._pooled,
             output_dtype=self._output_dtype,
             device=device or torch.device("cpu"),

@@ -1,133 +1,219 @@
-"""One process, several devices: what table-wise, column-wise and row-wise inference share.
+"""Quantized tables of one strategy on the devices of one process.
 
-Each of `cw_sharding` (which serves table-wise too) and `rw_sharding` answers how ids travel
-to the devices, which rows are there, and how vectors travel back.  Everything is traced by
-torch.fx.  Legend: ``W`` devices, ``B`` samples, ``D`` columns, ``N_f`` ids of feature ``f``.
+The strategy's record says which device holds what (`Layout`); ids and vectors are copied from device to
+device instead of sent.  Everything is traced by torch.fx.
+
+Legend: ``W`` devices, ``B`` samples, ``D`` columns, ``N`` ids.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from tessera.training.distributed.comm.environment import rank_device
+from tessera.errors import UserError
+from tessera.training.distributed.comm.environment import ShardingEnv, rank_device
+from tessera.training.distributed.inference import bucketize as infer_bucketize
 from tessera.training.distributed.inference.lookup import (
     InferGroupedEmbeddingsLookup,
     InferGroupedLookupMixin,
     InferGroupedPooledEmbeddingsLookup,
 )
-from tessera.training.distributed.inference.shards import (
-    InferShard,
-    InferTable,
-    copy_block,
-    local_config,
+from tessera.training.distributed.sharding.interfaces import EmbeddingShardingInfo
+from tessera.training.distributed.sharding.layout import LaidOut, Layout
+from tessera.training.distributed.sharding.registry import ShardingStrategy
+from tessera.training.distributed.tables.table_shards import (
+    EmbeddingComputeKernel,
+    GroupedEmbeddingConfig,
+    ShardedEmbeddingTable,
 )
-from tessera.training.distributed.sharding.mixins import FeatureShardingMixIn
 from tessera.training.distributed.travel.kjt_list import KJTList
-from tessera.training.modules.embedding_configs import BaseEmbeddingConfig
+from tessera.training.distributed.travel.one_to_all import (
+    EmbeddingsAllToOne,
+    EmbeddingsAllToOneReduce,
+    KJTOneToAll,
+    SeqEmbeddingsAllToOne,
+)
+from tessera.training.fbgemm import import_sparse_operators
+from tessera.training.modules.embedding_configs import PoolingType
+from tessera.training.quant.lookup import StoredPart
+from tessera.training.quant.rows import STORED_TYPES
+from tessera.training.sparse import selection
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
-Route = Tensor | None
-"""Where each id went, if that must be known to bring its vector back."""
+Route = tuple[KeyedJaggedTensor, Tensor] | None
+"""Ids that were sorted, as they were before, and ``[N]`` where each went; None: they were not sorted."""
 
 
-class InferSharding(nn.Module, FeatureShardingMixIn):
-    """Tables of one sharding type on the devices of this process.
+class InferSharding(nn.Module, LaidOut):
+    """Tables of one strategy on the devices of this process.
+
+    Each device gets the features of the tables of which it holds columns.  Where the strategy
+    splits bags, ids are sorted by the device that holds their row; pooled vectors are then
+    added up, and unpooled ones put back in their ids' places.
 
     Args:
-        tables: the tables and their blocks.
-        stored: each table's rows ``[rows, row bytes]`` uint8; they are copied.
-        world_size: ``W``.
+        strategy: of all of the tables.
+        infos: the tables and their listed shards; ``param`` holds the stored rows
+            ``[rows, row bytes]`` uint8, which are copied.
+        env: how many devices.
         device: the devices' type.
         pooled: whether the vectors of a bag are added up.
-        fused_params: of the lookups.
+
+    Attributes:
+        layout: which device holds what; the ranks are the devices.
     """
 
     def __init__(
         self,
-        tables: list[InferTable],
-        stored: Mapping[str, Tensor],
-        *,
-        world_size: int,
+        strategy: ShardingStrategy,
+        infos: Sequence[EmbeddingShardingInfo],
+        env: ShardingEnv,
         device: torch.device,
+        *,
         pooled: bool,
-        fused_params: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self._tables = tables = self._on_devices(tables, world_size)
-        self._world_size = world_size
-        self._pooled = pooled
-        self._devices = [rank_device(device.type, rank) for rank in range(world_size)]
-        self._feature_names = [name for table in tables for name in table.config.feature_names]
-        configs, own = zip(
-            *(local_config(tables, rank, device.type) for rank in range(world_size)), strict=True
+        self.layout = Layout(
+            infos,
+            env,
+            strategy.name,
+            strategy.teams,
+            replicated=False,
+            splits_bags=strategy.splits_bags,
+            group=_one_operator_each,
         )
-        self._configs = list(configs)
-        grouped = [[config] if config.embedding_tables else [] for config in configs]
+        devices = [rank_device(device.type, rank) for rank in range(env.world_size)]
+        self.output_device = devices[0]
         kind = InferGroupedPooledEmbeddingsLookup if pooled else InferGroupedEmbeddingsLookup
-        self._lookup: InferGroupedLookupMixin = kind(grouped, world_size, fused_params, device)
-        self._blocks_of_devices = own
-        for table, shard, rows in self.stored_blocks():
-            copy_block(table, shard, stored[table.name], rows)
-        self._connect(device)
-
-    def _on_devices(self, tables: list[InferTable], world_size: int) -> list[InferTable]:
-        """The tables, with whatever blocks the lookups need besides the plan's."""
-        del world_size
-        return tables
-
-    @abstractmethod
-    def _connect(self, device: torch.device) -> None:
-        """Make what `input_dist` and the ways back need; the lookups are there already."""
+        self._lookup: InferGroupedLookupMixin = kind(
+            self.layout.groups_per_rank,
+            env.world_size,
+            infos[0].fused_params if infos else None,
+            device,
+        )
+        tables = {info.embedding_config.name: info for info in infos}
+        for block in self.blocks():
+            _copy_block(tables[block.table], block)
+        self._sent = self.feature_names()
+        counts = self.features_per_rank()
+        self._one_to_all = KJTOneToAll(counts, env.world_size, device)
+        self._busy = [rank for rank, count in enumerate(counts) if count]
+        self._all_to_one = SeqEmbeddingsAllToOne(devices[0], env.world_size)
+        self._splits_bags, self._pooled = strategy.splits_bags, pooled
+        if not self._splits_bags:
+            self._merge: nn.Module = EmbeddingsAllToOne(devices[0], len(self._busy), 1)
+            return
+        self._merge = (
+            EmbeddingsAllToOneReduce(devices[0], env.world_size)
+            if pooled
+            else EmbeddingsAllToOne(devices[0], env.world_size, 0)
+        )
+        import_sparse_operators()
+        self._block_sizes = torch.tensor([max(bounds[1], 1) for bounds in self.layout.row_bounds])
+        self._row_bounds = [torch.tensor(bounds) for bounds in self.layout.row_bounds]
+        self._row_counts = torch.tensor([bounds[-1] for bounds in self.layout.row_bounds])
+        self._warnings = torch.zeros(1, dtype=torch.int64)
 
     def lookup(self) -> InferGroupedLookupMixin:
         """The lookups of all devices."""
         return self._lookup
 
-    def stored_blocks(self) -> list[tuple[BaseEmbeddingConfig, InferShard, Tensor]]:
-        """Each block's table, place and rows ``[rows, row bytes]`` uint8, device by device."""
+    def blocks(self) -> list[StoredPart]:
+        """What is stored, device by device."""
         return [
-            (table.config, shard, rows)
-            for lookup, blocks in zip(self._lookup.lookups(), self._blocks_of_devices, strict=True)
-            for (table, shard), rows in zip(blocks, lookup.rows.tables(), strict=True)
+            StoredPart(
+                table=table.name,
+                device=rank,
+                row=place.shard_offsets[0],
+                column=place.shard_offsets[1],
+                columns=table.local_cols,
+                rows=rows,
+            )
+            for rank, (lookup, tables) in enumerate(
+                zip(self._lookup.lookups(), self.layout.tables_per_rank, strict=True)
+            )
+            for table, rows in zip(tables, lookup.rows.tables(), strict=True)
+            if (place := table.local_metadata) is not None
         ]
 
-    def feature_names(self) -> list[str]:
-        """The features, tables in order."""
-        return self._feature_names
-
-    def feature_names_per_rank(self) -> list[list[str]]:
-        """The features that each device receives."""
-        return [config.feature_names() for config in self._configs]
-
-    @abstractmethod
     def input_dist(self, features: KeyedJaggedTensor) -> tuple[KJTList, Route]:
-        """How ids travel: each device's features, with its own row numbers."""
+        """Each device's features, ids counted from its first row, and where each id went."""
+        own = selection.select_features(features, self._sent)
+        if not self._splits_bags:
+            return self._one_to_all(own), None
+        by_block = infer_bucketize.sort_by_block(
+            own,
+            self._block_sizes,
+            self._row_bounds,
+            self.layout.world.size,
+            not self._pooled,
+            self._row_counts,
+            self._warnings,
+        )
+        return self._one_to_all(by_block[0]), None if self._pooled else (own, by_block[1])
 
-    @abstractmethod
     def merged(self, outputs: list[Tensor]) -> Tensor:
-        """The pooled vectors of all devices in one tensor on the first device."""
+        """The pooled vectors of all devices on the first, with the columns of ``layout.parts()``."""
+        whole: Tensor = self._merge(
+            outputs if self._splits_bags else [outputs[rank] for rank in self._busy]
+        )
+        return whole
 
-    @property
-    @abstractmethod
-    def in_order(self) -> bool:
-        """Whether the columns of `merged` are those of the features, tables in order."""
-
-    @property
-    def output_device(self) -> torch.device:
-        """The first device."""
-        return self._devices[0]
-
-    @abstractmethod
-    def pooled_columns(self, outputs: list[Tensor]) -> list[Tensor]:
-        """How pooled vectors travel back: ``[B, D]`` of each feature."""
-
-    @abstractmethod
     def unpooled_vectors(
         self, dist_input: KJTList, route: Route, outputs: list[Tensor]
-    ) -> list[Tensor]:
-        """How unpooled vectors travel back: ``[N_f, D]`` of each feature."""
+    ) -> list[tuple[Tensor, list[int]]]:
+        """For each team its vectors ``[N, D]`` on the first device, and where each feature begins."""
+        if route is not None:
+            own, places = route
+            vectors = self._merge(outputs)
+            if self.output_device.type != "cpu":
+                places = places.to(self.output_device, non_blocking=True)
+            return [(vectors.index_select(0, places), own.offset_per_key())]
+        moved = self._all_to_one(outputs)
+        return [
+            (moved[rank], dist_input[rank].offset_per_key() if rank in self._busy else [])
+            for rank in range(self.layout.world.size)
+        ]
+
+
+def _one_operator_each(
+    tables_per_rank: list[list[ShardedEmbeddingTable]],
+) -> list[list[GroupedEmbeddingConfig]]:
+    """Quantized tables of all types and widths share the one operator of their device."""
+    return [
+        [
+            GroupedEmbeddingConfig(
+                data_type=tables[0].data_type,
+                pooling=PoolingType.SUM,
+                is_weighted=tables[0].is_weighted,
+                has_feature_processor=False,
+                compute_kernel=EmbeddingComputeKernel.QUANT,
+                embedding_tables=tables,
+            )
+        ]
+        if tables
+        else []
+        for tables in tables_per_rank
+    ]
+
+
+def _copy_block(info: EmbeddingShardingInfo, block: StoredPart) -> None:
+    """Copy a block of a table's stored rows to its device.
+
+    Every column block keeps the scale and bias of the whole row, so that all devices together
+    give the same numbers as one.
+    """
+    if info.param.is_meta or block.rows.is_meta:
+        return
+    kind, stop = STORED_TYPES[info.embedding_config.data_type], block.column + block.columns
+    if block.column * kind.bits % 8 or block.columns * kind.bits % 8:
+        raise UserError(
+            f"table {block.table!r}: columns {block.column} to {stop} are not whole bytes of "
+            f"{info.embedding_config.data_type.value}"
+        )
+    rows = info.param[block.row : block.row + len(block.rows)]
+    own = kind.take_columns(rows, block.column, stop)
+    block.rows[:, : own.size(1)] = own

@@ -27,11 +27,11 @@ from tessera.training.distributed.sharding.registry import strategy_of
 from tessera.training.distributed.sharding.strategies.table_wise import table_wise
 
 _DEFAULT_SHARDERS = {
-    "tessera.training.distributed.collections.pooled": "EmbeddingBagCollectionSharder",
-    "tessera.training.distributed.collections.unpooled": "EmbeddingCollectionSharder",
-    "tessera.training.distributed.collections.feature_processed": "FeatureProcessedEmbeddingBagCollectionSharder",
-    "tessera.training.distributed.inference.pooled": "QuantEmbeddingBagCollectionSharder",
-    "tessera.training.distributed.inference.unpooled": "QuantEmbeddingCollectionSharder",
+    "EmbeddingBagCollectionSharder": "collections.pooled",
+    "EmbeddingCollectionSharder": "collections.unpooled",
+    "FeatureProcessedEmbeddingBagCollectionSharder": "collections.feature_processed",
+    "QuantEmbeddingBagCollectionSharder": "inference.sharded",
+    "QuantEmbeddingCollectionSharder": "inference.sharded",
 }
 
 
@@ -39,8 +39,8 @@ def get_default_sharders() -> list[ModuleSharder[Any]]:
     """One sharder per type of collection, each with its default optimizer."""
     # The sharded modules are imported when they are asked for: some of them need this module.
     return [
-        getattr(importlib.import_module(module), name)()
-        for module, name in _DEFAULT_SHARDERS.items()
+        getattr(importlib.import_module(f"tessera.training.distributed.{module}"), name)()
+        for name, module in _DEFAULT_SHARDERS.items()
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -29,6 +29,7 @@ from tessera.training.modules.embedding_configs import (
     PoolingType,
 )
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from tessera.training.modules.tables import embedding_names
 from tessera.training.optim.apply_optimizer_in_backward import fused_params_of as optimizer_of
 
 # Settings that say how a table is stored, whatever its optimizer is.
@@ -95,6 +96,24 @@ def _completed(
     return ParameterSharding(**fields)
 
 
+def table_config(
+    table: BaseEmbeddingConfig,
+    names: Iterator[str],
+    *,
+    is_weighted: bool,
+    has_feature_processor: bool = False,
+) -> EmbeddingTableConfig:
+    """A collection's table with what the collection says of all; ``names`` gives its outputs' names."""
+    own = {own.name: getattr(table, own.name) for own in fields(BaseEmbeddingConfig)}
+    return EmbeddingTableConfig(
+        **{**own, "feature_names": list(table.feature_names)},
+        pooling=getattr(table, "pooling", PoolingType.NONE),
+        is_weighted=is_weighted,
+        has_feature_processor=has_feature_processor,
+        embedding_names=[next(names) for _ in table.feature_names],
+    )
+
+
 def create_sharding_infos_by_sharding(
     module: EmbeddingBagCollection | EmbeddingCollection,
     table_name_to_parameter_sharding: Mapping[str, ParameterSharding],
@@ -125,10 +144,10 @@ def create_sharding_infos_by_sharding(
     tables: Sequence[EmbeddingBagConfig] | Sequence[EmbeddingConfig]
     if isinstance(module, EmbeddingCollection):
         tables, is_weighted, own_prefix = module.embedding_configs(), False, "embeddings."
-        names = iter([name for own in module.embedding_names_by_table() for name in own])
     else:
         tables, is_weighted = module.embedding_bag_configs(), module.is_weighted()
-        names, own_prefix = iter(module.embedding_names()), "embedding_bags."
+        own_prefix = "embedding_bags."
+    names = iter(embedding_names(tables))
     if set(plan) != {table.name for table in tables}:
         raise ValueError(
             f"the plan places tables {sorted(plan)}, the module has "
@@ -142,13 +161,8 @@ def create_sharding_infos_by_sharding(
         placement = _completed(
             plan[table.name], parameter, world_size, device or torch.device("cpu")
         )
-        own = {own.name: getattr(table, own.name) for own in fields(BaseEmbeddingConfig)}
-        config = EmbeddingTableConfig(
-            **{**own, "feature_names": list(table.feature_names)},
-            pooling=getattr(table, "pooling", PoolingType.NONE),
-            is_weighted=is_weighted,
-            has_feature_processor=has_feature_processor,
-            embedding_names=[next(names) for _ in table.feature_names],
+        config = table_config(
+            table, names, is_weighted=is_weighted, has_feature_processor=has_feature_processor
         )
         settings = _fused_params_of(fused_params, placement, parameter)
         by_type.setdefault(placement.sharding_type, []).append(

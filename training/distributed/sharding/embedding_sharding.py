@@ -6,6 +6,7 @@ Nothing here depends on the strategy, which is composed in.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -23,9 +24,9 @@ from tessera.training.distributed.sharding.interfaces import (
     EmbeddingShardingInfo,
     OutputColumns,
     Part,
+    blocks_by_name,
 )
-from tessera.training.distributed.sharding.layout import Layout, Way, output_columns
-from tessera.training.distributed.sharding.mixins import FeatureShardingMixIn
+from tessera.training.distributed.sharding.layout import LaidOut, Layout, Way, output_columns
 from tessera.training.distributed.sharding.pooled_vectors import LocalEmbeddingDist, in_order
 from tessera.training.distributed.sharding.registry import ShardingStrategy
 from tessera.training.distributed.sharding.sequence_sharding import LocalSequenceEmbeddingDist
@@ -38,10 +39,7 @@ from tessera.training.distributed.tables.interfaces import (
     BaseEmbeddingLookup,
     BaseGroupedFeatureProcessor,
 )
-from tessera.training.distributed.tables.table_shards import (
-    GroupedEmbeddingConfig,
-    ShardedEmbeddingTable,
-)
+from tessera.training.distributed.tables.table_shards import ShardedEmbeddingTable
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tessera.training.streamable import Multistreamable
 
@@ -51,7 +49,7 @@ T = TypeVar("T")
 W = TypeVar("W")
 
 
-class EmbeddingSharding(FeatureShardingMixIn, Generic[C, F, T, W]):
+class EmbeddingSharding(LaidOut, Generic[C, F, T, W]):
     """The tables of one collection that share a strategy.
 
     Args:
@@ -104,21 +102,15 @@ class EmbeddingSharding(FeatureShardingMixIn, Generic[C, F, T, W]):
         self.order = self._table_order() if permute_embeddings else None
 
     def _table_order(self) -> ColumnOrder | None:
-        places: dict[str, list[tuple[int, int, int, int]]] = {}
-        widths = [sum(dims) for dims in self.layout.dims_per_team()]
-        for team, groups in enumerate(self.layout.groups_per_team()):
-            column = 0
-            for part in output_columns(groups):
-                where = (part.first, team, column, part.width)
-                places.setdefault(part.embedding_name, []).append(where)
-                column += part.width
+        columns = [output_columns(groups) for groups in self.layout.groups_per_team()]
+        starts = [list(accumulate((own.width for own in team), initial=0)) for team in columns]
+        names = [name for table in self._configs for name in table.embedding_names]
         order = ColumnOrder(
-            widths,
+            [own[-1] for own in starts],
             [
-                (team, column, width)
-                for table in self._configs
-                for name in table.embedding_names
-                for _, team, column, width in sorted(places[name])
+                (block.source, starts[block.source][block.place], block.width)
+                for blocks in blocks_by_name(names, columns)
+                for block in blocks
             ],
         )
         return None if order.is_rank_by_rank else order
@@ -208,25 +200,10 @@ class EmbeddingSharding(FeatureShardingMixIn, Generic[C, F, T, W]):
         make = self.strategy.unpooled if self._is_sequence else self.strategy.pooled
         return make(self._way(self.layout.pg, device))
 
-    def feature_names(self) -> list[str]:
-        """The features that are sent, in order."""
-        return _names(self.layout.groups_per_team())
-
-    def feature_names_per_rank(self) -> list[list[str]]:
-        """The features that each rank receives."""
-        return [_names([groups]) for groups in self.layout.groups_per_rank]
-
-    def flat_parts(self) -> list[Part]:
-        """What comes team by team, with its feature: the order where the batch varies."""
-        columns = [
-            own for groups in self.layout.groups_per_team() for own in output_columns(groups)
-        ]
-        return [Part(name, own) for name, own in zip(self.feature_names(), columns, strict=True)]
-
     def output_parts(self) -> list[Part]:
         """What the columns of the output are, in order, with their features."""
         if not self._in_table_order:
-            return self.flat_parts()
+            return self.layout.parts()
         return [
             Part(feature, OutputColumns(name, 0, table.embedding_dim))
             for table in self._configs
@@ -260,10 +237,6 @@ class EmbeddingSharding(FeatureShardingMixIn, Generic[C, F, T, W]):
     def embedding_tables(self) -> list[ShardedEmbeddingTable]:
         """The shards of all ranks."""
         return [table for tables in self.layout.tables_per_rank for table in tables]
-
-
-def _names(per_rank: Sequence[Sequence[GroupedEmbeddingConfig]]) -> list[str]:
-    return [name for groups in per_rank for group in groups for name in group.feature_names()]
 
 
 TableSharding = EmbeddingSharding[Any, KeyedJaggedTensor, Tensor, Tensor]

@@ -6,6 +6,7 @@ Legend: ``W`` ranks, ``F`` features.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -103,6 +104,39 @@ class Part:
 
     feature: str
     columns: OutputColumns
+
+
+@dataclass(frozen=True)
+class Block:
+    """Where some columns of a named vector are.
+
+    Attributes:
+        first: the first of the table's columns.
+        source: the place of the output that holds them.
+        place: their place in that output.
+        width: how many.
+    """
+
+    first: int
+    source: int
+    place: int
+    width: int
+
+
+def blocks_by_name(
+    names: Sequence[str], columns_per_source: Sequence[Sequence[OutputColumns]]
+) -> list[list[Block]]:
+    """For each of ``names`` the blocks of its columns, from left to right.
+
+    Args:
+        names: of the vectors.
+        columns_per_source: what each output holds, in its order.
+    """
+    found: dict[str, list[Block]] = {name: [] for name in names}
+    for source, columns in enumerate(columns_per_source):
+        for place, own in enumerate(columns):
+            found[own.embedding_name].append(Block(own.first, source, place, own.width))
+    return [sorted(found[name], key=lambda block: block.first) for name in names]
 
 
 class BaseSparseFeaturesDist(ABC, nn.Module, Generic[F]):

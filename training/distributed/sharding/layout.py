@@ -19,7 +19,12 @@ from tessera.training.distributed.comm.codec_types import CommOp, QuantizedCommC
 from tessera.training.distributed.comm.column_order import ColumnOrder
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.comm.nodes import get_local_size
-from tessera.training.distributed.sharding.interfaces import EmbeddingShardingInfo, OutputColumns
+from tessera.training.distributed.sharding.interfaces import (
+    EmbeddingShardingInfo,
+    OutputColumns,
+    Part,
+)
+from tessera.training.distributed.sharding.mixins import FeatureShardingMixIn
 from tessera.training.distributed.tables.table_shards import (
     EmbeddingComputeKernel,
     GroupedEmbeddingConfig,
@@ -220,6 +225,7 @@ class Layout:
         teams: see `Team`.
         replicated: whether every rank holds every table whole.
         splits_bags: whether the ranks of a team hold successive blocks of rows.
+        group: groups each rank's shards into those that one operator serves.
 
     Attributes:
         pg: the group of the ranks; None: nothing travels.
@@ -243,6 +249,9 @@ class Layout:
         *,
         replicated: bool,
         splits_bags: bool,
+        group: Callable[
+            [list[list[ShardedEmbeddingTable]]], list[list[GroupedEmbeddingConfig]]
+        ] = group_tables,
     ) -> None:
         self.pg: dist.ProcessGroup | None = env.process_group
         local_size = 1 if self.pg is None else get_local_size(env.world_size)
@@ -251,7 +260,7 @@ class Layout:
         self.tables_per_rank = tables_on_ranks(
             infos, env.world_size, replicated=replicated, splits_bags=splits_bags
         )
-        self.groups_per_rank = group_tables(self.tables_per_rank)
+        self.groups_per_rank = group(self.tables_per_rank)
         self.row_bounds = [
             bounds
             for team in (self.teams if splits_bags else ())
@@ -261,6 +270,14 @@ class Layout:
     def groups_per_team(self) -> list[list[GroupedEmbeddingConfig]]:
         """The groups of each team's first rank, which stand for all of its ranks' features."""
         return [self.groups_per_rank[team[0]] for team in self.teams]
+
+    def parts(self) -> list[Part]:
+        """What comes team by team, with its feature."""
+        return [
+            Part(feature, own)
+            for groups in self.groups_per_team()
+            for feature, own in zip(feature_names(groups), output_columns(groups), strict=True)
+        ]
 
     def features_per_team(self) -> list[int]:
         """How many features each team looks up."""
@@ -334,6 +351,25 @@ class Layout:
 
 def _dims(groups: Sequence[GroupedEmbeddingConfig]) -> list[int]:
     return [dim for group in groups for dim in group.embedding_dims()]
+
+
+def feature_names(groups: Sequence[GroupedEmbeddingConfig]) -> list[str]:
+    """The features that the groups look up, in order."""
+    return [name for group in groups for name in group.feature_names()]
+
+
+class LaidOut(FeatureShardingMixIn):
+    """A sharding whose features are those of its `layout`."""
+
+    layout: Layout
+
+    def feature_names(self) -> list[str]:
+        """The features that are sent, in order."""
+        return [part.feature for part in self.layout.parts()]
+
+    def feature_names_per_rank(self) -> list[list[str]]:
+        """The features that each rank receives."""
+        return [feature_names(groups) for groups in self.layout.groups_per_rank]
 
 
 @dataclass(frozen=True, kw_only=True)

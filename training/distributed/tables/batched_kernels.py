@@ -28,7 +28,7 @@ from tessera.training.distributed.tables.kernels import bags as kernel_bags
 from tessera.training.distributed.tables.kernels.choice import build_fused_tables
 from tessera.training.distributed.tables.kernels.dense import DenseTables
 from tessera.training.distributed.tables.kernels.dense_tbe import DenseTbeTables
-from tessera.training.distributed.tables.kernels.optimizer_state import kernel_optimizer, read_group
+from tessera.training.distributed.tables.kernels.optimizer_state import kernel_optimizer
 from tessera.training.distributed.tables.kernels.row_sparse import RowSparseTables
 from tessera.training.distributed.tables.kernels.tbe import TbeTables
 from tessera.training.distributed.tables.table_shards import (
@@ -237,7 +237,7 @@ class _FusedKernel(_Kernel, FusedOptimizerModule):
             self._backend.prefetch(bags.ids, bags.offsets, forward_stream)
 
     def _checked(self, bags: kernel_bags.Bags) -> kernel_bags.Bags:
-        self._hyper = read_group(self._optimizer.param_groups[0], self._hyper)
+        self._hyper = self._hyper.read(self._optimizer.param_groups[0])
         return bags if self._bounds_check is None else self._bounds_check(bags)
 
     def _look_up(self, bags: kernel_bags.Bags) -> Tensor:

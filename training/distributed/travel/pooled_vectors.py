@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tessera.training.distributed.comm.all_gather import all_gather_base_pooled
 from tessera.training.distributed.comm.alltoall_pooled import (
     alltoall_pooled,
     variable_batch_alltoall_pooled,
@@ -21,6 +20,7 @@ from tessera.training.distributed.comm.awaitable import Awaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.column_order import ColumnOrder
 from tessera.training.distributed.comm.reduce_scatter import (
+    all_gather_base_pooled,
     reduce_scatter_base_pooled,
     reduce_scatter_v_per_feature_pooled,
     reduce_scatter_v_pooled,

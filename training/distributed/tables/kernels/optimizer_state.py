@@ -9,7 +9,6 @@ with whole rows it is ``[rows]``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,40 +23,7 @@ from tessera.training.distributed.tables.shard_state import sharded_tensor
 from tessera.training.distributed.tables.table_shards import ShardedEmbeddingTable
 from tessera.training.optim.fused import FusedOptimizer, FusedParams
 from tessera.training.optim.optimizers import IN_BACKWARD_OPTIMIZERS
-from tessera.training.optim.row_updates import RULES, HyperParameters
-
-BETAS = ("beta1", "beta2")
-
-
-def param_group(params: FusedParams) -> dict[str, Any]:
-    """The group of all tables of a kernel, without its parameters."""
-    hyper = params.hyper_parameters
-    used = RULES[params.optimizer].settings
-    group: dict[str, Any] = {
-        "lr": hyper.lr,
-        "eps": hyper.eps,
-        "weight_decay": hyper.weight_decay,
-    }
-    if set(BETAS) <= used:
-        group["betas"] = (hyper.beta1, hyper.beta2)
-    group.update({name: getattr(hyper, name) for name in ("momentum", "eta") if name in used})
-    return group
-
-
-def read_group(group: dict[str, Any], start: HyperParameters) -> HyperParameters:
-    """The numbers of a group as they stand now; ``start`` itself where none has changed."""
-    beta1, beta2 = group.get("betas", (start.beta1, start.beta2))
-    now = HyperParameters(
-        lr=float(group["lr"]),
-        eps=float(group["eps"]),
-        weight_decay=float(group["weight_decay"]),
-        l2=start.l2,
-        beta1=float(beta1),
-        beta2=float(beta2),
-        momentum=float(group.get("momentum", start.momentum)),
-        eta=float(group.get("eta", start.eta)),
-    )
-    return start if now == start else now
+from tessera.training.optim.row_updates import RULES
 
 
 def kernel_optimizer(
@@ -118,7 +84,8 @@ def kernel_optimizer(
             own["step"] = step
         entries[f"{name}.weight"] = weight
         state[weight] = own
-    group = {"params": list(entries.values()), **param_group(params)}
+    numbers = params.hyper_parameters.group(rule.settings)
+    group = {"params": list(entries.values()), **numbers}
     optimizer = FusedOptimizer(entries, state, [group])
     for parameter in weights:
         setattr(parameter, IN_BACKWARD_OPTIMIZERS, [optimizer])
