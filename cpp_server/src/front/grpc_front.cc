@@ -29,8 +29,7 @@ http2::Limits within_the_systems(http2::Limits limits) {
   }
   const std::int64_t room = std::max(
       kLeastConnections, static_cast<std::int64_t>(open_files.rlim_cur) - kOtherDescriptors);
-  limits.max_connections =
-      static_cast<int>(std::min<std::int64_t>(limits.max_connections, room));
+  limits.max_connections = static_cast<int>(std::min<std::int64_t>(limits.max_connections, room));
   return limits;
 }
 
@@ -40,7 +39,7 @@ struct GrpcFront::State {
   State(const PredictContext& given, ServerFacts facts)
       : context(given), metadata(std::move(facts)), health(given.registry.names()) {}
 
-  void add_methods(std::size_t loop, const http2::Limits& limits) {
+  void add_methods(std::size_t loop) {
     http2::MethodTable& table = server->methods(loop);
     const FrontContext of_server{limits, server->counters()};
     table.add("/predictor.Predictor/Predict",
@@ -74,7 +73,7 @@ int GrpcFront::start(const GrpcOptions& options, int threads) {
   state.limits = within_the_systems(options.limits);
   state.socket.emplace(options.host, options.port, "gRPC", "--port");
   state.server.emplace(state.limits, state.counters, threads);
-  for (std::size_t i = 0; i < state.server->loops(); ++i) state.add_methods(i, state.limits);
+  for (std::size_t i = 0; i < state.server->loops(); ++i) state.add_methods(i);
   state.server->start(state.socket->descriptor());
   return state.socket->port();
 }

@@ -19,7 +19,7 @@ namespace tessera {
 struct GrpcOptions {
   std::string host;
   int port = 0;  // 0: any free one
-  http2::Limits limits;
+  http2::Limits limits = {};
 };
 
 class GrpcFront {
@@ -30,8 +30,8 @@ class GrpcFront {
   GrpcFront(const GrpcFront&) = delete;
   GrpcFront& operator=(const GrpcFront&) = delete;
 
-  // Listens, with `threads` loops and every service NOT_SERVING; returns the port. Throws UsageError
-  // when the address cannot be had.
+  // Listens, with `threads` loops and every service NOT_SERVING; returns the port. Throws
+  // UsageError when the address cannot be had.
   int start(const GrpcOptions& options, int threads);
 
   // What grpc.health.v1.Health says of `service`; the empty name is the server as a whole.

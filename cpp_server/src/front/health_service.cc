@@ -63,7 +63,8 @@ class HealthService::Watch final : public http2::Call {
   }
 
   void on_last_message() override {
-    if (!name_.has_value()) end_with({Code::kUnimplemented, "the call has no message, expected one"});
+    if (!name_.has_value())
+      end_with({Code::kUnimplemented, "the call has no message, expected one"});
   }
 
   void on_refused(const Status&) override { finished_ = true; }
@@ -122,8 +123,7 @@ void HealthService::add_to(http2::EventLoop& loop, const FrontContext& context,
                   if (response.status() != Response::SERVICE_UNKNOWN) return {};
                   return {Code::kNotFound, "this server has no such model"};
                 }));
-  table.add("/grpc.health.v1.Health/Watch",
-            std::make_unique<WatchMethod>(*this, *watches_.back()));
+  table.add("/grpc.health.v1.Health/Watch", std::make_unique<WatchMethod>(*this, *watches_.back()));
 }
 
 void HealthService::set(const std::string& name, bool serving) {

@@ -1,9 +1,10 @@
-// grpc.health.v1.Health: what is served, to be asked and to be watched. Everything begins NOT_SERVING.
+// grpc.health.v1.Health: what is served, to be asked and to be watched. Everything begins
+// NOT_SERVING.
 //
-// Contract: set and close may be called from any thread and do not block; set takes effect before it
-// returns, and watches hear of the last state soon. close ends every watch, and every later one, once
-// it has been told the last state. add_to is called before the loop runs, once for each loop; the
-// service outlives the methods, and is destroyed when no loop runs any more. Compiled against
+// Contract: set and close may be called from any thread and do not block; set takes effect before
+// it returns, and watches hear of the last state soon. close ends every watch, and every later one,
+// once it has been told the last state. add_to is called before the loop runs, once for each loop;
+// the service outlives the methods, and is destroyed when no loop runs any more. Compiled against
 // protobuf alone.
 #pragma once
 

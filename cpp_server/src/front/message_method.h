@@ -1,8 +1,9 @@
 // A unary method whose messages are protobuf's and which is answered at once, on the loop's thread.
 //
 // Contract: `answer` is called on the loop's thread and does not block; what it refers to, and
-// `limits` and `counters`, outlive the method. The memory of an answer is taken from `counters` until
-// it has left. A message that cannot be parsed is INVALID_ARGUMENT. Compiled against protobuf.
+// `limits` and `counters`, outlive the method. The memory of an answer is taken from `counters`
+// until it has left. A message that cannot be parsed is INVALID_ARGUMENT. Compiled against
+// protobuf.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +28,8 @@ struct FrontContext {
 template <typename Message>
 Status parse_message(std::span<const std::byte> bytes, Message& message) {
   if (message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return {};
-  return Status::invalid(
-      text("the message (", bytes.size(), " bytes) is not a valid ", Message::descriptor()->name()));
+  return Status::invalid(text("the message (", bytes.size(), " bytes) is not a valid ",
+                              Message::descriptor()->name()));
 }
 
 template <typename Request, typename Response>
@@ -64,7 +65,8 @@ class MessageMethod final : public http2::Method {
                                        context.limits.max_buffered_bytes)) {
         context.counters.note_full_of_calls(loop().now());
         return {Code::kResourceExhausted, text("the server is full: there is no room for an answer "
-                                               "of ", bytes, " bytes; try again later")};
+                                               "of ",
+                                               bytes, " bytes; try again later")};
       }
       taken_ = static_cast<std::int64_t>(bytes);
       response.SerializeToArray(begin_message(bytes), static_cast<int>(bytes));

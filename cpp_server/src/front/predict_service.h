@@ -61,8 +61,8 @@ class PredictCall : public PendingRequest {
     protocol_->free_memory();
   }
 
-  // To be called by the transport instead of start when it has refused the call with `status` before
-  // its message had come.
+  // To be called by the transport instead of start when it has refused the call with `status`
+  // before its message had come.
   void count_refused(const Status& status);
 
   // To be called when what was sent has left: the drain waits for it.

@@ -1,8 +1,9 @@
-// grpc.reflection.v1 and v1alpha ServerReflection: tools ask which services there are and what their
-// messages look like. Both versions have the same messages on the wire.
+// grpc.reflection.v1 and v1alpha ServerReflection: tools ask which services there are and what
+// their messages look like. Both versions have the same messages on the wire.
 //
-// Contract: add_reflection_methods is called once for each loop, before it runs; the methods are the
-// loop's. Not more than kReflectionCalls calls may be open on a loop. Compiled against protobuf alone.
+// Contract: add_reflection_methods is called once for each loop, before it runs; the methods are
+// the loop's. Not more than kReflectionCalls calls may be open on a loop. Compiled against protobuf
+// alone.
 #pragma once
 
 #include "front/message_method.h"

@@ -65,8 +65,8 @@ class Call : private EventLoop::Task {
   void flush();
 
   // Ends the answer with `status`; what has been written of the answer of a call that fails is sent
-  // only where some of it has left already. The last use of a unary call by whoever answers it; of a
-  // streaming call that has ended nothing follows.
+  // only where some of it has left already. The last use of a unary call by whoever answers it; of
+  // a streaming call that has ended nothing follows.
   void finish(const Status& status);
 
   // Gives the message's memory back, where it is more than is kept for the next.

@@ -94,11 +94,42 @@ void Connection::on_ready(std::uint32_t events) {
 
 void Connection::receive(std::span<const std::byte> bytes) {
   if (session_ == nullptr) return;
-  const ssize_t taken = nghttp2_session_mem_recv(
-      session_.get(), reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
-  if (taken >= 0) return;
-  if (taken == NGHTTP2_ERR_NOMEM) failure_ = CloseReason::kNoMemory;
-  close(failure_.value_or(CloseReason::kProtocol));
+  const bool taken = filter_.feed(
+      bytes, [this](const FrameHead& head) { return judge(head); },
+      [this](std::span<const std::byte> part) {
+        const ssize_t result = nghttp2_session_mem_recv(
+            session_.get(), reinterpret_cast<const std::uint8_t*>(part.data()), part.size());
+        if (result == NGHTTP2_ERR_NOMEM) failure_ = CloseReason::kNoMemory;
+        return result >= 0;
+      });
+  if (!taken) close(failure_.value_or(CloseReason::kProtocol));
+}
+
+// Counts a frame. The session may not have heard of the frames before it yet.
+FrameFilter::Verdict Connection::judge(const FrameHead& head) {
+  using Verdict = FrameFilter::Verdict;
+  const TimePoint now = context_.loop.now();
+  const auto within = [this](bool holds, CloseReason reason) {
+    if (!holds) failure_ = reason;
+    return holds ? Verdict::kPass : Verdict::kStop;
+  };
+  switch (head.type) {
+    case NGHTTP2_HEADERS:
+      last_stream_ = std::max(last_stream_, head.stream);
+      block_bytes_ = head.length;
+      break;
+    case NGHTTP2_CONTINUATION: block_bytes_ += head.length; break;
+    case NGHTTP2_DATA:
+      if (head.length > 0 || (head.flags & NGHTTP2_FLAG_END_STREAM) != 0) return Verdict::kPass;
+      return within(control_frames_.take(now), CloseReason::kControlFrames);
+    case NGHTTP2_RST_STREAM:
+      if (!resets_.take(now)) return within(false, CloseReason::kResets);
+      return head.stream > last_stream_ ? Verdict::kDrop : Verdict::kPass;
+    default: return within(control_frames_.take(now), CloseReason::kControlFrames);
+  }
+  // Before they are unpacked, headers are hardly larger than what they say.
+  return within(block_bytes_ <= static_cast<std::size_t>(context_.limits.max_header_bytes),
+                CloseReason::kHeaderBytes);
 }
 
 // To be returned to the session, which then tells nothing more.

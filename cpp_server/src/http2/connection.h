@@ -19,6 +19,7 @@
 
 #include "http2/call.h"
 #include "http2/event_loop.h"
+#include "http2/frame_filter.h"
 #include "http2/limits.h"
 #include "http2/method_table.h"
 #include "http2/request_head.h"
@@ -75,7 +76,6 @@ class Connection final : private EventLoop::Handler, private EventLoop::Deferred
   void on_turn_end() override;
 
   // What the session tells; 0, or an error of nghttp2 that ends the connection.
-  int on_begin_frame(const nghttp2_frame_hd& head);
   int on_begin_headers(const nghttp2_frame& frame);
   int on_header(std::string_view name, std::string_view value);
   int on_frame(const nghttp2_frame& frame);
@@ -84,6 +84,7 @@ class Connection final : private EventLoop::Handler, private EventLoop::Deferred
   int on_stream_closed(std::int32_t stream);
   ssize_t take_answer(Call& call, std::span<std::byte> into, std::uint32_t& flags);
 
+  FrameFilter::Verdict judge(const FrameHead& head);
   int fail(CloseReason reason);
   int begin_call(std::int32_t stream, bool ended);
   int messages_ended(std::int32_t stream);
@@ -105,6 +106,9 @@ class Connection final : private EventLoop::Handler, private EventLoop::Deferred
   Socket socket_;
   SessionPointer session_;
   Outgoing out_;
+  FrameFilter filter_;
+  std::uint32_t last_stream_ = 0;  // that the client has opened
+  std::size_t block_bytes_ = 0;    // of the last block of headers, as they came
   RequestHead head_;
   State state_ = State::kOpen;
   std::optional<CloseReason> failure_;  // found while the session was told of bytes

@@ -24,27 +24,10 @@ std::string_view outcome_text(const Status& status, std::string& digits) {
 
 }  // namespace
 
-int Connection::on_begin_frame(const nghttp2_frame_hd& head) {
-  const TimePoint now = context_.loop.now();
-  switch (head.type) {
-    case NGHTTP2_HEADERS:
-      if (head.length > static_cast<std::size_t>(context_.limits.max_header_bytes)) {
-        return fail(CloseReason::kHeaderBytes);
-      }
-      head_.clear();
-      block_begun_ = now;
-      return 0;
-    case NGHTTP2_DATA:
-      if (head.length > 0 || (head.flags & NGHTTP2_FLAG_END_STREAM) != 0) return 0;
-      break;
-    case NGHTTP2_RST_STREAM: return resets_.take(now) ? 0 : fail(CloseReason::kResets);
-    default: break;
-  }
-  return control_frames_.take(now) ? 0 : fail(CloseReason::kControlFrames);
-}
-
 // The session has opened a stream, whether or not its headers will turn out to be a request.
 int Connection::on_begin_headers(const nghttp2_frame& frame) {
+  head_.clear();
+  block_begun_ = context_.loop.now();
   if (frame.headers.cat != NGHTTP2_HCAT_REQUEST) return 0;
   context_.counters.streams.fetch_add(1, std::memory_order_relaxed);
   ++streams_;

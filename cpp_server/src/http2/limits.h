@@ -36,8 +36,8 @@ struct Limits {
   Duration write_timeout = std::chrono::seconds(30);
   // Of a connection without a call.
   Duration idle_timeout = std::chrono::hours(1);
-  // The largest message; and what is held of messages that have come in part, and of answers that are
-  // not scores.
+  // The largest message; and what is held of messages that have come in part, and of answers that
+  // are not scores.
   std::int64_t max_message_bytes = 64 * 1024 * 1024;
   std::int64_t max_buffered_bytes = std::int64_t{1} << 30;
 };
@@ -48,7 +48,8 @@ inline constexpr int kFramesPerAnswer = 4;
 inline constexpr int kBurstSeconds = 10;
 // Who sends or reads a message at this rate is not slow, however large it is.
 inline constexpr std::int64_t kLeastBytesPerS = 64 * 1024;
-// While somebody has to wait or is refused for want of room, whoever is slow has no longer than this.
+// While somebody has to wait or is refused for want of room, whoever is slow has no longer than
+// this.
 inline constexpr Duration kFullTimeout = std::chrono::seconds(2);
 
 // Why a connection was closed: the `reason` label of tessera_connections_closed_total.
@@ -85,8 +86,8 @@ class Counters {
   void give_bytes(std::int64_t bytes) { held_.fetch_sub(bytes, std::memory_order_relaxed); }
   std::int64_t held_bytes() const { return held_.load(std::memory_order_relaxed); }
 
-  // A connection had to wait, or a call was refused, for want of room: until a second after it, what
-  // is slow has kFullTimeout.
+  // A connection had to wait, or a call was refused, for want of room: until a second after it,
+  // what is slow has kFullTimeout.
   void note_full_of_connections(TimePoint now) { note(connections_full_at_, now); }
   void note_full_of_calls(TimePoint now) { note(calls_full_at_, now); }
   bool full_of_connections(TimePoint now) const { return recent(connections_full_at_, now); }

@@ -19,10 +19,6 @@ struct SessionCallbacks {
     }
   }
 
-  static int begin_frame(nghttp2_session*, const nghttp2_frame_hd* head, void* user) {
-    return guarded(user, [&](Connection& c) { return c.on_begin_frame(*head); });
-  }
-
   static int begin_headers(nghttp2_session*, const nghttp2_frame* frame, void* user) {
     return guarded(user, [&](Connection& c) { return c.on_begin_headers(*frame); });
   }
@@ -75,7 +71,6 @@ const nghttp2_session_callbacks& server_callbacks() {
     CallbacksPointer callbacks = make_callbacks();
     nghttp2_session_callbacks* const table = callbacks.get();
     using Table = SessionCallbacks;
-    nghttp2_session_callbacks_set_on_begin_frame_callback(table, &Table::begin_frame);
     nghttp2_session_callbacks_set_on_begin_headers_callback(table, &Table::begin_headers);
     nghttp2_session_callbacks_set_on_header_callback2(table, &Table::header);
     nghttp2_session_callbacks_set_on_frame_recv_callback(table, &Table::frame);
