@@ -29,7 +29,7 @@ BENCHES := training.bench.reader training.bench.startup training.bench.train_spe
 DATA ?= data
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev build build-kernels build-server demo test test-random check format protos row-types bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
+.PHONY: attack help install install-dev build build-kernels build-server demo test test-random check format protos row-types bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -75,6 +75,15 @@ test: install-dev build  ## every test that can run on this machine
 # Each failure prints its round's seed and the example; make test-random ROUNDS=1 SEED=N is that round again.
 test-random: install-dev build  ## the property tests with new examples every time; ROUNDS=5 SEED=N PYTEST_ARGS=tests/kernels
 	$(BIN)/python tests/random_rounds.py --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED)) $(PYTEST_ARGS)
+
+FLOOD_S ?= 10
+CALLS ?= 1000000
+
+attack: install-dev build  ## floods, faults and damaged packages against both servers at length (about 2 hours); FLOOD_S=10 CALLS=1000000
+	$(BIN)/python -m tests.attack --server cpp --seconds $(FLOOD_S)
+	$(BIN)/python -m tests.attack --server python --seconds $(FLOOD_S)
+	$(BIN)/python -m tests.attack.faults --server cpp --calls $(CALLS)
+	$(BIN)/python -m tests.attack.faults --server python --calls $(CALLS)
 
 check: install-dev build check-cuda  ## format, lint, types, C++ and CUDA warnings as errors
 	$(BIN)/ruff format --check $(SOURCES)

@@ -135,7 +135,8 @@ void serve_no_model(const std::string& path) {
   Admission admission([] {});
   ByteBudget budget(config.max_inflight_bytes);
   const PredictContext context{registry, unresolved, admission, budget, clock, log};
-  GrpcFront front(context, {registry, config, clock, "peer", [] { return false; }});
+  http2::Counters counters;
+  GrpcFront front(context, {registry, config, clock, "peer", [] { return false; }}, counters);
   registry.publish(0,
                    std::make_unique<ServedModel>(std::move(package), config, metrics, clock, log));
   std::cout << front.start({.host = "127.0.0.1", .limits = connection_limits(config)},

@@ -229,7 +229,8 @@ struct FrontTest : testing::Test {
   ByteBudget budget;
   Registry registry{{"m"}};
   PredictContext context{registry, unresolved, admission, budget, clock, log};
-  GrpcFront front{context, {registry, config, clock, "1.2.3", [] { return false; }}};
+  http2::Counters counters;
+  GrpcFront front{context, {registry, config, clock, "1.2.3", [] { return false; }}, counters};
   std::shared_ptr<grpc::Channel> channel;
 };
 
@@ -254,11 +255,11 @@ TEST_F(FrontTest, AnswersEveryClientWithItsOwnScores) {
 }
 
 struct FullFrontTest : FrontTest {
-  FullFrontTest() : FrontTest(1'400'000) {}
+  FullFrontTest() : FrontTest(3'600'000) {}
 };
 
 TEST_F(FullFrontTest, HoldsAsManyBytesAsItMay) {
-  constexpr int kSamples = 16'000;  // 656 kB, so that two requests are let in at once
+  constexpr int kSamples = 16'000;  // 1.7 MB, so that two requests are let in at once
   const predictor::PredictionRequest message = message_of(0, kSamples);
   std::atomic<int> answered = 0;
   std::atomic<int> refused = 0;
@@ -299,7 +300,7 @@ TEST_F(NarrowFrontTest, ARequestThatCanNeverComeInIsInvalid) {
   const grpc::Status status = stub->Predict(&of_call, message, &response);
   EXPECT_EQ(status.error_code(), grpc::INVALID_ARGUMENT);
   EXPECT_EQ(status.error_message(),
-            text("the request takes ", 16'384 + 400 + message.ByteSizeLong(),
+            text("the request takes ", 16'384 + 100 * 68 + message.ByteSizeLong(),
                  " bytes in the server, the limit is 20000"));
   end();
 }

@@ -8,7 +8,8 @@ The folders are the request's way through the program; cpp_server/src has the sa
       predict_service  one call from its bytes to its answer; counts how it ended
       wire_protocol    what differs between Predict and ModelInfer
       admission        which calls may come in; byte_budget: what they may hold
-      kserve_metadata, health_service, http_front, status_page
+      kserve_metadata, health_service, status_page
+      http_front       the HTTP port's pages; http_connections: who may hold it, and how long
     request/       bytes -> checked arrays; nothing unchecked gets past the decoders
     batching/      checked requests -> scores
       batch_scheduler  ties the others together, on the event loop's thread

@@ -135,6 +135,8 @@ class ServerConfig:
         max_message_bytes: largest request or response on the wire.
         max_inflight_bytes: what requests and answers inside the server may take, of all models
             together; messages that are still being received may take about as much again.
+        max_http_connections: connections of the HTTP port at a time; a new one takes the place of the oldest
+            that has no complete request.
         drain_propagation_ms: milliseconds between "not serving" and the first refusal, so
             that load balancers can turn away first.
         drain_limit_s: seconds that accepted requests may take after SIGTERM.
@@ -151,6 +153,7 @@ class ServerConfig:
     limits: ModelLimits = field(default_factory=ModelLimits)
     max_message_bytes: int = 64 * 1024 * 1024
     max_inflight_bytes: int = 1024 * 1024 * 1024
+    max_http_connections: int = 128
     drain_propagation_ms: int = 1_000
     drain_limit_s: float = 30.0
     verify_golden: bool = True
@@ -183,6 +186,7 @@ class ServerConfig:
                 "--public-key is given without --require-signature; give both or neither"
             )
         _at_least(1024, max_message_bytes=self.max_message_bytes)
+        _at_least(1, max_http_connections=self.max_http_connections)
         if self.max_inflight_bytes < self.max_message_bytes:
             _refuse(
                 "max_inflight_bytes",

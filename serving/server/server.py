@@ -136,6 +136,8 @@ class Server:
             metrics=self._metrics,
             status_page=StatusPage(list(self._counters.values()), time.monotonic),
             state=self.state,
+            max_connections=config.max_http_connections,
+            log=self._log,
         )
 
     def state(self) -> str:

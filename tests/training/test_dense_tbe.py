@@ -6,16 +6,15 @@ import torch
 from tessera.training.distributed.tables.kernels.bags import bags_of
 from tessera.training.distributed.tables.kernels.dense import DenseTables
 from tessera.training.distributed.tables.kernels.dense_tbe import DenseTbeTables
+from tessera.training.distributed.tables.kernels.interfaces import TableGroup
 from tests.training.kernel_cases import DEVICE, group
 from tests.training.test_kernels import draw_bags, kjt_of, on_gpu
 
 
 def pair(config, *, pooled, mean):
     """The same values in both forms."""
-    made = [
-        kind(config.embedding_tables, pooled=pooled, mean=mean, dtype=torch.float32, device=DEVICE)
-        for kind in (DenseTables, DenseTbeTables)
-    ]
+    tables = TableGroup(tables=config.embedding_tables, pooled=pooled, mean=mean, device=DEVICE)
+    made = [kind(tables, torch.float32) for kind in (DenseTables, DenseTbeTables)]
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for plain, in_one in zip(made[0].weights, made[1].weights, strict=True):
@@ -90,10 +89,14 @@ def test_a_batch_without_ids(batch_size, weighted):
 
 
 def test_where_it_is_chosen():
-    tables = group([(30, 8, 1)]).embedding_tables
-    odd = group([(30, 6, 1)]).embedding_tables
-    gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert DenseTbeTables.serves(tables, torch.float32, gpu)
-    assert not DenseTbeTables.serves(tables, torch.float32, cpu)
-    assert not DenseTbeTables.serves(tables, torch.float16, gpu)
-    assert not DenseTbeTables.serves(odd, torch.float32, gpu)
+    def serves(columns, dtype, device):
+        tables = group([(30, columns, 1)]).embedding_tables
+        device = torch.device(device)
+        return DenseTbeTables.serves(
+            TableGroup(tables=tables, pooled=True, mean=False, device=device), dtype
+        )
+
+    assert serves(8, torch.float32, "cuda")
+    assert not serves(8, torch.float32, "cpu")
+    assert not serves(8, torch.float16, "cuda")
+    assert not serves(6, torch.float32, "cuda")

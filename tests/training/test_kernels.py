@@ -303,9 +303,9 @@ def test_fbgemm_serves_what_it_can():
     for kind in KINDS:
         kernel = BatchedFusedEmbeddingBag(group([(5, 8, 1)], optimizer=kind), device=DEVICE)
         on_device = 3 if DEVICE.type == "cpu" else 8
-        assert isinstance(kernel._backend, TbeTables) == (KINDS.index(kind) < on_device), kind
+        assert isinstance(kernel._tables, TbeTables) == (KINDS.index(kind) < on_device), kind
     decayed = group([(5, 8, 1)], optimizer="exact_sgd", weight_decay=0.1)
-    assert isinstance(BatchedFusedEmbeddingBag(decayed)._backend, RowSparseTables)
+    assert isinstance(BatchedFusedEmbeddingBag(decayed)._tables, RowSparseTables)
 
 
 @on_gpu

@@ -5,9 +5,8 @@
 # ruff: noqa: PLC0414 - type checkers offer a name that is imported as itself
 from tessera.training.distributed.travel.kjt_all_to_all import (
     KJTAllToAll as KJTAllToAll, KJTAllToAllSplitsAwaitable as KJTAllToAllSplitsAwaitable,
-    KJTAllToAllTensorsAwaitable as KJTAllToAllTensorsAwaitable, ReceivedSizes as ReceivedSizes,
+    KJTAllToAllTensorsAwaitable as KJTAllToAllTensorsAwaitable,
     SplitsAllToAllAwaitable as SplitsAllToAllAwaitable, get_recat as get_recat,
-    sizes_to_send as sizes_to_send,
 )
 from tessera.training.distributed.travel.one_to_all import (
     EmbeddingsAllToOne as EmbeddingsAllToOne, EmbeddingsAllToOneReduce as EmbeddingsAllToOneReduce,

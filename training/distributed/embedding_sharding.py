@@ -18,7 +18,9 @@ from tessera.training.distributed.travel.bucketize import (
 from tessera.training.distributed.travel.features_awaitable import (
     FusedKJTListSplitsAwaitable as FusedKJTListSplitsAwaitable,
     KJTListAwaitable as KJTListAwaitable, KJTListSplitsAwaitable as KJTListSplitsAwaitable,
-    KJTSplitsAllToAllMeta as KJTSplitsAllToAllMeta,
     ListOfKJTListAwaitable as ListOfKJTListAwaitable,
     ListOfKJTListSplitsAwaitable as ListOfKJTListSplitsAwaitable,
+)
+from tessera.training.distributed.travel.kjt_all_to_all import (
+    KJTSplitsAllToAllMeta as KJTSplitsAllToAllMeta,
 )

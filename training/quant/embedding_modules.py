@@ -19,7 +19,7 @@ from tessera.training.modules.tables import (
     embedding_names,
     get_embedding_names_by_table,
 )
-from tessera.training.quant.pooled import MeanColumns, split_by_feature
+from tessera.training.quant.pooled import MeanColumns, named_vectors
 from tessera.training.quant.rows import DEFAULT_ROW_ALIGNMENT
 from tessera.training.quant.stored_collection import QuantizedWeights, StoredCollection
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -42,6 +42,8 @@ class EmbeddingBagCollection(StoredCollection[EmbeddingBagConfig], EmbeddingBagC
         ValueError: the tables do not make a collection, or are not stored so.
     """
 
+    holder, pooled = "embedding_bags", True
+
     def __init__(  # noqa: PLR0917 - the signature TorchRec users know
         self,
         tables: list[EmbeddingBagConfig],
@@ -53,8 +55,6 @@ class EmbeddingBagCollection(StoredCollection[EmbeddingBagConfig], EmbeddingBagC
     ) -> None:
         super().__init__(
             tables,
-            holder="embedding_bags",
-            pooled=True,
             weighted=is_weighted,
             output_dtype=output_dtype,
             device=device,
@@ -122,6 +122,8 @@ class EmbeddingCollection(StoredCollection[EmbeddingConfig], EmbeddingCollection
         ValueError: the tables do not make a collection, or are not stored so.
     """
 
+    holder, pooled = "embeddings", False
+
     def __init__(  # noqa: PLR0917 - the signature TorchRec users know
         self,
         tables: list[EmbeddingConfig],
@@ -134,8 +136,6 @@ class EmbeddingCollection(StoredCollection[EmbeddingConfig], EmbeddingCollection
         self._embedding_dim = common_dim(tables)
         super().__init__(
             tables,
-            holder="embeddings",
-            pooled=False,
             weighted=False,
             output_dtype=output_dtype,
             device=device,
@@ -186,6 +186,6 @@ class EmbeddingCollection(StoredCollection[EmbeddingConfig], EmbeddingCollection
             KeyError: a feature is missing.
         """
         own, vectors = self.looked_up(features)
-        return split_by_feature(
-            own, vectors, self._embedding_names, need_indices=self._need_indices
-        )
+        bounds, names = own.offset_per_key(), self._embedding_names
+        parts = [vectors[bounds[index] : bounds[index + 1]] for index in range(len(names))]
+        return named_vectors(own, parts, names, need_indices=self._need_indices)

@@ -44,7 +44,7 @@ class RowsOf:
 
     @property
     def name(self) -> str:
-        """The configuration of the table."""
+        """Returns the name of the table."""
         return self.table.name
 
     @property

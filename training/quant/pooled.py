@@ -25,6 +25,7 @@ class MeanColumns:
         features = [table for table in tables for _ in table.feature_names]
         self._averaged = [table.pooling is PoolingType.MEAN for table in features]
         self._columns = [table.embedding_dim for table in features]
+        self._starts = list(accumulate(self._columns, initial=0))[:-1]
 
     @property
     def needed(self) -> bool:
@@ -35,31 +36,14 @@ class MeanColumns:
         """``sums`` ``[B, sum of D]`` divided where they are averages; ``lengths`` ``[T * B]``."""
         if not self.needed:
             return sums
-        bounds = [0, *accumulate(self._columns)]
-        columns = [
-            sums.narrow(1, start, width)
-            for start, width in zip(bounds, self._columns, strict=False)
-        ]
-        return torch.cat(self.divide_columns(columns, lengths), dim=1)
-
-    def divide_columns(self, columns: Sequence[Tensor], lengths: Tensor) -> list[Tensor]:
-        """Like `divide` of each feature's ``[B, D]``, on the lengths' device."""
-        if not self.needed:
-            return list(columns)
         sizes_TB = lengths.view(len(self._averaged), -1).clamp(min=1)
-        return [
-            (column / sizes_TB[index].unsqueeze(1)).to(column.dtype) if averaged else column
-            for index, (column, averaged) in enumerate(zip(columns, self._averaged, strict=True))
-        ]
-
-
-def split_by_feature(
-    features: KeyedJaggedTensor, vectors: Tensor, names: Sequence[str], *, need_indices: bool
-) -> dict[str, JaggedTensor]:
-    """The vectors ``[N, D]``, one per id of ``features``, cut; see `named_vectors`."""
-    bounds = features.offset_per_key()
-    parts = [vectors[bounds[index] : bounds[index + 1]] for index in range(len(names))]
-    return named_vectors(features, parts, names, need_indices=need_indices)
+        divided = []
+        for index, (start, width) in enumerate(zip(self._starts, self._columns, strict=True)):
+            column = sums.narrow(1, start, width)
+            if self._averaged[index]:
+                column = (column / sizes_TB[index].unsqueeze(1)).to(column.dtype)
+            divided.append(column)
+        return torch.cat(divided, dim=1)
 
 
 def named_vectors(

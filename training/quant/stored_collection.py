@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from dataclasses import replace
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from tessera.errors import UserError
 from tessera.training.modules.embedding_configs import BaseEmbeddingConfig
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection as FloatBags
 from tessera.training.modules.embedding_modules import EmbeddingCollection as FloatCollection
 from tessera.training.modules.tables import check_features, check_tables
-from tessera.training.quant.config import float_tables, quantization_of, stored_tables
 from tessera.training.quant.lookup import QuantizedRows, RowsOf, StoredPart, ids_are_rows
-from tessera.training.quant.rows import store_quantized, store_rows
+from tessera.training.quant.rows import store_quantized, store_rows, stored_data_type
 from tessera.training.sparse import selection
 from tessera.training.sparse.checks import check_id_dtype
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
@@ -26,7 +27,6 @@ QuantizedWeights = dict[str, tuple[Tensor, Tensor | None]]
 
 
 Config = TypeVar("Config", bound=BaseEmbeddingConfig)
-Stored = TypeVar("Stored", bound="StoredCollection[Any]")
 
 
 class StoredCollection(nn.Module, Generic[Config]):
@@ -34,8 +34,6 @@ class StoredCollection(nn.Module, Generic[Config]):
 
     Args:
         tables: the tables; their ``data_type`` says how they are stored.
-        holder: the name of the sub-module that holds the tables' buffers.
-        pooled: whether the vectors of a bag are added up.
         weighted: whether each id's vector is multiplied by the id's weight.
         output_dtype: of the vectors.
         device: where the tables live.
@@ -44,19 +42,22 @@ class StoredCollection(nn.Module, Generic[Config]):
 
     Attributes:
         configs: ``tables``.
-        holder, pooled, weighted: as given.
+        holder: the name of the sub-module that holds the tables' buffers.
+        pooled: whether the vectors of a bag are added up.
+        weighted: as given.
         rows: what is stored.
 
     Raises:
         ValueError: the tables do not make a collection, or are not stored so.
     """
 
+    holder: ClassVar[str]
+    pooled: ClassVar[bool]
+
     def __init__(
         self,
         tables: Sequence[Config],
         *,
-        holder: str,
-        pooled: bool,
         weighted: bool,
         output_dtype: torch.dtype,
         device: torch.device | str,
@@ -66,16 +67,16 @@ class StoredCollection(nn.Module, Generic[Config]):
         super().__init__()
         check_tables(tables)
         self.configs = list(tables)
-        self.holder, self.pooled, self.weighted = holder, pooled, weighted
+        self.weighted = weighted
         self._feature_names = [name for table in tables for name in table.feature_names]
         self.rows = QuantizedRows(
             [RowsOf(table, table.num_embeddings, table.embedding_dim) for table in tables],
-            pooled=pooled,
+            pooled=self.pooled,
             output_dtype=output_dtype,
             device=device,
             row_alignment=row_alignment,
         )
-        self.add_module(holder, nn.ModuleDict({table.name: nn.Module() for table in tables}))
+        self.add_module(self.holder, nn.ModuleDict({table.name: nn.Module() for table in tables}))
         self._name_buffers()
         if weights is not None:
             for part, rows in zip(self.rows.parts(), self.rows.tables(), strict=True):
@@ -97,10 +98,31 @@ class StoredCollection(nn.Module, Generic[Config]):
             UserError: there is no ``qconfig``, or a type that is not stored.
         """
         del use_precomputed_fake_quant
-        output_dtype, dtype, single = quantization_of(module)
-        configs, weights = float_tables(module)
-        quantized: Self = cls._like(module, stored_tables(configs, dtype, single), output_dtype)
-        quantized.store(weights)
+        # torch.ao.quantization.quantize_dynamic has put it there, a QuantConfig or torch's own.
+        qconfig: Any = getattr(module, "qconfig", None)
+        if qconfig is None:
+            raise UserError(
+                f"{type(module).__name__} has no qconfig; quantize it with "
+                "torch.ao.quantization.quantize_dynamic, or give it one (QuantConfig)"
+            )
+        single = getattr(qconfig, "per_table_weight_dtype", None) or {}
+        dtype = qconfig.weight().dtype
+        tables: Sequence[BaseEmbeddingConfig] = (
+            module.embedding_bag_configs()
+            if isinstance(module, FloatBags)
+            else module.embedding_configs()
+        )
+        stored = [
+            replace(table, data_type=stored_data_type(single.get(table.name, dtype)))
+            for table in tables
+        ]
+        quantized: Self = cls._like(module, stored, qconfig.activation().dtype)
+        quantized.store(
+            {
+                table.name: module.get_parameter(f"{cls.holder}.{table.name}.weight")
+                for table in tables
+            }
+        )
         return quantized
 
     @classmethod

@@ -36,8 +36,11 @@ http2::Limits within_the_systems(http2::Limits limits) {
 }  // namespace
 
 struct GrpcFront::State {
-  State(const PredictContext& given, ServerFacts facts)
-      : context(given), metadata(std::move(facts)), health(given.registry.names()) {}
+  State(const PredictContext& given, ServerFacts facts, http2::Counters& its_counters)
+      : context(given),
+        metadata(std::move(facts)),
+        counters(its_counters),
+        health(given.registry.names()) {}
 
   void add_methods(std::size_t loop) {
     http2::MethodTable& table = server->methods(loop);
@@ -53,15 +56,15 @@ struct GrpcFront::State {
 
   const PredictContext& context;
   const KserveMetadata metadata;
-  http2::Counters counters;
+  http2::Counters& counters;
   HealthService health;
   http2::Limits limits;
   std::optional<ListeningSocket> socket;
   std::optional<http2::Server> server;
 };
 
-GrpcFront::GrpcFront(const PredictContext& context, ServerFacts facts)
-    : state_(std::make_unique<State>(context, std::move(facts))) {}
+GrpcFront::GrpcFront(const PredictContext& context, ServerFacts facts, http2::Counters& counters)
+    : state_(std::make_unique<State>(context, std::move(facts), counters)) {}
 
 GrpcFront::~GrpcFront() {
   stop(Duration::zero());
@@ -97,7 +100,5 @@ void GrpcFront::release() {
   state_->server.reset();
   state_->socket.reset();
 }
-
-const http2::Counters& GrpcFront::counters() const { return state_->counters; }
 
 }  // namespace tessera

@@ -24,8 +24,8 @@ struct GrpcOptions {
 
 class GrpcFront {
  public:
-  // `context`, and what `facts` refers to, must outlive the front.
-  GrpcFront(const PredictContext& context, ServerFacts facts);
+  // `context`, what `facts` refers to, and `counters` must outlive the front.
+  GrpcFront(const PredictContext& context, ServerFacts facts, http2::Counters& counters);
   ~GrpcFront();
   GrpcFront(const GrpcFront&) = delete;
   GrpcFront& operator=(const GrpcFront&) = delete;
@@ -46,9 +46,6 @@ class GrpcFront {
 
   // Ends the loops. No call may be answered any more: the workers have ended.
   void release();
-
-  // What the connections have come to; it lives as long as the front.
-  const http2::Counters& counters() const;
 
  private:
   struct State;

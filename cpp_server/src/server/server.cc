@@ -71,10 +71,11 @@ Server::Server(const ServerConfig& config, const Log& log)
       budget_(config.max_inflight_bytes),
       counters_(make_counters(names_.names, names_.versions)),
       registry_(names_.names),
-      metrics_page_(all_metrics(), unresolved_, log, kVersion),
+      metrics_page_(all_metrics(), unresolved_, log, connections_, kVersion),
       status_page_(all_metrics(), clock_),
       context_{registry_, unresolved_, admission_, budget_, clock_, log},
-      grpc_(context_, {registry_, config, clock_, kVersion, [this] { return draining_.load(); }}) {}
+      grpc_(context_, {registry_, config, clock_, kVersion, [this] { return draining_.load(); }},
+            connections_) {}
 
 Server::~Server() { close(); }
 

@@ -8,14 +8,9 @@ from torch import Tensor, nn
 
 from tessera.errors import UserError
 from tessera.serving.package.schema import Pooling
-from tessera.serving.packaging.collections.kinds import (
-    CollectionKind,
-    FoundCollection,
-    FoundTable,
-)
-from tessera.serving.packaging.collections.pooled import POOLED
+from tessera.serving.packaging.collections.kinds import CollectionKind, FoundCollection, FoundTable
+from tessera.serving.packaging.collections.packed import POOLED, UNPOOLED
 from tessera.serving.packaging.collections.quantized import QUANTIZED
-from tessera.serving.packaging.collections.unpooled import UNPOOLED
 from tessera.serving.packaging.tables.quantize import FloatTable, SourceTable
 from tessera.serving.packaging.tables.taken_over import QuantizedTable
 from tessera.training.modules.embedding_configs import BaseEmbeddingConfig, PoolingType

@@ -7,14 +7,14 @@ They are what `tessera.training.inference.modules.quantize_inference_model` and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from tessera.errors import UserError
 from tessera.serving.packaging.collections.kinds import CollectionKind
-from tessera.serving.packaging.collections.pooled import PackedEmbeddingBagCollection
-from tessera.serving.packaging.collections.unpooled import PackedEmbeddingCollection
+from tessera.serving.packaging.collections.packed import POOLED, UNPOOLED
 from tessera.serving.packaging.tables.taken_over import QuantizedTable
 from tessera.training.distributed.inference.collection import ShardedQuantCollection
 from tessera.training.distributed.inference.sharded import (
@@ -51,20 +51,13 @@ def _tables(
     ]
 
 
-QUANTIZED: Sequence[CollectionKind] = (
-    *(
-        CollectionKind(module=module, tables=_tables, packed=PackedEmbeddingBagCollection)
-        for module in (EmbeddingBagCollection, ShardedQuantEmbeddingBagCollection)
-    ),
-    *(
-        CollectionKind(
-            module=module,
-            tables=_tables,
-            packed=PackedEmbeddingCollection,
-            # Its output may hold the ids themselves.
-            only_looks_up=lambda module: not module.need_indices(),
-        )
-        for module in (EmbeddingCollection, ShardedQuantEmbeddingCollection)
-    ),
-)
+QUANTIZED: Sequence[CollectionKind] = [
+    replace(kind, module=module, tables=_tables)
+    for module, kind in (
+        (EmbeddingBagCollection, POOLED),
+        (ShardedQuantEmbeddingBagCollection, POOLED),
+        (EmbeddingCollection, UNPOOLED),
+        (ShardedQuantEmbeddingCollection, UNPOOLED),
+    )
+]
 """The quantized collections, pooled and unpooled, whole and sharded."""

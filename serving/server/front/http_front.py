@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Callable
 from importlib import resources
+from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from jinja2 import Environment, StrictUndefined, select_autoescape
 
 import tessera
 from tessera.errors import UserError
+from tessera.serving.server.front.http_connections import HttpConnections
 from tessera.serving.server.front.status_page import StatusPage
 from tessera.serving.server.metrics.metrics_page import MetricsPage
 
@@ -32,11 +36,22 @@ class HttpFront:
         metrics: rendered by ``/metrics``.
         status_page: shown by ``/``.
         state: ``ready`` or the word for why it is not.
+        max_connections: the most connections at a time.
+        log: where trouble with connections goes.
     """
 
     def __init__(
-        self, *, metrics: MetricsPage, status_page: StatusPage, state: Callable[[], str]
+        self,
+        *,
+        metrics: MetricsPage,
+        status_page: StatusPage,
+        state: Callable[[], str],
+        max_connections: int,
+        log: Any,
     ) -> None:
+        self._max_connections = max_connections
+        self._log = log
+        self._connections: HttpConnections | None = None
         self._metrics = metrics
         self._status_page = status_page
         self._state = state
@@ -59,22 +74,28 @@ class HttpFront:
         Raises:
             UserError: the address cannot be had.
         """
-        app = web.Application()
+        app = web.Application(middlewares=[self._tell_request])
         app.router.add_get("/metrics", self._get_metrics)
         app.router.add_get("/healthz", self._get_healthz)
         app.router.add_get("/readyz", self._get_readyz)
         app.router.add_get("/", self._get_page)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            app, access_log=None, logger=_forwarding_logger(self._log), shutdown_timeout=1.0
+        )
         await self._runner.setup()
+        assert self._runner.server is not None
+        self._connections = HttpConnections(
+            self._runner.server, max_connections=self._max_connections, log=self._log
+        )
         try:
-            await web.TCPSite(self._runner, host, port).start()
+            bound = await self._connections.listen(host, port)
         except OSError as error:
             raise UserError(
                 f"the HTTP address {host}:{port} cannot be listened on ({error.strerror}); "
                 "choose another --http-port or --host"
             ) from error
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
-        return int(self._runner.addresses[0][1])
+        return bound
 
     async def stop(self) -> None:
         """Close the port."""
@@ -84,11 +105,19 @@ class HttpFront:
                 await self._ticker
         if self._runner is not None:
             await self._runner.cleanup()
+        if self._connections is not None:
+            await self._connections.stop()
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_SNAPSHOT_SECONDS)
             self._status_page.tick()
+
+    @web.middleware
+    async def _tell_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        assert self._connections is not None
+        self._connections.request_came(request.transport)
+        return await handler(request)
 
     async def _get_metrics(self, _request: web.Request) -> web.Response:
         return web.Response(body=self._metrics.render(), headers={"Content-Type": _METRICS_TYPE})
@@ -108,6 +137,25 @@ class HttpFront:
             uptime=round(time.monotonic() - self._began),
         )
         return web.Response(text=page, content_type="text/html")
+
+
+class _Forward(logging.Handler):
+    """Writes what aiohttp logs, which clients can cause, to the server's log."""
+
+    def __init__(self, log: Any) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._log.warning(
+            "http_error", message=record.getMessage(), exc_info=record.exc_info, limited=True
+        )
+
+
+def _forwarding_logger(log: Any) -> logging.Logger:
+    logger = logging.Logger("http")  # noqa: LOG001 - servers in one process do not share it
+    logger.addHandler(_Forward(log))
+    return logger
 
 
 def _figure(value: float, digits: int) -> str:

@@ -25,9 +25,7 @@ from tessera.training.distributed.collections.sharders import CollectionSharder
 from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
-from tessera.training.distributed.plan.plan_types import (
-    ParameterSharding,
-)
+from tessera.training.distributed.plan.plan_types import ParameterSharding
 from tessera.training.distributed.sharding.creation import tables_of
 from tessera.training.distributed.sharding.registry import strategy_of
 from tessera.training.distributed.tables.interfaces import BaseGroupedFeatureProcessor

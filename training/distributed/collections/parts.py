@@ -1,4 +1,4 @@
-"""What sharded collections are made of, pooled or not: tables, optimizer, replicas."""
+"""The tables of a sharded collection, pooled or not, and their optimizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata
 
-from tessera.training.distributed.comm.replicas import replicas
 from tessera.training.distributed.tables.grouped_lookup import GroupedLookup
 from tessera.training.distributed.tables.shard_state import shard_of
 from tessera.training.distributed.tables.table_module import ShardedTable
@@ -101,23 +100,3 @@ class ShardedTables:
             if isinstance(kernel, FusedOptimizerModule)
         ]
         return CombinedOptimizer(parts or [EmptyFusedOptimizer()])
-
-
-def replicated(
-    lookup: GroupedLookup, pg: dist.ProcessGroup | None, device: torch.device
-) -> nn.Module:
-    """A lookup of replicas, whose gradients are averaged over the ranks."""
-    return lookup if pg is None else replicas(lookup, pg, device)
-
-
-def refuse_move(kind: str, device: torch.device, dtype: torch.dtype, moved: Tensor) -> None:
-    """Refuse moves and casts: the operators would keep the old tables and drift apart.
-
-    Raises:
-        ValueError: ``moved``, a tensor that was on ``device``, has gone elsewhere.
-    """
-    if moved.device != device or moved.dtype != dtype:
-        raise ValueError(
-            f"{kind} stay {str(dtype).removeprefix('torch.')} on {device}; asked for "
-            f"{moved.dtype} on {moved.device}.  Move the state_dict into a plain collection instead"
-        )

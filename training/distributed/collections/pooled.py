@@ -23,21 +23,12 @@ from tessera.training.distributed.collections.pooled_output import (
 )
 from tessera.training.distributed.collections.sharded_collection import ShardedCollection
 from tessera.training.distributed.collections.sharders import CollectionSharder
-from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
+from tessera.training.distributed.comm.awaitable import Awaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
-from tessera.training.distributed.plan.plan_types import (
-    ParameterSharding,
-)
-from tessera.training.distributed.sharding.creation import (
-    create_embedding_bag_sharding,
-    create_sharding_infos_by_sharding,
-    tables_of,
-)
+from tessera.training.distributed.plan.plan_types import ParameterSharding
 from tessera.training.distributed.sharding.embedding_sharding import TableSharding
-from tessera.training.distributed.sharding.interfaces import (
-    EmbeddingShardingContext,
-)
+from tessera.training.distributed.sharding.interfaces import EmbeddingShardingContext
 from tessera.training.distributed.tables.interfaces import BaseGroupedFeatureProcessor
 from tessera.training.distributed.travel.features_awaitable import KJTListSplitsAwaitable
 from tessera.training.distributed.travel.kjt_list import KJTList
@@ -49,29 +40,13 @@ from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 class ShardedEmbeddingBagCollection(ShardedCollection[KeyedTensor, EmbeddingBagCollectionContext]):
     """An `EmbeddingBagCollection` whose tables live where a plan puts them.
 
-    Input and output are those of the plain collection, for this rank's own samples.  Parameters
-    and state dicts have the plain collection's names (``embedding_bags.<table>.weight``); with a
-    process group the state's tables are ``ShardedTensor``s.  Fused tables are updated by the
-    backward pass, so no gradient of them ever exists.
-
-    Args:
-        module: the plain collection.  Each rank takes its shards from it; from the ``meta``
-            device they get first values here, so that a table need never exist whole.
-        table_name_to_parameter_sharding: the plan.
-        env: who takes part; without a process group all tables are here.
-        fused_params: the tables' optimizer (`FusedParams`).
-        device: where this rank computes; None: the CPU.
-        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
-        feature_processor: puts weights on ids where they are looked up.
-
-    Raises:
-        ValueError: a plan that does not fit the tables or the ranks.
-
-    Memory: this rank's shards, their optimizer's state, and until ``module`` is dropped its
-    tables too.
+    Its arguments, its names and its memory are those of `ShardedCollection`.
     """
 
     embedding_bags: nn.ModuleDict
+    _holder = "embedding_bags"
+    _context = EmbeddingBagCollectionContext
+    _awaitable = EmbeddingBagCollectionAwaitable
 
     def __init__(  # noqa: PLR0917 - the signature TorchRec users know
         self,
@@ -84,49 +59,28 @@ class ShardedEmbeddingBagCollection(ShardedCollection[KeyedTensor, EmbeddingBagC
         *,
         feature_processor: BaseGroupedFeatureProcessor | None = None,
     ) -> None:
-        device = device or torch.device("cpu")
-        infos = create_sharding_infos_by_sharding(
+        super().__init__(
             module,
             table_name_to_parameter_sharding,
-            fused_params=fused_params,
-            world_size=env.world_size,
-            device=device,
-            has_feature_processor=feature_processor is not None,
-        )
-        super().__init__(
-            {
-                kind: create_embedding_bag_sharding(
-                    kind,
-                    own,
-                    env,
-                    device,
-                    permute_embeddings=True,
-                    qcomm_codecs_registry=qcomm_codecs_registry,
-                )
-                for kind, own in infos.items()
-            },
-            lambda sharding: sharding.create_lookup(device, feature_processor=feature_processor),
-            tables_of(module.embedding_bags),
-            prefix="embedding_bags",
-            env=env,
-            device=device,
-            qcomm_codecs_registry=qcomm_codecs_registry,
+            env,
+            fused_params,
+            device,
+            qcomm_codecs_registry,
             # A processor makes the weights where the rows are.
             is_weighted=module.is_weighted() and feature_processor is None,
+            feature_processor=feature_processor,
         )
         self._configs = module.embedding_bag_configs()
         self._is_weighted = module.is_weighted()
         self._embedding_names = module.embedding_names()
-        self._output = self._output_order()
-        self._divisors = [self._mean_divisor(sharding) for sharding in self._shardings.values()]
-
-    def _output_order(self) -> PooledOutput:
-        return PooledOutput(
+        shardings = list(self._shardings.values())
+        self._output = PooledOutput(
             self._embedding_names,
             [table.embedding_dim for table in self._configs for _ in table.feature_names],
-            [sharding.output_parts() for sharding in self._shardings.values()],
-            [sharding.layout.parts() for sharding in self._shardings.values()],
+            [sharding.output_parts() for sharding in shardings],
+            [sharding.layout.parts() for sharding in shardings],
         )
+        self._divisors = [self._mean_divisor(sharding) for sharding in shardings]
 
     def _mean_divisor(self, sharding: TableSharding) -> MeanDivisor | None:
         means = (
@@ -162,10 +116,6 @@ class ShardedEmbeddingBagCollection(ShardedCollection[KeyedTensor, EmbeddingBagC
     def is_weighted(self) -> bool:
         """Return whether ids carry weights."""
         return self._is_weighted
-
-    def create_context(self) -> EmbeddingBagCollectionContext:
-        """Return a new context, which holds what the steps of one batch share."""
-        return EmbeddingBagCollectionContext()
 
     def input_dist(
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
@@ -206,35 +156,20 @@ class ShardedEmbeddingBagCollection(ShardedCollection[KeyedTensor, EmbeddingBagC
         awaitables = [dist(part) for dist, part in zip(self._input_dists, parts, strict=True)]
         return KJTListSplitsAwaitable(awaitables, ctx)
 
-    def _arriving(
-        self, ctx: EmbeddingBagCollectionContext, awaitables: list[Awaitable[Tensor]]
-    ) -> LazyAwaitable[KeyedTensor]:
-        """The collection's output, of vectors under way."""
-
-        def join(outputs: list[Tensor]) -> KeyedTensor:
-            divided = [
-                vectors if factors is None else vectors * factors
-                for vectors, factors in zip(outputs, ctx.mean_factors, strict=True)
-            ]
-            if ctx.inverse_indices is None:
-                return self._output.join(divided)
-            strides = [c.batch_size_per_feature_pre_a2a for c in ctx.sharding_contexts]
-            return self._output.join_variable(divided, strides, ctx.inverse_indices)
-
-        return EmbeddingBagCollectionAwaitable(awaitables, join)
+    def _joined(self, ctx: EmbeddingBagCollectionContext, outputs: list[Tensor]) -> KeyedTensor:
+        divided = [
+            vectors if factors is None else vectors * factors
+            for vectors, factors in zip(outputs, ctx.mean_factors, strict=True)
+        ]
+        if ctx.inverse_indices is None:
+            return self._output.join(divided)
+        strides = [c.batch_size_per_feature_pre_a2a for c in ctx.sharding_contexts]
+        return self._output.join_variable(divided, strides, ctx.inverse_indices)
 
 
 class EmbeddingBagCollectionSharder(
     CollectionSharder[EmbeddingBagCollection, ShardedEmbeddingBagCollection]
 ):
-    """Turns `EmbeddingBagCollection` into its sharded form.
-
-    Args:
-        fused_params: keys of `FusedParams`.
-        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
-
-    Raises:
-        ValueError: an unknown key or value.
-    """
+    """Turns `EmbeddingBagCollection` into its sharded form; see `CollectionSharder`."""
 
     _plain, _sharded = EmbeddingBagCollection, ShardedEmbeddingBagCollection

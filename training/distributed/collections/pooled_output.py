@@ -6,15 +6,17 @@ varies per feature), ``D`` columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from tessera.training.distributed.collections.sharded_collection import CollectionContext
-from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
+from tessera.training.distributed.collections.sharded_collection import (
+    CollectionContext,
+    VectorsAwaitable,
+)
 from tessera.training.distributed.comm.column_order import ColumnOrder
 from tessera.training.distributed.sharding.interfaces import (
     EmbeddingShardingContext,
@@ -224,22 +226,5 @@ class EmbeddingBagCollectionContext(CollectionContext):
         return factors if self.inverse_indices is None else [*factors, self.inverse_indices[1]]
 
 
-class EmbeddingBagCollectionAwaitable(LazyAwaitable[KeyedTensor]):
-    """Waits for the vectors of all shardings and joins them.
-
-    Args:
-        awaitables: one per sharding.
-        join: makes the collection's output of what they give.
-    """
-
-    def __init__(
-        self,
-        awaitables: list[Awaitable[Tensor]],
-        join: Callable[[list[Tensor]], KeyedTensor],
-    ) -> None:
-        super().__init__()
-        self._awaitables = awaitables
-        self._join = join
-
-    def _wait_impl(self) -> KeyedTensor:
-        return self._join([awaitable.wait() for awaitable in self._awaitables])
+class EmbeddingBagCollectionAwaitable(VectorsAwaitable[KeyedTensor]):
+    """Waits for the pooled vectors of all shardings and joins them."""

@@ -7,22 +7,34 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from tessera.training.distributed.collections.parts import ShardedTables, refuse_move, replicated
+from tessera.training.distributed.collections.parts import ShardedTables
 from tessera.training.distributed.collections.sharded_embedding_module import ShardedEmbeddingModule
 from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
+from tessera.training.distributed.comm.replicas import replicas
+from tessera.training.distributed.plan.plan_types import ParameterSharding
 from tessera.training.distributed.plan.sharded_module import Out
-from tessera.training.distributed.sharding.embedding_sharding import TableSharding
+from tessera.training.distributed.sharding.creation import (
+    create_sharding_infos_by_sharding,
+    tables_of,
+)
+from tessera.training.distributed.sharding.embedding_sharding import (
+    EmbeddingSharding,
+    TableSharding,
+)
 from tessera.training.distributed.sharding.interfaces import EmbeddingShardingContext
+from tessera.training.distributed.sharding.registry import strategy_of
 from tessera.training.distributed.tables.grouped_lookup import GroupedLookup
+from tessera.training.distributed.tables.interfaces import BaseGroupedFeatureProcessor
 from tessera.training.distributed.travel.feature_router import FeatureRouter
 from tessera.training.distributed.travel.kjt_list import KJTList
+from tessera.training.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from tessera.training.optim.fused import FusedOptimizerModule
 from tessera.training.optim.keyed import CombinedOptimizer
 from tessera.training.streamable import Multistreamable
@@ -53,6 +65,24 @@ class CollectionContext(Multistreamable):
 Ctx = TypeVar("Ctx", bound=CollectionContext)
 
 
+class VectorsAwaitable(LazyAwaitable[Out]):
+    """Waits for the vectors of all shardings and joins them.
+
+    Args:
+        awaitables: one per sharding.
+        join: makes the collection's output of what they give.
+    """
+
+    def __init__(
+        self, awaitables: list[Awaitable[Tensor]], join: Callable[[list[Tensor]], Out]
+    ) -> None:
+        super().__init__()
+        self._awaitables, self._join = awaitables, join
+
+    def _wait_impl(self) -> Out:
+        return self._join([awaitable.wait() for awaitable in self._awaitables])
+
+
 class ShardedCollection(
     ShardedEmbeddingModule[KJTList, list[Tensor], Out, Ctx],
     FusedOptimizerModule,
@@ -60,53 +90,97 @@ class ShardedCollection(
 ):
     """A collection of tables that live where a plan puts them.
 
-    A subclass says what it sends (`input_dist`) and what it makes of the vectors that return
-    (`_arriving`).
+    Input and output are those of the plain collection, for this rank's own samples.  Parameters
+    and state dicts have the plain collection's names (``<holder>.<table>.weight``); with a
+    process group the state's tables are ``ShardedTensor``s.  Fused tables are updated by the
+    backward pass, so no gradient of them ever exists.
+
+    A subclass names the types of its context and output, and says what it sends (`input_dist`)
+    and what it makes of the vectors that return (`_joined`).
 
     Args:
-        shardings: by sharding type.
-        create_lookup: a sharding's lookup of the rows that are here.
-        tables: by name, in the collection's order; each rank takes its shards from them.
-        prefix: the attribute that holds the tables: parameters and states are called
-            ``<prefix>.<table>.weight``.
+        module: the plain collection.  Each rank takes its shards from it; from the ``meta``
+            device they get first values here, so that a table need never exist whole.
+        table_name_to_parameter_sharding: the plan.
         env: who takes part; without a process group all tables are here.
+        fused_params: the tables' optimizer (`FusedParams`).
         device: where this rank computes; None: the CPU.
         qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
         is_weighted: whether the ids' weights travel with them.
+        feature_processor: puts weights on ids where they are looked up.
+
+    Raises:
+        ValueError: a plan that does not fit the tables or the ranks.
+
+    Memory: this rank's shards, their optimizer's state, and until ``module`` is dropped its
+    tables too.
     """
 
-    def __init__(
+    _holder: ClassVar[str]
+    _is_sequence: ClassVar[bool] = False
+    _context: Callable[[], Ctx]
+    _awaitable: Callable[
+        [list[Awaitable[Tensor]], Callable[[list[Tensor]], Out]], LazyAwaitable[Out]
+    ]
+
+    def __init__(  # noqa: PLR0917 - its subclasses have the signatures TorchRec users know
         self,
-        shardings: Mapping[str, TableSharding],
-        create_lookup: Callable[[TableSharding], nn.Module],
-        tables: Mapping[str, Tensor],
-        *,
-        prefix: str,
+        module: EmbeddingBagCollection | EmbeddingCollection,
+        table_name_to_parameter_sharding: Mapping[str, ParameterSharding],
         env: ShardingEnv,
-        device: torch.device,
+        fused_params: Mapping[str, Any] | None,
+        device: torch.device | None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None,
-        is_weighted: bool,
+        *,
+        is_weighted: bool = False,
+        feature_processor: BaseGroupedFeatureProcessor | None = None,
     ) -> None:
         super().__init__(qcomm_codecs_registry)
-        self._shardings = shardings
-        self._device = device
-        parts = list(shardings.values())
-        lookups = [cast("GroupedLookup", create_lookup(sharding)) for sharding in parts]
+        self._device = device = device or torch.device("cpu")
+        infos = create_sharding_infos_by_sharding(
+            module,
+            table_name_to_parameter_sharding,
+            fused_params=fused_params,
+            world_size=env.world_size,
+            device=device,
+            has_feature_processor=feature_processor is not None,
+        )
+        self._shardings: dict[str, TableSharding] = {
+            kind: EmbeddingSharding(
+                strategy_of(kind),
+                own,
+                env,
+                device,
+                qcomm_codecs_registry,
+                is_sequence=self._is_sequence,
+                permute_embeddings=not self._is_sequence,
+            )
+            for kind, own in infos.items()
+        }
+        parts = list(self._shardings.values())
+        lookups = [
+            cast(
+                "GroupedLookup", sharding.create_lookup(device, feature_processor=feature_processor)
+            )
+            for sharding in parts
+        ]
+        tables = tables_of(module.get_submodule(self._holder))
         self._tables = ShardedTables(
             list(tables),
             lookups,
             [shard for sharding in parts for shard in sharding.embedding_tables()],
             env.process_group,
         )
-        self.add_module(prefix, nn.ModuleDict(self._tables.modules))
+        self.add_module(self._holder, nn.ModuleDict(self._tables.modules))
         self._tables.fill(tables)
         self._lookups = [
-            replicated(lookup, env.process_group, device)
-            if sharding.strategy.replicated
+            # The gradients of replicas are averaged over the ranks.
+            replicas(lookup, env.process_group, device)
+            if sharding.strategy.replicated and env.process_group is not None
             else lookup
             for sharding, lookup in zip(parts, lookups, strict=True)
         ]
-        self._fused_optimizer = self._tables.fused_optimizer(prefix)
+        self._fused_optimizer = self._tables.fused_optimizer(self._holder)
         self._input_dists = [sharding.create_input_dist(device) for sharding in parts]
         self._output_dists = [sharding.create_output_dist(device) for sharding in parts]
         self._router = FeatureRouter(
@@ -128,14 +202,16 @@ class ShardedCollection(
         """Give every table new first values."""
         self._tables.reset()
 
-    @abstractmethod
-    def _arriving(self, ctx: Ctx, awaitables: list[Awaitable[Tensor]]) -> LazyAwaitable[Out]:
-        """Return the output that will be made of the vectors when they arrive.
+    def create_context(self) -> Ctx:
+        """Return a new context, which holds what the steps of one batch share."""
+        return self._context()
 
-        Args:
-            ctx: of the batch.
-            awaitables: one per sharding.
-        """
+    @abstractmethod
+    def _joined(self, ctx: Ctx, outputs: list[Tensor]) -> Out:
+        """Return the collection's output, of the vectors that each sharding gave."""
+
+    def _arriving(self, ctx: Ctx, awaitables: list[Awaitable[Tensor]]) -> LazyAwaitable[Out]:
+        return self._awaitable(awaitables, lambda outputs: self._joined(ctx, outputs))
 
     def compute(self, ctx: Ctx, dist_input: KJTList) -> list[Tensor]:
         """Look up the received ids; return per sharding their vectors, as rows or flat."""
@@ -180,7 +256,13 @@ class ShardedCollection(
         """Let only pass what leaves the tables where they are."""
         del recurse
         probe = torch.empty(0, device=self._device)
-        refuse_move("sharded tables", probe.device, probe.dtype, fn(probe))
+        moved = fn(probe)
+        if moved.device != probe.device or moved.dtype != probe.dtype:
+            # The operators would keep the old tables and drift apart.
+            raise ValueError(
+                f"sharded tables stay float32 on {probe.device}; asked for {moved.dtype} on "
+                f"{moved.device}.  Move the state_dict into a plain collection instead"
+            )
         return self
 
     def __deepcopy__(self, memo: Any) -> ShardedCollection[Out, Ctx]:

@@ -15,26 +15,19 @@ from tessera.training.distributed.plan.plan_types import (
     ParameterStorage,
     ShardingType,
 )
-from tessera.training.distributed.plan.sharded_module import (
-    M,
-    ModuleSharder,
-)
+from tessera.training.distributed.plan.sharded_module import M, ModuleSharder
 from tessera.training.distributed.sharding.registry import strategies, strategy_of
-from tessera.training.distributed.tables.table_shards import (
-    EmbeddingComputeKernel,
-)
+from tessera.training.distributed.tables.table_shards import EmbeddingComputeKernel
 from tessera.training.optim.fused import FusedParams
 
 S = TypeVar("S", bound=nn.Module)
 
 
 class _SharderOfTables(ModuleSharder[M], Generic[M]):
-    """What sharders of trained and of quantized collections have in common.
+    """What sharders of trained and of quantized collections have in common."""
 
-    Args:
-        fused_params: settings of the tables' lookups.
-        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
-    """
+    # The type of module that it takes; subclasses of the base classes name it.
+    _plain: type[M]
 
     def __init__(
         self,
@@ -43,6 +36,11 @@ class _SharderOfTables(ModuleSharder[M], Generic[M]):
     ) -> None:
         super().__init__(qcomm_codecs_registry=qcomm_codecs_registry)
         self._fused_params = None if fused_params is None else dict(fused_params)
+
+    @property
+    def module_type(self) -> type[M]:
+        """Return the type of module that this sharder takes."""
+        return self._plain
 
     @property
     def fused_params(self) -> dict[str, Any] | None:
@@ -94,23 +92,12 @@ class BaseEmbeddingSharder(_SharderOfTables[M], Generic[M]):
 class CollectionSharder(BaseEmbeddingSharder[M], Generic[M, S]):
     """Shards one type of module: a subclass names the type and its sharded form.
 
-    Args:
-        fused_params: keys of `FusedParams`.
-        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
-
-    Raises:
-        ValueError: an unknown key or value.
+    Its arguments are those of `BaseEmbeddingSharder`.
     """
 
-    _plain: type[M]
     _sharded: type[S]
     # Further arguments of the sharded form.
     _more: tuple[Any, ...] = ()
-
-    @property
-    def module_type(self) -> type[M]:
-        """Return the type of module that this sharder takes."""
-        return self._plain
 
     def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
         """Return the weights of the tables by table name."""

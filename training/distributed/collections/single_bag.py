@@ -15,9 +15,7 @@ from tessera.training.distributed.collections.sharders import CollectionSharder
 from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
-from tessera.training.distributed.plan.plan_types import (
-    ParameterSharding,
-)
+from tessera.training.distributed.plan.plan_types import ParameterSharding
 from tessera.training.distributed.tables.table_module import ShardedTable
 from tessera.training.distributed.travel.kjt_list import KJTList
 from tessera.training.modules.embedding_configs import (

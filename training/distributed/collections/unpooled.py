@@ -21,24 +21,14 @@ from tessera.training.distributed.collections.unpooled_output import (
     EmbeddingCollectionContext,
     SequenceOutput,
 )
-from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
+from tessera.training.distributed.comm.awaitable import Awaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
-from tessera.training.distributed.plan.plan_types import (
-    ParameterSharding,
-)
-from tessera.training.distributed.sharding.creation import (
-    create_embedding_sharding,
-    create_sharding_infos_by_sharding,
-    tables_of,
-)
+from tessera.training.distributed.plan.plan_types import ParameterSharding
 from tessera.training.distributed.sharding.embedding_sharding import TableSharding
 from tessera.training.distributed.sharding.sequence_sharding import SequenceShardingContext
 from tessera.training.distributed.travel.features_awaitable import KJTListSplitsAwaitable
-from tessera.training.distributed.travel.index_dedup import (
-    IndexDeduplicator,
-    get_ec_index_dedup,
-)
+from tessera.training.distributed.travel.index_dedup import IndexDeduplicator, get_ec_index_dedup
 from tessera.training.distributed.travel.kjt_list import KJTList
 from tessera.training.modules.embedding_configs import EmbeddingConfig
 from tessera.training.modules.embedding_modules import EmbeddingCollection
@@ -50,30 +40,17 @@ class ShardedEmbeddingCollection(
 ):
     """An `EmbeddingCollection` whose tables live where a plan puts them.
 
-    Input and output are those of the plain collection, for this rank's own samples.  Parameters
-    and state dicts have the plain collection's names (``embeddings.<table>.weight``); with a
-    process group the state's tables are ``ShardedTensor``s.  Fused tables are updated by the
-    backward pass, so no gradient of them ever exists.
+    Its arguments, its names and its memory are those of `ShardedCollection`, besides:
 
     Args:
-        module: the plain collection.  Each rank takes its shards from it; from the ``meta``
-            device they get first values here, so that a table need never exist whole.
-        table_name_to_parameter_sharding: the plan.
-        env: who takes part; without a process group all tables are here.
-        fused_params: the tables' optimizer (`FusedParams`).
-        device: where this rank computes; None: the CPU.
-        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
         use_index_dedup: send each id once and repeat its vector here.  It pays where ids come
             often: the price is a sort of the batch's ids.
-
-    Raises:
-        ValueError: a plan that does not fit the tables or the ranks.
-
-    Memory: this rank's shards, their optimizer's state, and until ``module`` is dropped its
-    tables too.
     """
 
     embeddings: nn.ModuleDict
+    _holder, _is_sequence = "embeddings", True
+    _context = EmbeddingCollectionContext
+    _awaitable = EmbeddingCollectionAwaitable
 
     def __init__(  # noqa: PLR0917 - the reference's signature
         self,
@@ -85,26 +62,13 @@ class ShardedEmbeddingCollection(
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
         use_index_dedup: bool = False,  # noqa: FBT001, FBT002 - the reference's signature
     ) -> None:
-        device = device or torch.device("cpu")
-        infos = create_sharding_infos_by_sharding(
+        super().__init__(
             module,
             table_name_to_parameter_sharding,
-            fused_params=fused_params,
-            world_size=env.world_size,
-            device=device,
-        )
-        super().__init__(
-            {
-                kind: create_embedding_sharding(kind, own, env, device, qcomm_codecs_registry)
-                for kind, own in infos.items()
-            },
-            lambda sharding: sharding.create_lookup(device),
-            tables_of(module.embeddings),
-            prefix="embeddings",
-            env=env,
-            device=device,
-            qcomm_codecs_registry=qcomm_codecs_registry,
-            is_weighted=False,
+            env,
+            fused_params,
+            device,
+            qcomm_codecs_registry,
         )
         self._configs = module.embedding_configs()
         self._names_by_table = module.embedding_names_by_table()
@@ -156,10 +120,6 @@ class ShardedEmbeddingCollection(
         """Whether the output carries the ids, as weights."""
         return self._need_indices
 
-    def create_context(self) -> EmbeddingCollectionContext:
-        """Return a new context, which holds what the steps of one batch share."""
-        return EmbeddingCollectionContext()
-
     def input_dist(
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
@@ -199,25 +159,25 @@ class ShardedEmbeddingCollection(
                 )
         return KJTListSplitsAwaitable(awaitables, ctx)
 
-    def _arriving(
-        self, ctx: EmbeddingCollectionContext, awaitables: list[Awaitable[Tensor]]
-    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """The collection's output, of vectors under way."""
-        return EmbeddingCollectionAwaitable(awaitables, ctx, self._output)
+    def _joined(
+        self, ctx: EmbeddingCollectionContext, outputs: list[Tensor]
+    ) -> dict[str, JaggedTensor]:
+        vectors = [
+            arrived if places is None else arrived.index_select(0, places)
+            for arrived, places in zip(outputs, ctx.reverse_indices, strict=True)
+        ]
+        return self._output.join(vectors, ctx.input_features)
 
 
 class EmbeddingCollectionSharder(
     CollectionSharder[EmbeddingCollection, ShardedEmbeddingCollection]
 ):
-    """Turns `EmbeddingCollection` into its sharded form.
+    """Turns `EmbeddingCollection` into its sharded form; see `CollectionSharder`.
 
     Args:
         fused_params: keys of `FusedParams`.
         qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
         use_index_dedup: see `ShardedEmbeddingCollection`.
-
-    Raises:
-        ValueError: an unknown key or value.
     """
 
     _plain, _sharded = EmbeddingCollection, ShardedEmbeddingCollection

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tessera.training.distributed.collections.sharded_collection import CollectionContext
-from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
+from tessera.training.distributed.collections.sharded_collection import (
+    CollectionContext,
+    VectorsAwaitable,
+)
 from tessera.training.distributed.sharding.interfaces import OutputColumns, blocks_by_name
 from tessera.training.distributed.sharding.sequence_sharding import SequenceShardingContext
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
@@ -103,31 +105,5 @@ class EmbeddingCollectionContext(CollectionContext):
             features.record_stream(stream)
 
 
-class EmbeddingCollectionAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
-    """Waits for the vectors of all shardings and joins them.
-
-    Args:
-        awaitables: one per sharding.
-        ctx: of the batch.
-        output: makes the collection's output of what they give.
-    """
-
-    def __init__(
-        self,
-        awaitables: list[Awaitable[Tensor]],
-        ctx: EmbeddingCollectionContext,
-        output: SequenceOutput,
-    ) -> None:
-        super().__init__()
-        self._awaitables, self._ctx, self._output = awaitables, ctx, output
-
-    def _wait_impl(self) -> dict[str, JaggedTensor]:
-        vectors = [
-            arrived if places is None else arrived.index_select(0, places)
-            for arrived, places in zip(
-                (awaitable.wait() for awaitable in self._awaitables),
-                self._ctx.reverse_indices,
-                strict=True,
-            )
-        ]
-        return self._output.join(vectors, self._ctx.input_features)
+class EmbeddingCollectionAwaitable(VectorsAwaitable[dict[str, JaggedTensor]]):
+    """Waits for the vectors of all shardings' ids and joins them."""

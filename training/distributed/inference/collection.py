@@ -327,7 +327,6 @@ class QuantCollectionSharder(BaseQuantEmbeddingSharder[M]):
         shardable_params: names of the tables that may be sharded; None: all.
     """
 
-    _unsharded: type[M]
     _sharded: ClassVar[type[ShardedQuantCollection[Any]]]
 
     def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
@@ -356,11 +355,6 @@ class QuantCollectionSharder(BaseQuantEmbeddingSharder[M]):
         """The sharded form of ``module``; see `ShardedQuantCollection`."""
         assert isinstance(module, StoredCollection)
         return self._sharded(module, params, env, self.fused_params, device)
-
-    @property
-    def module_type(self) -> type[M]:
-        """What it shards."""
-        return self._unsharded
 
 
 _SHARDER: QuantCollectionSharder[Any] = QuantCollectionSharder()

@@ -147,10 +147,10 @@ class ShardedQuantEmbeddingCollection(ShardedQuantCollection[EmbeddingConfig]):
 class QuantEmbeddingBagCollectionSharder(QuantCollectionSharder[EmbeddingBagCollection]):
     """Makes `ShardedQuantEmbeddingBagCollection`s; see `QuantCollectionSharder`."""
 
-    _unsharded, _sharded = EmbeddingBagCollection, ShardedQuantEmbeddingBagCollection
+    _plain, _sharded = EmbeddingBagCollection, ShardedQuantEmbeddingBagCollection
 
 
 class QuantEmbeddingCollectionSharder(QuantCollectionSharder[EmbeddingCollection]):
     """Makes `ShardedQuantEmbeddingCollection`s; see `QuantCollectionSharder`."""
 
-    _unsharded, _sharded = EmbeddingCollection, ShardedQuantEmbeddingCollection
+    _plain, _sharded = EmbeddingCollection, ShardedQuantEmbeddingCollection

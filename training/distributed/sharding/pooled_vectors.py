@@ -9,12 +9,13 @@ are looked up here.
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
-from tessera.training.distributed.comm.codec_types import CommOp, QuantizedCommCodecs
+from tessera.training.distributed.comm.codec_types import CommOp
 from tessera.training.distributed.comm.column_order import ColumnOrder
 from tessera.training.distributed.comm.nodes import intra_and_cross_node_pg
 from tessera.training.distributed.sharding.interfaces import (
@@ -69,89 +70,34 @@ class PermutedEmbeddingDist(PooledDist):
         return awaitable
 
 
-class TwPooledEmbeddingDist(PooledDist):
-    """Pooled vectors to the ranks of their samples.
+class PooledEmbeddingDist(PooledDist):
+    """Pooled vectors to the ranks of their samples, by two modules that do the same.
 
     Args:
-        pg: the ranks.
-        dims_per_rank: columns of each feature that each rank looks up.
-        device: where this rank computes.
-        codecs: how vectors are written for the network.
-        order: of the columns that are received; None: rank by rank.
+        fixed: called with vectors ``[sum of B, columns here]`` and the ranks' ``B``, where all
+            features have the same number of bags.
+        varying: called with flat vectors and the batch's sizes, where they have not.
     """
 
     def __init__(
         self,
-        pg: dist.ProcessGroup,
-        dims_per_rank: list[list[int]],
-        device: torch.device | None = None,
-        codecs: QuantizedCommCodecs | None = None,
-        order: ColumnOrder | None = None,
+        fixed: nn.Module,
+        varying: Callable[[Tensor, EmbeddingShardingContext], Awaitable[Tensor]],
     ) -> None:
         super().__init__()
-        self._dist = PooledEmbeddingsAllToAll(
-            pg=pg,
-            dim_sum_per_rank=[sum(dims) for dims in dims_per_rank],
-            device=device,
-            codecs=codecs,
-            order=order,
-        )
-        self._variable_dist = VariableBatchPooledEmbeddingsAllToAll(
-            pg=pg, emb_dim_per_rank_per_feature=dims_per_rank, device=device, codecs=codecs
-        )
+        self._fixed, self._varying = fixed, varying
 
     def forward(
         self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None
     ) -> Awaitable[Tensor]:
-        """Begin to send ``[sum of B, columns here]``; the wait gives ``[B, all columns]``.
+        """Begin to send ``[sum of B, columns here]``; the wait gives ``[B, columns]``.
 
         Where the batch varies per feature both are flat: rank by rank, feature by feature.
         """
         if sharding_ctx is not None and sharding_ctx.variable_batch_per_feature:
-            return self._variable_dist(  # type: ignore[no-any-return] # nn.Module's call is untyped
-                local_embs,
-                batch_size_per_rank_per_feature=sharding_ctx.batch_size_per_rank_per_feature,
-                batch_size_per_feature_pre_a2a=sharding_ctx.batch_size_per_feature_pre_a2a,
-            )
+            return self._varying(local_embs, sharding_ctx)
         sizes = None if sharding_ctx is None else sharding_ctx.batch_size_per_rank
-        return self._dist(local_embs, batch_size_per_rank=sizes)  # type: ignore[no-any-return] # nn.Module's call is untyped
-
-
-class RwPooledEmbeddingDist(PooledDist):
-    """Parts of pooled vectors, added up on their way to the ranks of their samples.
-
-    Args:
-        pg: the ranks.
-        embedding_dims: ``[F]`` columns.
-        codecs: how vectors are written for the network.
-    """
-
-    def __init__(
-        self,
-        pg: dist.ProcessGroup,
-        embedding_dims: list[int],
-        codecs: QuantizedCommCodecs | None = None,
-    ) -> None:
-        super().__init__()
-        self._embedding_dims = embedding_dims
-        self._dist = PooledEmbeddingsReduceScatter(pg=pg, codecs=codecs)
-        self._variable_dist = VariableBatchPooledEmbeddingsReduceScatter(pg=pg, codecs=codecs)
-
-    def forward(
-        self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None
-    ) -> Awaitable[Tensor]:
-        """Begin to send ``[sum of B, columns]``; the wait gives ``[B, columns]``.
-
-        Where the batch varies per feature both are flat: rank by rank, feature by feature.
-        """
-        if sharding_ctx is not None and sharding_ctx.variable_batch_per_feature:
-            return self._variable_dist(  # type: ignore[no-any-return] # nn.Module's call is untyped
-                local_embs,
-                batch_size_per_rank_per_feature=sharding_ctx.batch_size_per_rank_per_feature,
-                embedding_dims=self._embedding_dims,
-            )
-        sizes = None if sharding_ctx is None else sharding_ctx.batch_size_per_rank
-        return self._dist(local_embs, input_splits=sizes)  # type: ignore[no-any-return] # nn.Module's call is untyped
+        return self._fixed(local_embs, sizes)  # type: ignore[no-any-return] # nn.Module's call is untyped
 
 
 class TwRwPooledEmbeddingDist(PooledDist):
@@ -170,8 +116,8 @@ class TwRwPooledEmbeddingDist(PooledDist):
     def __init__(
         self,
         place: int,
-        sums: RwPooledEmbeddingDist,
-        exchange: TwPooledEmbeddingDist,
+        sums: PooledDist,
+        exchange: PooledDist,
         local_size: int,
     ) -> None:
         super().__init__()
@@ -231,16 +177,39 @@ def vectors_stay(way: Way) -> PooledDist:
     return in_order(LocalEmbeddingDist(), way.order)
 
 
+def _exchange(way: Way, pg: dist.ProcessGroup) -> PooledDist:
+    """Vectors among the ranks of ``pg``, each to the rank of its sample (all-to-all)."""
+    codecs = way.codecs(CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL)
+    dims = way.layout.dims_per_team()
+    varying = VariableBatchPooledEmbeddingsAllToAll(pg, dims, codecs=codecs)
+    return PooledEmbeddingDist(
+        PooledEmbeddingsAllToAll(
+            pg, [sum(own) for own in dims], way.device, codecs=codecs, order=way.order
+        ),
+        lambda vectors, ctx: varying(
+            vectors, ctx.batch_size_per_rank_per_feature, ctx.batch_size_per_feature_pre_a2a
+        ),
+    )
+
+
+def _sums(way: Way, pg: dist.ProcessGroup, dims: list[int]) -> PooledDist:
+    """Parts of vectors of ``dims`` columns, added up on their way in ``pg`` (reduce-scatter)."""
+    codecs = way.codecs(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER)
+    varying = VariableBatchPooledEmbeddingsReduceScatter(pg, codecs)
+    return PooledEmbeddingDist(
+        PooledEmbeddingsReduceScatter(pg, codecs),
+        lambda vectors, ctx: varying(vectors, ctx.batch_size_per_rank_per_feature, dims),
+    )
+
+
 def vectors_to_samples(way: Way) -> PooledDist:
     """Each vector to the rank of its sample (all-to-all)."""
-    codecs = way.codecs(CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL)
-    return TwPooledEmbeddingDist(way.pg, way.layout.dims_per_team(), way.device, codecs, way.order)
+    return _exchange(way, way.pg)
 
 
 def sums_to_samples(way: Way) -> PooledDist:
     """The sum of all ranks' parts to the rank of its sample (reduce-scatter)."""
-    codecs = way.codecs(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER)
-    return in_order(RwPooledEmbeddingDist(way.pg, way.layout.dims_per_team()[0], codecs), way.order)
+    return in_order(_sums(way, way.pg, way.layout.dims_per_team()[0]), way.order)
 
 
 def node_sums_to_samples(way: Way) -> PooledDist:
@@ -248,13 +217,11 @@ def node_sums_to_samples(way: Way) -> PooledDist:
     intra_pg, cross_pg = intra_and_cross_node_pg(way.device)
     assert intra_pg is not None, "tables are not on the meta device"
     assert cross_pg is not None, "tables are not on the meta device"
-    dims, world = way.layout.dims_per_team(), way.layout.world
+    world = way.layout.world
     node, place = divmod(world.rank, world.local_size)
-    inside = way.codecs(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER)
-    between = way.codecs(CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL)
     return TwRwPooledEmbeddingDist(
         place,
-        RwPooledEmbeddingDist(intra_pg, dims[node], inside),
-        TwPooledEmbeddingDist(cross_pg, dims, way.device, between, way.order),
+        _sums(way, intra_pg, way.layout.dims_per_team()[node]),
+        _exchange(way, cross_pg),
         world.local_size,
     )

@@ -28,8 +28,8 @@ from tessera.training.distributed.tables.kernels import bags as kernel_bags
 from tessera.training.distributed.tables.kernels.choice import build_fused_tables
 from tessera.training.distributed.tables.kernels.dense import DenseTables
 from tessera.training.distributed.tables.kernels.dense_tbe import DenseTbeTables
+from tessera.training.distributed.tables.kernels.interfaces import TableGroup
 from tessera.training.distributed.tables.kernels.optimizer_state import kernel_optimizer
-from tessera.training.distributed.tables.kernels.row_sparse import RowSparseTables
 from tessera.training.distributed.tables.kernels.tbe import TbeTables
 from tessera.training.distributed.tables.table_shards import (
     GroupedEmbeddingConfig,
@@ -40,25 +40,28 @@ from tessera.training.optim.fused import FusedOptimizer, FusedOptimizerModule, F
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 
-class _Kernel(ABC, nn.Module):
+class Kernel(ABC, nn.Module):
     """Base of the fused and the dense kernels."""
 
     _pooled = True
+    # Not registered: state dicts and parameters of a model name tables, not kernels.
+    _weights: Sequence[nn.Parameter]
+    _bounds_check: kernel_bags.BoundsCheck | None
+    _in_fbgemm: TbeTables | None = None  # may have a cache of rows
 
-    def __init__(
-        self,
-        config: GroupedEmbeddingConfig,
-        pg: torch.distributed.ProcessGroup | None,
-        device: torch.device | None,
-    ) -> None:
+    def __init__(self, config: GroupedEmbeddingConfig, device: torch.device | None) -> None:
         super().__init__()
         self._config = config
-        self._pg = pg
-        self._device = device or torch.device("cpu")
+        device = device or torch.device("cpu")
         self._is_weighted = config.is_weighted or config.has_feature_processor
         mean = self._pooled and config.pooling is PoolingType.MEAN
         self._weighted_mean = mean and self._is_weighted
-        self._mean = mean and not self._is_weighted
+        self._group = TableGroup(
+            tables=config.embedding_tables,
+            pooled=self._pooled,
+            mean=mean and not self._is_weighted,
+            device=device,
+        )
         if not self._pooled and len({table.local_cols for table in config.embedding_tables}) > 1:
             raise ValueError(
                 f"tables {config.table_names()} have different row lengths "
@@ -76,18 +79,22 @@ class _Kernel(ABC, nn.Module):
         """Return the shards in the order of their features."""
         return self._config.embedding_tables
 
-    @abstractmethod
     def split_embedding_weights(self) -> list[Tensor]:
         """Per shard its live ``[local_rows, local_cols]``."""
+        return [weight.detach() for weight in self.parameters_by_table()]
 
     def named_split_embedding_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The same with the tables' names; a name comes once per shard of its table here."""
         for table, weight in zip(self.tables, self.split_embedding_weights(), strict=True):
             yield table.name, weight
 
-    @abstractmethod
     def parameters_by_table(self) -> Sequence[nn.Parameter]:
-        """Return the parameter of each shard."""
+        """Return the parameter of each shard.
+
+        Of fused tables it is marked as updated in the backward pass, of dense ones it has its
+        gradient when a backward pass is over.
+        """
+        return self._weights
 
     def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The same with the tables' names; a name comes once per shard of its table here."""
@@ -118,18 +125,27 @@ class _Kernel(ABC, nn.Module):
 
     def flush(self) -> None:
         """Write cached rows back to the tables; call it before they are read."""
+        if self._in_fbgemm is not None:
+            self._in_fbgemm.flush()
 
     def purge(self) -> None:
         """Forget cached rows; call it after tables were written from outside."""
+        if self._in_fbgemm is not None:
+            self._in_fbgemm.purge()
+
+    def prefetch(
+        self,
+        features: KeyedJaggedTensor,
+        forward_stream: torch.cuda.Stream | None = None,
+    ) -> None:
+        """Bring the rows of a later batch into the cache, where the tables have one."""
+        if self._in_fbgemm is not None:
+            self._in_fbgemm.prefetch(self._bags(features), forward_stream)
 
     def _bags(self, features: KeyedJaggedTensor) -> kernel_bags.Bags:
         return kernel_bags.bags_of(
             features, weighted=self._is_weighted, weighted_mean=self._weighted_mean
         )
-
-    @abstractmethod
-    def _checked(self, bags: kernel_bags.Bags) -> kernel_bags.Bags:
-        """``bags`` with ids that are rows; RuntimeError where one is not and is refused."""
 
     @abstractmethod
     def _look_up(self, bags: kernel_bags.Bags) -> Tensor:
@@ -147,7 +163,8 @@ class _Kernel(ABC, nn.Module):
         """
         bags = self._bags(features)
         try:
-            bags = self._checked(bags)
+            if self._bounds_check is not None:
+                bags = self._bounds_check(bags)
             vectors = self._look_up(bags)
         except RuntimeError:
             # Something was refused: look again, slowly, and say what.
@@ -158,7 +175,7 @@ class _Kernel(ABC, nn.Module):
         return kernel_bags.unpadded(vectors, bags.strides, self._config.embedding_dims())
 
 
-class _FusedKernel(_Kernel, FusedOptimizerModule):
+class FusedKernel(Kernel, FusedOptimizerModule):
     """Base of the kernels whose backward pass updates the tables."""
 
     def __init__(
@@ -168,7 +185,7 @@ class _FusedKernel(_Kernel, FusedOptimizerModule):
         device: torch.device | None = None,
         sharding_type: ShardingType | None = None,
     ) -> None:
-        super().__init__(config, pg, device)
+        super().__init__(config, device)
         if sharding_type is ShardingType.DATA_PARALLEL:
             raise ValueError(
                 f"tables {config.table_names()} are data parallel and fused; replicas that each "
@@ -177,28 +194,23 @@ class _FusedKernel(_Kernel, FusedOptimizerModule):
         params = FusedParams.from_dict(config.fused_params or {})
         self._hyper = params.hyper_parameters
         self._output_dtype = kernel_bags.OUTPUT_DTYPES[params.output_dtype]
-        self._backend: TbeTables | RowSparseTables = build_fused_tables(
-            self.tables,
-            params=params,
-            kernel=config.compute_kernel,
-            data_type=config.data_type,
-            pooled=self._pooled,
-            mean=self._mean,
-            device=self._device,
+        self._tables = build_fused_tables(
+            self._group, params=params, kernel=config.compute_kernel, data_type=config.data_type
         )
+        if isinstance(self._tables, TbeTables):
+            self._in_fbgemm = self._tables
         # FBGEMM's operator checks by itself.
         self._bounds_check = (
-            kernel_bags.BoundsCheck(self.tables, params.bounds_check_mode, self._device)
-            if isinstance(self._backend, RowSparseTables)
-            else None
+            None
+            if self._in_fbgemm is not None
+            else kernel_bags.BoundsCheck(self.tables, params.bounds_check_mode, self._group.device)
         )
-        # Not registered: state dicts and parameters of a model name tables, not kernels.
-        self._weights = [nn.Parameter(weight) for weight in self._backend.weights]
+        self._weights = [nn.Parameter(weight) for weight in self._tables.weights]
         self._optimizer = kernel_optimizer(
             self.tables,
             weights=self._weights,
-            states=self._backend.states,
-            step=self._backend.step,
+            states=self._tables.states,
+            step=self._tables.step,
             params=params,
             pg=pg,
         )
@@ -208,44 +220,13 @@ class _FusedKernel(_Kernel, FusedOptimizerModule):
         """The optimizer that works in the backward pass; entries are ``<table>.weight``."""
         return self._optimizer
 
-    def split_embedding_weights(self) -> list[Tensor]:
-        """Per shard its live ``[local_rows, local_cols]``."""
-        return self._backend.weights
-
-    def parameters_by_table(self) -> Sequence[nn.Parameter]:
-        """Per shard its parameter, marked as updated in the backward pass."""
-        return self._weights
-
-    def flush(self) -> None:
-        """Write cached rows back to the tables; call it before they are read."""
-        if isinstance(self._backend, TbeTables):
-            self._backend.flush()
-
-    def purge(self) -> None:
-        """Forget cached rows; call it after tables were written from outside."""
-        if isinstance(self._backend, TbeTables):
-            self._backend.purge()
-
-    def prefetch(
-        self,
-        features: KeyedJaggedTensor,
-        forward_stream: torch.cuda.streams.Stream | None = None,
-    ) -> None:
-        """Bring the rows of a later batch into the cache, where the tables have one."""
-        if isinstance(self._backend, TbeTables):
-            bags = self._bags(features)
-            self._backend.prefetch(bags.ids, bags.offsets, forward_stream)
-
-    def _checked(self, bags: kernel_bags.Bags) -> kernel_bags.Bags:
-        self._hyper = self._hyper.read(self._optimizer.param_groups[0])
-        return bags if self._bounds_check is None else self._bounds_check(bags)
-
     def _look_up(self, bags: kernel_bags.Bags) -> Tensor:
-        vectors = self._backend.look_up(bags.ids, bags.offsets, bags.weights, self._hyper)
+        self._hyper = self._hyper.read(self._optimizer.param_groups[0])
+        vectors = self._tables.look_up(bags, self._hyper)
         return vectors if vectors.dtype is self._output_dtype else vectors.to(self._output_dtype)
 
 
-class BatchedFusedEmbeddingBag(_FusedKernel):
+class BatchedFusedEmbeddingBag(FusedKernel):
     """Pooled lookups of a group of shards, fused with the optimizer.
 
     Args:
@@ -260,7 +241,7 @@ class BatchedFusedEmbeddingBag(_FusedKernel):
     """
 
 
-class BatchedFusedEmbedding(_FusedKernel):
+class BatchedFusedEmbedding(FusedKernel):
     """Unpooled lookups of a group of shards, fused with the optimizer.
 
     Arguments as for `BatchedFusedEmbeddingBag`; all shards have the same row length.
@@ -269,7 +250,7 @@ class BatchedFusedEmbedding(_FusedKernel):
     _pooled = False
 
 
-class _DenseKernel(_Kernel):
+class DenseKernel(Kernel):
     """Tables as ordinary parameters, with gradients."""
 
     def __init__(
@@ -279,40 +260,29 @@ class _DenseKernel(_Kernel):
         device: torch.device | None = None,
         sharding_type: ShardingType | None = None,
     ) -> None:
-        super().__init__(config, pg, device)
+        del pg
+        super().__init__(config, device)
         self.sharding_type = sharding_type
         dtype = kernel_bags.STORED_DTYPES[config.data_type]
-        in_one = DenseTbeTables.serves(self.tables, dtype, self._device)
-        self._dense = (DenseTbeTables if in_one else DenseTables)(
-            self.tables, pooled=self._pooled, mean=self._mean, dtype=dtype, device=self._device
-        )
-        self._bounds_check = kernel_bags.BoundsCheck(self.tables, None, self._device)
+        in_one = DenseTbeTables.serves(self._group, dtype)
+        self._dense = (DenseTbeTables if in_one else DenseTables)(self._group, dtype)
+        self._weights = self._dense.weights
+        self._bounds_check = kernel_bags.BoundsCheck(self.tables, None, self._group.device)
 
     def extra_repr(self) -> str:
         """Say in the module's print how the tables are cut."""
         return "" if self.sharding_type is None else f"sharding_type={self.sharding_type.value}"
 
-    def split_embedding_weights(self) -> list[Tensor]:
-        """Per shard its live ``[local_rows, local_cols]``."""
-        return [weight.detach() for weight in self._dense.weights]
-
-    def parameters_by_table(self) -> Sequence[nn.Parameter]:
-        """Per shard its parameter; it has its gradient when a backward pass is over."""
-        return self._dense.weights
-
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         # The one parameter that has the gradient of all.
         yield "/".join(table.name for table in self.tables), self._dense.flat
-
-    def _checked(self, bags: kernel_bags.Bags) -> kernel_bags.Bags:
-        return self._bounds_check(bags)
 
     def _look_up(self, bags: kernel_bags.Bags) -> Tensor:
         vectors: Tensor = self._dense(bags)
         return vectors
 
 
-class BatchedDenseEmbeddingBag(_DenseKernel):
+class BatchedDenseEmbeddingBag(DenseKernel):
     """Pooled lookups of a group of shards that an ordinary optimizer trains.
 
     Args:
@@ -323,7 +293,7 @@ class BatchedDenseEmbeddingBag(_DenseKernel):
     """
 
 
-class BatchedDenseEmbedding(_DenseKernel):
+class BatchedDenseEmbedding(DenseKernel):
     """Unpooled lookups of a group of shards that an ordinary optimizer trains.
 
     Arguments as for `BatchedDenseEmbeddingBag`; all shards have the same row length.

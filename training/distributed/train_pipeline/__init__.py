@@ -22,8 +22,8 @@ from tessera.training.distributed.train_pipeline.sparse_dist import (
 from tessera.training.distributed.train_pipeline.tracing import ArgInfo as ArgInfo, Tracer as Tracer
 from tessera.training.distributed.travel.features_awaitable import (
     FusedKJTListSplitsAwaitable as FusedKJTListSplitsAwaitable,
-    KJTSplitsAllToAllMeta as KJTSplitsAllToAllMeta,
 )
 from tessera.training.distributed.travel.kjt_all_to_all import (
+    KJTSplitsAllToAllMeta as KJTSplitsAllToAllMeta,
     SplitsAllToAllAwaitable as SplitsAllToAllAwaitable,
 )

@@ -7,102 +7,21 @@ exchange of sizes, the second that of the ids.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from tessera.training.distributed.comm.awaitable import Awaitable
 from tessera.training.distributed.travel.kjt_all_to_all import (
     KJTAllToAllTensorsAwaitable,
-    ReceivedSizes,
+    KJTSplitsAllToAllMeta,
     SplitsAllToAllAwaitable,
-    sizes_to_send,
 )
 from tessera.training.distributed.travel.kjt_list import KJTList, ListOfKJTList
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tessera.training.streamable import Multistreamable
 
 C = TypeVar("C", bound=Multistreamable)
-
-
-@dataclass
-class KJTSplitsAllToAllMeta:
-    """What is to be sent for one sharding, not yet begun: its sizes can go with those of others.
-
-    Attributes:
-        pg: the ranks.
-        features: what is sent.
-        splits: how many features each rank gets.
-        splits_tensors: the sizes to exchange, ``[W]`` each.
-        input_splits: per tensor of the features, how much each rank gets of it.
-        input_tensors: the tensors of the features.
-        labels: what each of them is.
-        keys: the features that this rank gets.
-        device: where the tensors are.
-        stagger: see `tessera.training.distributed.dist_data.get_recat`.
-    """
-
-    pg: dist.ProcessGroup
-    features: KeyedJaggedTensor
-    splits: list[int]
-    splits_tensors: list[Tensor]
-    input_splits: list[list[int]]
-    input_tensors: list[Tensor]
-    labels: list[str]
-    keys: list[str]
-    device: torch.device
-    stagger: int
-
-    @classmethod
-    def of(
-        cls, pg: dist.ProcessGroup, features: KeyedJaggedTensor, splits: list[int], stagger: int
-    ) -> KJTSplitsAllToAllMeta:
-        """For features that a `KJTAllToAll` with these arguments would send."""
-        rank, device = pg.rank(), features.values().device
-        input_splits = features.dist_splits(splits)
-        first = sum(splits[:rank])
-        return cls(
-            pg=pg,
-            features=features,
-            splits=splits,
-            splits_tensors=sizes_to_send(features, splits, input_splits, device),
-            input_splits=input_splits,
-            input_tensors=features.dist_tensors(),
-            labels=features.dist_labels(),
-            keys=features.keys()[first : first + splits[rank]],
-            device=device,
-            stagger=stagger,
-        )
-
-    def send_tensors(self, exchanged: list[list[int]]) -> KJTAllToAllTensorsAwaitable:
-        """Begin to send the tensors, their sizes being known.
-
-        Args:
-            exchanged: what the ranks sent for ``splits_tensors``.
-        """
-        sizes = ReceivedSizes.of(
-            exchanged,
-            tensors=len(self.labels),
-            varies=self.features.variable_stride_per_key(),
-            features=len(self.keys),
-        )
-        return KJTAllToAllTensorsAwaitable(
-            pg=self.pg,
-            input=self.features,
-            splits=self.splits,
-            input_splits=self.input_splits,
-            output_splits=sizes.output_splits,
-            input_tensors=self.input_tensors,
-            labels=self.labels,
-            keys=self.keys,
-            device=self.device,
-            stagger=self.stagger,
-            stride_per_rank=sizes.stride_per_rank,
-            length_per_key=sizes.length_per_key,
-        )
 
 
 Request = Awaitable[Awaitable[KeyedJaggedTensor]] | KJTSplitsAllToAllMeta

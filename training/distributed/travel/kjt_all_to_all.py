@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tessera.training.distributed.comm.alltoall_sequence import segment_order
-from tessera.training.distributed.comm.awaitable import Awaitable
+from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 
@@ -90,12 +90,9 @@ class SplitsAllToAllAwaitable(Awaitable[list[list[int]]]):
 
 
 def sizes_to_send(
-    features: KeyedJaggedTensor,
-    splits: list[int],
-    tensor_splits: list[list[int]],
-    device: torch.device,
-) -> list[Tensor]:
-    """What `SplitsAllToAllAwaitable` sends for one tensor of ids.
+    features: KeyedJaggedTensor, splits: list[int], tensor_splits: list[list[int]]
+) -> list[list[int]]:
+    """The sizes that go before one tensor of ids, ``[W]`` each.
 
     Beside the sizes of the tensors these are the ids per feature: the receiver then knows where
     its features begin without asking the device once more.
@@ -104,7 +101,6 @@ def sizes_to_send(
         features: what is sent, features in the ranks' order.
         splits: ``[W]`` features for each rank.
         tensor_splits: per tensor to send, entries for each rank.
-        device: where the collective runs.
     """
     counts = features.length_per_key()
     firsts = [0, *accumulate(splits)]
@@ -118,41 +114,11 @@ def sizes_to_send(
         ]
         for place in range(max(splits))
     )
-    return list(torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True).unbind())
+    return rows
 
 
-@dataclass(frozen=True)
-class ReceivedSizes:
-    """Holds the sizes that the ranks have announced.
-
-    Attributes:
-        output_splits: per tensor, entries from each rank.
-        stride_per_rank: B_r; None if the batch varies per feature.
-        length_per_key: ``[F]`` ids of each feature.
-    """
-
-    output_splits: list[list[int]]
-    stride_per_rank: list[int] | None
-    length_per_key: list[int]
-
-    @classmethod
-    def of(
-        cls, exchanged: list[list[int]], *, tensors: int, varies: bool, features: int
-    ) -> ReceivedSizes:
-        """Read what the other ranks sent: the numbers of their `sizes_to_send`.
-
-        Args:
-            exchanged: per number that was sent, one from each rank.
-            tensors: how many tensors follow.
-            varies: whether the batch varies per feature.
-            features: F.
-        """
-        first = tensors if varies else tensors + 1
-        return cls(
-            output_splits=exchanged[:tensors],
-            stride_per_rank=None if varies else exchanged[tensors],
-            length_per_key=[sum(counts) for counts in exchanged[first : first + features]],
-        )
+def _on_device(sizes: list[list[int]], device: torch.device) -> list[Tensor]:
+    return list(torch.tensor(sizes, dtype=torch.int64).to(device, non_blocking=True).unbind())
 
 
 class KJTAllToAllTensorsAwaitable(Awaitable[KeyedJaggedTensor]):
@@ -237,6 +203,80 @@ class KJTAllToAllTensorsAwaitable(Awaitable[KeyedJaggedTensor]):
         )
 
 
+@dataclass
+class KJTSplitsAllToAllMeta:
+    """What is to be sent for one sharding, not yet begun: its sizes can go with those of others.
+
+    Attributes:
+        pg: the ranks.
+        features: what is sent.
+        splits: ``[W]`` features that each rank gets.
+        splits_tensors: the sizes to exchange, ``[W]`` each.
+        input_splits: per tensor of the features, how much each rank gets of it.
+        input_tensors: the tensors of the features.
+        labels: what each of them is.
+        keys: ``[F]`` the features that this rank gets.
+        device: where the tensors arrive.
+        stagger: see `get_recat`.
+    """
+
+    pg: dist.ProcessGroup
+    features: KeyedJaggedTensor
+    splits: list[int]
+    splits_tensors: list[Tensor]
+    input_splits: list[list[int]]
+    input_tensors: list[Tensor]
+    labels: list[str]
+    keys: list[str]
+    device: torch.device
+    stagger: int
+
+    @classmethod
+    def of(
+        cls, pg: dist.ProcessGroup, features: KeyedJaggedTensor, splits: list[int], stagger: int
+    ) -> KJTSplitsAllToAllMeta:
+        """For features that a `KJTAllToAll` with these arguments would send."""
+        rank, device = pg.rank(), features.values().device
+        input_splits = features.dist_splits(splits)
+        first = sum(splits[:rank])
+        return cls(
+            pg=pg,
+            features=features,
+            splits=splits,
+            splits_tensors=_on_device(sizes_to_send(features, splits, input_splits), device),
+            input_splits=input_splits,
+            input_tensors=features.dist_tensors(),
+            labels=features.dist_labels(),
+            keys=features.keys()[first : first + splits[rank]],
+            device=device,
+            stagger=stagger,
+        )
+
+    def send_tensors(self, exchanged: list[list[int]]) -> KJTAllToAllTensorsAwaitable:
+        """Begin to send the tensors, their sizes being known.
+
+        Args:
+            exchanged: for each of ``splits_tensors``, the number that each rank sent.
+        """
+        tensors = len(self.labels)
+        varies = self.features.variable_stride_per_key()
+        first = tensors if varies else tensors + 1
+        return KJTAllToAllTensorsAwaitable(
+            pg=self.pg,
+            input=self.features,
+            splits=self.splits,
+            input_splits=self.input_splits,
+            output_splits=exchanged[:tensors],
+            input_tensors=self.input_tensors,
+            labels=self.labels,
+            keys=self.keys,
+            device=self.device,
+            stagger=self.stagger,
+            stride_per_rank=None if varies else exchanged[tensors],
+            length_per_key=[sum(ids) for ids in exchanged[first : first + len(self.keys)]],
+        )
+
+
 class KJTAllToAllSplitsAwaitable(Awaitable[KJTAllToAllTensorsAwaitable]):
     """Sizes under way; ``wait()`` starts the way of the ids.
 
@@ -265,44 +305,18 @@ class KJTAllToAllSplitsAwaitable(Awaitable[KJTAllToAllTensorsAwaitable]):
         stagger: int = 1,
     ) -> None:
         super().__init__()
-        self._pg, self._input, self._splits, self._labels = pg, input, splits, labels
-        self._tensor_splits, self._input_tensors = tensor_splits, input_tensors
-        self._keys, self._device, self._stagger = keys, device, stagger
-        self._stride = None if input.variable_stride_per_key() else input.stride()
-        self._arriving: SplitsAllToAllAwaitable | None = None
-        if pg.size() > 1:
-            self._arriving = SplitsAllToAllAwaitable(
-                sizes_to_send(input, splits, tensor_splits, device), pg
-            )
+        self._request = KJTSplitsAllToAllMeta(
+            pg, input, splits, [], tensor_splits, input_tensors, labels, keys, device, stagger
+        )
+        sizes = sizes_to_send(input, splits, tensor_splits)
+        self._sizes: Awaitable[list[list[int]]] = (
+            SplitsAllToAllAwaitable(_on_device(sizes, device), pg)
+            if pg.size() > 1
+            else NoWait(sizes)  # A single rank receives what it sends.
+        )
 
     def _wait_impl(self) -> KJTAllToAllTensorsAwaitable:
-        if self._arriving is None:
-            sizes = ReceivedSizes(
-                self._tensor_splits,
-                None if self._stride is None else [self._stride],
-                self._input.length_per_key(),
-            )
-        else:
-            sizes = ReceivedSizes.of(
-                self._arriving.wait(),
-                tensors=len(self._labels),
-                varies=self._stride is None,
-                features=len(self._keys),
-            )
-        return KJTAllToAllTensorsAwaitable(
-            pg=self._pg,
-            input=self._input,
-            splits=self._splits,
-            input_splits=self._tensor_splits,
-            output_splits=sizes.output_splits,
-            input_tensors=self._input_tensors,
-            labels=self._labels,
-            keys=self._keys,
-            device=self._device,
-            stagger=self._stagger,
-            stride_per_rank=sizes.stride_per_rank,
-            length_per_key=sizes.length_per_key,
-        )
+        return self._request.send_tensors(self._sizes.wait())
 
 
 class KJTAllToAll(nn.Module):

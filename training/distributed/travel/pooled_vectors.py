@@ -45,34 +45,16 @@ class PooledEmbeddingsAwaitable(Awaitable[Tensor]):
 
 
 class _PooledExchange(nn.Module):
-    """Base of the modules that send pooled vectors.
-
-    Args:
-        pg: the ranks.
-        codecs: how numbers travel; None: as they are.
-    """
-
-    def __init__(self, pg: dist.ProcessGroup, codecs: QuantizedCommCodecs | None = None) -> None:
-        super().__init__()
-        self._pg, self._codecs = pg, codecs
-
-
-class _WithCallbacks(_PooledExchange):
-    """What the modules have in common whose results pass through functions.
-
-    Args:
-        pg: the ranks.
-        callbacks: applied to the result.
-        codecs: how numbers travel; None: as they are.
-    """
+    """What the modules that send pooled vectors have in common; see their arguments."""
 
     def __init__(
         self,
         pg: dist.ProcessGroup,
-        callbacks: Callbacks | None,
-        codecs: QuantizedCommCodecs | None,
+        codecs: QuantizedCommCodecs | None = None,
+        callbacks: Callbacks | None = None,
     ) -> None:
-        super().__init__(pg, codecs)
+        super().__init__()
+        self._pg, self._codecs = pg, codecs
         self._callbacks = list(callbacks or [])
 
     @property
@@ -86,7 +68,7 @@ class _WithCallbacks(_PooledExchange):
         return result
 
 
-class PooledEmbeddingsAllToAll(_WithCallbacks):
+class PooledEmbeddingsAllToAll(_PooledExchange):
     """Sends every rank its samples' vectors; see `comm.alltoall_pooled`.
 
     Args:
@@ -108,7 +90,7 @@ class PooledEmbeddingsAllToAll(_WithCallbacks):
         *,
         order: ColumnOrder | None = None,
     ) -> None:
-        super().__init__(pg, callbacks, codecs)
+        super().__init__(pg, codecs, callbacks)
         self._order = order
         self._dims = dim_sum_per_rank
         sums = list(accumulate(dim_sum_per_rank, initial=0))[:-1]
@@ -143,7 +125,7 @@ class PooledEmbeddingsAllToAll(_WithCallbacks):
         return self._under_way(awaitable)
 
 
-class VariableBatchPooledEmbeddingsAllToAll(_WithCallbacks):
+class VariableBatchPooledEmbeddingsAllToAll(_PooledExchange):
     """`PooledEmbeddingsAllToAll` where every feature has a batch size of its own.
 
     Args:
@@ -163,7 +145,7 @@ class VariableBatchPooledEmbeddingsAllToAll(_WithCallbacks):
         codecs: QuantizedCommCodecs | None = None,
     ) -> None:
         del device
-        super().__init__(pg, callbacks, codecs)
+        super().__init__(pg, codecs, callbacks)
         self._dims = emb_dim_per_rank_per_feature
 
     def forward(

@@ -37,13 +37,10 @@ class Bags:
     weights: Tensor | None
     strides: list[list[int]] | None
 
-    def bounds(self, features: int) -> list[int]:
-        """``F + 1`` bounds of the features' ids; waits for the device."""
+    def bounds(self, features: int) -> Tensor:
+        """``[F + 1]`` bounds of the features' ids."""
         batch_size = (self.offsets.numel() - 1) // features
-        if batch_size == 0:
-            return [0] * (features + 1)
-        bounds: list[int] = self.offsets[::batch_size].tolist()
-        return bounds
+        return self.offsets[::batch_size] if batch_size else self.offsets.new_zeros(features + 1)
 
 
 def bags_of(features: KeyedJaggedTensor, *, weighted: bool, weighted_mean: bool) -> Bags:
@@ -145,7 +142,7 @@ def name_bad_id(tables: Sequence[ShardedEmbeddingTable], bags: Bags) -> None:
         IndexError: naming feature, id, table and rows.
     """
     features = [(name, table) for table in tables for name in table.feature_names]
-    bounds = bags.bounds(len(features))
+    bounds = bags.bounds(len(features)).tolist()
     for (feature, table), start, stop in zip(features, bounds, bounds[1:], strict=False):
         ids = bags.ids[start:stop]
         if ids.numel() == 0:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
-
 from tessera.errors import UserError
-from tessera.training.distributed.tables.kernels.row_blocks import TableShape
+from tessera.training.distributed.tables.kernels.interfaces import FusedTables, TableGroup
 from tessera.training.distributed.tables.kernels.row_sparse import RowSparseTables
 from tessera.training.distributed.tables.kernels.tbe import TbeTables
 from tessera.training.distributed.tables.table_shards import EmbeddingComputeKernel
 from tessera.training.modules.embedding_configs import DataType
 from tessera.training.optim.fused import EmbOptimType, FusedParams
-
-FusedTables = TbeTables | RowSparseTables
 
 FBGEMM_COLUMNS_MULTIPLE = 4
 """FBGEMM's training tables take rows whose length is a multiple of this."""
@@ -22,18 +16,19 @@ FBGEMM_COLUMNS_MULTIPLE = 4
 _ON_CPU = frozenset(
     {EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD}
 )
-_LOCATIONS = {
+FBGEMM_LOCATIONS = {
     EmbeddingComputeKernel.FUSED: "DEVICE",
     EmbeddingComputeKernel.FUSED_UVM: "MANAGED",
     EmbeddingComputeKernel.FUSED_UVM_CACHING: "MANAGED_CACHING",
 }
+"""The fused kernels, and FBGEMM's names of where their rows are."""
 
 
-def fbgemm_serves(tables: Sequence[TableShape], params: FusedParams, device: torch.device) -> bool:
-    """Whether FBGEMM's operator does what is asked for on this device."""
-    if any(table.local_cols % FBGEMM_COLUMNS_MULTIPLE for table in tables):
+def fbgemm_serves(group: TableGroup, params: FusedParams) -> bool:
+    """Whether FBGEMM's operator does what is asked for on the group's device."""
+    if any(table.local_cols % FBGEMM_COLUMNS_MULTIPLE for table in group.tables):
         return False
-    kind = params.optimizer
+    kind, device = params.optimizer, group.device
     if kind is EmbOptimType.LION or (device.type == "cpu" and kind not in _ON_CPU):
         return False
     if not params.weight_decay:
@@ -45,76 +40,53 @@ def fbgemm_serves(tables: Sequence[TableShape], params: FusedParams, device: tor
 
 
 def build_fused_tables(
-    tables: Sequence[TableShape],
+    group: TableGroup,
     *,
     params: FusedParams,
     kernel: EmbeddingComputeKernel,
     data_type: DataType,
-    pooled: bool,
-    mean: bool,
-    device: torch.device,
 ) -> FusedTables:
     """Return the tables, filled with zeros.
 
     Args:
-        tables: features come in their order.
+        group: the tables.
         params: optimizer and storage.
         kernel: ``fused``, ``fused_uvm`` or ``fused_uvm_caching``.
         data_type: of the rows: FP32, or FP16 where FBGEMM serves.
-        pooled: pooled bags, else one vector per id.
-        mean: mean pooling instead of sum; without per-id weights.
-        device: where lookups are computed.
 
     Raises:
         UserError: the device cannot do what is asked for.
     """
-    _check(params, kernel, data_type, device)
+    on_cpu = group.device.type == "cpu"
+    _check(params, kernel, data_type, group.device.type)
     # A vector per id: on a CPU FBGEMM's update takes 2 to 8 times as long as ours
     # (tessera.training.bench.versus_torchrec shows it).
-    ours_is_faster = device.type == "cpu" and not pooled and data_type is DataType.FP32
-    if fbgemm_serves(tables, params, device) and not ours_is_faster:
-        location = "HOST" if device.type == "cpu" else _LOCATIONS[kernel]
-        return TbeTables(
-            tables,
-            params=params,
-            pooled=pooled,
-            mean=mean,
-            location=location,
-            data_type=data_type,
-            device=device,
-        )
+    ours_is_faster = on_cpu and not group.pooled and data_type is DataType.FP32
+    if fbgemm_serves(group, params) and not ours_is_faster:
+        location = "HOST" if on_cpu else FBGEMM_LOCATIONS[kernel]
+        return TbeTables(group, params=params, location=location, data_type=data_type)
     if data_type is not DataType.FP32 or kernel is not EmbeddingComputeKernel.FUSED:
         raise UserError(
             f"data_type {data_type.value}, compute_kernel {kernel.value!r}: tables whose optimizer"
             f" ({params.optimizer.value}), weight decay or row length"
-            f" ({tables[0].local_cols}) FBGEMM does not serve on {device.type} are FP32 and 'fused'"
+            f" ({group.tables[0].local_cols}) FBGEMM does not serve on {group.device.type} are FP32 and 'fused'"
         )
-    return RowSparseTables(
-        tables,
-        optimizer=params.optimizer,
-        clip_to=params.clip_to,
-        pooled=pooled,
-        mean=mean,
-        device=device,
-    )
+    return RowSparseTables(group, params)
 
 
 def _check(
-    params: FusedParams,
-    kernel: EmbeddingComputeKernel,
-    data_type: DataType,
-    device: torch.device,
+    params: FusedParams, kernel: EmbeddingComputeKernel, data_type: DataType, device: str
 ) -> None:
-    if kernel not in _LOCATIONS:
+    if kernel not in FBGEMM_LOCATIONS:
         raise UserError(
             f"compute_kernel is {kernel.value!r}; fused tables have one of "
-            f"{', '.join(known.value for known in _LOCATIONS)}"
+            f"{', '.join(known.value for known in FBGEMM_LOCATIONS)}"
         )
     if data_type not in {DataType.FP32, DataType.FP16}:
         raise UserError(f"data_type is {data_type.value}; tables are trained as FP32 or FP16")
-    if device.type not in {"cpu", "cuda"}:
+    if device not in {"cpu", "cuda"}:
         raise UserError(f"device is {device}; fused tables are trained on cpu or cuda")
-    if device.type == "cuda":
+    if device == "cuda":
         return
     if kernel is not EmbeddingComputeKernel.FUSED:
         raise UserError(f"compute_kernel is {kernel.value!r}; it needs a GPU, a CPU has 'fused'")

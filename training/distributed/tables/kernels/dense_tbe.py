@@ -6,7 +6,7 @@ backward pass, a wait for the number of distinct rows.  FBGEMM's dense operator 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from tessera.training.distributed.tables.kernels.bags import Bags
 from tessera.training.distributed.tables.kernels.dense import DenseTables
 from tessera.training.distributed.tables.kernels.flat_parameter import FlatParameter
-from tessera.training.distributed.tables.table_shards import ShardedEmbeddingTable
+from tessera.training.distributed.tables.kernels.interfaces import TableGroup
 from tessera.training.fbgemm import import_training_tables, root_logger_untouched
 
 _COLUMNS_MULTIPLE = 4
@@ -30,46 +30,30 @@ class DenseTbeTables(DenseTables):
     Memory: the backward pass makes a gradient of all tables at once.
     """
 
-    def __init__(
-        self,
-        tables: Sequence[ShardedEmbeddingTable],
-        *,
-        pooled: bool,
-        mean: bool,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        super().__init__(tables, pooled=pooled, mean=mean, dtype=dtype, device=torch.device("meta"))
+    def __init__(self, group: TableGroup, dtype: torch.dtype) -> None:
+        super().__init__(replace(group, device=torch.device("meta")), dtype)
         fbgemm = import_training_tables()
-        pooling = fbgemm.PoolingMode.MEAN if mean else fbgemm.PoolingMode.SUM
         with root_logger_untouched():
             operator: Any = fbgemm.DenseTableBatchedEmbeddingBagsCodegen(
-                [(table.local_rows, table.local_cols) for table in tables],
-                feature_table_map=[
-                    index for index, table in enumerate(tables) for _ in table.feature_names
-                ],
-                pooling_mode=pooling if pooled else fbgemm.PoolingMode.NONE,
-                use_cpu=device.type == "cpu",
+                [(table.local_rows, table.local_cols) for table in group.tables],
+                feature_table_map=group.table_of_feature,
+                pooling_mode=group.pooling_mode(fbgemm),
+                use_cpu=group.device.type == "cpu",
             )
         operator.weights.data.zero_()
         # In a tuple: its parameter and buffers have their names from here.
         self._operator = (operator,)
-        self._out_cols = sum(table.num_features() * table.local_cols for table in tables)
-        if not pooled:
-            self._out_cols = tables[0].local_cols
         self._hold(FlatParameter(operator.weights, operator.split_embedding_weights()))
 
     @staticmethod
-    def serves(
-        tables: Sequence[ShardedEmbeddingTable], dtype: torch.dtype, device: torch.device
-    ) -> bool:
+    def serves(group: TableGroup, dtype: torch.dtype) -> bool:
         """Whether this is the better choice: on a GPU, where the operator takes the tables."""
         return (
-            device.type == "cuda"
+            group.device.type == "cuda"
             and dtype == torch.float32
             and all(
                 table.local_rows > 0 and table.local_cols % _COLUMNS_MULTIPLE == 0
-                for table in tables
+                for table in group.tables
             )
         )
 
@@ -78,12 +62,10 @@ class DenseTbeTables(DenseTables):
         if bags.offsets.numel() == 1 or bags.ids.numel() == 0:
             # The operator cannot be started on nothing.  The other ranks wait for the gradients, of
             # the tables and of what made the weights.
-            rows = bags.ids.numel() if not self._pooled else self._samples(bags)
-            zeros = torch.zeros(rows, self._out_cols, device=bags.ids.device)
+            bag_count = (bags.offsets.numel() - 1) // self._by_cols.features
+            rows = bag_count if self._group.pooled else bags.ids.numel()
+            zeros = torch.zeros(rows, self._group.out_cols, device=bags.ids.device)
             linked = zeros + self.flat[:0].sum()
             return linked if bags.weights is None else linked + bags.weights[:0].sum()
         vectors: Tensor = self._operator[0](bags.ids, bags.offsets, bags.weights)
         return vectors
-
-    def _samples(self, bags: Bags) -> int:
-        return (bags.offsets.numel() - 1) // self._by_cols.features

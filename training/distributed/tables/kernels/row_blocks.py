@@ -10,27 +10,18 @@ without a temporary ``[N, D]``.  The order of the sums does not depend on the nu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-
-class TableShape(Protocol):
-    """Describes what a kernel must know of a table."""
-
-    @property
-    def local_rows(self) -> int:
-        """Return the number of rows on this rank."""
-
-    @property
-    def local_cols(self) -> int:
-        """Return the number of columns on this rank."""
-
-    def num_features(self) -> int:
-        """Return how many features look up rows on this rank."""
+from tessera.training.distributed.tables.kernels.bags import Bags
+from tessera.training.distributed.tables.kernels.interfaces import TableGroup
 
 
 @dataclass(frozen=True)
@@ -52,89 +43,64 @@ class RowBlock:
     first_rows: Tensor
 
 
-@dataclass(frozen=True)
-class BlockBags:
-    """Holds what is looked up in one block.
-
-    Attributes:
-        rows: of the block, ``[N]``.
-        offsets: ``[F * B + 1]`` int64.
-        weights: factors of the rows, ``[N]``, or None.
-    """
-
-    rows: Tensor
-    offsets: Tensor
-    weights: Tensor | None
-
-
 class RowBlocks:
     """Holds all tables in blocks, one block per row length.
 
     Args:
-        tables: the tables; features come in their order.
-        pooled: pooled bags, else one vector per id, of tables of one row length.
-        device: where ids are.
+        group: the tables; unpooled ones have one row length.
 
     Attributes:
         blocks: the tables of each row length.
         features: how many there are in all.
     """
 
-    def __init__(self, tables: Sequence[TableShape], *, pooled: bool, device: torch.device) -> None:
-        self._pooled = pooled
+    def __init__(self, group: TableGroup) -> None:
+        self._pooled = group.pooled
+        table_of_feature = group.table_of_feature
+        self.features = len(table_of_feature)
         by_cols: dict[int, list[int]] = {}
-        for index, table in enumerate(tables):
-            by_cols.setdefault(table.local_cols, []).append(index)
-        first_feature = [0]
-        for table in tables:
-            first_feature.append(first_feature[-1] + table.num_features())
-        self.features = first_feature[-1]
+        for place, table in enumerate(group.tables):
+            by_cols.setdefault(table.local_cols, []).append(place)
         self.blocks: list[RowBlock] = []
         for cols, members in by_cols.items():
-            rows = [tables[index].local_rows for index in members]
-            per_feature = [
-                (feature, sum(rows[:place]))
-                for place, index in enumerate(members)
-                for feature in range(first_feature[index], first_feature[index + 1])
-            ]
+            rows = [group.tables[place].local_rows for place in members]
+            first_row = dict(zip(members, accumulate(rows, initial=0), strict=False))
+            features = [f for f, table in enumerate(table_of_feature) if table in first_row]
             first_row_F = torch.tensor(
-                [first for _, first in per_feature], dtype=torch.int64, device=device
+                [first_row[table_of_feature[feature]] for feature in features],
+                dtype=torch.int64,
+                device=group.device,
             )
-            features = [feature for feature, _ in per_feature]
             self.blocks.append(RowBlock(members, rows, cols, features, first_row_F))
 
-    def look_up(
-        self,
-        ids: Tensor,
-        offsets: Tensor,
-        weights: Tensor | None,
-        run: Callable[[int, BlockBags], Tensor],
-    ) -> Tensor:
+    def per_table(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Per table its rows, views, of one tensor ``[rows, ...]`` per block."""
+        found: dict[int, Tensor] = {}
+        for block, tensor in zip(self.blocks, tensors, strict=True):
+            found.update(zip(block.tables, torch.split(tensor, block.rows), strict=True))
+        return [found[place] for place in range(len(found))]
+
+    def look_up(self, bags: Bags, run: Callable[[int, Bags], Tensor]) -> Tensor:
         """Look up the vectors of all features, block by block.
 
         Args:
-            ids: ``[N]`` int64 rows, known to be inside their tables.
-            offsets: ``[F * B + 1]`` int64.
-            weights: ``[N]`` factors of the ids' vectors; sum pooling only.
-            run: the lookup in the block of that number: ``[F * B, D]``, or unpooled ``[N, D]``.
+            bags: of all features, whose ids are known to be inside their tables.
+            run: the lookup in the block of that number, whose rows the bags then hold:
+                ``[F * B, D]``, or unpooled ``[N, D]``.
 
         Returns:
             ``[B, sum of D]``, or unpooled ``[N, D]``.
         """
-        batch_size = (offsets.numel() - 1) // self.features
+        batch_size = (bags.offsets.numel() - 1) // self.features
         parts: dict[int, Tensor] = {}
         for number, block in enumerate(self.blocks):
-            own_ids, own_offsets, own_weights = self._select(
-                block.features, ids, offsets, weights, batch_size
-            )
-            # A bag's first id stands at offsets[bag]; a feature's bounds are those of its bags.
-            bounds = own_offsets[:: max(batch_size, 1)][: len(block.features) + 1]
-            if batch_size == 0:
-                bounds = own_offsets.new_zeros(len(block.features) + 1)
+            own = self._select(block.features, bags, batch_size)
             first_N = torch.repeat_interleave(
-                block.first_rows, bounds.diff(), output_size=own_ids.numel()
+                block.first_rows,
+                own.bounds(len(block.features)).diff(),
+                output_size=own.ids.numel(),
             )
-            vectors = run(number, BlockBags(own_ids + first_N, own_offsets, own_weights))
+            vectors = run(number, replace(own, ids=own.ids + first_N))
             if len(self.blocks) == 1:
                 return self._laid_out(vectors, batch_size, block.cols)
             cut = vectors.view(len(block.features), batch_size, block.cols)
@@ -147,117 +113,131 @@ class RowBlocks:
         by_sample = vectors.view(self.features, batch_size, cols).transpose(0, 1)
         return by_sample.reshape(batch_size, self.features * cols)
 
-    def _select(
-        self,
-        members: list[int],
-        ids: Tensor,
-        offsets: Tensor,
-        weights: Tensor | None,
-        batch_size: int,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _select(self, members: list[int], bags: Bags, batch_size: int) -> Bags:
         """The ids and bags of some features, in their order."""
         if len(members) == self.features:
-            return ids, offsets, weights
-        bounds = offsets[::batch_size].tolist() if batch_size else [0] * (self.features + 1)
+            return bags
+        bounds = bags.bounds(self.features).tolist()
         spans = [slice(bounds[feature], bounds[feature + 1]) for feature in members]
-        sizes_FB = offsets.diff().view(self.features, batch_size)
-        sizes = sizes_FB[torch.tensor(members, device=offsets.device)].flatten()
-        return (
-            torch.cat([ids[span] for span in spans]),
+        sizes_FB = bags.offsets.diff().view(self.features, batch_size)
+        sizes = sizes_FB[torch.tensor(members, device=sizes_FB.device)].flatten()
+        weights = bags.weights
+        return Bags(
+            torch.cat([bags.ids[span] for span in spans]),
             torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]),
             None if weights is None else torch.cat([weights[span] for span in spans]),
+            None,
         )
 
 
-def look_up_rows(weight: Tensor, bags: BlockBags, *, pooled: bool, mean: bool) -> Tensor:
-    """``[bags, D]``, or unpooled ``[N, D]``; autograd sees nothing of it.
-
-    Args:
-        weight: the block's ``[rows, D]``.
-        bags: what to look up.
-        pooled: pooled bags, else one vector per id.
-        mean: mean pooling instead of sum.
-    """
-    weight = weight.detach()
-    if not pooled:
-        return weight.index_select(0, bags.rows)
-    factors = None if bags.weights is None else bags.weights.detach().to(weight.dtype)
-    return functional.embedding_bag(
-        bags.rows,
-        weight,
-        bags.offsets,
-        mode="mean" if mean else "sum",
-        per_sample_weights=factors,
-        include_last_offset=True,
-    )
-
-
 @dataclass(frozen=True)
-class RowGradients:
-    """Holds what the backward pass of a lookup computes.
+class BlockLookup:
+    """The lookup in one block, and what its backward pass does.
 
     Attributes:
-        rows: the rows, ascending, ``[U]``.
-        summed: their gradients, ``[U, D]`` float32.
-        weights: the gradients of the ids' factors; None: nobody asked.
-    """
-
-    rows: Tensor
-    summed: Tensor
-    weights: Tensor | None
-
-
-def row_gradients(
-    weight: Tensor,
-    bags: BlockBags,
-    gradient: Tensor,
-    *,
-    pooled: bool,
-    mean: bool,
-    of_weights: bool,
-) -> RowGradients:
-    """Compute the gradients of the rows of a lookup.
-
-    Args:
         weight: the block's ``[rows, D]``.
-        bags: what was looked up.
-        gradient: of the lookup's result.
-        pooled: as it was looked up.
-        mean: as it was looked up.
-        of_weights: whether the ids' factors get a gradient.
+        group: how it is looked up.
+        update: is given the rows of the batch, ascending ``[U]``, and their gradients ``[U, D]``
+            float32, in each backward pass; there may be none.
+        clip_to: bound on the numbers of the output's gradient; None: there is none.
     """
-    gradient = gradient.float().contiguous()
-    rows_N = bags.rows
-    source_N, scale_N = _sources(bags, pooled=pooled, mean=mean)
-    weights_gradient = None
-    if of_weights:
-        vectors = weight.detach()[rows_N].float()
-        spread = gradient if source_N is None else gradient[source_N]
-        weights_gradient = torch.linalg.vecdot(vectors, spread)
-    if rows_N.numel() == 0:
-        return RowGradients(rows_N, gradient.new_zeros(0, weight.size(1)), weights_gradient)
-    sorted_N, order_N = torch.sort(rows_N, stable=True)
-    rows_U, counts_U = torch.unique_consecutive(sorted_N, return_counts=True)
-    runs = torch.zeros(counts_U.numel() + 1, dtype=torch.int64, device=rows_N.device)
-    torch.cumsum(counts_U, 0, out=runs[1:])
-    summed_UD = functional.embedding_bag(
-        order_N if source_N is None else source_N[order_N],
-        gradient,
-        runs,
-        mode="sum",
-        per_sample_weights=None if scale_N is None else scale_N[order_N],
-        include_last_offset=True,
-    )
-    return RowGradients(rows_U, summed_UD, weights_gradient)
+
+    weight: Tensor
+    group: TableGroup
+    update: Callable[[Tensor, Tensor], None]
+    clip_to: float | None = None
+
+    def run(self, hook: Tensor, bags: Bags) -> Tensor:
+        """Return ``[bags, D]``, or unpooled ``[N, D]``.
+
+        Args:
+            hook: a tensor that requires a gradient; it makes autograd call the backward pass, which
+                gives it none.
+            bags: their ids are rows of the block.
+        """
+        if not torch.is_grad_enabled():
+            return self.vectors(bags)
+        vectors: Tensor = _Lookup.apply(hook, self, bags.ids, bags.offsets, bags.weights)  # type: ignore[no-untyped-call] # torch leaves it untyped
+        return vectors
+
+    def vectors(self, bags: Bags) -> Tensor:
+        """The same; autograd sees nothing of it."""
+        weight = self.weight.detach()
+        if not self.group.pooled:
+            return weight.index_select(0, bags.ids)
+        factors = None if bags.weights is None else bags.weights.detach().to(weight.dtype)
+        return functional.embedding_bag(
+            bags.ids,
+            weight,
+            bags.offsets,
+            mode="mean" if self.group.mean else "sum",
+            per_sample_weights=factors,
+            include_last_offset=True,
+        )
+
+    def go_back(self, bags: Bags, gradient: Tensor, *, of_weights: bool) -> Tensor | None:
+        """Update the rows; the gradient of the bags' weights, if it is wanted."""
+        gradient = gradient.float()
+        if self.clip_to is not None:
+            gradient = gradient.clamp(-self.clip_to, self.clip_to)
+        gradient = gradient.contiguous()
+        source_N, scale_N = self._sources(bags)
+        weights_gradient = None
+        if of_weights:
+            vectors = self.weight.detach()[bags.ids].float()
+            spread = gradient if source_N is None else gradient[source_N]
+            weights_gradient = torch.linalg.vecdot(vectors, spread)
+        if bags.ids.numel() == 0:
+            self.update(bags.ids, gradient.new_zeros(0, self.weight.size(1)))
+            return weights_gradient
+        sorted_N, order_N = torch.sort(bags.ids, stable=True)
+        rows_U, counts_U = torch.unique_consecutive(sorted_N, return_counts=True)
+        runs = torch.zeros(counts_U.numel() + 1, dtype=torch.int64, device=rows_U.device)
+        torch.cumsum(counts_U, 0, out=runs[1:])
+        summed_UD = functional.embedding_bag(
+            order_N if source_N is None else source_N[order_N],
+            gradient,
+            runs,
+            mode="sum",
+            per_sample_weights=None if scale_N is None else scale_N[order_N],
+            include_last_offset=True,
+        )
+        self.update(rows_U, summed_UD)
+        return weights_gradient
+
+    def _sources(self, bags: Bags) -> tuple[Tensor | None, Tensor | None]:
+        """Per id: the output row that it is part of (None: its own), and its factor (None: 1)."""
+        if not self.group.pooled:
+            return None, None
+        sizes = bags.offsets.diff()
+        numbers = torch.arange(sizes.numel(), device=sizes.device)
+        source_N = torch.repeat_interleave(numbers, sizes, output_size=bags.ids.numel())
+        if not self.group.mean:
+            return source_N, bags.weights
+        return source_N, sizes.to(torch.float32).reciprocal()[source_N]
 
 
-def _sources(bags: BlockBags, *, pooled: bool, mean: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Per id: the output row that it is part of (None: its own), and its factor there (None: 1)."""
-    if not pooled:
-        return None, None
-    sizes = bags.offsets.diff()
-    numbers = torch.arange(sizes.numel(), device=sizes.device)
-    source_N = torch.repeat_interleave(numbers, sizes, output_size=bags.rows.numel())
-    if not mean:
-        return source_N, bags.weights
-    return source_N, sizes.to(torch.float32).reciprocal()[source_N]
+class _Lookup(Function):
+    """`BlockLookup` as a step of autograd."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - autograd calls it by position
+        ctx: Any,
+        hook: Tensor,
+        lookup: BlockLookup,
+        rows_N: Tensor,
+        offsets: Tensor,
+        weights_N: Tensor | None,
+    ) -> Tensor:
+        del hook
+        ctx.lookup = lookup
+        ctx.save_for_backward(rows_N, offsets, weights_N)
+        return lookup.vectors(Bags(rows_N, offsets, weights_N, None))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None, Tensor | None]:
+        rows_N, offsets, weights_N = ctx.saved_tensors
+        bags = Bags(rows_N, offsets, weights_N, None)
+        of_weights = ctx.lookup.go_back(bags, gradient, of_weights=ctx.needs_input_grad[4])
+        return None, None, None, None, of_weights

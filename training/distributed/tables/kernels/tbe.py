@@ -17,13 +17,13 @@ What the operator does of itself (1.6 to 1.8), and what is done about it here:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tessera.training.distributed.tables.kernels.row_blocks import TableShape
+from tessera.training.distributed.tables.kernels.bags import Bags
+from tessera.training.distributed.tables.kernels.interfaces import FusedTables, TableGroup
 from tessera.training.fbgemm import import_training_tables, root_logger_untouched
 from tessera.training.modules.embedding_configs import DataType
 from tessera.training.optim.fused import FusedParams
@@ -32,35 +32,20 @@ from tessera.training.optim.row_updates import RULES, EmbOptimType, HyperParamet
 _IGNORE_DECAY = frozenset({EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD})
 
 
-class TbeTables:
-    """Holds tables in one operator of FBGEMM's.
+class TbeTables(FusedTables):
+    """Holds tables in one operator of FBGEMM's; counts forward passes with gradients as steps.
 
     Args:
-        tables: the tables; features come in their order.
+        group: the tables.
         params: optimizer and storage.
-        pooled: pooled bags, else one vector per id.
-        mean: mean pooling instead of sum; without per-id weights.
         location: FBGEMM's name of the memory: HOST, DEVICE, MANAGED or MANAGED_CACHING.
         data_type: FP32 or FP16.
-        device: where lookups are computed.
-
-    Attributes:
-        weights: per table ``[local_rows, local_cols]``; views.
-        states: per table its optimizer states, views.
-        step: int64 scalar on the CPU, forward passes with gradients so far.
     """
 
     def __init__(
-        self,
-        tables: Sequence[TableShape],
-        *,
-        params: FusedParams,
-        pooled: bool,
-        mean: bool,
-        location: str,
-        data_type: DataType,
-        device: torch.device,
+        self, group: TableGroup, *, params: FusedParams, location: str, data_type: DataType
     ) -> None:
+        tables, device = group.tables, group.device
         fbgemm = import_training_tables()
         self._rule = RULES[params.optimizer]
         self._cpu = device.type == "cpu"
@@ -68,16 +53,13 @@ class TbeTables:
         place = fbgemm.EmbeddingLocation[location]
         self._caches = location == "MANAGED_CACHING"
         hyper = params.hyper_parameters
-        pooling = fbgemm.PoolingMode.MEAN if mean else fbgemm.PoolingMode.SUM
         bounds_check = params.bounds_check_mode or ("fatal" if self._cpu else "warning")
         with root_logger_untouched():
             self._tbe: Any = fbgemm.SplitTableBatchedEmbeddingBagsCodegen(
                 # FBGEMM's operators want a row in every table, also in a shard that has none.
                 [(max(table.local_rows, 1), table.local_cols, place, compute) for table in tables],
-                feature_table_map=[
-                    index for index, table in enumerate(tables) for _ in range(table.num_features())
-                ],
-                pooling_mode=pooling if pooled else fbgemm.PoolingMode.NONE,
+                feature_table_map=group.table_of_feature,
+                pooling_mode=group.pooling_mode(fbgemm),
                 optimizer=fbgemm.OptimType(params.optimizer.value),
                 weights_precision=fbgemm.SparseType(data_type.value.lower()),
                 # A CPU's operators give float32, or fail; the caller casts.
@@ -86,15 +68,10 @@ class TbeTables:
                 gradient_clipping=params.clip_to is not None,
                 max_gradient=1.0 if params.clip_to is None else params.clip_to,
                 learning_rate=hyper.lr,
-                eps=hyper.eps,
-                weight_decay=hyper.weight_decay,
+                **_numbers(hyper),
                 weight_decay_mode=(
                     fbgemm.WeightDecayMode.L2 if hyper.l2 else fbgemm.WeightDecayMode.DECOUPLE
                 ),
-                beta1=hyper.beta1,
-                beta2=hyper.beta2,
-                momentum=hyper.momentum,
-                eta=hyper.eta,
                 # Rows in host memory are pinned there and read over the bus; pages do not move.
                 uvm_host_mapped=True,
                 device=device,
@@ -102,9 +79,7 @@ class TbeTables:
             )
         self._hyper = hyper
         self._ignores_decay = self._cpu or params.optimizer in _IGNORE_DECAY
-        self._out_cols = sum(table.num_features() * table.local_cols for table in tables)
-        if not pooled:
-            self._out_cols = tables[0].local_cols
+        self._out_cols = group.out_cols
         self.step = torch.zeros((), dtype=torch.int64)
         rows = [table.local_rows for table in tables]
         self.weights: list[Tensor] = [
@@ -118,23 +93,13 @@ class TbeTables:
                 for states, count in zip(self._tbe.split_optimizer_states(), rows, strict=True)
             ]
 
-    def look_up(
-        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, hyper: HyperParameters
-    ) -> Tensor:
-        """Look up; the backward pass of the result updates the tables.
-
-        Args:
-            ids: ``[N]`` int64 rows, features in the tables' order.
-            offsets: ``[F * B + 1]`` int64.
-            weights: ``[N]`` float32, factors of the ids' vectors; sum pooling only.
-            hyper: of this batch.
-
-        Returns:
-            ``[B, sum of D]``, or unpooled ``[N, D]``; on a GPU in ``output_dtype``.
+    def look_up(self, bags: Bags, hyper: HyperParameters) -> Tensor:
+        """See `FusedTables`; on a GPU in ``output_dtype``.
 
         Raises:
             RuntimeError: FBGEMM's, for an id that is not a row, and for offsets that do not fit.
         """
+        ids, offsets, weights = bags.ids, bags.offsets, bags.weights
         if self._too_few_bags(offsets):
             self._count_step()
             empty = torch.zeros(0, self._out_cols, device=ids.device)
@@ -169,14 +134,7 @@ class TbeTables:
                 "it in fused_params"
             )
         self._tbe.set_learning_rate(hyper.lr)
-        self._tbe.optimizer_args = self._tbe.optimizer_args._replace(
-            eps=hyper.eps,
-            weight_decay=hyper.weight_decay,
-            beta1=hyper.beta1,
-            beta2=hyper.beta2,
-            momentum=hyper.momentum,
-            eta=hyper.eta,
-        )
+        self._tbe.optimizer_args = self._tbe.optimizer_args._replace(**_numbers(hyper))
         self._hyper = hyper
 
     def _put_step(self) -> None:
@@ -194,33 +152,28 @@ class TbeTables:
         """Forget cached rows: `weights` were changed from outside."""
         self._tbe.reset_cache_states()
 
-    def prefetch(
-        self,
-        ids: Tensor,
-        offsets: Tensor,
-        forward_stream: torch.cuda.streams.Stream | None,
-    ) -> None:
+    def prefetch(self, bags: Bags, forward_stream: torch.cuda.Stream | None) -> None:
         """Bring rows into the cache ahead of their lookup (``fused_uvm_caching``)."""
         # One prefetch for each lookup that FBGEMM sees: it takes up what was prefetched in turn.
-        if self._caches and not self._too_few_bags(offsets):
-            self._tbe.prefetch(ids, offsets, forward_stream)
+        if self._caches and not self._too_few_bags(bags.offsets):
+            self._tbe.prefetch(bags.ids, bags.offsets, forward_stream)
+
+
+def _numbers(hyper: HyperParameters) -> dict[str, float]:
+    names = ("eps", "weight_decay", "beta1", "beta2", "momentum", "eta")
+    return {name: getattr(hyper, name) for name in names}
 
 
 def _storage(fbgemm: Any, params: FusedParams) -> dict[str, Any]:
     """The settings that were given, as FBGEMM's constructor takes them."""
-    given = {
-        "stochastic_rounding": params.stochastic_rounding,
-        "enforce_hbm": params.enforce_hbm,
-        "cache_load_factor": params.cache_load_factor,
-        "cache_reserved_memory": params.cache_reserved_memory,
-        "cache_algorithm": (
-            None
-            if params.cache_algorithm is None
-            else fbgemm.CacheAlgorithm[params.cache_algorithm.upper()]
-        ),
-        "cache_precision": (
-            None if params.cache_precision is None else fbgemm.SparseType(params.cache_precision)
-        ),
-        "prefetch_pipeline": params.prefetch_pipeline,
+    made = {
+        "stochastic_rounding": bool,
+        "enforce_hbm": bool,
+        "cache_load_factor": float,
+        "cache_reserved_memory": float,
+        "cache_algorithm": lambda name: fbgemm.CacheAlgorithm[name.upper()],
+        "cache_precision": fbgemm.SparseType,
+        "prefetch_pipeline": bool,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    given = {name: getattr(params, name) for name in made}
+    return {name: made[name](value) for name, value in given.items() if value is not None}

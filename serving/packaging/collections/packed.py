@@ -1,4 +1,4 @@
-"""Pooled collections over stored rows.
+"""Collections over stored rows, pooled and unpooled.
 
 They take and give what the float32 collections do, in Python as well as while ``torch.fx`` traces
 them, and call the lookup operator on buffers.
@@ -12,17 +12,16 @@ from typing import cast
 from torch import Tensor, nn
 
 from tessera.serving.package.schema import FeatureSpec
-from tessera.serving.packaging.collections.kinds import (
-    CollectionKind,
-    FoundCollection,
-    Treatments,
-)
+from tessera.serving.packaging.collections.kinds import CollectionKind, FoundCollection, Treatments
 from tessera.serving.packaging.lookups.backends import LookupBackend
 from tessera.serving.packaging.tables.stored import StoredTables
-from tessera.training.modules.embedding_configs import EmbeddingBagConfig
-from tessera.training.modules.embedding_modules import EmbeddingBagCollection
-from tessera.training.modules.tables import EmbeddingBagCollectionInterface
-from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from tessera.training.modules.embedding_configs import BaseEmbeddingConfig
+from tessera.training.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from tessera.training.modules.tables import (
+    EmbeddingBagCollectionInterface,
+    EmbeddingCollectionInterface,
+)
+from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 
 class PackedEmbeddingBagCollection(nn.Module):
@@ -100,16 +99,55 @@ def _rounds(
     ]
 
 
-def _tables(collection: EmbeddingBagCollection) -> list[tuple[EmbeddingBagConfig, Tensor]]:
-    found = []
-    for config in collection.embedding_bag_configs():
-        weight = collection.embedding_bags[config.name].weight
-        assert isinstance(weight, Tensor)
-        found.append((config, weight))
-    return found
+class PackedEmbeddingCollection(nn.Module):
+    """An `EmbeddingCollection` over stored rows: one call per vector of its output."""
+
+    def __init__(
+        self,
+        found: FoundCollection,
+        stored: StoredTables,
+        treatments: Treatments,
+        backend: LookupBackend,
+    ) -> None:
+        super().__init__()
+        self._need_indices = cast("EmbeddingCollectionInterface", found.module).need_indices()
+        self._features = []
+        for number, (feature, spec) in enumerate(found.lookups(treatments)):
+            self._features.append((feature, spec.name, f"lookup_{number}"))
+            self.add_module(f"lookup_{number}", backend.lookup_rows(stored, [spec]))
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """See `EmbeddingCollection.forward`; ids outside a table take its nearest row."""
+        found = {}
+        for feature, name, lookup in self._features:
+            bags = features[feature]
+            found[name] = JaggedTensor(
+                values=self.get_submodule(lookup)(bags.values(), bags.lengths()),
+                lengths=bags.lengths(),
+                offsets=bags.offsets(),
+                weights=bags.values() if self._need_indices else None,
+            )
+        return found
+
+
+def _tables(
+    collection: EmbeddingBagCollection | EmbeddingCollection,
+) -> list[tuple[BaseEmbeddingConfig, Tensor]]:
+    configs: Sequence[BaseEmbeddingConfig]
+    if isinstance(collection, EmbeddingBagCollection):
+        configs, holder = collection.embedding_bag_configs(), collection.embedding_bags
+    else:
+        configs, holder = collection.embedding_configs(), collection.embeddings
+    return [(config, cast("Tensor", holder[config.name].weight)) for config in configs]
 
 
 POOLED = CollectionKind(
     module=EmbeddingBagCollection, tables=_tables, packed=PackedEmbeddingBagCollection
 )
-"""The record of `EmbeddingBagCollection`."""
+UNPOOLED = CollectionKind(
+    module=EmbeddingCollection,
+    tables=_tables,
+    packed=PackedEmbeddingCollection,
+    # Its output may hold the ids themselves.
+    only_looks_up=lambda module: not module.need_indices(),
+)

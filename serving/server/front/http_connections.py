@@ -1,0 +1,237 @@
+"""Who may hold the HTTP port: so many connections, each for so long.
+
+A connection that has no complete request (it is idle, or slow) can be closed at any time in favour of a
+new one, so a probe is answered however many others hold connections open.
+
+What a connection says costs nothing before its first byte: only then is it given a protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, cast
+
+_BACKLOG = 1_024
+_RETRY_S = 0.1
+_SWEEP_S = 0.25
+_NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpTimes:
+    """How long a connection may take, in seconds.
+
+    Attributes:
+        first_byte_s: from its beginning to its first byte.
+        request_s: from a request's first byte to its last.
+        answer_s: from a request's last byte until the client has taken the answer.
+        idle_s: from one request's answer to the next request.
+    """
+
+    first_byte_s: float = 5.0
+    request_s: float = 10.0
+    answer_s: float = 10.0
+    idle_s: float = 75.0
+
+
+class _State(Enum):
+    NEW = "no byte has come"
+    RECEIVING = "a part of a request has come"
+    ANSWERING = "a request has come whole, and its answer has not left"
+    IDLE = "every request has its answer"
+
+
+class HttpConnections:
+    """Accepts connections and hands them to a protocol of HTTP.
+
+    Args:
+        make_protocol: makes what speaks HTTP on a connection.
+        max_connections: the most at a time.
+        log: told when no connection can be accepted.
+        times: see `HttpTimes`.
+    """
+
+    def __init__(
+        self,
+        make_protocol: Callable[[], asyncio.BaseProtocol],
+        *,
+        max_connections: int,
+        log: Any,
+        times: HttpTimes | None = None,
+    ) -> None:
+        self._make_protocol = make_protocol
+        self._max_connections = max_connections
+        self._log = log
+        self._times = times or HttpTimes()
+        self._held: dict[asyncio.Transport, _Connection] = {}  # the oldest first
+        self._starved = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._listeners: list[socket.socket] = []
+
+    async def listen(self, host: str, port: int) -> int:
+        """Listen on every address of ``host``; returns the port.
+
+        Raises:
+            OSError: an address cannot be had.
+        """
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, address in dict.fromkeys((family, address) for family, *_, address in found):
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            self._listeners.append(listener)
+            listener.setblocking(False)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            # Where any port will do, every address has the first one's.
+            listener.bind((address[0], port, *address[2:]))
+            port = int(listener.getsockname()[1])
+            listener.listen(_BACKLOG)
+        self._tasks = [loop.create_task(self._accept(listener)) for listener in self._listeners]
+        self._tasks.append(loop.create_task(self._sweep()))
+        return port
+
+    async def stop(self) -> None:
+        """Close the port and every connection."""
+        for task in self._tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        for listener in self._listeners:
+            listener.close()
+        for transport in list(self._held):
+            transport.abort()
+
+    def request_came(self, transport: asyncio.BaseTransport | None) -> None:
+        """A request has come whole on ``transport`` and is being answered."""
+        connection = self._held.get(cast("asyncio.Transport", transport))
+        if connection is not None:
+            connection.enter(_State.ANSWERING)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                client, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                if error.errno in _NO_ROOM:
+                    self._tell_starved(error)
+                    self._make_room()
+                    await asyncio.sleep(_RETRY_S)
+                continue
+            self._starved = False
+            with contextlib.suppress(OSError):  # it has gone again
+                await loop.connect_accepted_socket(lambda: _Connection(self), client)
+
+    def _tell_starved(self, error: OSError) -> None:
+        if not self._starved:
+            self._log.warning("http_accept_failed", error=error.strerror, limited=True)
+        self._starved = True
+
+    def _make_room(self) -> None:
+        """Close the oldest connection without a complete request, or the oldest at all."""
+        unfinished = (
+            transport
+            for transport, connection in self._held.items()
+            if connection.state is not _State.ANSWERING
+        )
+        victim = next(unfinished, None) or next(iter(self._held), None)
+        if victim is not None:
+            self._close(victim)
+
+    def _close(self, transport: asyncio.Transport) -> None:
+        del self._held[transport]
+        transport.abort()
+
+    async def _sweep(self) -> None:
+        """Close connections whose time is over."""
+        times = self._times
+        limits = {
+            _State.NEW: times.first_byte_s,
+            _State.RECEIVING: times.request_s,
+            _State.ANSWERING: times.answer_s,
+            _State.IDLE: times.idle_s,
+        }
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            now = time.monotonic()
+            for transport, connection in list(self._held.items()):
+                if now - connection.since > limits[connection.state]:
+                    self._close(transport)
+                elif (
+                    connection.state is _State.ANSWERING and transport.get_write_buffer_size() == 0
+                ):
+                    connection.enter(_State.IDLE)
+
+    # What a connection tells.
+
+    def admit(self, transport: asyncio.Transport, connection: _Connection) -> None:
+        """A new connection is there."""
+        if len(self._held) >= self._max_connections:
+            self._make_room()
+        self._held[transport] = connection
+
+    def forget(self, transport: asyncio.Transport) -> None:
+        """A connection has ended."""
+        self._held.pop(transport, None)
+
+    def make_protocol(self) -> asyncio.Protocol:
+        """What speaks HTTP on a connection whose first byte has come."""
+        return cast("asyncio.Protocol", self._make_protocol())
+
+
+class _Connection(asyncio.Protocol):
+    """Stands before the protocol that speaks HTTP and knows what state the connection is in."""
+
+    __slots__ = ("_inner", "_owner", "_transport", "since", "state")
+
+    def __init__(self, owner: HttpConnections) -> None:
+        self._owner = owner
+        self._inner: asyncio.Protocol | None = None
+        self._transport: asyncio.Transport | None = None
+        self.enter(_State.NEW)
+
+    def enter(self, state: _State) -> None:
+        """Be in ``state`` from now on."""
+        self.state = state
+        self.since = time.monotonic()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._owner.admit(self._transport, self)
+
+    def data_received(self, data: bytes) -> None:
+        assert self._transport is not None
+        if self._inner is None:
+            self._inner = self._owner.make_protocol()
+            self._inner.connection_made(self._transport)
+        answered = self.state is _State.ANSWERING and not self._transport.get_write_buffer_size()
+        if answered or self.state in {_State.NEW, _State.IDLE}:
+            self.enter(_State.RECEIVING)
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return None if self._inner is None else self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        if self._inner is not None:
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._inner is not None:
+            self._inner.resume_writing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        assert self._transport is not None
+        self._owner.forget(self._transport)
+        if self._inner is not None:
+            self._inner.connection_lost(error)
