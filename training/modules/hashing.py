@@ -12,8 +12,8 @@ domain).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import get_args
+from dataclasses import dataclass, fields
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -98,16 +98,15 @@ class HashSpec:
     def __post_init__(self) -> None:
         if not 1 <= self.rows <= MAX_ROWS:
             raise ValueError(f"feature {self.name!r}: rows is {self.rows}; give 1 to 2**62")
-        if self.hashing not in get_args(Hashing):
-            raise ValueError(
-                f"feature {self.name!r}: hashing is {self.hashing!r}; "
-                f"give one of {', '.join(get_args(Hashing))}"
-            )
-        if self.out_of_range not in get_args(OutOfRange):
-            raise ValueError(
-                f"feature {self.name!r}: out_of_range is {self.out_of_range!r}; "
-                f"give one of {', '.join(get_args(OutOfRange))}"
-            )
+        for field, choices in (("hashing", Hashing), ("out_of_range", OutOfRange)):
+            if (rule := getattr(self, field)) not in get_args(choices):
+                words = ", ".join(get_args(choices))
+                raise ValueError(f"feature {self.name!r}: {field} is {rule!r}; give one of {words}")
+
+    @classmethod
+    def of(cls, feature: Any) -> HashSpec:
+        """That of a `SparseFeature`, or of a package's description of one."""
+        return cls(**{field.name: getattr(feature, field.name) for field in fields(cls)})
 
 
 _MURMUR3, _MODULO, _CLAMP, _CLAMP_OR_MURMUR3 = range(4)
