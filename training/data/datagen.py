@@ -120,15 +120,13 @@ def generate(
                 beside.write(probability.astype("<f4").tobytes())
             bar.update(task.rows)
         truth = score.truth()
+        content: dict[str, Any] = {"format": "tessera datagen truth", "version": 1}
+        for name, value in vars(truth).items():
+            content[name] = None if math.isnan(value) else value
+        content["model"] = _model(seed, positive_rate).to_json()
         facts = stack.enter_context(_replacing(truth_path(out)))
-        model = _model(seed, positive_rate)
-        facts.write(json.dumps(_describe(truth, model), indent=1).encode())
+        facts.write(json.dumps(content, indent=1).encode())
     return truth
-
-
-def _describe(truth: Truth, model: GeneratingModel) -> dict[str, Any]:
-    known = {key: None if math.isnan(value) else value for key, value in vars(truth).items()}
-    return {"format": "tessera datagen truth", "version": 1, **known, "model": model.to_json()}
 
 
 @contextlib.contextmanager
