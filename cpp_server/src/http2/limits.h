@@ -34,7 +34,7 @@ struct Limits {
   // For a call's message to come whole, and for an answer to be read; kLeastBytesPerS on top.
   Duration message_timeout = std::chrono::seconds(30);
   Duration write_timeout = std::chrono::seconds(30);
-  // Of a connection without a call.
+  // How long a connection may be without a call.
   Duration idle_timeout = std::chrono::hours(1);
   // The largest message; and what is held of messages that have come in part, and of answers that
   // are not scores.
