@@ -18,6 +18,7 @@ unanswered; 2 a flag, a package or a port has to be changed.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -138,6 +139,8 @@ def run(args: argparse.Namespace) -> int:
             "public_keys": tuple(args.public_keys),
         }
     )
+    # gRPC's own threads write to stderr at once, and would wait for it; read when gRPC is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # torch comes with it, and --help must answer at once.
     from tessera.serving.server.main import serve_until_signal  # noqa: PLC0415
 
