@@ -18,14 +18,10 @@ W = TypeVar("W")
 
 
 class Awaitable(ABC, Generic[W]):
-    """A result that ``wait()`` returns, after the callbacks.
-
-    Attributes:
-        callbacks: what is done to the result, in order; append to it before waiting.
-    """
+    """A result that ``wait()`` returns, after the callbacks."""
 
     def __init__(self) -> None:
-        self.callbacks: list[Callable[[W], W]] = []
+        self._callbacks: list[Callable[[W], W]] = []
 
     @abstractmethod
     def _wait_impl(self) -> W:
@@ -34,9 +30,14 @@ class Awaitable(ABC, Generic[W]):
     def wait(self) -> W:
         """The result, each callback applied in turn.  Call it once."""
         result = self._wait_impl()
-        for callback in self.callbacks:
+        for callback in self._callbacks:
             result = callback(result)
         return result
+
+    @property
+    def callbacks(self) -> list[Callable[[W], W]]:
+        """What is done to the result, in order; append to it before waiting."""
+        return self._callbacks
 
 
 class NoWait(Awaitable[W]):
@@ -100,7 +101,7 @@ class LazyAwaitable(Awaitable[W], metaclass=_LazyMeta):
         return func(*_waited(tuple(args)), **_waited(dict(kwargs or {})))
 
     def __getattr__(self, name: str) -> Any:
-        if name in {"_result", "callbacks"} or (name.startswith("__") and name.endswith("__")):
+        if name in {"_result", "_callbacks"} or (name.startswith("__") and name.endswith("__")):
             # Asked before __init__, or by a protocol such as copy: the result has no say in it.
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.wait(), name)
