@@ -88,6 +88,10 @@ class QuantizedRows:
         device: where the rows live.
         row_alignment: bytes that the length of a row is a multiple of.
 
+    Attributes:
+        output_dtype, row_alignment: as given.
+        row_counts: ``[T]`` int64, rows of each feature's part.
+
     Raises:
         UserError: a type or width that is not stored, or an output type that is not written.
     """
@@ -109,8 +113,8 @@ class QuantizedRows:
         import_inference_tables()
         self._parts = list(tables)
         self._pooling = _SUM if pooled else _NONE
-        self._output_dtype = output_dtype
-        self._row_alignment = row_alignment
+        self.output_dtype = output_dtype
+        self.row_alignment = row_alignment
         kinds = [check_stored(part.name, part.dim, part.data_type) for part in tables]
         self._row_bytes = [
             aligned_row_bytes(kind, part.dim, row_alignment)
@@ -149,28 +153,13 @@ class QuantizedRows:
         bounds = [0, *accumulate(self._columns)]
         self._bounds = torch.tensor(bounds, dtype=int32, device=device)
         row_counts = [part.rows for part in parts]
-        self._row_counts = torch.tensor(row_counts, dtype=int64, device=device)
+        self.row_counts = torch.tensor(row_counts, dtype=int64, device=device)
         self._warnings = torch.zeros(1, dtype=int64, device=device)
 
     @property
     def device(self) -> torch.device:
         """Where the rows live."""
         return self._rows.device
-
-    @property
-    def row_counts(self) -> Tensor:
-        """``[T]`` int64, rows of each feature's part."""
-        return self._row_counts
-
-    @property
-    def row_alignment(self) -> int:
-        """Bytes that the length of a row is a multiple of."""
-        return self._row_alignment
-
-    @property
-    def output_dtype(self) -> torch.dtype:
-        """The type of the looked-up vectors."""
-        return self._output_dtype
 
     @property
     def width(self) -> int:
@@ -195,7 +184,7 @@ class QuantizedRows:
 
     def checked(self, ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         """Ids and offsets that the operator can read without harm; see `checked_ids`."""
-        found: tuple[Tensor, Tensor] = checked_ids(self._row_counts, ids, offsets, self._warnings)
+        found: tuple[Tensor, Tensor] = checked_ids(self.row_counts, ids, offsets, self._warnings)
         return found[0], found[1]
 
     def forward(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
@@ -226,10 +215,10 @@ class QuantizedRows:
             offsets=offsets,
             pooling_mode=self._pooling,
             indice_weights=weights,
-            output_dtype=_OUTPUT_CODES[self._output_dtype],
+            output_dtype=_OUTPUT_CODES[self.output_dtype],
             lxu_cache_weights=self._no_cache,
             lxu_cache_locations=self._no_locations,
-            row_alignment=self._row_alignment,
+            row_alignment=self.row_alignment,
         )
         return found
 

@@ -15,7 +15,7 @@ from tessera.training.distributed.plan.sharded_module import (
     ShardedModule,
     ShrdCtx,
 )
-from tessera.training.distributed.sharding.mixins import ModuleShardingMixIn
+from tessera.training.distributed.sharding.interfaces import ModuleShardingMixIn
 from tessera.training.distributed.travel.kjt_list import KJTList
 
 

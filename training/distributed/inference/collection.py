@@ -26,8 +26,11 @@ from tessera.training.distributed.plan.plan_types import (
 from tessera.training.distributed.plan.sharded_module import M
 from tessera.training.distributed.sharding.by_hand import placement
 from tessera.training.distributed.sharding.creation import table_config
-from tessera.training.distributed.sharding.interfaces import EmbeddingShardingInfo
-from tessera.training.distributed.sharding.mixins import FeatureShardingMixIn, ModuleShardingMixIn
+from tessera.training.distributed.sharding.interfaces import (
+    EmbeddingShardingInfo,
+    FeatureShardingMixIn,
+    ModuleShardingMixIn,
+)
 from tessera.training.distributed.sharding.registry import ShardingStrategy, strategy_of
 from tessera.training.distributed.tables.table_shards import GroupedEmbeddingConfig
 from tessera.training.distributed.travel.kjt_list import KJTList, ListOfKJTList

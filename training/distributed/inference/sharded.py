@@ -22,8 +22,12 @@ from tessera.training.distributed.inference.collection import (
 from tessera.training.distributed.sharding.interfaces import blocks_by_name
 from tessera.training.distributed.sharding.layout import output_columns
 from tessera.training.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
-from tessera.training.quant.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from tessera.training.quant.pooled import MeanColumns, named_vectors
+from tessera.training.quant.embedding_modules import (
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    MeanColumns,
+    named_vectors,
+)
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 

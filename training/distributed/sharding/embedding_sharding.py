@@ -17,17 +17,16 @@ from torch.distributed._shard.metadata import ShardMetadata
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.column_order import ColumnOrder
 from tessera.training.distributed.comm.environment import ShardingEnv
-from tessera.training.distributed.sharding.ids import LocalSparseFeaturesDist
+from tessera.training.distributed.sharding.ids import IdsDist, LocalSparseFeaturesDist
 from tessera.training.distributed.sharding.interfaces import (
     BaseEmbeddingDist,
-    BaseSparseFeaturesDist,
     EmbeddingShardingInfo,
     OutputColumns,
     Part,
     blocks_by_name,
 )
 from tessera.training.distributed.sharding.layout import LaidOut, Layout, Way, output_columns
-from tessera.training.distributed.sharding.pooled_vectors import LocalEmbeddingDist, in_order
+from tessera.training.distributed.sharding.pooled_vectors import all_here
 from tessera.training.distributed.sharding.registry import ShardingStrategy
 from tessera.training.distributed.sharding.sequence_sharding import LocalSequenceEmbeddingDist
 from tessera.training.distributed.tables.grouped_lookup import (
@@ -135,9 +134,7 @@ class EmbeddingSharding(LaidOut, Generic[C, F, T, W]):
             is_sequence=self._is_sequence,
         )
 
-    def create_input_dist(
-        self, device: torch.device | None = None
-    ) -> BaseSparseFeaturesDist[KeyedJaggedTensor]:
+    def create_input_dist(self, device: torch.device | None = None) -> IdsDist:
         """How ids travel; without a process group they stay.
 
         Args:
@@ -196,7 +193,7 @@ class EmbeddingSharding(LaidOut, Generic[C, F, T, W]):
         if self.layout.pg is None:
             if self._is_sequence:
                 return LocalSequenceEmbeddingDist(self.layout.dims_here())
-            return in_order(LocalEmbeddingDist(), self.order)
+            return all_here(self.order)
         make = self.strategy.unpooled if self._is_sequence else self.strategy.pooled
         return make(self._way(self.layout.pg, device))
 

@@ -6,7 +6,7 @@ Legend: ``W`` ranks, ``F`` features.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -137,6 +137,31 @@ def blocks_by_name(
         for place, own in enumerate(columns):
             found[own.embedding_name].append(Block(own.first, source, place, own.width))
     return [sorted(found[name], key=lambda block: block.first) for name in names]
+
+
+class FeatureShardingMixIn(ABC):
+    """What a sharding says about its features."""
+
+    @abstractmethod
+    def feature_names(self) -> list[str]:
+        """The features that it sends, in the order in which it sends them."""
+
+    @abstractmethod
+    def feature_names_per_rank(self) -> list[list[str]]:
+        """The features that each rank receives."""
+
+    def features_per_rank(self) -> list[int]:
+        """How many features each rank receives."""
+        return [len(names) for names in self.feature_names_per_rank()]
+
+
+class ModuleShardingMixIn(ABC):
+    """What a sharded module says about its shardings."""
+
+    @property
+    @abstractmethod
+    def shardings(self) -> Mapping[str, FeatureShardingMixIn]:
+        """The shardings by sharding type."""
 
 
 class BaseSparseFeaturesDist(ABC, nn.Module, Generic[F]):

@@ -21,10 +21,10 @@ from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.comm.nodes import get_local_size
 from tessera.training.distributed.sharding.interfaces import (
     EmbeddingShardingInfo,
+    FeatureShardingMixIn,
     OutputColumns,
     Part,
 )
-from tessera.training.distributed.sharding.mixins import FeatureShardingMixIn
 from tessera.training.distributed.tables.table_shards import (
     EmbeddingComputeKernel,
     GroupedEmbeddingConfig,
