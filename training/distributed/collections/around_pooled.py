@@ -28,10 +28,6 @@ class AroundPooledCollection(
     A subclass says what the collection is given (`input_dist`), what is made of its output
     (`_arriving`), and under which names the collection's parameters appear: here it is kept
     out of sight of ``named_parameters`` and ``state_dict``.
-
-    Args:
-        collection: what does the work.
-        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
     """
 
     def __init__(

@@ -56,8 +56,7 @@ class _WholeBags(BaseGroupedFeatureProcessor):
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         if isinstance(self._processors, nn.ModuleDict):
             return process_each(features, self._processors)
-        processed: KeyedJaggedTensor = self._processors(features)
-        return processed
+        return cast("KeyedJaggedTensor", self._processors(features))
 
 
 def _position_weights(processors: Processors) -> nn.ParameterDict | None:
@@ -67,14 +66,13 @@ def _position_weights(processors: Processors) -> nn.ParameterDict | None:
     if type(processors) is FeatureProcessorDictWrapper:
         return _position_weights(processors._feature_processors)  # noqa: SLF001 - a class of ours, beside the plain module
     if isinstance(processors, nn.ModuleDict):
-        each = dict(processors.items())
-        if all(type(own) is PositionWeightedModule for own in each.values()):
-            return nn.ParameterDict(
-                {
-                    name: cast("PositionWeightedModule", own).position_weight
-                    for name, own in each.items()
-                }
-            )
+        weights = {
+            name: own.position_weight
+            for name, own in processors.items()
+            if type(own) is PositionWeightedModule
+        }
+        if len(weights) == len(processors):
+            return nn.ParameterDict(weights)
     return None
 
 
@@ -98,13 +96,7 @@ def _grouped(
 class ShardedFeatureProcessedEmbeddingBagCollection(AroundPooledCollection[KeyedTensor]):
     """A `FeatureProcessedEmbeddingBagCollection` whose tables live where a plan puts them.
 
-    Args:
-        module: the plain collection.
-        table_name_to_parameter_sharding: the plan.
-        env: who takes part.
-        fused_params: the tables' optimizer (`FusedParams`).
-        device: where this rank computes; None: the CPU.
-        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+    Its arguments are those of `ShardedCollection`.
 
     Raises:
         ValueError: a plan that does not fit the tables, the ranks or the processors.

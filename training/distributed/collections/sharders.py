@@ -147,13 +147,19 @@ class BaseQuantEmbeddingSharder(_SharderOfTables[M], Generic[M]):
 
     def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
         """Return the quantized rows of the tables by table name."""
-        tables: dict[str, nn.Parameter] = {}
-        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-            if name.endswith(".weight"):
-                table = name.split(".")[-2]
-                if self._shardable_params is None or table in self._shardable_params:
-                    tables[table] = nn.Parameter(tensor, requires_grad=False)
-        return tables
+        tables = {
+            name.split(".")[-2]: tensor
+            for name, tensor in [*module.named_parameters(), *module.named_buffers()]
+            if name.endswith(".weight")
+        }
+        return self._shardable(tables)
+
+    def _shardable(self, tables: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
+        return {
+            name: nn.Parameter(tensor, requires_grad=False)
+            for name, tensor in tables.items()
+            if self._shardable_params is None or name in self._shardable_params
+        }
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """Return the names of the kernels that a kind of device has."""

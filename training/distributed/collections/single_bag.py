@@ -33,11 +33,7 @@ _DATA_TYPES = {dtype: kind for kind, dtype in TRAINED_TYPES.items()}
 
 
 class EmbeddingAwaitable(LazyAwaitable[Tensor]):
-    """Waits for pooled vectors.
-
-    Args:
-        awaitable: of a collection with one feature.
-    """
+    """Waits for the vectors of a collection with one feature."""
 
     def __init__(self, awaitable: Awaitable[KeyedTensor]) -> None:
         super().__init__()
@@ -81,15 +77,8 @@ def _as_collection(module: nn.EmbeddingBag) -> EmbeddingBagCollection:
 class ShardedEmbeddingBag(AroundPooledCollection[Tensor]):
     """An ``nn.EmbeddingBag`` whose table lives where a plan puts it.
 
-    Its one parameter and its state are called ``weight``.
-
-    Args:
-        module: the plain module, ``mode`` ``sum`` or ``mean``.
-        table_name_to_parameter_sharding: the placement of ``weight``.
-        env: who takes part.
-        fused_params: the table's optimizer (`FusedParams`).
-        device: where this rank computes; None: the CPU.
-        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+    Its one parameter and its state are called ``weight``, as the table is in the plan.  The
+    module's ``mode`` is ``sum`` or ``mean``; the other arguments are those of `ShardedCollection`.
 
     Raises:
         ValueError: the module does what sharded tables do not, or the plan does not fit.
@@ -180,7 +169,6 @@ class ShardedEmbeddingBag(AroundPooledCollection[Tensor]):
         return self._inner[0].input_dist(ctx, features)
 
     def _arriving(self, pooled: LazyAwaitable[KeyedTensor]) -> LazyAwaitable[Tensor]:
-        """The bags' vectors, ``[B, D]``, when they are waited for."""
         return EmbeddingAwaitable(pooled)
 
     def _save_to_state_dict(
@@ -201,15 +189,7 @@ class ShardedEmbeddingBag(AroundPooledCollection[Tensor]):
 
 
 class EmbeddingBagSharder(CollectionSharder[nn.EmbeddingBag, ShardedEmbeddingBag]):
-    """Turns ``nn.EmbeddingBag`` into its sharded form.
-
-    Args:
-        fused_params: keys of `FusedParams`.
-        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
-
-    Raises:
-        ValueError: an unknown key or value.
-    """
+    """Turns ``nn.EmbeddingBag`` into its sharded form; see `CollectionSharder`."""
 
     _plain, _sharded = nn.EmbeddingBag, ShardedEmbeddingBag
 

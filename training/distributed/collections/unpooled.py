@@ -59,7 +59,7 @@ class SequenceOutput:
     def join(
         self, outputs: Sequence[Tensor], sent: Sequence[KeyedJaggedTensor]
     ) -> dict[str, JaggedTensor]:
-        """Return the output of the collection.
+        """The output of the collection.
 
         Args:
             outputs: per sharding ``[ids, at least D]``, in the order of the ids.
@@ -73,11 +73,11 @@ class SequenceOutput:
             for output, features in zip(outputs, sent, strict=True)
         ]
         bags = [features.lengths().split_with_sizes(features.stride_per_key()) for features in sent]
-        ids = (
-            [features.values().split_with_sizes(features.length_per_key()) for features in sent]
+        ids = [
+            features.values().split_with_sizes(features.length_per_key())
+            for features in sent
             if self._need_indices
-            else None
-        )
+        ]
         result: dict[str, JaggedTensor] = {}
         for name, blocks in self._blocks.items():
             parts = [
@@ -88,7 +88,7 @@ class SequenceOutput:
             sharding, place = blocks[0].source, blocks[0].place
             result[name] = JaggedTensor(
                 parts[0] if len(parts) == 1 else torch.cat(parts, dim=1),
-                None if ids is None else ids[sharding][place].long(),
+                ids[sharding][place].long() if self._need_indices else None,
                 bags[sharding][place],
                 validate=False,
             )
@@ -111,7 +111,7 @@ class EmbeddingCollectionContext(CollectionContext):
     reverse_indices: list[Tensor | None] = field(default_factory=list)
 
     def _tensors(self) -> list[Tensor]:
-        """Places of ids; the features tell the allocator themselves."""
+        # The features tell the allocator themselves.
         return [places for places in self.reverse_indices if places is not None]
 
     def record_stream(self, stream: torch.Stream) -> None:

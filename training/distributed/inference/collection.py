@@ -339,14 +339,12 @@ class QuantCollectionSharder(BaseQuantEmbeddingSharder[M]):
         in columns of the table.
         """
         assert isinstance(module, StoredCollection)
-        return {
-            part.name: nn.Parameter(
-                torch.empty(part.rows, part.dim, dtype=torch.uint8, device="meta"),
-                requires_grad=False,
-            )
-            for part in module.rows.parts()
-            if self._shardable_params is None or part.name in self._shardable_params
-        }
+        return self._shardable(
+            {
+                part.name: torch.empty(part.rows, part.dim, dtype=torch.uint8, device="meta")
+                for part in module.rows.parts()
+            }
+        )
 
     def shard(
         self,

@@ -62,7 +62,7 @@ class EmbeddingSharding(LaidOut, Generic[C, F, T, W]):
             parts of a vector side by side; otherwise they come team by team.
 
     Attributes:
-        strategy: as given.
+        strategy, qcomm_codecs_registry: as given.
         layout: who holds what.
         order: the order into which received columns are put; None: they are in it already.
 
@@ -71,6 +71,8 @@ class EmbeddingSharding(LaidOut, Generic[C, F, T, W]):
             unpooled blocks of one table that differ in width on one rank: an operator serves one
             width, and a table has one place in the optimizer of a rank.
     """
+
+    qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None
 
     def __init__(
         self,
@@ -85,7 +87,7 @@ class EmbeddingSharding(LaidOut, Generic[C, F, T, W]):
     ) -> None:
         self.strategy = strategy
         self._device = device or torch.device("cpu")
-        self._qcomm_codecs_registry = qcomm_codecs_registry
+        self.qcomm_codecs_registry = qcomm_codecs_registry
         self._is_sequence, self._in_table_order = is_sequence, permute_embeddings
         self._configs = [info.embedding_config for info in sharding_infos]
         self.layout = Layout(
@@ -114,11 +116,6 @@ class EmbeddingSharding(LaidOut, Generic[C, F, T, W]):
         )
         return None if order.is_rank_by_rank else order
 
-    @property
-    def qcomm_codecs_registry(self) -> dict[str, QuantizedCommCodecs] | None:
-        """How vectors are written for the network, by `CommOp` name."""
-        return self._qcomm_codecs_registry
-
     def is_local(self) -> bool:
         """Whether nothing travels, because there is nobody else."""
         return self.layout.pg is None
@@ -135,11 +132,7 @@ class EmbeddingSharding(LaidOut, Generic[C, F, T, W]):
         )
 
     def create_input_dist(self, device: torch.device | None = None) -> IdsDist:
-        """How ids travel; without a process group they stay.
-
-        Args:
-            device: of the ids; None: the sharding's.
-        """
+        """How ids, on ``device`` or the sharding's, travel; without a process group they stay."""
         if self.layout.pg is None:
             return LocalSparseFeaturesDist()
         return self.strategy.ids(self._way(self.layout.pg, device))
@@ -185,11 +178,7 @@ class EmbeddingSharding(LaidOut, Generic[C, F, T, W]):
     def create_output_dist(
         self, device: torch.device | None = None
     ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
-        """How vectors travel back; without a process group they stay.
-
-        Args:
-            device: of the vectors; None: the sharding's.
-        """
+        """How vectors, on ``device`` or the sharding's, travel back, if there is a process group."""
         if self.layout.pg is None:
             if self._is_sequence:
                 return LocalSequenceEmbeddingDist(self.layout.dims_here())

@@ -80,27 +80,16 @@ class EmbeddingShardingInfo:
 
 @dataclass(frozen=True)
 class OutputColumns:
-    """What some columns of a sharding's output are.
-
-    Attributes:
-        embedding_name: the output's name.
-        first: the first of the table's columns.
-        width: how many.
-    """
+    """What some columns of a sharding's output are."""
 
     embedding_name: str
-    first: int
+    first: int  # of the table's columns
     width: int
 
 
 @dataclass(frozen=True)
 class Part:
-    """One name's columns in the output of one sharding.
-
-    Attributes:
-        feature: whose vectors they are.
-        columns: what they are.
-    """
+    """One name's columns in the output of one sharding, and the feature that they are of."""
 
     feature: str
     columns: OutputColumns
@@ -108,30 +97,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Block:
-    """Where some columns of a named vector are.
+    """Where some columns of a named vector are."""
 
-    Attributes:
-        first: the first of the table's columns.
-        source: the place of the output that holds them.
-        place: their place in that output.
-        width: how many.
-    """
-
-    first: int
-    source: int
-    place: int
+    first: int  # of the table's columns
+    source: int  # place of the output that holds them
+    place: int  # in that output
     width: int
 
 
 def blocks_by_name(
     names: Sequence[str], columns_per_source: Sequence[Sequence[OutputColumns]]
 ) -> list[list[Block]]:
-    """For each of ``names`` the blocks of its columns, from left to right.
-
-    Args:
-        names: of the vectors.
-        columns_per_source: what each output holds, in its order.
-    """
+    """For each of ``names`` the blocks of its columns among some outputs, from left to right."""
     found: dict[str, list[Block]] = {name: [] for name in names}
     for source, columns in enumerate(columns_per_source):
         for place, own in enumerate(columns):

@@ -38,13 +38,7 @@ Team = Sequence[int]
 
 @dataclass(frozen=True)
 class World:
-    """Where this rank stands.
-
-    Attributes:
-        rank: this rank.
-        size: number of ranks.
-        local_size: ranks per node.
-    """
+    """This rank, the number of ranks, and the number of ranks per node."""
 
     rank: int
     size: int
@@ -95,18 +89,9 @@ def _shards_of(info: EmbeddingShardingInfo) -> tuple[list[ShardMetadata], Sharde
             f"table {config.name!r}: the plan's shards hold {covered} numbers, the table has "
             f"{config.num_embeddings} x {config.embedding_dim}; make the plan for this table"
         )
-    metadata = ShardedTensorMetadata(
-        shards_metadata=shards,
-        size=torch.Size([config.num_embeddings, config.embedding_dim]),
-        tensor_properties=TensorProperties(
-            dtype=info.param.dtype,
-            layout=torch.strided,
-            requires_grad=False,
-            memory_format=torch.contiguous_format,
-            pin_memory=False,
-        ),
-    )
-    return shards, metadata
+    properties = TensorProperties(dtype=info.param.dtype)
+    size = torch.Size([config.num_embeddings, config.embedding_dim])
+    return shards, ShardedTensorMetadata(shards, size, properties)
 
 
 def tables_on_ranks(
@@ -116,16 +101,7 @@ def tables_on_ranks(
     replicated: bool,
     splits_bags: bool,
 ) -> list[list[ShardedEmbeddingTable]]:
-    """Which rows and columns each rank holds.
-
-    Args:
-        infos: the tables of one sharding.
-        world_size: ``W``.
-        replicated: whether every rank holds every table whole.
-        splits_bags: whether the ids of a bag may be looked up on several ranks.
-
-    Returns:
-        Per rank its shards, in the tables' order and column by column.
+    """``[W]`` lists of each rank's shards, in the tables' order and column by column.
 
     Raises:
         ValueError: a placement that does not cover the table, or outside the world.
@@ -302,11 +278,7 @@ class Layout:
         )
 
     def refuse_blocks_of_different_widths(self) -> None:
-        """Refuse blocks of one table on one rank that differ in width.
-
-        Raises:
-            ValueError: naming the table, the widths and the rank.
-        """
+        """Raise a ValueError for blocks of one table on one rank that differ in width."""
         for rank, tables in enumerate(self.tables_per_rank):
             widths: dict[str, set[int]] = {}
             for table in tables:

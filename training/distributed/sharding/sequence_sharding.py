@@ -78,11 +78,7 @@ class SequenceShardingContext(EmbeddingShardingContext):
 
 
 class LocalSequenceEmbeddingDist(BaseEmbeddingDist[SequenceShardingContext, Tensor, Tensor]):
-    """Vectors stay: they are of this rank's own ids.
-
-    Args:
-        dims: ``[F]`` columns.
-    """
+    """Vectors of ``[F]`` columns stay: they are of this rank's own ids."""
 
     def __init__(self, dims: list[int]) -> None:
         super().__init__()
