@@ -75,14 +75,7 @@ def named_vectors(
     *,
     need_indices: bool,
 ) -> dict[str, JaggedTensor]:
-    """The vectors of each feature, in its bags.
-
-    Args:
-        features: what was looked up.
-        vectors: ``[N_f, D]`` of each feature.
-        names: the output's name of each feature.
-        need_indices: whether the ids are the weights.
-    """
+    """The vectors ``[N_f, D]`` of each feature that was looked up, in its bags, by name."""
     ids, bags = features.offset_per_key(), features.lengths_offset_per_key()
     values, lengths = features.values(), features.lengths()
     return {
@@ -142,9 +135,6 @@ class EmbeddingBagCollection(StoredCollection[EmbeddingBagConfig], EmbeddingBagC
     ) -> "EmbeddingBagCollection":
         return cls(tables, module.is_weighted(), module.device, output_dtype)
 
-    def _get_name(self) -> str:
-        return "QuantizedEmbeddingBagCollection"
-
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The settings of every table, in the collection's order."""
         return self.configs
@@ -178,17 +168,11 @@ class EmbeddingBagCollection(StoredCollection[EmbeddingBagConfig], EmbeddingBagC
 class EmbeddingCollection(StoredCollection[EmbeddingConfig], EmbeddingCollectionInterface):
     """The quantized form of `tessera.training.modules.embedding_modules.EmbeddingCollection`.
 
-    Args:
-        tables: the tables, all with the same number of columns; their ``data_type`` says how
-            they are stored.
-        device: where the tables live.
-        need_indices: whether the output carries the ids, as weights.
-        output_dtype: of the vectors: float32, float16 or bfloat16.
-        table_name_to_quantized_weights: numbers and scales of each table; None: zeros.
-        row_alignment: bytes that the length of a stored row is a multiple of.
+    Its arguments are those of `EmbeddingBagCollection`, but that all tables have the same number
+    of columns, and:
 
-    Raises:
-        ValueError: the tables do not make a collection, or are not stored so.
+    Args:
+        need_indices: whether the output carries the ids, as weights.
     """
 
     holder, pooled = "embeddings", False
@@ -220,9 +204,6 @@ class EmbeddingCollection(StoredCollection[EmbeddingConfig], EmbeddingCollection
         cls, module: FloatCollection, tables: list[EmbeddingConfig], output_dtype: torch.dtype
     ) -> "EmbeddingCollection":
         return cls(tables, module.device, module.need_indices(), output_dtype)
-
-    def _get_name(self) -> str:
-        return "QuantizedEmbeddingCollection"
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The settings of every table, in the collection's order."""

@@ -58,19 +58,14 @@ class StoredPart:
     """A block of a table where it is stored.
 
     Attributes:
-        table: the table's name.
-        device: the device's number, from 0 on.
-        row: the block's first row in the table.
-        column: its first column.
-        columns: how many.
         rows: ``[rows, row bytes]`` uint8: the whole row's scale and bias, the numbers of the
             block's columns, and padding.
     """
 
     table: str
-    device: int
-    row: int
-    column: int
+    device: int  # from 0 on
+    row: int  # the first, in the table
+    column: int  # the first
     columns: int
     rows: Tensor
 
@@ -78,8 +73,8 @@ class StoredPart:
 class QuantizedRows:
     """The rows and the one operator call.
 
-    No module: the collection that owns it registers `tables` as its buffers, so that its state
-    dict has one entry per table.
+    It is not a module: the collection that owns it registers `tables` as its buffers, so that its
+    state dict has one entry per table.
 
     Args:
         tables: the parts, in the order of the output's columns.
@@ -224,13 +219,7 @@ class QuantizedRows:
 
 
 def ids_are_rows(row_counts: Tensor, ids: Tensor, offsets: Tensor) -> bool:
-    """Whether every id is a row or -1, in one pass over ids on the CPU.
-
-    Args:
-        row_counts: ``[T]`` int64, rows of each feature's table.
-        ids: ``[N]`` int64.
-        offsets: ``[T * B + 1]`` int64.
-    """
+    """Whether every id is a row or -1, in one pass over ids on the CPU; see `checked_ids`."""
     fatal = 0  # FBGEMM's BoundsCheckMode.FATAL
     try:
         torch.ops.fbgemm.bounds_check_indices(

@@ -37,11 +37,7 @@ _DATA_TYPES = {
 
 
 def stored_data_type(dtype: torch.dtype) -> DataType:
-    """The stored type that a quantization config's weight ``dtype`` asks for.
-
-    Raises:
-        UserError: rows are not stored so.
-    """
+    """The stored type that a config's weight ``dtype`` asks for; a UserError if there is none."""
     if dtype not in _DATA_TYPES:
         raise UserError(
             f"weight dtype is {dtype}; quantized tables take "

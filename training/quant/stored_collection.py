@@ -88,11 +88,7 @@ class StoredCollection(nn.Module, Generic[Config]):
         module: FloatBags | FloatCollection,
         use_precomputed_fake_quant: bool = False,  # noqa: FBT001, FBT002 - torch calls it so
     ) -> Self:
-        """Quantize a trained collection as its ``qconfig`` says.
-
-        Args:
-            module: the trained collection.
-            use_precomputed_fake_quant: torch's argument; tables have no fake quantization.
+        """Quantize a trained collection as its ``qconfig`` says; tables have no fake quantization.
 
         Raises:
             UserError: there is no ``qconfig``, or a type that is not stored.
@@ -129,6 +125,9 @@ class StoredCollection(nn.Module, Generic[Config]):
     @abstractmethod
     def _like(cls, module: Any, tables: list[Any], output_dtype: torch.dtype) -> Any:
         """A collection of ``tables``, in all else as the trained ``module``; its rows are zeros."""
+
+    def _get_name(self) -> str:
+        return f"Quantized{type(self).__name__}"
 
     def _name_buffers(self) -> None:
         tables = self.get_submodule(self.holder)
@@ -187,11 +186,6 @@ def refuse_wrong_ids(
 ) -> None:
     """Refuse ids on the CPU that are not rows; -1 is not an id, and has no vector.
 
-    Args:
-        own: the features of all tables, in their order.
-        row_counts: ``[T]`` int64 on the CPU, rows of each feature's table.
-        tables: the tables.
-
     Raises:
         IndexError: naming feature, id and table.
         ValueError: the values are not int32 or int64.
@@ -204,11 +198,7 @@ def refuse_wrong_ids(
 
 
 def refuse_varying(features: KeyedJaggedTensor) -> None:
-    """Refuse a batch that varies per key: quantized lookups take one of ``B`` bags per key.
-
-    Raises:
-        ValueError: it varies.
-    """
+    """Raise a ValueError for a batch that varies per key: lookups take ``B`` bags of each."""
     if features.variable_stride_per_key():
         raise ValueError(
             f"the features have different numbers of bags, {features.stride_per_key()}; quantized "

@@ -102,7 +102,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection[KeyedTensor, EmbeddingBagC
 
     @property
     def unsharded_module_type(self) -> type[EmbeddingBagCollection]:
-        """Return the type of module that this is the sharded form of."""
+        """The type of module that this is the sharded form of."""
         return EmbeddingBagCollection
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:

@@ -117,15 +117,9 @@ class MetaInferGroupedEmbeddingsLookup(_MetaInferLookup):
 
 
 class InferGroupedLookupMixin(BaseEmbeddingLookup[KJTList, list[Tensor]]):
-    """The lookups of all devices.
+    """The lookups of all devices, each over its shards; see `_MetaInferLookup`.
 
     Their tables are buffers of the sharded collection, not of this module: its state is empty.
-
-    Args:
-        grouped_configs_per_rank: the shards of each device.
-        world_size: ``W``.
-        fused_params: ``output_dtype`` and ``row_alignment``.
-        device: the devices' type; None: the CPU.
     """
 
     _of_one_device: ClassVar[

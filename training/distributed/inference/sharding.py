@@ -200,11 +200,8 @@ def _one_operator_each(
 
 
 def _copy_block(info: EmbeddingShardingInfo, block: StoredPart) -> None:
-    """Copy a block of a table's stored rows to its device.
-
-    Every column block keeps the scale and bias of the whole row, so that all devices together
-    give the same numbers as one.
-    """
+    # Every column block keeps the scale and bias of the whole row, so that all devices together
+    # give the same numbers as one.
     if info.param.is_meta or block.rows.is_meta:
         return
     kind, stop = STORED_TYPES[info.embedding_config.data_type], block.column + block.columns
@@ -227,7 +224,7 @@ def sort_by_block(  # noqa: PLR0917 - TorchScript calls it by position
     row_counts: Tensor,
     warnings: Tensor,
 ) -> tuple[KeyedJaggedTensor, Tensor]:
-    """Sort the ids by block; within a block they keep their order.
+    """Sort the ids by block of rows in one step of a traced graph; within a block they keep order.
 
     Args:
         features: the ids.

@@ -122,9 +122,8 @@ class RwSparseFeaturesDist(BaseSparseFeaturesDist[KeyedJaggedTensor]):
         return moved_to[places]
 
 
-def ids_stay(way: Way) -> IdsDist:
+def ids_stay(_: Way) -> IdsDist:
     """Every rank has every row."""
-    del way
     return LocalSparseFeaturesDist()
 
 

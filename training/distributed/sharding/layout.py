@@ -346,20 +346,12 @@ class LaidOut(FeatureShardingMixIn):
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """What the module is told that takes ids to the rows of a `Layout`, or vectors back.
-
-    Attributes:
-        layout: who holds what.
-        pg: the group of the ranks.
-        device: where this rank computes.
-        codecs: how vectors of an operation are written for the network; None: as they are.
-        order: of the columns of pooled vectors; None: as they come, team by team.
-        is_sequence: whether each id has a vector of its own; otherwise bags are pooled.
-    """
+    """What the module is told that takes ids to the rows of a `Layout`, or vectors back."""
 
     layout: Layout
     pg: dist.ProcessGroup
-    device: torch.device
+    device: torch.device  # where this rank computes
+    # How vectors of an operation are written for the network; None: as they are.
     codecs: Callable[[CommOp], QuantizedCommCodecs | None]
-    order: ColumnOrder | None = None
-    is_sequence: bool = False
+    order: ColumnOrder | None = None  # of pooled columns; None: as they come, team by team
+    is_sequence: bool = False  # whether each id has a vector; otherwise bags are pooled

@@ -147,16 +147,13 @@ class SequenceEmbeddingDist(BaseEmbeddingDist[SequenceShardingContext, Tensor, T
 
 
 def as_rows(flat: Tensor, dims: list[int], sizes: list[int], width: int) -> Tensor:
-    """Vectors of features of different widths as rows of one width.
+    """Vectors of features of different widths as rows of one width, filled up with zeros.
 
     Args:
         flat: ``[sum of sizes x dims]``, feature by feature.
         dims: ``[F]`` columns.
         sizes: ``[F]`` vectors.
         width: columns of the result, at least the most of ``dims``.
-
-    Returns:
-        ``[sum of sizes, width]``; what is missing is zero.
     """
     if all(dim == width for dim in dims):
         return flat.view(-1, width) if width else flat.view(0, 0)

@@ -138,11 +138,7 @@ class FusedKJTListSplitsAwaitable(Awaitable[list[KJTListAwaitable]], Generic[C])
 
 
 class ListOfKJTListAwaitable(Awaitable[ListOfKJTList]):
-    """The ids of all shardings, each with one tensor per device, under way.
-
-    Args:
-        awaitables: one per sharding.
-    """
+    """The ids of all shardings, each with one tensor per device, under way."""
 
     def __init__(self, awaitables: Sequence[Awaitable[KJTList]]) -> None:
         super().__init__()
@@ -153,11 +149,7 @@ class ListOfKJTListAwaitable(Awaitable[ListOfKJTList]):
 
 
 class ListOfKJTListSplitsAwaitable(Awaitable[Awaitable[ListOfKJTList]]):
-    """The sizes of all shardings, each with one tensor per device, under way.
-
-    Args:
-        awaitables: one per sharding.
-    """
+    """The sizes of all shardings, each with one tensor per device, under way."""
 
     def __init__(self, awaitables: Sequence[Awaitable[Awaitable[KJTList]]]) -> None:
         super().__init__()

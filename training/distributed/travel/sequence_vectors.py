@@ -48,7 +48,7 @@ def permuted_rows(rows: Tensor, order: Tensor) -> Tensor:
 
 
 class SequenceEmbeddingsAwaitable(Awaitable[Tensor]):
-    """Waits for the vectors of ids.
+    """Waits for the vectors ``[N, embedding_dim]`` of ids, which a collective gives.
 
     Args:
         tensor_awaitable: of the collective.
