@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tessera.errors import UserError
 from tessera.training.fbgemm import import_inference_tables
-from tessera.training.modules.embedding_configs import BaseEmbeddingConfig, DataType
+from tessera.training.modules.embedding_configs import DataType
 from tessera.training.quant.rows import (
     DEFAULT_ROW_ALIGNMENT,
     STORED_TYPES,
@@ -30,27 +30,13 @@ _OUTPUT_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 5}  # FBGEM
 
 @dataclass(frozen=True)
 class RowsOf:
-    """A table, or the part of one, that is stored.
+    """A table, or the part of one, that is stored."""
 
-    Attributes:
-        table: its settings; ``data_type`` says how its numbers are stored.
-        rows: of the part.
-        dim: columns of the part.
-    """
-
-    table: BaseEmbeddingConfig
+    name: str
     rows: int
     dim: int
-
-    @property
-    def name(self) -> str:
-        """Returns the name of the table."""
-        return self.table.name
-
-    @property
-    def data_type(self) -> DataType:
-        """How its numbers are stored."""
-        return self.table.data_type
+    data_type: DataType
+    features: int  # how many look up here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +106,7 @@ class QuantizedRows:
             for part, row in zip(tables, self._row_bytes, strict=True)
         ]
         self._starts = [0, *accumulate(sizes)]
-        features = [index for index, part in enumerate(tables) for _ in part.table.feature_names]
+        features = [index for index, part in enumerate(tables) for _ in range(part.features)]
         self._columns = [tables[index].dim for index in features]
         self._widest = {
             kind: max([part.dim for part in tables if part.data_type is kind], default=0)
@@ -155,11 +141,6 @@ class QuantizedRows:
     def device(self) -> torch.device:
         """Where the rows live."""
         return self._rows.device
-
-    @property
-    def width(self) -> int:
-        """Columns of a pooled output."""
-        return sum(self._columns)
 
     def parts(self) -> list[RowsOf]:
         """What is stored."""
@@ -200,7 +181,7 @@ class QuantizedRows:
             weights_offsets=self._offsets,
             weights_tys=self._codes,
             D_offsets=self._bounds,
-            total_D=self.width,
+            total_D=sum(self._columns),
             max_int2_D=self._widest[DataType.INT2],
             max_int4_D=self._widest[DataType.INT4],
             max_int8_D=self._widest[DataType.INT8],

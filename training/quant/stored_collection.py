@@ -70,7 +70,10 @@ class StoredCollection(nn.Module, Generic[Config]):
         self.weighted = weighted
         self._feature_names = [name for table in tables for name in table.feature_names]
         self.rows = QuantizedRows(
-            [RowsOf(table, table.num_embeddings, table.embedding_dim) for table in tables],
+            [
+                RowsOf(t.name, t.num_embeddings, t.embedding_dim, t.data_type, len(t.feature_names))
+                for t in tables
+            ],
             pooled=self.pooled,
             output_dtype=output_dtype,
             device=device,

@@ -17,7 +17,6 @@ from torch import nn
 from tessera.training.distributed.collections.around_pooled import AroundPooledCollection
 from tessera.training.distributed.collections.pooled import (
     EmbeddingBagCollectionSharder,
-    ShardedEmbeddingBagCollection,
 )
 from tessera.training.distributed.collections.pooled_output import EmbeddingBagCollectionContext
 from tessera.training.distributed.collections.position_weights import GroupedPositionWeightedModule
@@ -112,7 +111,7 @@ class ShardedFeatureProcessedEmbeddingBagCollection(AroundPooledCollection[Keyed
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> None:
         processors = module._feature_processors.to(device or torch.device("cpu"))  # noqa: SLF001 - the plain form of this class
-        collection = ShardedEmbeddingBagCollection(
+        super().__init__(
             module._embedding_bag_collection,  # noqa: SLF001 - the plain form of this class
             table_name_to_parameter_sharding,
             env,
@@ -121,9 +120,8 @@ class ShardedFeatureProcessedEmbeddingBagCollection(AroundPooledCollection[Keyed
             qcomm_codecs_registry,
             feature_processor=_grouped(processors, table_name_to_parameter_sharding),
         )
-        super().__init__(collection, qcomm_codecs_registry)
         self._feature_processors = processors
-        self._embedding_bag_collection = collection
+        self._embedding_bag_collection = self._inner[0]
 
     @property
     def unsharded_module_type(self) -> type[FeatureProcessedEmbeddingBagCollection]:

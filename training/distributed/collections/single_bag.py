@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from tessera.training.distributed.collections.around_pooled import AroundPooledCollection
-from tessera.training.distributed.collections.pooled import ShardedEmbeddingBagCollection
 from tessera.training.distributed.collections.pooled_output import EmbeddingBagCollectionContext
 from tessera.training.distributed.collections.sharders import CollectionSharder
 from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
@@ -24,7 +23,6 @@ from tessera.training.modules.embedding_configs import (
     PoolingType,
 )
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
-from tessera.training.optim.keyed import CombinedOptimizer
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 _TABLE = _FEATURE = "weight"
@@ -93,7 +91,7 @@ class ShardedEmbeddingBag(AroundPooledCollection[Tensor]):
         device: torch.device | None = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> None:
-        collection = ShardedEmbeddingBagCollection(
+        super().__init__(
             _as_collection(module),
             table_name_to_parameter_sharding,
             env,
@@ -101,10 +99,9 @@ class ShardedEmbeddingBag(AroundPooledCollection[Tensor]):
             device,
             qcomm_codecs_registry,
         )
-        super().__init__(collection, qcomm_codecs_registry)
         self._include_last_offset = module.include_last_offset
         self._is_weighted = module.mode == "sum"
-        table = collection.embedding_bags[_TABLE]
+        table = self._inner[0].embedding_bags[_TABLE]
         assert isinstance(table, ShardedTable)
         self._table = (table,)
         for name, parameter in table.named_parameters():
@@ -114,11 +111,6 @@ class ShardedEmbeddingBag(AroundPooledCollection[Tensor]):
     def unsharded_module_type(self) -> type[nn.EmbeddingBag]:
         """Return the type of module that this is the sharded form of."""
         return nn.EmbeddingBag
-
-    @property
-    def fused_optimizer(self) -> CombinedOptimizer:
-        """The optimizer of the table's shards here; its entry is ``embedding_bags.weight.weight``."""
-        return self._inner[0].fused_optimizer
 
     def reset_parameters(self) -> None:
         """Give the table new first values."""

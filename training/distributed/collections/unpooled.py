@@ -21,16 +21,13 @@ from tessera.training.distributed.collections.sharded_collection import (
     VectorsAwaitable,
 )
 from tessera.training.distributed.collections.sharders import CollectionSharder
-from tessera.training.distributed.comm.awaitable import Awaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import ParameterSharding
 from tessera.training.distributed.sharding.embedding_sharding import TableSharding
 from tessera.training.distributed.sharding.interfaces import OutputColumns, blocks_by_name
 from tessera.training.distributed.sharding.sequence_sharding import SequenceShardingContext
-from tessera.training.distributed.travel.features_awaitable import KJTListSplitsAwaitable
 from tessera.training.distributed.travel.index_dedup import IndexDeduplicator, get_ec_index_dedup
-from tessera.training.distributed.travel.kjt_list import KJTList
 from tessera.training.modules.embedding_configs import EmbeddingConfig
 from tessera.training.modules.embedding_modules import EmbeddingCollection
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
@@ -140,6 +137,7 @@ class ShardedEmbeddingCollection(
     embeddings: nn.ModuleDict
     _holder, _is_sequence = "embeddings", True
     _context = EmbeddingCollectionContext
+    _sharding_context = SequenceShardingContext
     _awaitable = EmbeddingCollectionAwaitable
 
     def __init__(  # noqa: PLR0917 - the reference's signature
@@ -210,44 +208,16 @@ class ShardedEmbeddingCollection(
         """Whether the output carries the ids, as weights."""
         return self._need_indices
 
-    def input_dist(
+    def _prepared(
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
-    ) -> Awaitable[Awaitable[KJTList]]:
-        """Begin to send ids to the ranks that hold their rows.
-
-        Args:
-            ctx: filled here.
-            features: at least the features of all tables; others are ignored.
-
-        Raises:
-            IndexError: an id is not a row of its table (where ids are sent once).
-            KeyError: a feature is missing.
-            ValueError: the values are not int32 or int64.
-        """
-        awaitables = []
-        with torch.no_grad():
-            ctx.input_features = self._router.route(features)
-            ctx.sharding_contexts, ctx.reverse_indices = [], []
-            for part, dist, deduplicator in zip(
-                ctx.input_features, self._input_dists, self._deduplicators, strict=True
-            ):
-                sent, places = (
-                    (part, None) if deduplicator is None else (deduplicator.deduplicate(part))
-                )
-                varies = sent.variable_stride_per_key()
-                awaitables.append(dist(sent))
-                ctx.reverse_indices.append(places)
-                ctx.sharding_contexts.append(
-                    SequenceShardingContext(
-                        batch_size_per_feature_pre_a2a=sent.stride_per_key() if varies else [],
-                        variable_batch_per_feature=varies,
-                        features_before_input_dist=sent,
-                        unbucketize_permute_tensor=getattr(
-                            dist, "unbucketize_permute_tensor", None
-                        ),
-                    )
-                )
-        return KJTListSplitsAwaitable(awaitables, ctx)
+    ) -> list[KeyedJaggedTensor]:
+        ctx.input_features = self._router.route(features)
+        sent, ctx.reverse_indices = [], []
+        for part, deduplicator in zip(ctx.input_features, self._deduplicators, strict=True):
+            alone, places = (part, None) if deduplicator is None else deduplicator.deduplicate(part)
+            sent.append(alone)
+            ctx.reverse_indices.append(places)
+        return sent
 
     def _joined(
         self, ctx: EmbeddingCollectionContext, outputs: list[Tensor]

@@ -62,7 +62,10 @@ class _MetaInferLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
         self._is_weighted = any(config.is_weighted for config in grouped_configs)
         shards = [table for config in grouped_configs for table in config.embedding_tables]
         self.rows = QuantizedRows(
-            [RowsOf(table, table.local_rows, table.local_cols) for table in shards],
+            [
+                RowsOf(t.name, t.local_rows, t.local_cols, t.data_type, t.num_features())
+                for t in shards
+            ],
             pooled=self._pooled,
             output_dtype=self._output_dtype,
             device=device or torch.device("cpu"),

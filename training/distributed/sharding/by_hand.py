@@ -33,15 +33,14 @@ def _kernel(
     wanted: str | None, sharding_type: str, device_type: str, sharder: ModuleSharder[Any]
 ) -> str:
     offered = sharder.compute_kernels(sharding_type, device_type)
-    if wanted is not None:
-        if wanted not in offered:
-            raise ValueError(
-                f"compute_kernel is {wanted!r}; {sharding_type} on {device_type} has "
-                f"{', '.join(offered)}"
-            )
-        return wanted
-    best = [kernel for kernel in ("fused", "quant") if kernel in offered]
-    return (best or offered)[0]
+    if wanted is None:
+        return next((kernel for kernel in ("fused", "quant") if kernel in offered), offered[0])
+    if wanted not in offered:
+        raise ValueError(
+            f"compute_kernel is {wanted!r}; {sharding_type} on {device_type} has "
+            f"{', '.join(offered)}"
+        )
+    return wanted
 
 
 def placed_by(

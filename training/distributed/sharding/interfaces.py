@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from tessera.training.distributed.comm.awaitable import Awaitable
 from tessera.training.distributed.plan.plan_types import ParameterSharding
@@ -42,6 +43,16 @@ class EmbeddingShardingContext(Multistreamable):
     batch_size_per_rank_per_feature: list[list[int]] = field(default_factory=list)
     batch_size_per_feature_pre_a2a: list[int] = field(default_factory=list)
     variable_batch_per_feature: bool = False
+
+    @classmethod
+    def of(cls, sent: KeyedJaggedTensor, dist: nn.Module) -> Self:
+        """The context of features that ``dist`` has begun to send."""
+        del dist
+        varies = sent.variable_stride_per_key()
+        return cls(
+            batch_size_per_feature_pre_a2a=sent.stride_per_key() if varies else [],
+            variable_batch_per_feature=varies,
+        )
 
     def take_exchange(self, exchange: KJTAllToAllTensorsAwaitable) -> None:
         """Learn the sizes that the ranks have exchanged."""

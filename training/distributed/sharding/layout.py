@@ -198,9 +198,7 @@ class Layout:
         infos: the tables.
         env: who takes part.
         strategy_name: for messages.
-        teams: see `Team`.
-        replicated: whether every rank holds every table whole.
-        splits_bags: whether the ranks of a team hold successive blocks of rows.
+        teams, replicated, splits_bags: as of the strategy.
         group: groups each rank's shards into those that one operator serves.
 
     Attributes:

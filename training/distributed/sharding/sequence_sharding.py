@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, distributed, nn
+from typing_extensions import Self
 
 from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
 from tessera.training.distributed.comm.codec_types import CommOp, QuantizedCommCodecs
@@ -50,6 +50,14 @@ class SequenceShardingContext(EmbeddingShardingContext):
     unbucketize_permute_tensor: Tensor | None = None
     lengths_after_input_dist: Tensor | None = None
     length_per_key_after_input_dist: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, sent: KeyedJaggedTensor, dist: nn.Module) -> Self:
+        """The context of features that ``dist`` has begun to send."""
+        ctx = super().of(sent, dist)
+        ctx.features_before_input_dist = sent
+        ctx.unbucketize_permute_tensor = getattr(dist, "unbucketize_permute_tensor", None)
+        return ctx
 
     def take_exchange(self, exchange: KJTAllToAllTensorsAwaitable) -> None:
         """Learn the sizes that the ranks have exchanged."""
@@ -106,7 +114,7 @@ class SequenceEmbeddingDist(BaseEmbeddingDist[SequenceShardingContext, Tensor, T
 
     def __init__(
         self,
-        pg: dist.ProcessGroup,
+        pg: distributed.ProcessGroup,
         dims_per_rank: list[list[int]],
         device: torch.device | None = None,
         codecs: QuantizedCommCodecs | None = None,
