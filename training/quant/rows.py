@@ -47,11 +47,7 @@ def stored_data_type(dtype: torch.dtype) -> DataType:
 
 
 def check_stored(name: str, dim: int, data_type: DataType) -> RowType:
-    """The row type of a table.
-
-    Raises:
-        UserError: a type that is not stored, or a width that does not fill pairs of bytes.
-    """
+    """The row type of a table; a UserError where its width or type cannot be stored."""
     if data_type not in STORED_TYPES:
         raise UserError(
             f"table {name!r}: data_type is {data_type.value}; quantized tables take "

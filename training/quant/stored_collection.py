@@ -30,21 +30,13 @@ Config = TypeVar("Config", bound=BaseEmbeddingConfig)
 
 
 class StoredCollection(nn.Module, Generic[Config]):
-    """Base of the quantized collections.
-
-    Args:
-        tables: the tables; their ``data_type`` says how they are stored.
-        weighted: whether each id's vector is multiplied by the id's weight.
-        output_dtype: of the vectors.
-        device: where the tables live.
-        weights: quantized rows to begin with; None: zeros.
-        row_alignment: bytes that the length of a row is a multiple of.
+    """Base of the quantized collections; its arguments are theirs.
 
     Attributes:
         configs: ``tables``.
         holder: the name of the sub-module that holds the tables' buffers.
         pooled: whether the vectors of a bag are added up.
-        weighted: as given.
+        weighted: whether ids' vectors are multiplied by the ids' weights.
         rows: what is stored.
 
     Raises:

@@ -36,21 +36,6 @@ class FoundTable:
     config: BaseEmbeddingConfig
     pooling: Pooling  # how a bag becomes one vector; ``none``: it does not
 
-    @property
-    def rows(self) -> int:
-        """The number of rows."""
-        return self.config.num_embeddings
-
-    @property
-    def dim(self) -> int:
-        """The embedding dimension."""
-        return self.config.embedding_dim
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """The names of the features that it serves."""
-        return tuple(self.config.feature_names)
-
 
 @dataclass(frozen=True, kw_only=True)
 class FoundCollection:
@@ -66,14 +51,14 @@ class FoundCollection:
         names = iter(embedding_names([table.config for table in self.tables]))
         specs = []
         for table in self.tables:
-            for feature in table.features:
+            for feature in table.config.feature_names:
                 treatment = treatments.get(feature, IdTreatment())
                 spec = FeatureSpec(
                     name=next(names),
                     group="id_list",
                     table=table.stored,
-                    rows=table.rows,
-                    dim=table.dim,
+                    rows=table.config.num_embeddings,
+                    dim=table.config.embedding_dim,
                     pooling=table.pooling,
                     hashing=treatment.hashing,
                     out_of_range=treatment.out_of_range,

@@ -159,9 +159,8 @@ class FeatureProcessedEmbeddingBagCollectionSharder(
     """Turns `FeatureProcessedEmbeddingBagCollection` into its sharded form.
 
     Args:
-        ebc_sharder: whose settings and codecs the collection's tables have; None: those given here.
-        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
-        fused_params: keys of `FusedParams`.
+        ebc_sharder: whose settings and codecs the collection's tables have; None: those given here,
+            as to a `CollectionSharder`.
 
     Raises:
         ValueError: an unknown key or value, or settings both here and in ``ebc_sharder``.

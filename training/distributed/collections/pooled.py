@@ -79,11 +79,9 @@ class ShardedEmbeddingBagCollection(ShardedCollection[KeyedTensor, EmbeddingBagC
         self._divisors = [self._mean_divisor(sharding) for sharding in shardings]
 
     def _mean_divisor(self, sharding: TableSharding) -> MeanDivisor | None:
-        means = (
-            {table.name for table in self._configs if table.pooling is PoolingType.MEAN}
-            if sharding.strategy.splits_bags
-            else set()
-        )
+        if not sharding.strategy.splits_bags:
+            return None
+        means = {table.name for table in self._configs if table.pooling is PoolingType.MEAN}
         is_mean = [
             table.name in means
             for groups in sharding.layout.groups_per_team()

@@ -139,11 +139,8 @@ class BaseQuantEmbeddingSharder(_SharderOfTables[M], Generic[M]):
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """Return the sharding types of inference: whole tables, rows and columns."""
         del compute_device_type
-        return [
-            ShardingType.TABLE_WISE.value,
-            ShardingType.ROW_WISE.value,
-            ShardingType.COLUMN_WISE.value,
-        ]
+        kinds = ShardingType.TABLE_WISE, ShardingType.ROW_WISE, ShardingType.COLUMN_WISE
+        return [kind.value for kind in kinds]
 
     def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
         """Return the quantized rows of the tables by table name."""

@@ -232,13 +232,7 @@ class ShardedEmbeddingCollection(
 class EmbeddingCollectionSharder(
     CollectionSharder[EmbeddingCollection, ShardedEmbeddingCollection]
 ):
-    """Turns `EmbeddingCollection` into its sharded form; see `CollectionSharder`.
-
-    Args:
-        fused_params: keys of `FusedParams`.
-        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
-        use_index_dedup: see `ShardedEmbeddingCollection`.
-    """
+    """Turns `EmbeddingCollection` into its sharded form; see `CollectionSharder` and that form."""
 
     _plain, _sharded = EmbeddingCollection, ShardedEmbeddingCollection
 

@@ -150,10 +150,8 @@ class InferGroupedLookupMixin(BaseEmbeddingLookup[KJTList, list[Tensor]]):
 
     def get_tbes_to_register(self) -> dict[QuantizedRows, list[GroupedEmbeddingConfig]]:
         """The operators of all devices, and the shards that each serves."""
-        operators: dict[QuantizedRows, list[GroupedEmbeddingConfig]] = {}
-        for lookup in self.lookups():
-            operators.update(lookup.get_tbes_to_register())
-        return operators
+        of_devices = [lookup.get_tbes_to_register() for lookup in self.lookups()]
+        return {rows: configs for own in of_devices for rows, configs in own.items()}
 
     def forward(self, sparse_features: KJTList) -> list[Tensor]:
         """Look up each device's features there; see `_MetaInferLookup.forward`."""

@@ -105,6 +105,7 @@ class ShardedQuantEmbeddingCollection(ShardedQuantCollection[EmbeddingConfig]):
     ) -> dict[str, JaggedTensor]:
         """The vectors ``[N_f, D]`` on the first device, by feature in the unsharded order."""
         assert ctx.features is not None
+        assert ctx.sent is not None
         teams: list[tuple[Tensor, list[int]]] = []
         for index, sharding in enumerate(self._shardings.values()):
             teams += sharding.unpooled_vectors(ctx.sent[index], ctx.routes[index], output[index])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import torch
 import torch.distributed as dist
@@ -20,9 +20,13 @@ from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.sharding.ids import IdsDist, LocalSparseFeaturesDist
 from tessera.training.distributed.sharding.interfaces import (
     BaseEmbeddingDist,
+    C,
     EmbeddingShardingInfo,
+    F,
     OutputColumns,
     Part,
+    T,
+    W,
     blocks_by_name,
 )
 from tessera.training.distributed.sharding.layout import LaidOut, Layout, Way, output_columns
@@ -40,12 +44,6 @@ from tessera.training.distributed.tables.interfaces import (
 )
 from tessera.training.distributed.tables.table_shards import ShardedEmbeddingTable
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
-from tessera.training.streamable import Multistreamable
-
-C = TypeVar("C", bound=Multistreamable)
-F = TypeVar("F", bound=Multistreamable)
-T = TypeVar("T")
-W = TypeVar("W")
 
 
 class EmbeddingSharding(LaidOut, Generic[C, F, T, W]):
@@ -181,7 +179,8 @@ class EmbeddingSharding(LaidOut, Generic[C, F, T, W]):
         """How vectors, on ``device`` or the sharding's, travel back, if there is a process group."""
         if self.layout.pg is None:
             if self._is_sequence:
-                return LocalSequenceEmbeddingDist(self.layout.dims_here())
+                here = self.layout.world.rank
+                return LocalSequenceEmbeddingDist(self.layout.dims_per_rank()[here])
             return all_here(self.order)
         make = self.strategy.unpooled if self._is_sequence else self.strategy.pooled
         return make(self._way(self.layout.pg, device))

@@ -1,7 +1,5 @@
 """How ids are sent to the ranks that hold their rows: the components that strategies choose from.
 
-Each of `ids_stay`, `ids_to_tables` and `ids_to_rows` makes the module of one `Layout`.
-
 Legend: ``W`` ranks, ``F`` features that are sent, ``T`` teams, ``P`` ranks of a team.
 """
 
@@ -141,5 +139,7 @@ def ids_to_rows(way: Way) -> IdsDist:
         way.layout.row_bounds,
         way.device,
         is_sequence=way.is_sequence,
-        need_pos=way.layout.has_feature_processor(),
+        need_pos=any(
+            table.has_feature_processor for own in way.layout.tables_per_rank for table in own
+        ),
     )

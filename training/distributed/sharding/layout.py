@@ -255,25 +255,18 @@ class Layout:
 
     def features_per_team(self) -> list[int]:
         """How many features each team looks up."""
-        return [sum(group.num_features() for group in groups) for groups in self.groups_per_team()]
+        return [len(dims) for dims in self.dims_per_team()]
 
     def dims_per_team(self) -> list[list[int]]:
         """Columns of each feature that each team looks up."""
-        return [_dims(groups) for groups in self.groups_per_team()]
+        return [self.dims_per_rank()[team[0]] for team in self.teams]
 
     def dims_per_rank(self) -> list[list[int]]:
         """``[W]``: columns of each feature that each rank looks up."""
-        return [_dims(groups) for groups in self.groups_per_rank]
-
-    def dims_here(self) -> list[int]:
-        """Columns of each feature that this rank looks up."""
-        return _dims(self.groups_per_rank[self.world.rank])
-
-    def has_feature_processor(self) -> bool:
-        """Whether ids get weights where they are looked up."""
-        return any(
-            group.has_feature_processor for groups in self.groups_per_rank for group in groups
-        )
+        return [
+            [dim for group in groups for dim in group.embedding_dims()]
+            for groups in self.groups_per_rank
+        ]
 
     def refuse_blocks_of_different_widths(self) -> None:
         """Raise a ValueError for blocks of one table on one rank that differ in width."""
@@ -317,10 +310,6 @@ class Layout:
                 )
             bounds += [[*starts, ends[-1]]] * shards[0].num_features()
         return bounds
-
-
-def _dims(groups: Sequence[GroupedEmbeddingConfig]) -> list[int]:
-    return [dim for group in groups for dim in group.embedding_dims()]
 
 
 def feature_names(groups: Sequence[GroupedEmbeddingConfig]) -> list[str]:

@@ -1,8 +1,5 @@
 """How pooled vectors travel back to the ranks of their samples: what strategies choose from.
 
-Each of `vectors_stay`, `vectors_to_samples`, `sums_to_samples` and `node_sums_to_samples` makes
-the module of one `Layout`.
-
 Legend: ``W`` ranks, ``L`` ranks per node, ``M`` nodes, ``B`` samples of a rank, ``F`` features that
 are looked up here.
 """

@@ -176,7 +176,7 @@ def as_rows(flat: Tensor, dims: list[int], sizes: list[int], width: int) -> Tens
 
 def own_vectors_stay(way: Way) -> LocalSequenceEmbeddingDist:
     """Every rank has looked up its own ids."""
-    return LocalSequenceEmbeddingDist(way.layout.dims_here())
+    return LocalSequenceEmbeddingDist(way.layout.dims_per_rank()[way.layout.world.rank])
 
 
 def vectors_to_senders(way: Way) -> SequenceEmbeddingDist:

@@ -64,12 +64,8 @@ def get_recat(
 class SplitsAllToAllAwaitable(Awaitable[list[list[int]]]):
     """Exchanges the sizes of what will be received: an all-to-all of host numbers.
 
-    Args:
-        input_tensors: ``[W]`` int64 each: entry r goes to rank r.
-        pg: the ranks.
-
-    ``wait()`` gives per input tensor the ``W`` numbers that were received.  It is the one point where
-    the host waits for the device.
+    Entry r of each input tensor, ``[W]`` int64, goes to rank r of ``pg``.  ``wait()`` gives per
+    input tensor the ``W`` numbers that were received; there alone the host waits for the device.
     """
 
     def __init__(self, input_tensors: list[Tensor], pg: dist.ProcessGroup) -> None:
@@ -201,8 +197,7 @@ class KJTSplitsAllToAllMeta:
     """What is to be sent for one sharding, not yet begun: its sizes can go with those of others.
 
     Attributes:
-        pg: the ranks.
-        features: what is sent.
+        features: what is sent to the ranks of ``pg``.
         splits: ``[W]`` features that each rank gets.
         splits_tensors: the sizes to exchange, ``[W]`` each.
         input_splits: per tensor of the features, how much each rank gets of it.
@@ -246,11 +241,7 @@ class KJTSplitsAllToAllMeta:
         )
 
     def send_tensors(self, exchanged: list[list[int]]) -> KJTAllToAllTensorsAwaitable:
-        """Begin to send the tensors, their sizes being known.
-
-        Args:
-            exchanged: for each of ``splits_tensors``, the number that each rank sent.
-        """
+        """Begin to send; ``exchanged`` holds each rank's number for each of ``splits_tensors``."""
         tensors = len(self.labels)
         varies = self.features.variable_stride_per_key()
         first = tensors if varies else tensors + 1
