@@ -17,14 +17,6 @@ BatchLimits shared(BatchLimits limits, const WorkerPlan& plan) {
   return limits;
 }
 
-std::int64_t bytes_per_sample(const InputSchema& schema) {
-  std::int64_t bytes = 0;
-  for (const OutputSpec& output : schema.outputs) {
-    bytes += output.width * static_cast<std::int64_t>(sizeof(float));
-  }
-  return bytes;
-}
-
 Refusal refusal_of(RejectReason reason) {
   if (reason == RejectReason::kDeadline) {
     return {{Code::kDeadlineExceeded, "the deadline passed while the request waited for a worker"},
@@ -69,7 +61,7 @@ ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config, Mode
       niceness_(config.worker_niceness),
       decoder_(package_.manifest.schema, config.request_limits, package_.runner->shares_rows()),
       infer_decoder_(package_.manifest.schema, config.request_limits),
-      sample_answer_bytes_(bytes_per_sample(package_.manifest.schema)),
+      request_bytes_(package_.manifest.schema),
       plan_(plan_workers(config, package_.manifest.device == "cpu", available_cpus())),
       scheduler_(config.queue_limits, shared(config.batch_limits, plan_), clock) {
   const Manifest& manifest = package_.manifest;
