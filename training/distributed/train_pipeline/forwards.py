@@ -15,7 +15,7 @@ from tessera.training.distributed.train_pipeline.contexts import (
     PrefetchTrainPipelineContext,
     TrainPipelineContext,
 )
-from tessera.training.distributed.train_pipeline.streams import on_stream
+from tessera.training.distributed.train_pipeline.streams import hand_over, on_stream
 from tessera.training.distributed.travel.kjt_all_to_all import KJTSplitsAllToAllMeta
 
 if TYPE_CHECKING:
@@ -82,12 +82,7 @@ class BaseForward(ABC, Generic[TContext]):
                 "call the pipeline's progress(), or its detach() before the model itself"
             )
         data, ctx = self._received(self._sent.pop(self.name))
-        if self.stream is not None:
-            # The current stream uses what another stream made.
-            current = torch.cuda.current_stream()
-            current.wait_stream(self.stream)
-            data.record_stream(current)
-            ctx.record_stream(current)
+        hand_over(self.stream, data, ctx)
         return self.module.compute_and_output_dist(ctx, data)
 
 
