@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tessera.training.distributed.collections.sharded_embedding_module import ShardedEmbeddingModule
-from tessera.training.distributed.train_pipeline.contexts import PrefetchTrainPipelineContext
 from tessera.training.distributed.train_pipeline.forwards import (
     BaseForward,
     PrefetchPipelinedForward,
+    PrefetchTrainPipelineContext,
 )
 from tessera.training.distributed.train_pipeline.pipelines import In, Out
 from tessera.training.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist

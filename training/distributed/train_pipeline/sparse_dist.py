@@ -25,11 +25,11 @@ from torch.optim import Optimizer
 
 from tessera.errors import UserError
 from tessera.training.distributed.model.model_parallel import get_unwrapped_module
-from tessera.training.distributed.train_pipeline.contexts import TrainPipelineContext
 from tessera.training.distributed.train_pipeline.forwards import (
     BaseForward,
     KJTAllToAllForward,
     PipelinedForward,
+    TrainPipelineContext,
 )
 from tessera.training.distributed.train_pipeline.pipelines import In, Out, TrainPipelineBase
 from tessera.training.distributed.train_pipeline.streams import (
