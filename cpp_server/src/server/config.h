@@ -43,6 +43,7 @@ struct ServerConfig {
   int worker_niceness = 5;  // nice levels behind the threads of the network
   int max_message_bytes = 64 * 1024 * 1024;
   std::int64_t max_inflight_bytes = std::int64_t{1} << 30;  // of all models together
+  int max_http_connections = 128;
   std::int64_t drain_propagation_ms = 1'000;
   double drain_limit_s = 30.0;
   bool verify_golden = true;
