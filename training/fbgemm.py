@@ -84,27 +84,18 @@ def import_training_tables() -> ModuleType:
     return _load("fbgemm_gpu.split_table_batched_embeddings_ops_training")
 
 
-def import_sparse_operators() -> ModuleType:
-    """FBGEMM itself, which makes its operators on jagged tensors known to torch.
+@lru_cache(maxsize=1)
+def load_sparse_operators() -> None:
+    """Make FBGEMM's operators on jagged tensors known to torch; cheap to call before every use.
 
     Raises:
         UserError: FBGEMM is not installed or does not load.
     """
-    return _load("fbgemm_gpu")
-
-
-@lru_cache(maxsize=1)
-def load_sparse_operators() -> None:
-    """`import_sparse_operators` once; cheap to call before every use of an operator."""
-    import_sparse_operators()
+    _load("fbgemm_gpu")
 
 
 def import_inference_tables() -> ModuleType:
-    """FBGEMM's module of quantized tables.
-
-    Raises:
-        UserError: FBGEMM is not installed or does not load.
-    """
+    """FBGEMM's module of quantized tables; raises as `import_training_tables` does."""
     return _load("fbgemm_gpu.split_table_batched_embeddings_ops_inference")
 
 

@@ -18,11 +18,8 @@ can be dropped at any time.
 
 from __future__ import annotations
 
-import argparse
 import json
-import multiprocessing
 import os
-import platform
 import re
 import statistics
 import subprocess
@@ -31,7 +28,18 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+from tessera.training.bench.harness import (
+    arguments,
+    in_own_process,
+    in_turns,
+    machine,
+    medians,
+    print_head,
+    print_row,
+)
 
 DIM = 64
 TABLES = 26
@@ -133,8 +141,9 @@ def run(command: Sequence[str]) -> Run:
     """
     with tempfile.TemporaryFile("w+") as errors:
         begin = time.perf_counter()
+        environment = {**os.environ, "SOURCE_DATE_EPOCH": "1"}
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=_environment()
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
         )
         anonymous = 0
         while True:
@@ -157,10 +166,6 @@ def run(command: Sequence[str]) -> Run:
         anonymous=anonymous,
         resident=usage.ru_maxrss * 1024,
     )
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "SOURCE_DATE_EPOCH": "1"}
 
 
 def _anonymous(pid: int) -> int:
@@ -222,30 +227,20 @@ def measure(size_mb: int, dtype: str, folder: Path, rounds: int) -> dict[str, fl
     """All figures of one table size."""
     rows = max(FEWEST_ROWS, size_mb * 1_000_000 // (TABLES * DIM * 4))
     checkpoint, package = folder / "step-0000000000.pt", folder / "model.pt"
-    maker = multiprocessing.get_context("spawn").Process(
-        target=make_checkpoint, args=(checkpoint, rows)
-    )
-    maker.start()
-    maker.join()
-    if maker.exitcode:
-        sys.exit(f"packaging: making the checkpoint ended with exit status {maker.exitcode}")
-    packaged, plain = [], []
-    for _ in range(rounds):
-        command = [sys.executable, "-m", "tessera", "package-model", str(checkpoint)]
-        flags = ["--out", str(package), "--dtype", dtype, "--no-evaluate"]
-        packaged.append(run([*command, *flags]))
-        copy = folder / "plain.pt"
-        plain.append(run([sys.executable, "-c", _PLAIN, str(checkpoint), str(copy)]))
-        copy.unlink()
-    checkpoint_bytes = checkpoint.stat().st_size
-    checkpoint.unlink()
-    loads: dict[str, list[Run]] = {name: [] for name in _LOADS}
-    for _ in range(rounds):
-        for name, program in _LOADS.items():
-            loads[name].append(run([sys.executable, "-c", program, str(package)]))
-    seconds = {
-        name: statistics.median(float(run.printed) for run in runs) for name, runs in loads.items()
+    in_own_process(make_checkpoint, checkpoint, rows)
+    copy, program = folder / "plain.pt", [sys.executable, "-m", "tessera", "package-model"]
+    flags = ["--out", str(package), "--dtype", dtype, "--no-evaluate"]
+    ways = {
+        "package": [*program, str(checkpoint), *flags],
+        "plain": [sys.executable, "-c", _PLAIN, str(checkpoint), str(copy)],
     }
+    packaged, plain = in_turns({n: partial(run, way) for n, way in ways.items()}, rounds).values()
+    checkpoint_bytes = checkpoint.stat().st_size
+    for file in (checkpoint, copy):
+        file.unlink()
+    commands = {name: [sys.executable, "-c", code, str(package)] for name, code in _LOADS.items()}
+    loads = in_turns({name: partial(run, command) for name, command in commands.items()}, rounds)
+    seconds = medians({n: [float(one.printed) for one in runs] for n, runs in loads.items()})
     file_bytes = package.stat().st_size
     package.unlink()
     loaded = loads["load_package"]
@@ -269,10 +264,7 @@ def measure(size_mb: int, dtype: str, folder: Path, rounds: int) -> dict[str, fl
 
 
 def main() -> None:
-    """Print one table of packaging and one of loading."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument(
         *("--sizes-mb", "--tables-mb"),
         nargs="+",
@@ -285,7 +277,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, help="where files are made (default: a new folder)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON too")
     args = parser.parse_args()
-    print(f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores; MB and seconds")
+    print(f"{machine()}; MB and seconds")
     results = []
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         for size in args.sizes_mb:
@@ -296,10 +288,9 @@ def main() -> None:
     split.append(["tables", *(key for key in results[0] if key not in split[0])])
     for keys in split:
         print()
-        print(f"| {' | '.join(keys)} |")
-        print(f"|{' --- |' * len(keys)}")
+        print_head(*keys)
         for result in results:
-            print(f"| {' | '.join(_cell(result[key]) for key in keys)} |")
+            print_row(*(_cell(result[key]) for key in keys))
     if args.json:
         print(json.dumps(results, indent=1))
 

@@ -3,7 +3,7 @@
 The folders are the request's way through the program; cpp_server/src has the same::
 
     front/         what answers on the ports
-      grpc_front       bytes in; the only file that knows gRPC
+      grpc_front       bytes in; the only file that knows gRPC; hang_up ends its connections
       message_receiver bounds what messages hold while they are being received
       predict_service  one call from its bytes to its answer; counts how it ended
       wire_protocol    what differs between Predict and ModelInfer

@@ -45,6 +45,9 @@ _MOST = {
     "worker_niceness": 19,
 }
 
+_LARGEST_MESSAGE = (1 << 31) - 1
+_LONGEST_DRAIN_S = 1_000_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLimits:
@@ -186,6 +189,12 @@ class ServerConfig:
                 "--public-key is given without --require-signature; give both or neither"
             )
         _at_least(1024, max_message_bytes=self.max_message_bytes)
+        if self.max_message_bytes > _LARGEST_MESSAGE:
+            _refuse(
+                "max_message_bytes",
+                self.max_message_bytes,
+                f"gRPC takes messages of {_LARGEST_MESSAGE} bytes at most",
+            )
         _at_least(1, max_http_connections=self.max_http_connections)
         if self.max_inflight_bytes < self.max_message_bytes:
             _refuse(
@@ -194,7 +203,16 @@ class ServerConfig:
                 f"a message of max_message_bytes={self.max_message_bytes} could never come in: "
                 "raise the one or lower the other",
             )
+        self._check_drain()
+
+    def _check_drain(self) -> None:
         _at_least(0, drain_propagation_ms=self.drain_propagation_ms)
+        if not 0 < self.drain_limit_s < _LONGEST_DRAIN_S:
+            _refuse(
+                "drain_limit_s",
+                self.drain_limit_s,
+                f"give a number of seconds above 0 and below {_LONGEST_DRAIN_S}",
+            )
         if self.drain_limit_s * 1_000 <= self.drain_propagation_ms:
             _refuse(
                 "drain_limit_s",

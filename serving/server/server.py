@@ -109,6 +109,7 @@ class Server:
             self._metrics.add(counters)
         self._health = HealthService(names)
         self._admission = Admission()
+        self._budget = ByteBudget(config.max_inflight_bytes)
         self._draining = False
         self._grpc = GrpcFront(
             predict_service=PredictService(
@@ -126,7 +127,7 @@ class Server:
                 log=self._log,
             ),
             health=self._health,
-            budget=ByteBudget(config.max_inflight_bytes),
+            budget=self._budget,
             receiver=MessageReceiver(
                 max_bytes=config.max_inflight_bytes, max_message_bytes=config.max_message_bytes
             ),
@@ -261,17 +262,18 @@ class Server:
             self._log.error("drain_limit_passed", unanswered=self._admission.active)
             await self.close(0.0)
             return False
+        self._health.close()
         await self._wait_for_quiet()
         await self.close(_FLUSH_SECONDS)
         return True
 
     async def _wait_for_quiet(self) -> None:
-        # Closing gRPC's port cancels calls that it has read but not yet handed over; those
-        # should hear "draining", too.
+        # What has been answered must have left when the connections end, and calls that gRPC has
+        # read but not yet handed over should hear "draining", too.
         for _ in range(_QUIET_TRIES):
             refused = self._admission.refused
             await asyncio.sleep(_QUIET_SECONDS)
-            if self._admission.refused == refused:
+            if self._admission.refused == refused and not self._budget.held:
                 return
 
     async def _wait_for_propagation(self) -> None:

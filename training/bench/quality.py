@@ -23,10 +23,7 @@ Writes ``quality.json`` and ``quality.md`` into ``--out`` and prints the latter.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -41,6 +38,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedKFold
 
 from tessera.training.bench import peers
+from tessera.training.bench.harness import arguments, machine
 from tessera.training.config import SHIPPED_CONFIGS, load_config
 from tessera.training.data.datagen import generate, probabilities_path
 from tessera.training.data.dataset import DataSplits
@@ -201,7 +199,7 @@ def _auc(
 def report(sections: list[Section]) -> str:
     """The outcome as Markdown."""
     lines = [
-        f"{platform.machine()}, {os.cpu_count()} cores, {platform.platform()}.",
+        f"{machine()}.",
         "",
         "| data | model | AUC | standard error | seconds |",
         "| --- | --- | --- | --- | --- |",
@@ -233,9 +231,7 @@ MEASURES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of the real samples")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument(

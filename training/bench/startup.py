@@ -10,13 +10,10 @@ installed.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import platform
-import statistics
 import subprocess
 import sys
-import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +23,7 @@ from tessera.training import (
     EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
 )
+from tessera.training.bench.harness import arguments, in_turns, machine, medians, seconds_of
 from tessera.training.distributed.planner import EmbeddingShardingPlanner, Topology
 from tessera.training.distributed.planner.stats import NoopEmbeddingStats
 
@@ -34,9 +32,8 @@ TABLES, RANKS, RANKS_PER_HOST, BATCH = 1000, 64, 8, 512
 
 def import_seconds(module: str) -> float:
     """Wall time of a new interpreter that imports ``module``."""
-    started = time.perf_counter()
-    subprocess.run([sys.executable, "-W", "ignore", "-c", f"import {module}"], check=True)
-    return time.perf_counter() - started
+    command = [sys.executable, "-W", "ignore", "-c", f"import {module}"]
+    return seconds_of(lambda: subprocess.run(command, check=True))
 
 
 def sizes() -> list[tuple[int, int]]:
@@ -53,9 +50,7 @@ def our_plan() -> float:
     model = EmbeddingBagCollection(tables, device=torch.device("meta"))
     topology = Topology(RANKS, "cuda", local_world_size=RANKS_PER_HOST)
     planner = EmbeddingShardingPlanner(topology, batch_size=BATCH, stats=NoopEmbeddingStats())
-    started = time.perf_counter()
-    planner.plan(model, [EmbeddingBagCollectionSharder()])
-    taken = time.perf_counter() - started
+    taken = seconds_of(lambda: planner.plan(model, [EmbeddingBagCollectionSharder()]))
     report = planner.report
     assert report is not None, "a planner that planned has a report"
     print(f"{report.num_options} ways, {report.num_proposals} proposals")
@@ -79,23 +74,16 @@ def torchrec_plan() -> float:
     model = peer.EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
     topology = planner.Topology(RANKS, "cuda", local_world_size=RANKS_PER_HOST)
     maker = planner.EmbeddingShardingPlanner(topology=topology, batch_size=BATCH)
-    started = time.perf_counter()
-    maker.plan(model, [embeddingbag.EmbeddingBagCollectionSharder()])
-    return time.perf_counter() - started
+    return seconds_of(lambda: maker.plan(model, [embeddingbag.EmbeddingBagCollectionSharder()]))
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=9, help="imports of each; default: 9")
     rounds: int = parser.parse_args().rounds
-    print(f"{platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}")
-    modules = ("torch", "tessera.training")
-    seconds: dict[str, list[float]] = {module: [] for module in modules}
-    for _ in range(rounds):
-        for module in modules:
-            seconds[module].append(import_seconds(module))
-    alone, ours = (statistics.median(seconds[module]) for module in modules)
+    print(f"{machine()}, Python {sys.version.split()[0]}")
+    imports = {name: partial(import_seconds, name) for name in ("torch", "tessera.training")}
+    alone, ours = medians(in_turns(imports, rounds)).values()
     print(f"import torch {alone:.2f} s, import tessera.training {ours:.2f} s: {ours / alone:.2f}x")
     print(f"plan of {TABLES} tables on {RANKS} ranks: {our_plan():.2f} s")
     if importlib.util.find_spec("torchrec") is not None:

@@ -90,14 +90,11 @@ def generate(
         UserError: a number is out of its range, ``out``'s folder is not there, ``out`` is something
             else than a file, or the disk is full.
     """
-    if rows < 0:
-        raise UserError(f"rows={rows}: give 0 or more")
-    if seed < 0:
-        raise UserError(f"seed={seed}: give 0 or more")
+    for name, value in (("rows", rows), ("seed", seed), ("workers", workers)):
+        if value < 0:
+            raise UserError(f"{name}={value}: give 0 or more")
     if not 0 < positive_rate < 1:
         raise UserError(f"positive_rate={positive_rate}: give a share between 0 and 1")
-    if workers < 0:
-        raise UserError(f"workers={workers}: give 0 or more")
     if out.exists() and not out.is_file():
         raise UserError(f"out='{out}': exists and is not a file; name another")
     if not out.parent.is_dir():
@@ -123,15 +120,13 @@ def generate(
                 beside.write(probability.astype("<f4").tobytes())
             bar.update(task.rows)
         truth = score.truth()
+        content: dict[str, Any] = {"format": "tessera datagen truth", "version": 1}
+        for name, value in vars(truth).items():
+            content[name] = None if math.isnan(value) else value
+        content["model"] = _model(seed, positive_rate).to_json()
         facts = stack.enter_context(_replacing(truth_path(out)))
-        model = _model(seed, positive_rate)
-        facts.write(json.dumps(_describe(truth, model), indent=1).encode())
+        facts.write(json.dumps(content, indent=1).encode())
     return truth
-
-
-def _describe(truth: Truth, model: GeneratingModel) -> dict[str, Any]:
-    known = {key: None if math.isnan(value) else value for key, value in vars(truth).items()}
-    return {"format": "tessera datagen truth", "version": 1, **known, "model": model.to_json()}
 
 
 @contextlib.contextmanager

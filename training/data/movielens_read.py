@@ -173,7 +173,9 @@ class _Table:
             for number, line in enumerate(lines, start=1):
                 fields = line.rstrip("\r\n").split(self._separator)
                 try:
-                    _check_count(fields, columns)
+                    if len(fields) != columns:
+                        found = f"{len(fields)} columns"
+                        raise _BadField("line", found, f"expected {columns} columns")  # noqa: TRY301 - as of a field
                     row = convert(fields)
                 except _BadField as error:
                     column, value, reason = error.args
@@ -187,11 +189,6 @@ class _Table:
                     self.malformed += MalformedReport(1, (example,))
                 else:
                     yield row
-
-
-def _check_count(fields: Sequence[str], columns: int) -> None:
-    if len(fields) != columns:
-        raise _BadField("line", f"{len(fields)} columns", f"expected {columns} columns")
 
 
 def _integer(column: str, text: str, low: int, high: int) -> int:

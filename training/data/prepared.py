@@ -97,7 +97,9 @@ def open_or_build(
                 return found
             with _temporary(cache_dir / f"{stem}.tmp") as temporary:
                 details = dict(build(temporary))
-                _require_unchanged(sources, before)
+                if _describe(sources) != before:
+                    names = ", ".join(map(str, sources))
+                    raise SourceChangedError(f"{names}: changed while being read; run again")
                 _seal(temporary, sources=before, options=options, details=details)
                 _remove_others(cache_dir, f"{name}-{identity}-")
                 temporary.rename(folder)
@@ -107,13 +109,6 @@ def open_or_build(
     found = _open(folder)
     assert found is not None
     return found
-
-
-def _require_unchanged(sources: Sequence[Path], before: list[dict[str, Any]]) -> None:
-    if _describe(sources) != before:
-        raise SourceChangedError(
-            f"{', '.join(map(str, sources))}: changed while being read; run again"
-        )
 
 
 def _unwritable(cache_dir: Path, error: OSError) -> UserError:

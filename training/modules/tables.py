@@ -49,13 +49,13 @@ class EmbeddingCollectionInterface(ABC, nn.Module):
     def need_indices(self) -> bool:
         """Whether the output carries the ids, as weights."""
 
-    @abstractmethod
     def embedding_dim(self) -> int:
         """Columns of every table."""
+        return self.embedding_configs()[0].embedding_dim
 
-    @abstractmethod
     def embedding_names_by_table(self) -> list[list[str]]:
         """The output's names of each table's features."""
+        return get_embedding_names_by_table(self.embedding_configs())
 
 
 def get_embedding_names_by_table(tables: Sequence[BaseEmbeddingConfig]) -> list[list[str]]:

@@ -17,7 +17,6 @@ from tessera.training.modules.tables import (
     EmbeddingCollectionInterface,
     common_dim,
     embedding_names,
-    get_embedding_names_by_table,
 )
 from tessera.training.quant.pooled import MeanColumns, named_vectors
 from tessera.training.quant.rows import DEFAULT_ROW_ALIGNMENT
@@ -133,7 +132,7 @@ class EmbeddingCollection(StoredCollection[EmbeddingConfig], EmbeddingCollection
         table_name_to_quantized_weights: QuantizedWeights | None = None,
         row_alignment: int = DEFAULT_ROW_ALIGNMENT,
     ) -> None:
-        self._embedding_dim = common_dim(tables)
+        common_dim(tables)  # which refuses different ones
         super().__init__(
             tables,
             weighted=False,
@@ -143,7 +142,6 @@ class EmbeddingCollection(StoredCollection[EmbeddingConfig], EmbeddingCollection
             row_alignment=row_alignment,
         )
         self._need_indices = need_indices
-        self._embedding_names_by_table = get_embedding_names_by_table(tables)
         self._embedding_names = embedding_names(tables)
 
     @classmethod
@@ -158,14 +156,6 @@ class EmbeddingCollection(StoredCollection[EmbeddingConfig], EmbeddingCollection
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The settings of every table, in the collection's order."""
         return self.configs
-
-    def embedding_names_by_table(self) -> list[list[str]]:
-        """The output's names of each table's features."""
-        return self._embedding_names_by_table
-
-    def embedding_dim(self) -> int:
-        """Columns of every table."""
-        return self._embedding_dim
 
     def need_indices(self) -> bool:
         """Whether the output carries the ids, as weights."""

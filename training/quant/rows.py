@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tessera.errors import UserError
 from tessera.kernels.row_types import RowType, fbgemm_types
-from tessera.training.fbgemm import import_sparse_operators
+from tessera.training.fbgemm import load_sparse_operators
 from tessera.training.modules.embedding_configs import DataType
 
 DEFAULT_ROW_ALIGNMENT = 16
@@ -87,7 +87,7 @@ def quantize_rows(weights: Tensor, data_type: DataType) -> tuple[Tensor, Tensor 
         an integer type.
     """
     kind = STORED_TYPES[data_type]
-    import_sparse_operators()
+    load_sparse_operators()
     stored = kind.encode(weights.detach().float())
     scales = stored[:, : kind.header_bytes] if kind.scaled else None
     return stored[:, kind.header_bytes :], scales

@@ -27,17 +27,8 @@ from tessera.training.trainer.step import ModelWithLoss, StepBatch
 DEFAULT_EPS = 1e-8
 NO_MEMORY = "can't allocate memory"  # how torch's CPU allocator puts it
 
-_FUSED = {
-    "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-    "adagrad": EmbOptimType.EXACT_ADAGRAD,
-    "sgd": EmbOptimType.EXACT_SGD,
-    "adam": EmbOptimType.ADAM,
-    "partial_rowwise_adam": EmbOptimType.PARTIAL_ROWWISE_ADAM,
-    "lamb": EmbOptimType.LAMB,
-    "partial_rowwise_lamb": EmbOptimType.PARTIAL_ROWWISE_LAMB,
-    "lars_sgd": EmbOptimType.LARS_SGD,
-    "lion": EmbOptimType.LION,
-}
+# A config leaves out what tells exact updates from the approximate ones that FBGEMM had before.
+_FUSED = {kind.name.lower().removeprefix("exact_"): kind for kind in EmbOptimType}
 _DENSE: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,

@@ -61,13 +61,7 @@ def remove(path: Path) -> None:
 
 
 def checkpoint_path(folder: Path, step: int, *, sharded: bool = False) -> Path:
-    """The name of a checkpoint of ``step`` finished steps in ``folder``.
-
-    Args:
-        folder: the run's checkpoints.
-        step: finished steps.
-        sharded: written by several ranks, a folder; otherwise a file.
-    """
+    """The name of a checkpoint of ``step`` finished steps: a file, or with ``sharded`` a folder."""
     return folder / f"step-{step:010d}.{'shards' if sharded else 'pt'}"
 
 

@@ -66,17 +66,7 @@ class _FbgemmTables(nn.Module):
             codes.append(table.kind.fbgemm_code)
         self._names = [feature.name for feature in features]
         self._total_dim = sum(dims)
-        self.hasher = FeatureHasher(
-            [
-                HashSpec(
-                    name=feature.name,
-                    rows=feature.rows,
-                    hashing=feature.hashing,
-                    out_of_range=feature.out_of_range,
-                )
-                for feature in features
-            ]
-        )
+        self.hasher = FeatureHasher([HashSpec.of(feature) for feature in features])
         self._largest_dim = {
             bits: max([table.info.dim for table in stored if table.kind.bits == bits], default=0)
             for bits in (2, 4, 8, 16, 32)

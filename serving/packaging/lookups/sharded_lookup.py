@@ -107,12 +107,7 @@ class ShardedLookup(nn.Module):
             [
                 HashSpec(name=key, rows=1, hashing="none")
                 if feature is None
-                else HashSpec(
-                    name=key,
-                    rows=feature.rows,
-                    hashing=feature.hashing,
-                    out_of_range=feature.out_of_range,
-                )
+                else HashSpec.of(feature)
                 for key, feature in zip(self._keys, features, strict=True)
             ]
         )

@@ -37,16 +37,7 @@ class ShardedRows(nn.Module):
         stored = tables.table(feature.table)
         self._by_rows = is_cut_by_rows(stored)
         if self._by_rows:
-            self.hasher = FeatureHasher(
-                [
-                    HashSpec(
-                        name=feature.name,
-                        rows=feature.rows,
-                        hashing=feature.hashing,
-                        out_of_range=feature.out_of_range,
-                    )
-                ]
-            )
+            self.hasher = FeatureHasher([HashSpec.of(feature)])
         self._name = feature.name
         self._shards: list[tuple[str, int, int]] = []
         for piece in stored.pieces:

@@ -20,7 +20,7 @@ from tessera.serving.packaging.passes.linears import (
     parameter,
     replace_linears,
 )
-from tessera.serving.packaging.passes.registry import Pass, Target, register
+from tessera.serving.packaging.passes.registry import Pass, Target
 
 NARROW = torch.bfloat16
 """The layers' type."""
@@ -136,18 +136,8 @@ def is_narrow(module: fx.GraphModule, node: fx.Node) -> bool:
     return fixed is not None and fixed.dtype == NARROW
 
 
-def _run(module: fx.GraphModule, target: Target) -> int:
-    del target
+@Pass(name="narrow_linears", order=20, device="cuda", dense_dtype="bf16")
+def _run(module: fx.GraphModule, _target: Target) -> int:
     saved = narrow_linears(module)
     keep_narrow(module)
     return saved
-
-
-NARROW_LINEARS = register(
-    Pass(
-        name="narrow_linears",
-        order=20,
-        applies=lambda target: (target.device, target.dense_dtype) == ("cuda", "bf16"),
-        run=_run,
-    )
-)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from tessera.serving.packaging.dense_types import dense_operators
-from tessera.serving.packaging.passes.registry import Pass, Target, register
+from tessera.serving.packaging.passes.registry import Pass, Target
 from tessera.serving.packaging.stable_names import named_in_packages
 
 ROW_BLOCK = 4
@@ -77,34 +77,22 @@ _PRODUCTS = frozenset(
 )
 
 
-def remove_padding(module: fx.GraphModule, target: Target) -> int:
+@Pass(name="padding", order=50, backend="tessera", device="cpu")
+def remove_padding(module: fx.GraphModule, _target: Target) -> None:
     """Drop the padding of inputs and outputs from a traced model without products of torch's own.
 
     Where there is one, nothing is changed.
     """
-    del target
     graph = module.graph
     for node in graph.nodes:
         if node.op == "call_module":  # may hold anything
-            return 0
+            return
         called = node.op in {"call_function", "call_method"}
         if called and node.target not in dense_operators():
             name = node.target if isinstance(node.target, str) else node.target.__name__
             if name in _PRODUCTS:
-                return 0
+                return
     for pad in (pad_dense, pad_lengths, first_rows):
         for node in graph.find_nodes(op="call_function", target=pad):
             node.replace_all_uses_with(node.args[0])
     graph.eliminate_dead_code()
-    module.recompile()
-    return 0
-
-
-PADDING = register(
-    Pass(
-        name="padding",
-        order=50,
-        applies=lambda target: (target.backend, target.device) == ("tessera", "cpu"),
-        run=remove_padding,
-    )
-)

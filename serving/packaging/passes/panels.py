@@ -13,9 +13,10 @@ from torch import fx
 
 from tessera.serving.packaging.dense_types import DENSE_TYPES
 from tessera.serving.packaging.passes.linears import Linear, replace_linears
-from tessera.serving.packaging.passes.registry import Pass, Target, register
+from tessera.serving.packaging.passes.registry import Pass, Target
 
 
+@Pass(name="panels", order=20, backend="tessera", device="cpu")
 def pack_panels(module: fx.GraphModule, target: Target) -> int:
     """Replace every linear function by ``tessera::linear`` or ``linear_bf16``, in place.
 
@@ -60,13 +61,3 @@ def pack_panels(module: fx.GraphModule, target: Target) -> int:
 
     replace_linears(module, call_tessera)
     return saved
-
-
-PANELS = register(
-    Pass(
-        name="panels",
-        order=20,
-        applies=lambda target: (target.backend, target.device) == ("tessera", "cpu"),
-        run=pack_panels,
-    )
-)

@@ -20,6 +20,7 @@ from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.server.errors import Code, ServeError
 from tessera.serving.server.front.byte_budget import ByteBudget, HeldBytes
+from tessera.serving.server.front.hang_up import hang_up
 from tessera.serving.server.front.health_service import HealthService, Serving
 from tessera.serving.server.front.kserve_metadata import KserveMetadata
 from tessera.serving.server.front.message_receiver import WINDOW_BYTES, MessageReceiver
@@ -78,6 +79,7 @@ class GrpcFront:
         self._budget = budget
         self._receiver = receiver
         self._health = health
+        self._port = 0
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
@@ -150,10 +152,18 @@ class GrpcFront:
                 "or the host is not this machine's; choose another --port or --host"
             )
         await self._server.start()
+        self._port = bound
         return bound
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls and let those that run end; after ``grace_s`` seconds, cut them."""
+        """End every connection and the server; handlers that run have ``grace_s`` seconds.
+
+        Calls that have no answer yet are told UNAVAILABLE.
+        """
+        if self._port:
+            # Twice: the first closes the port, and connections may have come in meanwhile.
+            hang_up(self._port)
+            hang_up(self._port)
         await self._server.stop(grace_s)
 
     def _scoring(self, protocol: WireProtocol) -> grpc.RpcMethodHandler[bytes, bytes]:

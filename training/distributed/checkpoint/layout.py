@@ -23,7 +23,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from tessera.training.distributed.checkpoint.errors import CheckpointError
 from tessera.training.distributed.checkpoint.reader import Piece
-from tessera.training.distributed.tables.kernels.optimizer_state import sharded, sharded_rowwise
+from tessera.training.distributed.tables.kernels.optimizer_state import sharded
 from tessera.training.optim.keyed import KeyedOptimizer
 
 MODEL = "model."
@@ -101,10 +101,10 @@ def _placed(what: str, state: Tensor, table: Any) -> Tensor:
     shards = table.local_shards()
     if len(shards) == 1:
         places, shape = [shards[0].metadata], shards[0].tensor.shape
-        if state.shape == shape:
-            return sharded([state], places, table.metadata(), table._process_group)  # noqa: SLF001 - it has no other name
-        if state.shape == shape[:1]:
-            return sharded_rowwise([state], places, table.metadata(), table._process_group)  # noqa: SLF001 - the same
+        if state.shape in {shape, shape[:1]}:
+            group = table._process_group  # noqa: SLF001 - it has no other name
+            rowwise = state.shape != shape
+            return sharded([state], places, table.metadata(), group, rowwise=rowwise)
     raise CheckpointError(
         f"{what} has shape {list(state.shape)} and belongs to {len(shards)} shards of a table on "
         "this rank; states of one number per weight or per row, of one shard, are saved"

@@ -36,7 +36,7 @@ from tessera.training.distributed.travel.one_to_all import (
     KJTOneToAll,
     SeqEmbeddingsAllToOne,
 )
-from tessera.training.fbgemm import import_sparse_operators
+from tessera.training.fbgemm import load_sparse_operators
 from tessera.training.modules.embedding_configs import PoolingType
 from tessera.training.quant.lookup import StoredPart
 from tessera.training.quant.rows import STORED_TYPES
@@ -111,7 +111,7 @@ class InferSharding(nn.Module, LaidOut):
             if pooled
             else EmbeddingsAllToOne(devices[0], env.world_size, 0)
         )
-        import_sparse_operators()
+        load_sparse_operators()
         self._block_sizes = torch.tensor([max(bounds[1], 1) for bounds in self.layout.row_bounds])
         self._row_bounds = [torch.tensor(bounds) for bounds in self.layout.row_bounds]
         self._row_counts = torch.tensor([bounds[-1] for bounds in self.layout.row_bounds])

@@ -27,7 +27,11 @@ from tessera.training.distributed.model.shard import (
     shard_parts,
 )
 from tessera.training.distributed.plan.plan_types import ShardingPlan
-from tessera.training.distributed.plan.sharded_module import ModuleSharder, ShardedModule
+from tessera.training.distributed.plan.sharded_module import (
+    ModuleSharder,
+    ShardedModule,
+    outermost,
+)
 from tessera.training.distributed.planner.generators import get_default_sharders
 from tessera.training.optim.fused import FusedOptimizerModule
 from tessera.training.optim.keyed import CombinedOptimizer, KeyedOptimizer
@@ -118,16 +122,10 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         return self._fused_optimizer
 
     def _combine_fused_optimizers(self) -> KeyedOptimizer | None:
-        parts: list[KeyedOptimizer | tuple[str, KeyedOptimizer]] = []
+        def optimizer_of(part: nn.Module) -> KeyedOptimizer | None:
+            return part.fused_optimizer if isinstance(part, FusedOptimizerModule) else None
 
-        def look(path: str, part: nn.Module) -> None:
-            if isinstance(part, FusedOptimizerModule):
-                parts.append((path, part.fused_optimizer))
-                return
-            for name, child in part.named_children():
-                look(f"{path}.{name}" if path else name, child)
-
-        look("", self._dmp_wrapped_module)
+        parts = [(path, own) for path, _, own in outermost(self._dmp_wrapped_module, optimizer_of)]
         return CombinedOptimizer(parts) if parts else None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -21,7 +21,11 @@ from tessera.training.distributed.plan.plan_types import (
     ParameterSharding,
     ShardingPlan,
 )
-from tessera.training.distributed.plan.sharded_module import ModuleSharder, ShardedModule
+from tessera.training.distributed.plan.sharded_module import (
+    ModuleSharder,
+    ShardedModule,
+    outermost,
+)
 from tessera.training.distributed.planner.generators import (
     balanced_table_wise_plan,
     construct_module_sharding_plan,
@@ -185,7 +189,10 @@ def made_plan(
     """
     world_size = env.world_size
     if world_size == 1:
-        return balanced_table_wise_plan(_outermost(module, sharders), env, device.type)
+        by_type = {sharder.module_type: sharder for sharder in sharders}
+        found = outermost(module, lambda part: by_type.get(type(part)))
+        parts = {path: (part, sharder) for path, part, sharder in found}
+        return balanced_table_wise_plan(parts, env, device.type)
     # The planner takes a while to import, and a given plan does not need it.
     from tessera.training.distributed.planner.hardware import Topology  # noqa: PLC0415
     from tessera.training.distributed.planner.planners import EmbeddingShardingPlanner  # noqa: PLC0415
@@ -198,24 +205,6 @@ def made_plan(
     if env.process_group is None:
         return planner.plan(module, list(sharders))
     return planner.collective_plan(module, list(sharders), env.process_group)
-
-
-def _outermost(
-    module: nn.Module, sharders: Sequence[ModuleSharder[Any]]
-) -> dict[str, tuple[nn.Module, ModuleSharder[Any]]]:
-    """The modules that a sharder takes and that are in no other such module, by path."""
-    by_type = {sharder.module_type: sharder for sharder in sharders}
-    found: dict[str, tuple[nn.Module, ModuleSharder[Any]]] = {}
-
-    def look(path: str, part: nn.Module) -> None:
-        if type(part) in by_type:
-            found[path] = (part, by_type[type(part)])
-            return
-        for name, child in part.named_children():
-            look(f"{path}.{name}" if path else name, child)
-
-    look("", module)
-    return found
 
 
 def init_parameters(module: nn.Module, device: torch.device) -> None:

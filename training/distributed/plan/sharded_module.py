@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -21,6 +21,7 @@ from tessera.training.distributed.plan.plan_types import (
 from tessera.training.streamable import Multistreamable
 
 M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T")
 Out = TypeVar("Out")
 CompIn = TypeVar("CompIn", bound=Multistreamable)
 DistOut = TypeVar("DistOut")
@@ -177,3 +178,24 @@ class ModuleSharder(ABC, Generic[M]):
 def get_tensor_size_bytes(tensor: Tensor) -> int:
     """Return the number of bytes of the elements of ``tensor``."""
     return tensor.element_size() * tensor.nelement()
+
+
+def outermost(
+    module: nn.Module, take: Callable[[nn.Module], T | None]
+) -> Iterator[tuple[str, nn.Module, T]]:
+    """The modules that are taken and are in no other such module.
+
+    Args:
+        module: the model; it may be taken itself, by the path "".
+        take: gives something of a module that is taken, else None.
+
+    Returns:
+        Path, module, and what ``take`` gave.
+    """
+    taken = take(module)
+    if taken is not None:
+        yield "", module, taken
+        return
+    for name, child in module.named_children():
+        for path, part, found in outermost(child, take):
+            yield f"{name}.{path}" if path else name, part, found

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from tessera.training.distributed.plan.plan_types import ShardingType
 from tessera.training.distributed.plan.shard_sizes import TableToCut
-from tessera.training.distributed.plan.sharded_module import ModuleSharder
+from tessera.training.distributed.plan.sharded_module import ModuleSharder, outermost
 from tessera.training.distributed.planner import constants
 from tessera.training.distributed.planner.shard_estimators import (
     EmbeddingPerfEstimator,
@@ -67,10 +67,9 @@ class EmbeddingEnumerator(Enumerator):
         Raises:
             PlannerError: the constraints leave a table without a way, or name an unknown table.
         """
-        by_type = {sharder.module_type: sharder for sharder in sharders}
         options: list[ShardingOption] = []
         seen: set[str] = set()
-        for path, child, sharder in shardable_modules(module, by_type):
+        for path, child, sharder in shardable_modules(module, sharders):
             for name, weight in sharder.shardable_parameters(child).items():
                 seen.add(name)
                 ways = self._ways(path, child, sharder, name, weight)
@@ -177,21 +176,11 @@ def _type_name(kind: type) -> str:
 
 
 def shardable_modules(
-    module: nn.Module, sharders: Mapping[type, ModuleSharder[Any]]
-) -> list[tuple[str, nn.Module, ModuleSharder[Any]]]:
+    module: nn.Module, sharders: Iterable[ModuleSharder[Any]]
+) -> Iterator[tuple[str, nn.Module, ModuleSharder[Any]]]:
     """Path, module and sharder of the outermost modules that a sharder takes."""
-    found = []
-
-    def visit(path: str, part: nn.Module) -> None:
-        sharder = sharders.get(type(part))
-        if sharder is not None:
-            found.append((path, part, sharder))
-            return
-        for name, child in part.named_children():
-            visit(f"{path}.{name}" if path else name, child)
-
-    visit("", module)
-    return found
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+    return outermost(module, lambda part: by_type.get(type(part)))
 
 
 def _describe(child: nn.Module, table: str) -> tuple[list[str], bool, bool]:

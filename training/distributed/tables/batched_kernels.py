@@ -40,7 +40,7 @@ from tessera.training.optim.fused import FusedOptimizer, FusedOptimizerModule, F
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 
-class _Kernel(ABC, nn.Module):
+class Kernel(ABC, nn.Module):
     """Base of the fused and the dense kernels."""
 
     _pooled = True
@@ -175,7 +175,7 @@ class _Kernel(ABC, nn.Module):
         return kernel_bags.unpadded(vectors, bags.strides, self._config.embedding_dims())
 
 
-class _FusedKernel(_Kernel, FusedOptimizerModule):
+class FusedKernel(Kernel, FusedOptimizerModule):
     """Base of the kernels whose backward pass updates the tables."""
 
     def __init__(
@@ -226,7 +226,7 @@ class _FusedKernel(_Kernel, FusedOptimizerModule):
         return vectors if vectors.dtype is self._output_dtype else vectors.to(self._output_dtype)
 
 
-class BatchedFusedEmbeddingBag(_FusedKernel):
+class BatchedFusedEmbeddingBag(FusedKernel):
     """Pooled lookups of a group of shards, fused with the optimizer.
 
     Args:
@@ -241,7 +241,7 @@ class BatchedFusedEmbeddingBag(_FusedKernel):
     """
 
 
-class BatchedFusedEmbedding(_FusedKernel):
+class BatchedFusedEmbedding(FusedKernel):
     """Unpooled lookups of a group of shards, fused with the optimizer.
 
     Arguments as for `BatchedFusedEmbeddingBag`; all shards have the same row length.
@@ -250,7 +250,7 @@ class BatchedFusedEmbedding(_FusedKernel):
     _pooled = False
 
 
-class _DenseKernel(_Kernel):
+class DenseKernel(Kernel):
     """Tables as ordinary parameters, with gradients."""
 
     def __init__(
@@ -282,7 +282,7 @@ class _DenseKernel(_Kernel):
         return vectors
 
 
-class BatchedDenseEmbeddingBag(_DenseKernel):
+class BatchedDenseEmbeddingBag(DenseKernel):
     """Pooled lookups of a group of shards that an ordinary optimizer trains.
 
     Args:
@@ -293,7 +293,7 @@ class BatchedDenseEmbeddingBag(_DenseKernel):
     """
 
 
-class BatchedDenseEmbedding(_DenseKernel):
+class BatchedDenseEmbedding(DenseKernel):
     """Unpooled lookups of a group of shards that an ordinary optimizer trains.
 
     Arguments as for `BatchedDenseEmbeddingBag`; all shards have the same row length.

@@ -5,6 +5,7 @@ The input was sent ahead; what is left is to wait for it, look up, and send the 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
@@ -18,8 +19,6 @@ from tessera.training.distributed.train_pipeline.streams import on_stream
 from tessera.training.distributed.travel.kjt_all_to_all import KJTSplitsAllToAllMeta
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import torch.distributed as dist
 
     from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
@@ -30,16 +29,18 @@ if TYPE_CHECKING:
 TContext = TypeVar("TContext", bound=TrainPipelineContext)
 
 
-class BaseForward(Generic[TContext]):
+class BaseForward(ABC, Generic[TContext]):
     """A forward pass whose input comes from a pipeline's context.
 
-    Args:
+    Attributes:
         name: the module's path.
         args: what of the batch the module is called with.
         module: the module.
         context: the pipeline's.
         stream: the stream that the input arrives on; None on a CPU.
     """
+
+    name: str
 
     def __init__(
         self,
@@ -49,76 +50,62 @@ class BaseForward(Generic[TContext]):
         context: TContext,
         stream: torch.cuda.Stream | None,
     ) -> None:
-        self._name = name
-        self._args = args
-        self._module = module
-        self._context = context
-        self._stream = stream
-
-    @property
-    def name(self) -> str:
-        """Return the path of the module."""
-        return self._name
-
-    @property
-    def args(self) -> list[ArgInfo]:
-        """Return which parts of the batch the module is called with."""
-        return self._args
-
-    @property
-    def module(self) -> ShardedModule[Any, Any, Any, Any]:
-        """Return the sharded module whose forward this is."""
-        return self._module
+        self.name = name
+        self.args = args
+        self.module = module
+        self.context = context
+        self.stream = stream
 
     def start_input_dist(self, batch: Any) -> Awaitable[Any]:
         """Begin sending the module's part of ``batch``."""
-        ctx = self._module.create_context()
-        self._context.module_contexts_next_batch[self._name] = ctx
-        positional = [info.take(batch) for info in self._args if info.name is None]
-        by_name = {info.name: info.take(batch) for info in self._args if info.name is not None}
-        return self._module.input_dist(ctx, *positional, **by_name)
+        ctx = self.module.create_context()
+        self.context.module_contexts_next_batch[self.name] = ctx
+        positional = [info.take(batch) for info in self.args if info.name is None]
+        by_name = {info.name: info.take(batch) for info in self.args if info.name is not None}
+        return self.module.input_dist(ctx, *positional, **by_name)
 
-    def _check_sent(self, sent: Mapping[str, Any]) -> None:
-        if self._name not in sent:
+    @property
+    @abstractmethod
+    def _sent(self) -> dict[str, Any]:
+        """What was sent ahead, by the modules' paths."""
+
+    @abstractmethod
+    def _received(self, sent: Any) -> tuple[Any, Any]:
+        """The module's input and its context."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> LazyAwaitable[Any]:
+        """Look up and send the results; the arguments were sent ahead and are not looked at."""
+        del args, kwargs
+        if self.name not in self._sent:
             raise UserError(
-                f"module {self._name!r} was called without the pipeline that it is attached to; "
+                f"module {self.name!r} was called without the pipeline that it is attached to; "
                 "call the pipeline's progress(), or its detach() before the model itself"
             )
-
-    def _hand_over(self, data: Any, ctx: Any) -> None:
-        """Let the current stream use what another stream made."""
-        if self._stream is not None:
+        data, ctx = self._received(self._sent.pop(self.name))
+        if self.stream is not None:
+            # The current stream uses what another stream made.
             current = torch.cuda.current_stream()
-            current.wait_stream(self._stream)
+            current.wait_stream(self.stream)
             data.record_stream(current)
             ctx.record_stream(current)
+        return self.module.compute_and_output_dist(ctx, data)
 
 
 class PipelinedForward(BaseForward[TrainPipelineContext]):
     """Waits for the input, looks up, sends the results."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> LazyAwaitable[Any]:
-        """The arguments were sent ahead: they are not looked at."""
-        del args, kwargs
-        self._check_sent(self._context.input_dist_tensors_requests)
-        request = self._context.input_dist_tensors_requests.pop(self._name)
-        with on_stream(self._stream):
-            data = request.wait()
-        ctx = self._context.module_contexts.pop(self._name)
-        self._hand_over(data, ctx)
-        return self._module.compute_and_output_dist(ctx, data)
+    @property
+    def _sent(self) -> dict[str, Any]:
+        return self.context.input_dist_tensors_requests
+
+    def _received(self, sent: Any) -> tuple[Any, Any]:
+        with on_stream(self.stream):
+            data = sent.wait()
+        return data, self.context.module_contexts.pop(self.name)
 
 
 class PrefetchPipelinedForward(BaseForward[PrefetchTrainPipelineContext]):
-    """Looks up rows that were prefetched, sends the results.
-
-    Args:
-        name: the module's path.
-        args: what of the batch the module is called with.
-        module: the module.
-        context: the pipeline's.
-        prefetch_stream: the stream that rows are prefetched on; None on a CPU.
-    """
+    """Looks up rows that were prefetched on ``prefetch_stream``, sends the results."""
 
     def __init__(
         self,
@@ -130,14 +117,12 @@ class PrefetchPipelinedForward(BaseForward[PrefetchTrainPipelineContext]):
     ) -> None:
         super().__init__(name, args, module, context, prefetch_stream)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> LazyAwaitable[Any]:
-        """The arguments were sent ahead: they are not looked at."""
-        del args, kwargs
-        self._check_sent(self._context.module_input_post_prefetch)
-        data = self._context.module_input_post_prefetch.pop(self._name)
-        ctx = self._context.module_contexts_post_prefetch.pop(self._name)
-        self._hand_over(data, ctx)
-        return self._module.compute_and_output_dist(ctx, data)
+    @property
+    def _sent(self) -> dict[str, Any]:
+        return self.context.module_input_post_prefetch
+
+    def _received(self, sent: Any) -> tuple[Any, Any]:
+        return sent, self.context.module_contexts_post_prefetch.pop(self.name)
 
 
 class KJTAllToAllForward:
