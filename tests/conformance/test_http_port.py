@@ -53,7 +53,7 @@ def test_probes_are_answered_while_a_thousand_hold_connections(kind, package):
 
 
 def test_without_descriptors_the_log_stays_quiet(kind, package, drawn):
-    """Those who ask are answered by and by, in the places of those who do not."""
+    """Clients that ask take the places of those that do not, and few lines tell of it."""
     if kind == "cpp" and b"__ubsan_handle" in cpp_program().read_bytes():
         pytest.skip("UndefinedBehaviorSanitizer opens a pipe to see whether an object is there")
     with (
