@@ -15,9 +15,6 @@
 namespace tessera {
 namespace {
 
-// Clients that wait to be accepted: a burst of so many keeps nobody from connecting at once.
-constexpr int kBacklog = 1'024;
-
 int listen_on(const addrinfo& address) {
   const int descriptor = ::socket(
       address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol);
@@ -25,7 +22,7 @@ int listen_on(const addrinfo& address) {
   const int on = 1;
   ::setsockopt(descriptor, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (::bind(descriptor, address.ai_addr, address.ai_addrlen) == 0 &&
-      ::listen(descriptor, kBacklog) == 0) {
+      ::listen(descriptor, SOMAXCONN) == 0) {
     return descriptor;
   }
   const int reason = errno;
