@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <new>
+#include <system_error>
 #include <utility>
 
 namespace tessera {
@@ -34,7 +35,9 @@ HttpFront::HttpFront(const HttpOptions& options, PageFunction answer, std::funct
       socket_(options.host, options.port, "HTTP", "--http-port"),
       second_([this] { second_passed(); }),
       accept_again_([this] { loop_.change(socket_.descriptor(), EPOLLIN, *this); }) {
-  loop_.add(socket_.descriptor(), EPOLLIN, *this);
+  if (!loop_.add(socket_.descriptor(), EPOLLIN, *this)) {
+    throw std::system_error(errno, std::generic_category(), "epoll");
+  }
   loop_.schedule(second_, loop_.now() + kTick);
   thread_ = std::thread([this] { loop_.run(); });
 }
