@@ -8,20 +8,16 @@ config: every default filled in and every data path absolute.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from tessera.errors import UserError
+from tessera.training import field_checks as check
 from tessera.training.config_source import ConfigSource, apply_overrides, read_yaml
 from tessera.training.data.config import DataConfig
-from tessera.training.field_checks import (
-    require,
-    require_at_least_one,
-    require_not_negative,
-    require_positive,
-)
 from tessera.training.models.config import ModelConfig
 from tessera.training.typed_config import build, differing_keys, to_plain, to_yaml
 
@@ -59,8 +55,8 @@ class DenseOptimizerConfig:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        require_positive(self, "learning_rate")
-        require_not_negative(self, "weight_decay")
+        check.positive(self, "learning_rate")
+        check.not_negative(self, "weight_decay")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +88,8 @@ class EmbeddingOptimizerConfig:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        require_positive(self, "learning_rate eps")
-        require_not_negative(self, "weight_decay")
+        check.positive(self, "learning_rate eps")
+        check.not_negative(self, "weight_decay")
         if self.eps is not None and self.name in {"sgd", "lars_sgd", "lion"}:
             raise UserError(f"eps={self.eps}: {self.name} has no eps; leave it out")
 
@@ -114,13 +110,31 @@ class ScheduleConfig:
     final_factor: float | None = None
 
     def __post_init__(self) -> None:
-        require_not_negative(self, "warmup_steps")
+        check.not_negative(self, "warmup_steps")
         if self.kind == "constant":
             remedy = (
                 "a constant schedule has no end value; leave it out or set kind to linear or cosine"
             )
-            require(self, "final_factor", lambda _: False, remedy)
-        require(self, "final_factor", lambda value: 0 <= value <= 1, "give a factor from 0 to 1")
+            check.allowed(self, "final_factor", lambda _: False, remedy)
+        check.allowed(
+            self, "final_factor", lambda value: 0 <= value <= 1, "give a factor from 0 to 1"
+        )
+
+    def factor(self, *, step: int, total_steps: int) -> float:
+        """The factor on the learning rates of step ``step`` (from 0) of ``total_steps``.
+
+        Warm-up ends with factor 1 at step ``warmup_steps``; a decay reaches ``final_factor`` at
+        the last step.
+        """
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        if self.kind == "constant":
+            return 1.0
+        final = self.final_factor or 0.0
+        decay_steps = max(1, total_steps - 1 - self.warmup_steps)
+        done = min(1.0, (step - self.warmup_steps) / decay_steps)
+        left = 1.0 - done if self.kind == "linear" else (1.0 + math.cos(math.pi * done)) / 2.0
+        return final + (1.0 - final) * left
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,12 +194,14 @@ class TrainConfig:
     pipeline: Literal["auto", "plain", "sparse_dist", "prefetch"] = "auto"
 
     def __post_init__(self) -> None:
-        require_at_least_one(self, "batch_size eval_batch_size epochs keep_checkpoints threads")
-        require_at_least_one(self, "eval_every_epochs eval_every_steps patience")
-        require_at_least_one(self, "checkpoint_every_steps log_every_steps")
-        require_not_negative(self, "seed")
-        require(self, "seed", lambda value: value <= MAX_SEED, f"give at most {MAX_SEED}")
-        require(self, "threads", lambda value: value <= MAX_THREADS, f"give at most {MAX_THREADS}")
+        check.at_least_one(self, "batch_size eval_batch_size epochs keep_checkpoints threads")
+        check.at_least_one(self, "eval_every_epochs eval_every_steps patience")
+        check.at_least_one(self, "checkpoint_every_steps log_every_steps")
+        check.not_negative(self, "seed")
+        check.allowed(self, "seed", lambda value: value <= MAX_SEED, f"give at most {MAX_SEED}")
+        check.allowed(
+            self, "threads", lambda value: value <= MAX_THREADS, f"give at most {MAX_THREADS}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

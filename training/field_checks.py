@@ -9,13 +9,13 @@ from typing import Any, get_args
 from tessera.errors import UserError
 
 
-def require(section: object, names: str, allowed: Callable[[Any], bool], remedy: str) -> None:
+def allowed(section: object, names: str, may_be: Callable[[Any], bool], remedy: str) -> None:
     """Refuse a value that is not allowed, of a tuple each item; None always is.
 
     Args:
         section: a dataclass.
         names: the names of its fields that are checked, with spaces between them.
-        allowed: whether a value may be.
+        may_be: whether a value is allowed.
         remedy: what to do instead.
 
     Raises:
@@ -24,31 +24,31 @@ def require(section: object, names: str, allowed: Callable[[Any], bool], remedy:
     for name in names.split():
         value = getattr(section, name)
         for item in value if isinstance(value, tuple) else (value,):
-            if item is not None and not allowed(item):
+            if item is not None and not may_be(item):
                 raise UserError(f"{name}={item!r}: {remedy}")
 
 
-def require_positive(section: object, names: str) -> None:
-    """Refuse fields that are not above 0; see `require`."""
-    require(section, names, lambda value: 0 < value < math.inf, "give a number above 0")
+def positive(section: object, names: str) -> None:
+    """Refuse fields that are not above 0; see `allowed`."""
+    allowed(section, names, lambda value: 0 < value < math.inf, "give a number above 0")
 
 
-def require_not_negative(section: object, names: str) -> None:
-    """Refuse fields below 0; see `require`."""
-    require(section, names, lambda value: 0 <= value < math.inf, "give 0 or a number above it")
+def not_negative(section: object, names: str) -> None:
+    """Refuse fields below 0; see `allowed`."""
+    allowed(section, names, lambda value: 0 <= value < math.inf, "give 0 or a number above it")
 
 
-def require_at_least_one(section: object, names: str) -> None:
-    """Refuse fields below 1; see `require`."""
-    require(section, names, lambda value: value >= 1, "give at least 1")
+def at_least_one(section: object, names: str) -> None:
+    """Refuse fields below 1; see `allowed`."""
+    allowed(section, names, lambda value: value >= 1, "give at least 1")
 
 
-def require_one_of(section: object, names: str, choices: Any) -> None:
-    """Refuse fields that are not among the words of the ``Literal`` ``choices``; see `require`."""
+def one_of(section: object, names: str, choices: Any) -> None:
+    """Refuse fields that are not among the words of the ``Literal`` ``choices``; see `allowed`."""
     words = get_args(choices)
-    require(section, names, lambda value: value in words, f"give one of {', '.join(words)}")
+    allowed(section, names, lambda value: value in words, f"give one of {', '.join(words)}")
 
 
-def require_share(section: object, names: str) -> None:
-    """Refuse fields that are not in [0, 1); see `require`."""
-    require(section, names, lambda value: 0 <= value < 1, "give a share from 0 to below 1")
+def share(section: object, names: str) -> None:
+    """Refuse fields that are not in [0, 1); see `allowed`."""
+    allowed(section, names, lambda value: 0 <= value < 1, "give a share from 0 to below 1")

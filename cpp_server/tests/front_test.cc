@@ -199,10 +199,7 @@ struct FrontTest : testing::Test {
     config.models = {{.path = "some/m.pt", .name = "m"}};
     config.batch_limits.max_samples = 16;  // so that some requests are cut and joined
     registry.publish(0, std::make_unique<ServedModel>(echo_package(), config, metrics, clock, log));
-    const int port = front.start({.host = "127.0.0.1",
-                                  .port = 0,
-                                  .max_message_bytes = config.max_message_bytes,
-                                  .threads = 2});
+    const int port = front.start({.host = "127.0.0.1"}, /*threads=*/2);
     channel = grpc::CreateChannel("127.0.0.1:" + std::to_string(port),
                                   grpc::InsecureChannelCredentials());
   }
@@ -232,7 +229,8 @@ struct FrontTest : testing::Test {
   ByteBudget budget;
   Registry registry{{"m"}};
   PredictContext context{registry, unresolved, admission, budget, clock, log};
-  GrpcFront front{context, {registry, config, clock, "1.2.3", [] { return false; }}};
+  http2::Counters counters;
+  GrpcFront front{context, {registry, config, clock, "1.2.3", [] { return false; }}, counters};
   std::shared_ptr<grpc::Channel> channel;
 };
 

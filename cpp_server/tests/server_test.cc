@@ -203,7 +203,8 @@ TEST(MetricsTest, PageHasEveryFamily) {
   model.count_request(Code::kOk, std::chrono::microseconds(2'500));
   unresolved.count_request(Code::kNotFound, std::chrono::microseconds(100));
   const Log log(LogLevel::kError, true, -1);
-  const std::string page = MetricsPage({&model}, unresolved, log, "9.9").render();
+  const http2::Counters connections;
+  const std::string page = MetricsPage({&model}, unresolved, log, connections, "9.9").render();
   for (const char* line : {
            "tessera_requests_total{model=\"ranker\",version=\"3\",code=\"OK\"} 1\n",
            "tessera_requests_total{model=\"\",version=\"\",code=\"NOT_FOUND\"} 1\n",

@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tessera.errors import UserError
-from tessera.training.field_checks import (
-    require,
-    require_at_least_one,
-    require_not_negative,
-    require_one_of,
-    require_share,
-)
+from tessera.training import field_checks as check
 
 DEFAULT_FRACTION = 0.1
 """Share of the rows for validation, and for test, where the config does not say."""
@@ -66,8 +60,8 @@ class DataConfig:
     max_history: int = 50
 
     def __post_init__(self) -> None:
-        require_one_of(self, "format", Format)
-        require_one_of(self, "split", Split)
+        check.one_of(self, "format", Format)
+        check.one_of(self, "split", Split)
         for name in ("path", "valid_path", "test_path"):
             self._check_paths(name)
         if not self.paths("path"):
@@ -75,10 +69,10 @@ class DataConfig:
         if self.cache_dir is not None and not self.cache_dir:
             raise UserError("cache_dir='': name a folder, or leave it out for '<path>.cache'")
         self._check_fractions()
-        require_not_negative(self, "split_seed workers")
+        check.not_negative(self, "split_seed workers")
         remedy = "MovieLens rates from 1 to 5; give one of these"
-        require(self, "positive_rating", lambda value: 1 <= value <= 5, remedy)
-        require_at_least_one(self, "max_history")
+        check.allowed(self, "positive_rating", lambda value: 1 <= value <= 5, remedy)
+        check.at_least_one(self, "max_history")
 
     def _check_paths(self, name: str) -> None:
         value = getattr(self, name)
@@ -94,7 +88,7 @@ class DataConfig:
             raise UserError(f"path={value!r}: give MovieLens' one folder")
 
     def _check_fractions(self) -> None:
-        require_share(self, "valid_fraction test_fraction")
+        check.share(self, "valid_fraction test_fraction")
         for which in ("valid", "test"):
             fraction = getattr(self, f"{which}_fraction")
             if fraction and getattr(self, f"{which}_path"):

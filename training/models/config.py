@@ -10,12 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tessera.errors import UserError
-from tessera.training.field_checks import (
-    require_at_least_one,
-    require_not_negative,
-    require_one_of,
-    require_share,
-)
+from tessera.training import field_checks as check
 from tessera.training.modules.choices import DenseMissing, Hashing, OutOfRange, Pooling
 from tessera.training.variants import Variants
 
@@ -27,10 +22,10 @@ if TYPE_CHECKING:
 
 def _check_lookup(section: TableConfig | ModelConfig) -> None:
     """Check what the defaults of all lookups and one lookup's own settings have in common."""
-    require_at_least_one(section, "rows")
-    require_one_of(section, "pooling", Pooling)
-    require_one_of(section, "hashing", Hashing)
-    require_one_of(section, "out_of_range", OutOfRange)
+    check.at_least_one(section, "rows")
+    check.one_of(section, "pooling", Pooling)
+    check.one_of(section, "hashing", Hashing)
+    check.one_of(section, "out_of_range", OutOfRange)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +52,7 @@ class TableConfig:
 
     def __post_init__(self) -> None:
         _check_lookup(self)
-        require_at_least_one(self, "dim")
+        check.at_least_one(self, "dim")
         if self.table is not None and (not self.table or "." in self.table):
             raise UserError(f"table is {self.table!r}; give a name without a dot")
 
@@ -110,9 +105,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _check_lookup(self)
-        require_one_of(self, "dense_missing", DenseMissing)
-        require_at_least_one(self, "embedding_dim")
-        require_not_negative(self, "embedding_init")
+        check.one_of(self, "dense_missing", DenseMissing)
+        check.at_least_one(self, "embedding_dim")
+        check.not_negative(self, "embedding_init")
 
     def build(self, inputs: ModelInputs) -> nn.Module:
         """The architecture with fresh weights.
@@ -168,10 +163,10 @@ class MLPModelConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least_one(self, "dense_layers over_layers")
+        check.at_least_one(self, "dense_layers over_layers")
         if not self.over_layers:
             raise UserError("over_layers is empty; give at least one hidden layer")
-        require_share(self, "dropout")
+        check.share(self, "dropout")
 
     def logit_layers(self) -> tuple[str, ...]:
         """The last layer of `tessera.training.models.dlrm.OverArch`."""

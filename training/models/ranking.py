@@ -114,14 +114,7 @@ class RankingModel(nn.Module):
         }
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
-        """Score ``B`` samples.
-
-        Args:
-            dense_features: ``[B, F_dense]`` float32, NaN where missing.
-            sparse_features: raw int32 or int64 ids of ``features``.
-
-        Returns:
-            Logits ``[B]`` float32.
+        """``[B, F_dense]`` float32 (NaN where missing) and raw int32 or int64 ids to logits ``[B]``.
 
         Raises:
             KeyError: a sparse feature is missing.

@@ -113,14 +113,10 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
         return next(self.embedding_bags.parameters()).device
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Look up and pool.
+        """Look up and pool the features of all tables; others are ignored.
 
-        Args:
-            features: at least the features of all tables; others are ignored.  A batch that
-                varies per key needs inverse indices.
-
-        Returns:
-            ``[B, sum of D]`` float32; an empty bag gives zeros.
+        The result is ``[B, sum of D]`` float32; an empty bag gives zeros.  A batch that varies per
+        key needs inverse indices.
 
         Raises:
             IndexError: an id is not a row of its table.
@@ -198,14 +194,10 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         return next(self.embeddings.parameters()).device
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """Look up.
+        """Look up the features of all tables; others are ignored.
 
-        Args:
-            features: at least the features of all tables; others are ignored.
-
-        Returns:
-            Of each feature (or ``feature@table``) the vectors ``[N_f, D]`` float32 of its ids, in
-            its bags; the ids are the weights if they were asked for.
+        Of each feature (or ``feature@table``) the result has the vectors ``[N_f, D]`` float32 of its
+        ids, in its bags; the ids are the weights if they were asked for.
 
         Raises:
             IndexError: an id is not a row of its table.

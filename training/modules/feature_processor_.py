@@ -110,10 +110,8 @@ def position_weighted(
 ) -> KeyedJaggedTensor:
     """``features`` whose ids weigh what their place in the bag does.
 
-    Args:
-        features: ids in bags.
-        position_weights: ``[max length]`` of each feature that has them; the ids of others keep
-            their weights, or weigh 1.
+    ``position_weights`` are ``[max length]`` of each feature that has them; the ids of others keep
+    their weights, or weigh 1.
 
     Raises:
         ValueError: a bag on the CPU has more ids than its feature has weights.

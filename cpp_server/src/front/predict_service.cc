@@ -107,10 +107,18 @@ void PredictCall::count(Code code) {
   }
 }
 
-void PredictCall::hand_over() { handed_over_.store(true, std::memory_order_release); }
+void PredictCall::count_refused(const Status& status) {
+  if (status.code == Code::kResourceExhausted) {
+    context_.unresolved.count_rejected(RejectReason::kQueueFull);
+  } else if (status.code == Code::kInvalidArgument) {
+    context_.unresolved.count_rejected(RejectReason::kInvalid);
+  } else if (status.code == Code::kDeadlineExceeded) {
+    context_.unresolved.count_rejected(RejectReason::kDeadline);
+  }
+  context_.unresolved.count_request(status.code, Duration::zero());
+}
 
 void PredictCall::leave() {
-  handed_over_.exchange(false, std::memory_order_acquire);
   if (held_bytes_ > 0) context_.budget.give(held_bytes_);
   held_bytes_ = 0;
   if (!inside_) return;

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tessera.training.distributed.collections.sharded_embedding_module import ShardedEmbeddingModule
+from tessera.training.distributed.collections.sharded_collection import ShardedEmbeddingModule
 from tessera.training.distributed.train_pipeline.contexts import PrefetchTrainPipelineContext
 from tessera.training.distributed.train_pipeline.forwards import (
     BaseForward,
