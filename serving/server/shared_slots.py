@@ -13,7 +13,7 @@ import zlib
 
 _HEADER_BYTES = 64
 _STATE, _RESTARTS = 0, 1
-"""Of the numbers in the header: the server's state, and how many processes were replaced."""
+"""The header's first number is the server's state, the next how many processes were replaced."""
 
 _LENGTH_AND_CRC = struct.Struct("<II")
 

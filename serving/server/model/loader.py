@@ -184,5 +184,5 @@ class LoadedBefore:
         return self._identities[source]
 
     def load(self, source: ModelSource) -> LoadedModel:
-        """The model."""
+        """Give the model that was loaded for ``source``."""
         return self._models[self._identities[source].name]
