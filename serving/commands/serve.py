@@ -23,9 +23,8 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
 
+from tessera.serving.commands.flags import fields_of
 from tessera.serving.server.config import ModelLimits, ModelSource, ServerConfig
 
 _EXAMPLE = ServerConfig(models=(ModelSource(path="MODEL.pt"),))
@@ -140,9 +139,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve; see the module's docstring."""
     config = ServerConfig(
         **{
-            **_fields_of(ServerConfig, args),
+            **fields_of(ServerConfig, args),
             "models": tuple(args.models),
-            "limits": ModelLimits(**_fields_of(ModelLimits, args)),
+            "limits": ModelLimits(**fields_of(ModelLimits, args)),
             "public_keys": tuple(args.public_keys),
         }
     )
@@ -176,11 +175,6 @@ def parse_model(text: str) -> ModelSource:
     if not name or not path:
         raise argparse.ArgumentTypeError(f"{text!r} is neither MODEL.pt nor NAME=MODEL.pt")
     return ModelSource(path=path, name=name)
-
-
-def _fields_of(kind: type[Any], args: argparse.Namespace) -> dict[str, Any]:
-    """The flags' values for the fields of a dataclass that they are named after."""
-    return {f.name: getattr(args, f.name) for f in fields(kind) if hasattr(args, f.name)}
 
 
 def _add_numbers(
