@@ -11,6 +11,9 @@ SIGTERM or SIGINT: health turns NOT_SERVING at once, after --drain-propagation-m
 UNAVAILABLE, every accepted request is answered, exit status 0.  A repeat within a second is the
 same signal; a later one ends at once.  SIGHUP changes nothing.
 
+With --processes N, N processes answer on the same ports; see its help.  SIGTERM to the first process
+drains them all, and one that ends by itself is replaced and counted (tessera_worker_restarts_total).
+
 Exit status: 0 drained; 1 the drain limit passed or a second signal came with requests
 unanswered; 2 a flag, a package or a port has to be changed.
 """
@@ -45,6 +48,10 @@ _BOUNDS = {
     "max_queue_samples": "samples that may wait",
 }
 _SERVER = {
+    "processes": "processes that answer, with the tables in one memory, one port and one metrics page; "
+    "they share --workers (each has one at least) and --max-inflight-bytes, while the bounds per model are of "
+    "each; only for packages made for CPUs; a client's connection stays with one of them, so that clients need "
+    "several connections to use all",
     "max_message_bytes": "largest message, bytes",
     "max_inflight_bytes": "what requests and answers inside the server may take, of all models "
     "together, bytes; messages that are still being received may take about as much again",
