@@ -8,12 +8,14 @@ config: every default filled in and every data path absolute.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from tessera.errors import UserError
+from tessera.training import field_checks as check
 from tessera.training.config_source import ConfigSource, apply_overrides, read_yaml
 from tessera.training.data.config import DataConfig
 from tessera.training.models.config import ModelConfig
@@ -38,26 +40,6 @@ MAX_SEED = 2**63 - 1  # torch takes a bit more; ranks add their offset
 MAX_THREADS = 4096  # OpenMP crashes where it gets no more
 
 
-def _positive(name: str, value: float) -> None:
-    if not 0 < value < float("inf"):
-        raise UserError(f"{name}={value}: give a number above 0")
-
-
-def _not_negative(name: str, value: float) -> None:
-    if not 0 <= value < float("inf"):
-        raise UserError(f"{name}={value}: give 0 or a number above it")
-
-
-def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise UserError(f"{name}={value}: give at least 1")
-
-
-def _at_most(name: str, value: int, most: int) -> None:
-    if value > most:
-        raise UserError(f"{name}={value}: give at most {most}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class DenseOptimizerConfig:
     """The torch optimizer of everything but the embedding tables.
@@ -73,8 +55,8 @@ class DenseOptimizerConfig:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _positive("learning_rate", self.learning_rate)
-        _not_negative("weight_decay", self.weight_decay)
+        check.positive(self, "learning_rate")
+        check.not_negative(self, "weight_decay")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,12 +88,10 @@ class EmbeddingOptimizerConfig:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _positive("learning_rate", self.learning_rate)
-        _not_negative("weight_decay", self.weight_decay)
-        if self.eps is not None:
-            _positive("eps", self.eps)
-            if self.name in {"sgd", "lars_sgd", "lion"}:
-                raise UserError(f"eps={self.eps}: {self.name} has no eps; leave it out")
+        check.positive(self, "learning_rate eps")
+        check.not_negative(self, "weight_decay")
+        if self.eps is not None and self.name in {"sgd", "lars_sgd", "lion"}:
+            raise UserError(f"eps={self.eps}: {self.name} has no eps; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,15 +110,31 @@ class ScheduleConfig:
     final_factor: float | None = None
 
     def __post_init__(self) -> None:
-        _not_negative("warmup_steps", self.warmup_steps)
-        if self.final_factor is not None:
-            if self.kind == "constant":
-                raise UserError(
-                    f"final_factor={self.final_factor}: a constant schedule has no end value;"
-                    " leave it out or set kind to linear or cosine"
-                )
-            if not 0 <= self.final_factor <= 1:
-                raise UserError(f"final_factor={self.final_factor}: give a factor from 0 to 1")
+        check.not_negative(self, "warmup_steps")
+        if self.kind == "constant":
+            remedy = (
+                "a constant schedule has no end value; leave it out or set kind to linear or cosine"
+            )
+            check.allowed(self, "final_factor", lambda _: False, remedy)
+        check.allowed(
+            self, "final_factor", lambda value: 0 <= value <= 1, "give a factor from 0 to 1"
+        )
+
+    def factor(self, *, step: int, total_steps: int) -> float:
+        """The factor on the learning rates of step ``step`` (from 0) of ``total_steps``.
+
+        Warm-up ends with factor 1 at step ``warmup_steps``; a decay reaches ``final_factor`` at
+        the last step.
+        """
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        if self.kind == "constant":
+            return 1.0
+        final = self.final_factor or 0.0
+        decay_steps = max(1, total_steps - 1 - self.warmup_steps)
+        done = min(1.0, (step - self.warmup_steps) / decay_steps)
+        left = 1.0 - done if self.kind == "linear" else (1.0 + math.cos(math.pi * done)) / 2.0
+        return final + (1.0 - final) * left
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,16 +194,14 @@ class TrainConfig:
     pipeline: Literal["auto", "plain", "sparse_dist", "prefetch"] = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "eval_batch_size", "epochs", "keep_checkpoints"):
-            _at_least_one(name, getattr(self, name))
-        _at_least_one("eval_every_epochs", self.eval_every_epochs)
-        for name in ("eval_every_steps", "patience", "checkpoint_every_steps", "threads"):
-            if getattr(self, name) is not None:
-                _at_least_one(name, getattr(self, name))
-        _at_least_one("log_every_steps", self.log_every_steps)
-        _not_negative("seed", self.seed)
-        _at_most("seed", self.seed, MAX_SEED)
-        _at_most("threads", self.threads or 1, MAX_THREADS)
+        check.at_least_one(self, "batch_size eval_batch_size epochs keep_checkpoints threads")
+        check.at_least_one(self, "eval_every_epochs eval_every_steps patience")
+        check.at_least_one(self, "checkpoint_every_steps log_every_steps")
+        check.not_negative(self, "seed")
+        check.allowed(self, "seed", lambda value: value <= MAX_SEED, f"give at most {MAX_SEED}")
+        check.allowed(
+            self, "threads", lambda value: value <= MAX_THREADS, f"give at most {MAX_THREADS}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -135,14 +135,12 @@ void serve_no_model(const std::string& path) {
   Admission admission([] {});
   ByteBudget budget(config.max_inflight_bytes);
   const PredictContext context{registry, unresolved, admission, budget, clock, log};
-  GrpcFront front(context, {registry, config, clock, "peer", [] { return false; }});
+  http2::Counters counters;
+  GrpcFront front(context, {registry, config, clock, "peer", [] { return false; }}, counters);
   registry.publish(0,
                    std::make_unique<ServedModel>(std::move(package), config, metrics, clock, log));
-  std::cout << front.start({.host = "127.0.0.1",
-                            .port = 0,
-                            .max_message_bytes = config.max_message_bytes,
-                            .max_incoming_bytes = config.max_inflight_bytes,
-                            .threads = default_workers()})
+  std::cout << front.start({.host = "127.0.0.1", .limits = connection_limits(config)},
+                           default_workers())
             << std::endl;
   while (true) std::this_thread::sleep_for(std::chrono::hours(1));
 }

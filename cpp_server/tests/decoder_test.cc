@@ -4,8 +4,11 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
+#include "request/checks.h"
 #include "request/packed.h"
+#include "request/request_bytes.h"
 #include "support.h"
 
 namespace tessera {
@@ -100,13 +103,12 @@ const Case kCases[] = {
        v.id_list_features.values_int64 = v.id_list_features.values_int64.first(24);
      },
      "id_list_features.values_int64 has 24 bytes, expected 32 (sum(lengths) = 4 int64 numbers)"},
-    {"wide_ids_as_narrow",
+    {"between_both_widths",
      [](RequestData&, PredictionRequestView& v) {
-       v.id_list_features.values = v.id_list_features.values_int64;
+       v.id_list_features.values = v.id_list_features.values_int64.first(31);
        v.id_list_features.values_int64 = {};
      },
-     "id_list_features.values has 32 bytes, expected 16 (sum(lengths) = 4 int32 numbers); int64 "
-     "ids go into values_int64"},
+     "id_list_features.values has 31 bytes, expected 16 (sum(lengths) = 4 int32 numbers)"},
     {"both_widths",
      [](RequestData&, PredictionRequestView& v) { v.id_list_features.values = bytes_of(kTwo); },
      "id_list_features has 8 bytes of values and 32 bytes of values_int64, expected only one of "
@@ -189,6 +191,28 @@ TEST(Decoder, RefusesBytesOfFeaturesThatTheModelLacks) {
   EXPECT_EQ(refusal(view, schema), "");
 }
 
+// TorchRec's client puts its tensors' bytes into `values`, whatever their type is.
+TEST(Decoder, TakesIdsOfEitherWidthInValues) {
+  RequestData data = good();
+  data.values = {5, std::int64_t{1} << 40, -7, 8};
+  PredictionRequestView view = data.view();
+  for (SparseFeaturesView* group : {&view.id_list_features, &view.id_score_list_features}) {
+    group->values = std::exchange(group->values_int64, {});
+  }
+  DecodedRequest request;
+  const Status status = RequestDecoder(test::schema(), {}).decode(view, request);
+  ASSERT_TRUE(status.ok()) << status.message;
+  EXPECT_TRUE(request.id_list.wide);
+  EXPECT_TRUE(request.id_score_list.wide);
+  EXPECT_EQ(id_at(request.id_list, 1), std::int64_t{1} << 40);
+  EXPECT_EQ(id_at(request.id_score_list, 0), 9);
+  // A group without ids has no bytes of either width.
+  data.lengths.assign(data.lengths.size(), 0);
+  view.id_list_features.lengths = bytes_of(data.lengths);
+  view.id_list_features.values = {};
+  EXPECT_TRUE(RequestDecoder(test::schema(), {}).decode(view, request).ok());
+}
+
 // ---- shared features ----
 
 struct SharedData {
@@ -255,6 +279,22 @@ TEST(SharedFeatures, CountAgainstTheLimitBeforeTheyAreSpread) {
   EXPECT_EQ(
       refusal(data.view({"genre", "user"}), test::schema(), {.max_samples = 9, .max_ids = 11}),
       "the request has 12 ids, the limit is 11");
+}
+
+TEST(SharedFeatures, HaveAtMostAsManyRowsAsARequestMayHaveSamples) {
+  EXPECT_EQ(refusal(shared().view({"genre", "user"}), test::schema(), {.max_samples = 3}), "");
+  SharedData many = shared();
+  many.rows = 4;
+  EXPECT_EQ(refusal(many.view({"genre", "user"}), test::schema(), {.max_samples = 3}),
+            "shared_features.num_rows is 4, the limit is 3 rows");
+}
+
+TEST(RequestBytesTest, CountWhatSamplesAndSharedRowsMake) {
+  const RequestBytes bytes(test::schema());  // four features of dim 4, one output of width 1
+  EXPECT_EQ(bytes.samples_bytes(10), 10 * 4 * (4 * 4 + 1));
+  const SharedData data = shared();
+  EXPECT_EQ(bytes.shared_bytes(data.view({"genre", "user"}).shared_features), 2 * 2 * (8 + 16));
+  EXPECT_EQ(bytes.shared_bytes(data.own.view().shared_features), 0);
 }
 
 TEST(SharedFeatures, AreRefusedWithFieldAndNumbers) {

@@ -199,10 +199,7 @@ struct FrontTest : testing::Test {
     config.models = {{.path = "some/m.pt", .name = "m"}};
     config.batch_limits.max_samples = 16;  // so that some requests are cut and joined
     registry.publish(0, std::make_unique<ServedModel>(echo_package(), config, metrics, clock, log));
-    const int port = front.start({.host = "127.0.0.1",
-                                  .port = 0,
-                                  .max_message_bytes = config.max_message_bytes,
-                                  .threads = 2});
+    const int port = front.start({.host = "127.0.0.1"}, /*threads=*/2);
     channel = grpc::CreateChannel("127.0.0.1:" + std::to_string(port),
                                   grpc::InsecureChannelCredentials());
   }
@@ -232,7 +229,8 @@ struct FrontTest : testing::Test {
   ByteBudget budget;
   Registry registry{{"m"}};
   PredictContext context{registry, unresolved, admission, budget, clock, log};
-  GrpcFront front{context, {registry, config, clock, "1.2.3", [] { return false; }}};
+  http2::Counters counters;
+  GrpcFront front{context, {registry, config, clock, "1.2.3", [] { return false; }}, counters};
   std::shared_ptr<grpc::Channel> channel;
 };
 
@@ -257,11 +255,11 @@ TEST_F(FrontTest, AnswersEveryClientWithItsOwnScores) {
 }
 
 struct FullFrontTest : FrontTest {
-  FullFrontTest() : FrontTest(1'400'000) {}
+  FullFrontTest() : FrontTest(3'600'000) {}
 };
 
 TEST_F(FullFrontTest, HoldsAsManyBytesAsItMay) {
-  constexpr int kSamples = 16'000;  // 656 kB, so that two requests are let in at once
+  constexpr int kSamples = 16'000;  // 1.7 MB, so that two requests are let in at once
   const predictor::PredictionRequest message = message_of(0, kSamples);
   std::atomic<int> answered = 0;
   std::atomic<int> refused = 0;
@@ -302,7 +300,7 @@ TEST_F(NarrowFrontTest, ARequestThatCanNeverComeInIsInvalid) {
   const grpc::Status status = stub->Predict(&of_call, message, &response);
   EXPECT_EQ(status.error_code(), grpc::INVALID_ARGUMENT);
   EXPECT_EQ(status.error_message(),
-            text("the request takes ", 16'384 + 400 + message.ByteSizeLong(),
+            text("the request takes ", 16'384 + 100 * 68 + message.ByteSizeLong(),
                  " bytes in the server, the limit is 20000"));
   end();
 }

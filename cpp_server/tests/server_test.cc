@@ -100,6 +100,27 @@ TEST(Signals, ARepeatWithinASecondIsTheSameSignal) {
   EXPECT_EQ(signals.read(SIGTERM, begin + milliseconds(1'000)), SignalMeaning::kEnd);
 }
 
+TEST(Signals, ComeToTheWaitingThreadAsDoWakes) {
+  sigset_t before;
+  pthread_sigmask(SIG_SETMASK, nullptr, &before);
+  block_signals();
+  {
+    SignalWaiter waiter;
+    const auto send = [](int number) { ::pthread_kill(::pthread_self(), number); };
+    send(SIGHUP);
+    EXPECT_EQ(waiter.wait(kNever), SIGHUP);
+    send(SIGTERM);
+    send(SIGTERM);  // one that is pending already is the same
+    EXPECT_EQ(waiter.wait(kNever), SIGTERM);
+    EXPECT_EQ(waiter.wait(TimePoint{}), std::nullopt);
+    std::jthread other([&] { waiter.wake(); });
+    EXPECT_EQ(waiter.wait(kNever), std::nullopt);
+    send(SIGINT);
+    EXPECT_EQ(waiter.wait(kNever), SIGINT);
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
 TEST(Flags, RefuseWithTheRemedy) {
   EXPECT_EQ(usage_error({}), "--model is missing; give at least one MODEL.pt");
   EXPECT_EQ(usage_error({"--model", "=x"}), "--model is '=x'; give MODEL.pt or NAME=MODEL.pt");
@@ -203,7 +224,8 @@ TEST(MetricsTest, PageHasEveryFamily) {
   model.count_request(Code::kOk, std::chrono::microseconds(2'500));
   unresolved.count_request(Code::kNotFound, std::chrono::microseconds(100));
   const Log log(LogLevel::kError, true, -1);
-  const std::string page = MetricsPage({&model}, unresolved, log, "9.9").render();
+  const http2::Counters connections;
+  const std::string page = MetricsPage({&model}, unresolved, log, connections, "9.9").render();
   for (const char* line : {
            "tessera_requests_total{model=\"ranker\",version=\"3\",code=\"OK\"} 1\n",
            "tessera_requests_total{model=\"\",version=\"\",code=\"NOT_FOUND\"} 1\n",

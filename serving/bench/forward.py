@@ -21,13 +21,10 @@ The model: 13 dense features, 26 tables of D=64, MLP 13-512-256-64, dot interact
 
 from __future__ import annotations
 
-import argparse
 import copy
-import platform
-import statistics
+import itertools
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -44,6 +41,14 @@ from tessera.serving.packaging.ranking import ranking_source
 from tessera.serving.packaging.script import script
 from tessera.serving.packaging.servable import make_servable
 from tessera.serving.packaging.trace import trace
+from tessera.training.bench.harness import (
+    CLOCKS,
+    arguments,
+    machine,
+    microseconds,
+    print_head,
+    print_row,
+)
 from tessera.training.models.architectures.dlrm import DLRMConfig
 from tessera.training.models.ranking import RankingModel, build_ranking_model
 from tessera.training.modules.choices import Hashing
@@ -73,17 +78,37 @@ def dlrm(rows: int, hashing: Hashing) -> RankingModel:
 
 def random_batch(batch_size: int, rows: int, generator: torch.Generator) -> HostBatch:
     """One id per bag, uniform over the table."""
-    count = TABLES * batch_size
+    dense = torch.randn(batch_size, DENSE, generator=generator)
+    ids = torch.randint(0, rows, (TABLES * batch_size,), generator=generator)
+    return unweighted_batch(dense, torch.ones(len(ids), dtype=torch.int32), ids)
+
+
+def unweighted_batch(
+    dense: Tensor,
+    lengths: Tensor,
+    ids: Tensor,
+    shared: Tensor | None = None,
+    row_index: Tensor | None = None,
+) -> HostBatch:
+    """A batch of the benchmark's model, which has no features with weights."""
     empty = torch.empty(0, dtype=torch.int32)
     return HostBatch(
-        float_features=torch.randn(batch_size, DENSE, generator=generator),
-        id_list_features_lengths=torch.ones(count, dtype=torch.int32),
-        id_list_features_values=torch.randint(0, rows, (count,), generator=generator),
+        float_features=dense,
+        id_list_features_lengths=lengths,
+        id_list_features_values=ids,
         id_score_list_features_lengths=empty,
         id_score_list_features_values=empty.long(),
         id_score_list_features_weights=empty.float(),
-        batch_size=batch_size,
+        batch_size=len(dense),
+        id_list_features_shared=shared,
+        shared_row_index=row_index,
     )
+
+
+def forwards(runner: Runner, batches: Iterable[HostBatch]) -> Callable[[], object]:
+    """Runs the batches in turn, one a call."""
+    turns = itertools.cycle(batches)
+    return lambda: runner.forward(next(turns))
 
 
 class OwnModule(nn.Module):
@@ -100,11 +125,7 @@ class OwnModule(nn.Module):
 
 
 def check_same(paths: tuple[Path, Path], batches: list[HostBatch]) -> None:
-    """Hold two packages' graphs and answers against each other.
-
-    Raises:
-        SystemExit: they differ.
-    """
+    """Hold two packages' graphs and answers against each other; exit where they differ."""
     first, second = (load_package(path).runner for path in paths)
     scripted = [torch.jit.load(str(path)) for path in paths]  # type: ignore[no-untyped-call] # torch's own has no types
     graphs = [[node.name for node in read_graph(module).nodes] for module in scripted]
@@ -138,36 +159,7 @@ def in_bfloat16(eager: nn.Module) -> nn.Module:
     return copied
 
 
-Clock = Callable[[], float]
-CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.thread_time}
-
-
-def microseconds(runner: Runner, batches: list[HostBatch], calls: int, clock: Clock) -> float:
-    """Mean time of ``calls`` forwards over ``batches`` in turn."""
-    begin = clock()
-    for call in range(calls):
-        runner.forward(batches[call % len(batches)])
-    return (clock() - begin) / calls * 1e6
-
-
-def measure(
-    runners: dict[str, Runner], batches: list[HostBatch], seconds: float, clock: Clock
-) -> dict[str, float]:
-    """The median over rounds of each runner's time per forward, in microseconds."""
-    calls = {}
-    for name, runner in runners.items():
-        microseconds(runner, batches, 10, clock)
-        one = microseconds(runner, batches, 10, clock)
-        calls[name] = max(3, int(seconds / ROUNDS * 1e6 / one))
-    times: dict[str, list[float]] = {name: [] for name in runners}
-    for _ in range(ROUNDS):
-        for name, runner in runners.items():
-            times[name].append(microseconds(runner, batches, calls[name], clock))
-    return {name: statistics.median(found) for name, found in times.items()}
-
-
 def make_runners(rows: int, hashing: Hashing, folder: Path) -> dict[str, Runner]:
-    """The forms of one model."""
     model = dlrm(rows, hashing)
     runners: dict[str, Runner] = {}
     for backend in BACKENDS:
@@ -197,9 +189,7 @@ def make_runners(rows: int, hashing: Hashing, folder: Path) -> dict[str, Runner]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--rows", type=int, default=100_000, help="rows per table (default 100000)")
     parser.add_argument(
         "--hashing",
@@ -220,27 +210,21 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         runners = make_runners(args.rows, args.hashing, Path(folder))
-    print(f"{_processor()}, torch {torch.__version__}, 1 thread, int8, {args.rows} rows a table,")
+    print(f"{machine()}, 1 thread, int8, {args.rows} rows a table,")
     print(f"hashing {args.hashing}; median of {ROUNDS} rounds, microseconds of {args.clock} time")
     first, *others = runners
-    print("| B | " + " | ".join([*runners, *(f"{name} / {first}" for name in others)]) + " |")
-    print("| --- " * (len(runners) + len(others) + 1) + "|")
+    print_head("B", *runners, *(f"{name} / {first}" for name in others))
     for batch_size in BATCH_SIZES:
         generator = torch.Generator().manual_seed(batch_size)
         batches = [random_batch(batch_size, args.rows, generator) for _ in range(BATCHES)]
-        found = measure(runners, batches, args.seconds, CLOCKS[args.clock])
-        cells = [f"{found[name]:.0f}" for name in runners]
-        ratios = [f"{found[name] / found[first]:.2f}" for name in others]
-        print(f"| {batch_size} | " + " | ".join(cells + ratios) + " |")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names)} x {names[0]}" if names else platform.machine()
+        found = microseconds(
+            {name: forwards(runner, batches) for name, runner in runners.items()},
+            rounds=ROUNDS,
+            seconds=args.seconds,
+            clock=CLOCKS[args.clock],
+        )
+        ratios = (f"{found[name] / found[first]:.2f}" for name in others)
+        print_row(batch_size, *(f"{found[name]:.0f}" for name in runners), *ratios)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,7 @@ first line of each table has almost no rows: what Python, torch and fbgemm take 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import multiprocessing
-import os
-import platform
 import re
 import shutil
 import subprocess
@@ -30,19 +26,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from tessera.serving.bench.forward import TABLES, dlrm
-from tessera.serving.client import (
-    AsyncPredictorClient,
-    Draw,
-    RequestDrawer,
-    encode_request,
-)
+from tessera.serving.client import AsyncPredictorClient, Draw, RequestDrawer, encode_request
 from tessera.serving.package.records import Records
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import write_model
 from tessera.serving.server.background import ServerProcess
+from tessera.training.bench.harness import (
+    arguments,
+    in_own_process,
+    machine,
+    print_head,
+    print_row,
+)
 
 DIM = 64
 INT8_ROW_BYTES = DIM + 4
@@ -55,13 +51,9 @@ POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Memory:
-    """A process's memory in bytes; for other fields see proc(5).
+    """A process's resident memory and its peak in bytes; for other fields see proc(5).
 
-    Attributes:
-        rss: resident pages.
-        pss: resident pages, shared ones divided among their users.
-        anonymous: the part of ``rss`` that no file backs.
-        peak_rss: the largest ``rss`` so far.
+    In ``pss``, shared pages are divided among their users; ``anonymous`` is what no file backs.
     """
 
     rss: int
@@ -71,11 +63,7 @@ class Memory:
 
     @classmethod
     def of(cls, pid: int) -> Memory:
-        """Read process ``pid``.
-
-        Raises:
-            ProcessLookupError: there is no such process, or it has just ended.
-        """
+        """Read process ``pid``; a `ProcessLookupError` where it is not there any more."""
         try:
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
             status = Path(f"/proc/{pid}/status").read_text()
@@ -109,12 +97,8 @@ class ServerMemory:
 def measure_server(rows: int, folder: Path, seconds: float) -> ServerMemory:
     """Make a package with ``rows`` rows a table, serve it, load it for ``seconds``."""
     path = folder / "memory.pt"
-    # In a process of its own: the float32 tables must not stay in this one.
-    maker = multiprocessing.get_context("spawn").Process(target=_make_package, args=(rows, path))
-    maker.start()
-    maker.join()
-    if maker.exitcode:
-        sys.exit(f"memory: making the package ended with exit status {maker.exitcode}")
+    # The float32 tables must not stay in this process.
+    in_own_process(_make_package, rows, path)
     manifest = Records(path).manifest()
     drawer = RequestDrawer(manifest.schema, Draw(ids="uniform", mean_bag=3))
     requests = [encode_request(drawer.samples(10)) for _ in range(500)]
@@ -123,12 +107,8 @@ def measure_server(rows: int, folder: Path, seconds: float) -> ServerMemory:
         busy = asyncio.run(_load(server.address, requests, server.process.pid, seconds))
     size = path.stat().st_size
     path.unlink()
-    return ServerMemory(
-        table_bytes=sum(table.bytes for table in manifest.tables),
-        file_bytes=size,
-        loaded=loaded,
-        busy=busy,
-    )
+    tables = sum(table.bytes for table in manifest.tables)
+    return ServerMemory(table_bytes=tables, file_bytes=size, loaded=loaded, busy=busy)
 
 
 def _make_package(rows: int, path: Path) -> None:
@@ -184,41 +164,31 @@ def _rows(megabytes: float, row_bytes: int) -> int:
     return max(1, round(megabytes * 1e6 / (TABLES * row_bytes)))
 
 
-def _line(*cells: object) -> None:
-    print("| " + " | ".join(map(str, cells)) + " |", flush=True)
-
-
 def _mb(size: int) -> str:
     return f"{size / 1e6:.0f}"
 
 
 def report_server(megabytes: Sequence[float], folder: Path, seconds: float) -> None:
-    """Print the server's table."""
     print(f"\nServer, int8, MB; load: {IN_FLIGHT} requests of 10 samples in flight, {seconds:g} s")
     heads = ("tables", "file", "RSS loaded", "PSS loaded", "RSS under load", "peak RSS")
-    _line(*heads, "RSS under load per table byte", "peak per table byte")
-    _line(*["---"] * (len(heads) + 2))
+    print_head(*heads, "RSS under load per table byte", "peak per table byte")
     base: ServerMemory | None = None
     for rows in (FEW_ROWS, *(_rows(size, INT8_ROW_BYTES) for size in megabytes)):
         found = measure_server(rows, folder, seconds)
         base = base or found
         more = found.table_bytes - base.table_bytes
-        ratios = ["", ""]
-        if more:
-            ratios[0] = f"{(found.busy.rss - base.busy.rss) / more:.2f}"
-            ratios[1] = f"{(found.busy.peak_rss - base.busy.peak_rss) / more:.2f}"
+        grown = (found.busy.rss - base.busy.rss, found.busy.peak_rss - base.busy.peak_rss)
+        ratios = [f"{size / more:.2f}" if more else "" for size in grown]
         sizes = (found.table_bytes, found.file_bytes, found.loaded.rss, found.loaded.pss)
-        _line(*map(_mb, sizes), _mb(found.busy.rss), _mb(found.busy.peak_rss), *ratios)
+        print_row(*map(_mb, (*sizes, found.busy.rss, found.busy.peak_rss)), *ratios)
 
 
 def report_trainer(megabytes: Sequence[float], folder: Path) -> None:
-    """Print the trainer's table."""
     data = folder / "clicks.tsv"
     datagen = [sys.executable, "-m", "tessera", "datagen", "--rows", str(TRAINING_ROWS)]
     subprocess.run([*datagen, "--out", str(data)], check=True, stdout=subprocess.DEVNULL)
     print("\nTrainer, float32 and row-wise Adagrad, batches of 1024, MB")
-    _line("tables", "peak RSS", "peak per table byte")
-    _line("---", "---", "---")
+    print_head("tables", "peak RSS", "peak per table byte")
     base: tuple[int, int] | None = None
     for rows in (FEW_ROWS, *(_rows(size, FLOAT_ROW_BYTES) for size in megabytes)):
         tables = TABLES * rows * FLOAT_ROW_BYTES
@@ -226,18 +196,11 @@ def report_trainer(megabytes: Sequence[float], folder: Path) -> None:
         base = base or (tables, peak)
         more = tables - base[0]
         ratio = f"{(peak - base[1]) / more:.2f}" if more else ""
-        _line(_mb(tables), _mb(peak), ratio)
-
-
-def _cpu() -> str:
-    names = re.findall(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return names[0] if names else platform.machine()
+        print_row(_mb(tables), _mb(peak), ratio)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument(
         "--server-mb",
         type=float,
@@ -256,7 +219,7 @@ def main() -> None:
         "--seconds", type=float, default=5.0, help="of load on each server (default: 5)"
     )
     args = parser.parse_args()
-    print(f"{os.cpu_count()} x {_cpu()}, torch {torch.__version__}")
+    print(machine())
     with tempfile.TemporaryDirectory() as name:
         if args.server_mb:
             report_server(args.server_mb, Path(name), args.seconds)

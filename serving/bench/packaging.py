@@ -18,11 +18,8 @@ can be dropped at any time.
 
 from __future__ import annotations
 
-import argparse
 import json
-import multiprocessing
 import os
-import platform
 import re
 import statistics
 import subprocess
@@ -31,7 +28,18 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+from tessera.training.bench.harness import (
+    arguments,
+    in_own_process,
+    in_turns,
+    machine,
+    medians,
+    print_head,
+    print_row,
+)
 
 DIM = 64
 TABLES = 26
@@ -55,65 +63,51 @@ torch.save({k: quantize(v, 8) if v.dim() == 2 and len(v) > 1024 else v for k, v 
            sys.argv[2])
 """
 
+_OPEN = "stream = open(sys.argv[1], 'rb', buffering=0); buffer = bytearray(1 << 20)"
+_DROP_PAGES = """
+with open(sys.argv[1], "rb") as file:
+    os.fsync(file.fileno())
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+"""
+_IMPORT = "from tessera.serving.package.loading import load_package"
+_READ = "while stream.readinto(buffer): pass"
 _LOADS = {
-    "load_package": """
-import sys, time, torch
-from tessera.serving.package.loading import load_package
-begin = time.perf_counter()
-load_package(sys.argv[1])
-print(time.perf_counter() - begin)
-""",
-    "torch.jit.load": """
-import sys, time, torch, warnings
+    "load_package": (_IMPORT, "load_package(sys.argv[1])"),
+    "torch.jit.load": (
+        """
+import warnings
 from tessera.kernels.libraries import load_libraries
 from tessera.serving.package.records import Records
-from pathlib import Path
 warnings.simplefilter("ignore")
 load_libraries(Records(Path(sys.argv[1])).manifest().operator_libraries)
-begin = time.perf_counter()
-torch.jit.load(sys.argv[1])
-print(time.perf_counter() - begin)
 """,
-    "page cache": """
-import sys, time
-buffer = bytearray(1 << 20)
-stream = open(sys.argv[1], "rb", buffering=0)
-begin = time.perf_counter()
-while stream.readinto(buffer): pass
-print(time.perf_counter() - begin)
-""",
-    "copy": """
-import sys, time, torch
-from pathlib import Path
-size = Path(sys.argv[1]).stat().st_size
-begin = time.perf_counter()
+        "torch.jit.load(sys.argv[1])",
+    ),
+    "page cache": (_OPEN, _READ),
+    "copy": (
+        f"{_OPEN}; size = Path(sys.argv[1]).stat().st_size",
+        """
 buffer = memoryview(torch.empty(size, dtype=torch.uint8).numpy())
-stream = open(sys.argv[1], "rb", buffering=0)
 done = 0
 while done < size: done += stream.readinto(buffer[done:done + (4 << 20)])
-print(time.perf_counter() - begin)
 """,
-    "disk": """
-import os, sys, time
-buffer = bytearray(1 << 20)
-stream = open(sys.argv[1], "rb", buffering=0)
-os.fsync(stream.fileno())
-os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-begin = time.perf_counter()
-while stream.readinto(buffer): pass
-print(time.perf_counter() - begin)
-""",
-    "load_package, cold": """
-import os, sys, time, torch
-from tessera.serving.package.loading import load_package
-with open(sys.argv[1], "rb") as stream:
-    os.fsync(stream.fileno())
-    os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-begin = time.perf_counter()
-load_package(sys.argv[1])
-print(time.perf_counter() - begin)
-""",
+    ),
+    "disk": (_OPEN + _DROP_PAGES, _READ),
+    "load_package, cold": (_IMPORT + _DROP_PAGES, "load_package(sys.argv[1])"),
 }
+"""What is done before the clock starts, and what it measures."""
+
+
+def _timed(before: str, work: str) -> str:
+    """A program that prints the seconds that ``work`` takes."""
+    return f"""
+import os, sys, time, torch
+from pathlib import Path
+{before}
+begin = time.perf_counter()
+{work}
+print(time.perf_counter() - begin)
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,14 +121,12 @@ class Run:
 
 
 def run(command: Sequence[str]) -> Run:
-    """Run a command to its end and watch its memory.
-
-    Exits with its error output where it fails.
-    """
+    """Run a command to its end and watch its memory; exit with its error output where it fails."""
     with tempfile.TemporaryFile("w+") as errors:
         begin = time.perf_counter()
+        environment = {**os.environ, "SOURCE_DATE_EPOCH": "1"}
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=_environment()
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
         )
         anonymous = 0
         while True:
@@ -151,16 +143,8 @@ def run(command: Sequence[str]) -> Run:
         if process.returncode:
             errors.seek(0)
             sys.exit(f"{command[:4]} ended with {process.returncode}: {errors.read()}")
-    return Run(
-        printed=printed,
-        seconds=seconds,
-        anonymous=anonymous,
-        resident=usage.ru_maxrss * 1024,
-    )
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "SOURCE_DATE_EPOCH": "1"}
+    resident = usage.ru_maxrss * 1024
+    return Run(printed=printed, seconds=seconds, anonymous=anonymous, resident=resident)
 
 
 def _anonymous(pid: int) -> int:
@@ -219,33 +203,24 @@ def make_checkpoint(path: Path, rows: int) -> None:
 
 
 def measure(size_mb: int, dtype: str, folder: Path, rounds: int) -> dict[str, float | str]:
-    """All figures of one table size."""
     rows = max(FEWEST_ROWS, size_mb * 1_000_000 // (TABLES * DIM * 4))
     checkpoint, package = folder / "step-0000000000.pt", folder / "model.pt"
-    maker = multiprocessing.get_context("spawn").Process(
-        target=make_checkpoint, args=(checkpoint, rows)
-    )
-    maker.start()
-    maker.join()
-    if maker.exitcode:
-        sys.exit(f"packaging: making the checkpoint ended with exit status {maker.exitcode}")
-    packaged, plain = [], []
-    for _ in range(rounds):
-        command = [sys.executable, "-m", "tessera", "package-model", str(checkpoint)]
-        flags = ["--out", str(package), "--dtype", dtype, "--no-evaluate"]
-        packaged.append(run([*command, *flags]))
-        copy = folder / "plain.pt"
-        plain.append(run([sys.executable, "-c", _PLAIN, str(checkpoint), str(copy)]))
-        copy.unlink()
-    checkpoint_bytes = checkpoint.stat().st_size
-    checkpoint.unlink()
-    loads: dict[str, list[Run]] = {name: [] for name in _LOADS}
-    for _ in range(rounds):
-        for name, program in _LOADS.items():
-            loads[name].append(run([sys.executable, "-c", program, str(package)]))
-    seconds = {
-        name: statistics.median(float(run.printed) for run in runs) for name, runs in loads.items()
+    in_own_process(make_checkpoint, checkpoint, rows)
+    copy, program = folder / "plain.pt", [sys.executable, "-m", "tessera", "package-model"]
+    flags = ["--out", str(package), "--dtype", dtype, "--no-evaluate"]
+    ways = {
+        "package": [*program, str(checkpoint), *flags],
+        "plain": [sys.executable, "-c", _PLAIN, str(checkpoint), str(copy)],
     }
+    packaged, plain = in_turns({n: partial(run, way) for n, way in ways.items()}, rounds).values()
+    checkpoint_bytes = checkpoint.stat().st_size
+    for file in (checkpoint, copy):
+        file.unlink()
+    commands = {
+        name: [sys.executable, "-c", _timed(*load), str(package)] for name, load in _LOADS.items()
+    }
+    loads = in_turns({name: partial(run, command) for name, command in commands.items()}, rounds)
+    seconds = medians({n: [float(one.printed) for one in runs] for n, runs in loads.items()})
     file_bytes = package.stat().st_size
     package.unlink()
     loaded = loads["load_package"]
@@ -269,10 +244,7 @@ def measure(size_mb: int, dtype: str, folder: Path, rounds: int) -> dict[str, fl
 
 
 def main() -> None:
-    """Print one table of packaging and one of loading."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument(
         *("--sizes-mb", "--tables-mb"),
         nargs="+",
@@ -285,7 +257,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, help="where files are made (default: a new folder)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON too")
     args = parser.parse_args()
-    print(f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores; MB and seconds")
+    print(f"{machine()}; MB and seconds")
     results = []
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         for size in args.sizes_mb:
@@ -296,10 +268,9 @@ def main() -> None:
     split.append(["tables", *(key for key in results[0] if key not in split[0])])
     for keys in split:
         print()
-        print(f"| {' | '.join(keys)} |")
-        print(f"|{' --- |' * len(keys)}")
+        print_head(*keys)
         for result in results:
-            print(f"| {' | '.join(_cell(result[key]) for key in keys)} |")
+            print_row(*(_cell(result[key]) for key in keys))
     if args.json:
         print(json.dumps(results, indent=1))
 

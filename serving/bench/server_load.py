@@ -15,17 +15,14 @@ the server process spent per request, "batch" the mean number of requests of a f
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
-import os
-import platform
-import statistics
 import tempfile
 import time
 import urllib.request
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -38,6 +35,14 @@ from tessera.serving.client import Draw, RequestDrawer, encode_request, read_sch
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import write_model
 from tessera.serving.server.background import ServerProcess
+from tessera.training.bench.harness import (
+    arguments,
+    in_turns,
+    machine,
+    medians,
+    print_head,
+    print_row,
+)
 
 IN_FLIGHT = (1, 8, 32, 64)
 SAMPLES = (1, 100)
@@ -49,12 +54,8 @@ METHOD = "/predictor.Predictor/Predict"
 class Measurement:
     """One round of one server.
 
-    Attributes:
-        rate: requests per second.
-        p50_ms: median latency at the client, milliseconds.
-        p99_ms: 99th percentile, milliseconds.
-        batch: mean requests of a forward pass.
-        cpu_us: CPU time of the server's process per request, microseconds.
+    ``batch`` is the mean number of requests of a forward pass, ``cpu_us`` the CPU time of the
+    server's process per request.
     """
 
     rate: float
@@ -95,7 +96,8 @@ def _client(orders: Connection, contents: dict[int, list[bytes]]) -> None:
         orders.send(asyncio.run(_closed_loop(address, contents[samples], in_flight, seconds)))
 
 
-def _counters(server: ServerProcess) -> dict[str, float]:
+def counters(server: ServerProcess) -> dict[str, float]:
+    """What a server has counted of batches and CPU time, by the metric's name."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}/metrics") as reply:
         text = reply.read().decode()
     return {
@@ -113,10 +115,10 @@ def measure(
     """The requests per second and the costs of one round of ``seconds``."""
     client.send((server.address, samples, in_flight, seconds))
     client.recv()
-    before = _counters(server)
+    before = counters(server)
     client.send("go")
     latencies, elapsed = client.recv()
-    after = _counters(server)
+    after = counters(server)
     grown = {name: after[name] - before[name] for name in after}
     p50, p99 = np.quantile(latencies, [0.5, 0.99]) * 1e3
     return Measurement(
@@ -128,29 +130,13 @@ def measure(
     )
 
 
-def medians(rounds: list[Measurement]) -> Measurement:
-    """Each figure's median over the rounds."""
+def median_of(rounds: list[Measurement]) -> Measurement:
     rows = [asdict(found) for found in rounds]
-    return Measurement(**{name: statistics.median(row[name] for row in rows) for name in rows[0]})
-
-
-def machine() -> str:
-    """The processor's name and the CPUs that this process may use."""
-    names = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        if line.startswith("model name")
-    ]
-    cpus = len(os.sched_getaffinity(0))
-    return (
-        f"{names[0] if names else platform.machine()}, {cpus} CPUs, load {os.getloadavg()[0]:.1f}"
-    )
+    return Measurement(**medians({name: [row[name] for row in rows] for name in rows[0]}))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--rows", type=int, default=100_000, help="rows per table (default 100000)")
     parser.add_argument("--seconds", type=float, default=2.0, help="of a round (default 2)")
     parser.add_argument("--rounds", type=int, default=5, help="per server and load (default 5)")
@@ -170,28 +156,22 @@ def main() -> None:
         }
         client = context.Process(target=_client, args=(theirs, contents), daemon=True)
         client.start()
-        print("| samples | in flight | | requests/s | p50 ms | p99 ms | batch | CPU us | ratio |")
-        print("| --- " * 9 + "|")
+        figures = ("requests/s", "p50 ms", "p99 ms", "batch", "CPU us", "ratio")
+        print_head("samples", "in flight", "", *figures)
         for samples in SAMPLES:
             unbatched = ["--model", str(path), "--max-batch-samples", str(samples)]
             with ServerProcess(["--model", str(path)]) as one, ServerProcess(unbatched) as other:
                 servers = {"batched": one, "unbatched": other}
                 for in_flight in IN_FLIGHT:
-                    rounds: dict[str, list[Measurement]] = {name: [] for name in servers}
-                    for _ in range(args.rounds):
-                        for name, server in servers.items():
-                            rounds[name].append(
-                                measure(server, ours, samples, in_flight, args.seconds)
-                            )
-                    found = {name: medians(list_) for name, list_ in rounds.items()}
-                    ratio = found["batched"].rate / found["unbatched"].rate
+                    load = (ours, samples, in_flight, args.seconds)
+                    measures = {n: partial(measure, server, *load) for n, server in servers.items()}
+                    rounds = in_turns(measures, args.rounds)
+                    found = {name: median_of(own) for name, own in rounds.items()}
                     for name, row in found.items():
-                        print(
-                            f"| {samples} | {in_flight} | {name} | {row.rate:.0f} | "
-                            f"{row.p50_ms:.2f} | {row.p99_ms:.2f} | {row.batch:.1f} | "
-                            f"{row.cpu_us:.0f} | {ratio if name == 'batched' else 1:.2f} |",
-                            flush=True,
-                        )
+                        ratio = row.rate / found["unbatched"].rate
+                        shown = (f"{row.rate:.0f}", f"{row.p50_ms:.2f}", f"{row.p99_ms:.2f}")
+                        costs = (f"{row.batch:.1f}", f"{row.cpu_us:.0f}", f"{ratio:.2f}")
+                        print_row(samples, in_flight, name, *shown, *costs)
                         about = {"samples": samples, "in_flight": in_flight, "server": name}
                         results.append({**about, **asdict(row)})
         ours.send(None)

@@ -17,29 +17,34 @@ item), hashed by murmur3, one id per item bag.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
+import itertools
 import statistics
-import subprocess
 import tempfile
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import grpc
 import numpy as np
 import torch
 
-from tessera.serving.bench.forward import CLOCKS, DENSE, TABLES, Clock, dlrm
+from tessera.serving.bench.forward import DENSE, TABLES, dlrm, forwards, unweighted_batch
+from tessera.serving.bench.server_load import counters
+from tessera.serving.client import PredictorClient, RequestArrays, decode_response, encode_request
+from tessera.serving.client.arrays import GroupArrays, SharedArrays
 from tessera.serving.package.loading import load_package
 from tessera.serving.package.runner import HostBatch, Runner
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import write_model
-from tessera.serving.protocol import predictor_pb2 as pb
+from tessera.serving.server.background import ServerProcess
+from tessera.training.bench.harness import (
+    CLOCKS,
+    Clock,
+    arguments,
+    in_turns,
+    machine,
+    microseconds,
+)
 
 USER = 20
 ROUNDS = 9
@@ -49,13 +54,7 @@ SHAPES = ((100, 1), (500, 1), (100, 50), (500, 50))
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One ranking request.
-
-    Attributes:
-        dense: ``[N, 13]`` float32.
-        user: ``[20, ids]`` int64.
-        item: ``[6, N]`` int64.
-    """
+    """One ranking request: dense ``[N, 13]`` float32, user ``[20, ids]``, item ``[6, N]`` int64."""
 
     dense: torch.Tensor
     user: torch.Tensor
@@ -75,67 +74,32 @@ class Request:
         count, ids = len(self.dense), self.user.shape[1]
         rows = 1 if once else count
         user = self.user if once else self.user.repeat(1, count)
-        empty = torch.empty(0, dtype=torch.int32)
-        return HostBatch(
-            float_features=self.dense,
-            id_list_features_lengths=torch.cat(
-                [
-                    torch.full((USER * rows,), ids, dtype=torch.int32),
-                    torch.ones(self.item.numel(), dtype=torch.int32),
-                ]
-            ),
-            id_list_features_values=torch.cat([user.flatten(), self.item.flatten()]),
-            id_score_list_features_lengths=empty,
-            id_score_list_features_values=empty.long(),
-            id_score_list_features_weights=empty.float(),
-            batch_size=count,
-            id_list_features_shared=torch.arange(TABLES) < USER if once else None,
-            shared_row_index=torch.zeros(count, dtype=torch.int32) if once else None,
+        own = torch.full((USER * rows,), ids, dtype=torch.int32)
+        return unweighted_batch(
+            self.dense,
+            torch.cat([own, torch.ones(self.item.numel(), dtype=torch.int32)]),
+            torch.cat([user.flatten(), self.item.flatten()]),
+            torch.arange(TABLES) < USER if once else None,
+            torch.zeros(count, dtype=torch.int32) if once else None,
         )
 
     def message(self, names: list[str], *, once: bool) -> bytes:
         """The request as it is sent."""
         count = len(self.dense)
-        message = pb.PredictionRequest(batch_size=count)
-        message.float_features.num_features = DENSE
-        message.float_features.values = self.dense.numpy().tobytes()
         whole = self.batch(once=once)
         lengths = whole.id_list_features_lengths.numpy()
         values = whole.id_list_features_values.numpy()
-        bags, ids = 0, 0
-        if once:
-            shared = message.shared_features
-            bags, ids = USER, self.user.numel()
-            shared.names.extend(names[:USER])
-            shared.num_rows = 1
-            shared.row_index = np.zeros(count, "<i4").tobytes()
-            shared.features.num_features = USER
-            shared.features.lengths = lengths[:bags].tobytes()
-            shared.features.values_int64 = values[:ids].tobytes()
-        message.id_list_features.num_features = TABLES - USER if once else TABLES
-        message.id_list_features.lengths = lengths[bags:].tobytes()
-        message.id_list_features.values_int64 = values[ids:].tobytes()
-        return message.SerializeToString()
-
-
-def in_turns(
-    forms: dict[str, Callable[[], object]], seconds: float, clock: Clock
-) -> dict[str, float]:
-    """Each form's time per call in microseconds: the median over rounds."""
-    calls = {}
-    for name, call in forms.items():
-        begin = clock()
-        for _ in range(5):
-            call()
-        calls[name] = max(2, int(seconds / ROUNDS / (clock() - begin) * 5))
-    times: dict[str, list[float]] = {name: [] for name in forms}
-    for _ in range(ROUNDS):
-        for name, call in forms.items():
-            begin = clock()
-            for _ in range(calls[name]):
-                call()
-            times[name].append((clock() - begin) / calls[name] * 1e6)
-    return {name: statistics.median(found) for name, found in times.items()}
+        bags, ids = (USER, self.user.numel()) if once else (0, 0)
+        users = GroupArrays(lengths[:bags].reshape(bags, 1), values[:ids])
+        row_index = np.zeros(count, np.int32)
+        arrays = RequestArrays(
+            batch_size=count,
+            dense=self.dense.numpy(),
+            id_list=GroupArrays(lengths[bags:].reshape(-1, count), values[ids:]),
+            id_score_list=None,
+            shared=SharedArrays(tuple(names[:USER]), users, row_index) if once else None,
+        )
+        return encode_request(arrays)
 
 
 def measure_forward(
@@ -150,90 +114,47 @@ def measure_forward(
         found, expected = tessera.forward(compact), tessera.forward(plain)
         if not torch.equal(found["default"], expected["default"]):
             raise RuntimeError("the two forms score differently")
-    turn = {"once": 0, "repeated": 0, "fbgemm": 0}
-
-    def caller(name: str, runner: Runner, batches: list[HostBatch]) -> Callable[[], object]:
-        def call() -> object:
-            turn[name] += 1
-            return runner.forward(batches[turn[name] % len(batches)])
-
-        return call
-
-    return in_turns(
-        {
-            "once": caller("once", tessera, once),
-            "repeated": caller("repeated", tessera, repeated),
-            "fbgemm": caller("fbgemm", fbgemm, repeated),
-        },
-        seconds,
-        clock,
-    )
-
-
-@contextmanager
-def running(program: Path, package: Path) -> Iterator[tuple[str, str]]:
-    """A server with one worker; its gRPC and HTTP addresses."""
-    command = [str(program), "--model", str(package), "--workers", "1", "--host", "127.0.0.1"]
-    command += ["--port", "0", "--http-port", "0", "--drain-propagation-ms", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        try:
-            for line in process.stderr:
-                entry = json.loads(line)
-                if entry["event"] == "ready":
-                    yield f"127.0.0.1:{entry['port']}", f"127.0.0.1:{entry['http_port']}"
-                    return
-            raise RuntimeError(f"{program} ended before it was ready")
-        finally:
-            process.terminate()
-
-
-def cpu_seconds(http_address: str) -> float:
-    """What the server has spent so far."""
-    with urllib.request.urlopen(f"http://{http_address}/metrics") as reply:
-        for line in reply.read().decode().splitlines():
-            if line.startswith("process_cpu_seconds_total "):
-                return float(line.split()[1])
-    raise RuntimeError("the server counts no CPU time")
+    forms = {
+        "once": forwards(tessera, once),
+        "repeated": forwards(tessera, repeated),
+        "fbgemm": forwards(fbgemm, repeated),
+    }
+    return microseconds(forms, rounds=ROUNDS, seconds=seconds, clock=clock)
 
 
 def measure_server(
-    addresses: tuple[str, str], messages: dict[str, bytes], seconds: float
+    server: ServerProcess, messages: dict[str, bytes], candidates: int, seconds: float
 ) -> dict[str, tuple[float, float]]:
     """The median latency, and the server's CPU time per call, of each message, in microseconds."""
-    address, http_address = addresses
-    latencies: dict[str, list[float]] = {name: [] for name in messages}
-    spent = dict.fromkeys(messages, 0.0)
-    answers = {}
-    with grpc.insecure_channel(address) as channel:
-        predict = channel.unary_unary("/predictor.Predictor/Predict", None, None)
+
+    def measure(message: bytes) -> tuple[list[float], float]:
+        taken = []
+        before = counters(server)["process_cpu_seconds_total"]
+        end = time.perf_counter() + seconds / ROUNDS
+        while (begin := time.perf_counter()) < end:
+            client.send(message)
+            taken.append(time.perf_counter() - begin)
+        return taken, counters(server)["process_cpu_seconds_total"] - before
+
+    with PredictorClient(server.address) as client:
+        answers = {}
         for name, message in messages.items():
             for _ in range(20):
-                answers[name] = pb.PredictionResponse.FromString(predict(message)).predictions
-        if answers["once"]["default"] != answers["repeated"]["default"]:
+                answer = decode_response(client.send(message), candidates)
+            answers[name] = answer.outputs["default"]
+        if not np.array_equal(answers["once"], answers["repeated"]):
             raise RuntimeError("the two messages score differently")
-        for _ in range(ROUNDS):
-            for name, message in messages.items():
-                before = cpu_seconds(http_address)
-                end = time.perf_counter() + seconds / ROUNDS
-                while (begin := time.perf_counter()) < end:
-                    predict(message)
-                    latencies[name].append(time.perf_counter() - begin)
-                spent[name] += cpu_seconds(http_address) - before
-    return {
-        name: (
-            statistics.median(latencies[name]) * 1e6,
-            spent[name] / len(latencies[name]) * 1e6,
-        )
-        for name in messages
-    }
+        rounds = in_turns({n: partial(measure, one) for n, one in messages.items()}, ROUNDS)
+    found = {}
+    for name, own in rounds.items():
+        latencies = list(itertools.chain(*(taken for taken, _ in own)))
+        spent = sum(cpu for _, cpu in own)
+        found[name] = (statistics.median(latencies) * 1e6, spent / len(latencies) * 1e6)
+    return found
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--rows", type=int, default=100_000, help="rows of each table")
     parser.add_argument("--seconds", type=float, default=1.0, help="per form and shape")
     parser.add_argument(
@@ -252,9 +173,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    print(
-        f"torch {torch.__version__}, {platform.processor() or platform.machine()}, {args.rows} rows"
-    )
+    print(f"{machine()}, {args.rows} rows")
     with tempfile.TemporaryDirectory() as folder:
         model = dlrm(args.rows, "murmur3")
         runners: dict[str, Runner] = {}
@@ -279,14 +198,15 @@ def main() -> None:
             print(f"{args.server} is not there: the server is not measured (make build)")
             return
         print("tessera-server, us: candidates x ids   once  repeated (ratio); CPU; bytes sent")
-        with running(args.server, paths["tessera"]) as addresses:
+        flags = ["--model", str(paths["tessera"]), "--workers", "1", "--drain-propagation-ms", "0"]
+        with ServerProcess(flags, program=[str(args.server)]) as server:
             for candidates, ids in SHAPES:
                 request = Request.drawn(candidates, ids, args.rows)
                 messages = {
                     "once": request.message(names, once=True),
                     "repeated": request.message(names, once=False),
                 }
-                found = measure_server(addresses, messages, args.seconds)
+                found = measure_server(server, messages, candidates, args.seconds)
                 (once, once_cpu), (repeated, repeated_cpu) = found["once"], found["repeated"]
                 print(
                     f"{candidates:6} x {ids:3} {once:9.0f} {repeated:9.0f} "

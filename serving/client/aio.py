@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 import grpc.aio
 
 from tessera.serving.client.arrays import Array, BagsLike, RequestArrays, Shared
-from tessera.serving.client.codec import (
-    DEFAULT_TIMEOUT_S,
-    METHOD,
-    ChannelOptions,
-    Codec,
-    channel_options,
-    check_address,
-    check_timeout,
-)
-from tessera.serving.client.errors import Unavailable, error_for_status
+from tessera.serving.client.assemble import assemble
+from tessera.serving.client.codec import Client
 from tessera.serving.client.prediction import Prediction
-from tessera.serving.client.retry import Retry
-from tessera.serving.package.schema import InputSchema
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class AsyncPredictorClient:
+class AsyncPredictorClient(Client):
     """`PredictorClient` for asyncio; arguments, results and errors are the same.
 
     To be made and used within one running event loop::
@@ -41,24 +29,8 @@ class AsyncPredictorClient:
     Cancelling a call's task cancels the request at the server.
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        schema: InputSchema | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        retry: Retry | None = None,
-        compact_ids: bool = False,
-        options: ChannelOptions = (),
-    ) -> None:
-        self._address = check_address(address)
-        self._timeout_s = check_timeout(timeout_s)
-        self._codec = Codec(address, schema, compact_ids=compact_ids)
-        self._retry = retry or Retry(attempts=1)
-        self._rng = random.Random()  # noqa: S311 - spreads retries, guards nothing
-        self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-        self._channel = grpc.aio.insecure_channel(address, options=channel_options(options))
-        self._call = self._channel.unary_unary(METHOD, None, None)
+    _open = staticmethod(grpc.aio.insecure_channel)
+    _sleep = staticmethod(asyncio.sleep)
 
     async def predict(
         self,
@@ -72,7 +44,7 @@ class AsyncPredictorClient:
         timeout_s: float | None = None,
     ) -> Prediction:
         """Score ``B`` samples; see `PredictorClient.predict`."""
-        arrays = self._codec.assemble(dense, sparse, shared)
+        arrays = assemble(dense, sparse, shared=shared, schema=self._schema)
         return await self.predict_arrays(
             arrays, model=model, version=version, priority=priority, timeout_s=timeout_s
         )
@@ -87,24 +59,18 @@ class AsyncPredictorClient:
         timeout_s: float | None = None,
     ) -> Prediction:
         """Score a request that is laid out; see `PredictorClient.predict_arrays`."""
-        data = self._codec.encode(arrays, model=model, version=version, priority=priority)
+        data = self._encode(arrays, model, version, priority)
         response = await self.send(data, timeout_s=timeout_s)
-        return self._codec.decode(response, arrays.batch_size)
+        return self._decode(response, arrays.batch_size)
 
     async def send(self, request: bytes, *, timeout_s: float | None = None) -> bytes:
         """Send an encoded request and return the encoded response; see `PredictorClient.send`."""
-        limit_s = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
-        deadline = time.monotonic() + limit_s
-        waits_s = self._retry.waits_s(self._rng)
+        attempts = self._attempts(timeout_s)
         while True:
             try:
-                remaining_s = max(0.0, deadline - time.monotonic())
-                return bytes(await self._call(request, timeout=remaining_s))
-            except grpc.aio.AioRpcError as rpc_error:
-                error = error_for_status(rpc_error.code(), rpc_error.details(), self._address)
-                wait_s = next(waits_s, None) if isinstance(error, Unavailable) else None
-                if wait_s is None or time.monotonic() + wait_s >= deadline:
-                    raise error from rpc_error
+                return bytes(await self._call(request, timeout=attempts.remaining_s()))
+            except grpc.aio.AioRpcError as error:
+                wait_s = attempts.wait_s(error)
             await self._sleep(wait_s)
 
     async def close(self) -> None:

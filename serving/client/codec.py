@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
 from typing import Any
 
 import grpc
 
 from tessera.errors import UserError
-from tessera.serving.client.arrays import Array, BagsLike, RequestArrays, Shared
-from tessera.serving.client.assemble import assemble
+from tessera.serving.client.arrays import RequestArrays
 from tessera.serving.client.encode import encode_request
-from tessera.serving.client.errors import ServerBug
+from tessera.serving.client.errors import ServerBug, Unavailable, error_for_status
 from tessera.serving.client.prediction import Prediction, decode_response
+from tessera.serving.client.retry import Retry
 from tessera.serving.package.schema import InputSchema
 
 METHOD = "/predictor.Predictor/Predict"
@@ -27,11 +29,7 @@ _SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "xds:")
 
 
 def check_address(address: str) -> str:
-    """``address`` itself, if it is ``HOST:PORT`` or one of gRPC's URI forms.
-
-    Raises:
-        UserError: it is neither.
-    """
+    """``address``; a `UserError` where it is neither ``HOST:PORT`` nor one of gRPC's URI forms."""
     if isinstance(address, str) and address.startswith(_SCHEMES):
         return address
     match = _HOST_PORT.fullmatch(address) if isinstance(address, str) else None
@@ -44,83 +42,90 @@ def check_address(address: str) -> str:
 
 
 def check_timeout(timeout_s: float) -> float:
-    """``timeout_s`` itself, if it is a positive number of seconds.
-
-    Raises:
-        UserError: it is not.
-    """
+    """``timeout_s``; a `UserError` where it is not a positive number of seconds."""
     if not isinstance(timeout_s, Real) or not timeout_s > 0:
         raise UserError(f"timeout_s is {timeout_s!r}; it must be a positive number of seconds")
     return timeout_s
 
 
-def channel_options(more: ChannelOptions) -> list[tuple[str, Any]]:
-    """The gRPC options of a client channel; those in ``more`` come last and so win.
-
-    The server limits the size of messages; a second limit here would only hide its message.
-    """
-    return [
-        ("grpc.max_send_message_length", -1),
-        ("grpc.max_receive_message_length", -1),
-        *more,
-    ]
-
-
-class Codec:
-    """Turns arguments into bytes and bytes into a `Prediction`.
+class Client:
+    """A connection to a Tessera (or TorchRec) inference server.
 
     Args:
-        address: where the bytes go, for error messages.
-        schema: the model's inputs, or None to send what is given as it is.
-        compact_ids: see `encode_request`.
+        address: ``HOST:PORT``, or another target form of gRPC's.  Nothing is sent until the
+            first call.
+        schema: the model's inputs (`read_schema` takes them from a package).  With it, names,
+            order, widths and dtypes are checked before anything is sent.
+        timeout_s: the time limit of a call that gives none, in seconds.
+        retry: send again after UNAVAILABLE; None (the default) never does.
+        compact_ids: send int64 ids as int32 where they fit.
+        options: further gRPC channel options.
 
     Raises:
-        UserError: the schema is none.
+        UserError: the address, the schema or the timeout cannot be used.
     """
 
-    def __init__(self, address: str, schema: InputSchema | None, *, compact_ids: bool) -> None:
+    _open: Callable[..., Any]
+    """``grpc.insecure_channel`` or its asyncio twin."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        schema: InputSchema | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        retry: Retry | None = None,
+        compact_ids: bool = False,
+        options: ChannelOptions = (),
+    ) -> None:
         if schema is not None and not isinstance(schema, InputSchema):
             raise UserError(
                 f"schema is {schema!r}; give what read_schema('model.pt') returns, or None"
             )
-        self._address = address
+        self._address = check_address(address)
         self._schema = schema
+        self._timeout_s = check_timeout(timeout_s)
+        self._retry = retry or Retry(attempts=1)
         self._compact_ids = compact_ids
+        self._rng = random.Random()  # noqa: S311 - spreads retries, guards nothing
+        # The server limits the size of messages; a second limit here would only hide its message.
+        sizes = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]
+        self._channel = self._open(address, options=[*sizes, *options])
+        # Bytes pass through: encoding is a step of its own, which load generators do ahead.
+        self._call = self._channel.unary_unary(METHOD, None, None)
 
-    def assemble(
-        self,
-        dense: Array | Sequence[Sequence[float]] | None,
-        sparse: Mapping[str, BagsLike],
-        shared: Shared | None,
-    ) -> RequestArrays:
-        """Check a request against the schema and lay it out.
-
-        Raises:
-            UserError: the request cannot be one of this model's.
-        """
-        return assemble(dense, sparse, shared=shared, schema=self._schema)
-
-    def encode(self, arrays: RequestArrays, *, model: str, version: str, priority: int) -> bytes:
-        """The request's bytes.
-
-        Raises:
-            UserError: see `encode_request`.
-        """
+    def _encode(self, arrays: RequestArrays, model: str, version: str, priority: int) -> bytes:
         return encode_request(
-            arrays,
-            model=model,
-            version=version,
-            priority=priority,
-            compact_ids=self._compact_ids,
+            arrays, model=model, version=version, priority=priority, compact_ids=self._compact_ids
         )
 
-    def decode(self, data: bytes, batch_size: int) -> Prediction:
-        """Read an answer.
-
-        Raises:
-            ServerBug: ``data`` is not an answer to a request of ``batch_size`` samples.
-        """
+    def _decode(self, data: bytes, batch_size: int) -> Prediction:
         try:
             return decode_response(data, batch_size)
         except ValueError as error:
             raise ServerBug(grpc.StatusCode.INTERNAL, str(error), self._address) from error
+
+    def _attempts(self, timeout_s: float | None) -> _Attempts:
+        limit_s = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
+        return _Attempts(self._address, limit_s, self._retry.waits_s(self._rng))
+
+
+class _Attempts:
+    """One call's time limit, and the waits between its attempts."""
+
+    def __init__(self, address: str, limit_s: float, waits_s: Iterator[float]) -> None:
+        self._address = address
+        self._deadline = time.monotonic() + limit_s
+        self._waits_s = waits_s
+
+    def remaining_s(self) -> float:
+        """What is left of the time limit."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def wait_s(self, rpc_error: Any) -> float:
+        """The seconds before the next attempt; a `PredictError` where there is to be none."""
+        error = error_for_status(rpc_error.code(), rpc_error.details(), self._address)
+        wait_s = next(self._waits_s, None) if isinstance(error, Unavailable) else None
+        if wait_s is None or wait_s >= self.remaining_s():
+            raise error from rpc_error
+        return wait_s

@@ -9,6 +9,8 @@ import numpy as np
 
 from tessera.serving.client.arrays import Array
 
+_FIGURES = ("mean_ms", "p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms")
+
 
 @dataclass(frozen=True, kw_only=True)
 class LatencySummary:
@@ -31,21 +33,12 @@ class LatencySummary:
         """
         ms = np.asarray(latencies_s, dtype=np.float64) * 1e3
         if ms.size == 0:
-            return cls(calls=0, mean_ms=0, p50_ms=0, p90_ms=0, p99_ms=0, p999_ms=0, max_ms=0)
-        p50, p90, p99, p999 = np.percentile(ms, [50, 90, 99, 99.9], method="inverted_cdf")
-        return cls(
-            calls=ms.size,
-            mean_ms=float(ms.mean()),
-            p50_ms=float(p50),
-            p90_ms=float(p90),
-            p99_ms=float(p99),
-            p999_ms=float(p999),
-            max_ms=float(ms.max()),
-        )
+            return cls(calls=0, **dict.fromkeys(_FIGURES, 0.0))
+        percentiles = np.percentile(ms, [50, 90, 99, 99.9], method="inverted_cdf")
+        figures = [ms.mean(), *percentiles, ms.max()]
+        return cls(calls=ms.size, **dict(zip(_FIGURES, map(float, figures), strict=True)))
 
     def __str__(self) -> str:
-        return (
-            f"{self.calls} calls: mean {self.mean_ms:.2f} ms, p50 {self.p50_ms:.2f} ms,"
-            f" p90 {self.p90_ms:.2f} ms, p99 {self.p99_ms:.2f} ms,"
-            f" p99.9 {self.p999_ms:.2f} ms, max {self.max_ms:.2f} ms"
-        )
+        names = ("mean", "p50", "p90", "p99", "p99.9", "max")
+        shown = zip(names, (getattr(self, figure) for figure in _FIGURES), strict=True)
+        return f"{self.calls} calls: " + ", ".join(f"{name} {ms:.2f} ms" for name, ms in shown)

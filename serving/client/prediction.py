@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -69,19 +69,10 @@ def decode_response(data: bytes, batch_size: int) -> Prediction:
                 f" {batch_size} samples"
             )
         outputs[name] = array if array.size == batch_size else array.reshape(batch_size, -1)
-    timings = response.timings
+    stages = {field.name: getattr(response.timings, field.name) for field in fields(Timings)}
     return Prediction(
         outputs=outputs,
         model_name=response.model_name,
         model_version=response.model_version,
-        timings=Timings(
-            decode_us=timings.decode_us,
-            queue_us=timings.queue_us,
-            assemble_us=timings.assemble_us,
-            transfer_us=timings.transfer_us,
-            forward_us=timings.forward_us,
-            split_us=timings.split_us,
-            batch_requests=timings.batch_requests,
-            batch_samples=timings.batch_samples,
-        ),
+        timings=Timings(**stages),
     )

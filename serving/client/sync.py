@@ -2,75 +2,34 @@
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 import grpc
 
 from tessera.serving.client.arrays import Array, BagsLike, RequestArrays, Shared
-from tessera.serving.client.codec import (
-    DEFAULT_TIMEOUT_S,
-    METHOD,
-    ChannelOptions,
-    Codec,
-    channel_options,
-    check_address,
-    check_timeout,
-)
-from tessera.serving.client.errors import Unavailable, error_for_status
+from tessera.serving.client.assemble import assemble
+from tessera.serving.client.codec import Client
 from tessera.serving.client.prediction import Prediction
-from tessera.serving.client.retry import Retry
-from tessera.serving.package.schema import InputSchema
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class PredictorClient:
-    """A connection to a Tessera (or TorchRec) inference server.
+class PredictorClient(Client):
+    """The client for programs that wait for each answer; see `Client` for the arguments.
 
     One client may be used by many threads at once; they share its connection.  Close it, or
     use it as a context manager::
 
         with PredictorClient("127.0.0.1:50051", schema=read_schema("model.pt")) as client:
             scores = client.predict(dense, {"C1": [[7], [8, 9]], ...}).outputs["default"]
-
-    Args:
-        address: ``HOST:PORT``, or another target form of gRPC's.  Nothing is sent until the
-            first call.
-        schema: the model's inputs (`read_schema` takes them from a package).  With it, names,
-            order, widths and dtypes are checked before anything is sent.
-        timeout_s: the time limit of a call that gives none, in seconds.
-        retry: send again after UNAVAILABLE; None (the default) never does.
-        compact_ids: send int64 ids as int32 where they fit.
-        options: further gRPC channel options.
-
-    Raises:
-        UserError: the address or the timeout cannot be used.
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        schema: InputSchema | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        retry: Retry | None = None,
-        compact_ids: bool = False,
-        options: ChannelOptions = (),
-    ) -> None:
-        self._address = check_address(address)
-        self._timeout_s = check_timeout(timeout_s)
-        self._codec = Codec(address, schema, compact_ids=compact_ids)
-        self._retry = retry or Retry(attempts=1)
-        self._rng = random.Random()  # noqa: S311 - spreads retries, guards nothing
-        self._sleep: Callable[[float], None] = time.sleep
-        self._channel = grpc.insecure_channel(address, options=channel_options(options))
-        # Bytes pass through: encoding is a step of its own, which load generators do ahead.
-        self._call = self._channel.unary_unary(METHOD, None, None)
+    _open = staticmethod(grpc.insecure_channel)
+    _sleep = staticmethod(time.sleep)
 
     def predict(
         self,
@@ -101,7 +60,7 @@ class PredictorClient:
             UserError: the request was wrong and has not been sent.
             PredictError: it brought no answer; the subclass says why.
         """
-        arrays = self._codec.assemble(dense, sparse, shared)
+        arrays = assemble(dense, sparse, shared=shared, schema=self._schema)
         return self.predict_arrays(
             arrays, model=model, version=version, priority=priority, timeout_s=timeout_s
         )
@@ -122,27 +81,18 @@ class PredictorClient:
         Raises:
             PredictError: as `predict`.
         """
-        data = self._codec.encode(arrays, model=model, version=version, priority=priority)
+        data = self._encode(arrays, model, version, priority)
         response = self.send(data, timeout_s=timeout_s)
-        return self._codec.decode(response, arrays.batch_size)
+        return self._decode(response, arrays.batch_size)
 
     def send(self, request: bytes, *, timeout_s: float | None = None) -> bytes:
-        """Send an encoded ``PredictionRequest`` and return the encoded response.
-
-        Raises:
-            PredictError: as `predict`.
-        """
-        limit_s = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
-        deadline = time.monotonic() + limit_s
-        waits_s = self._retry.waits_s(self._rng)
+        """Send an encoded ``PredictionRequest``, with `predict`'s errors; the encoded response."""
+        attempts = self._attempts(timeout_s)
         while True:
             try:
-                return bytes(self._call(request, timeout=max(0.0, deadline - time.monotonic())))
-            except grpc.RpcError as rpc_error:
-                error = error_for_status(rpc_error.code(), rpc_error.details(), self._address)
-                wait_s = next(waits_s, None) if isinstance(error, Unavailable) else None
-                if wait_s is None or time.monotonic() + wait_s >= deadline:
-                    raise error from rpc_error
+                return bytes(self._call(request, timeout=attempts.remaining_s()))
+            except grpc.RpcError as error:
+                wait_s = attempts.wait_s(error)
             self._sleep(wait_s)
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ def add_allow_op(parser: argparse.ArgumentParser) -> None:
     """Declare --allow-op."""
     parser.add_argument(
         "--allow-op",
+        dest="allow_ops",
         action="append",
         default=[],
         type=operator_name,

@@ -11,6 +11,9 @@ SIGTERM or SIGINT: health turns NOT_SERVING at once, after --drain-propagation-m
 UNAVAILABLE, every accepted request is answered, exit status 0.  A repeat within a second is the
 same signal; a later one ends at once.  SIGHUP changes nothing.
 
+With --processes N, N processes answer on the same ports; see its help.  SIGTERM to the first process
+drains them all, and one that ends by itself is replaced and counted (tessera_worker_restarts_total).
+
 Exit status: 0 drained; 1 the drain limit passed or a second signal came with requests
 unanswered; 2 a flag, a package or a port has to be changed.
 """
@@ -18,18 +21,52 @@ unanswered; 2 a flag, a package or a port has to be changed.
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Mapping
 
+from tessera.serving.commands.flags import fields_of
 from tessera.serving.commands.loading_flags import add_allow_op, add_load_timeout
 from tessera.serving.server.config import ModelLimits, ModelSource, ServerConfig
 
-_LIMITS = ModelLimits()
 _EXAMPLE = ServerConfig(models=(ModelSource(path="MODEL.pt"),))
+_PORTS = {
+    "port": "gRPC port; 0: any free one, see the ready line",
+    "http_port": "HTTP port; 0: any free one",
+}
+_BATCHING = {
+    "workers": "inference threads; the default is half of the CPUs",
+    "threads_per_worker": "threads inside one forward pass",
+    "worker_niceness": "nice levels by which inference stands back behind the network when CPUs "
+    "are short",
+    "max_batch_samples": "samples of a batch",
+    "max_batch_ids": "ids of a batch",
+    "max_delay_us": "how long a free worker waits for more requests, microseconds; 0: not at all",
+}
+_BOUNDS = {
+    "max_request_samples": "samples of a request",
+    "max_request_ids": "ids of a request",
+    "max_queue_requests": "requests that may wait",
+    "max_queue_samples": "samples that may wait",
+}
+_SERVER = {
+    "processes": "processes that answer, with the tables in one memory, one port and one metrics page; "
+    "they share --workers (each has one at least) and --max-inflight-bytes, while the bounds per model are of "
+    "each; only for packages made for CPUs; a client's connection stays with one of them, so that clients need "
+    "several connections to use all",
+    "max_message_bytes": "largest message, bytes",
+    "max_inflight_bytes": "what requests and answers inside the server may take, of all models "
+    "together, bytes; messages that are still being received may take about as much again",
+    "max_http_connections": "connections of the HTTP port; a new one takes the place of the oldest "
+    "without a complete request",
+    "drain_propagation_ms": "between NOT_SERVING and the first refusal, milliseconds",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``tessera serve``."""
     parser.add_argument(
         "--model",
+        dest="models",
         required=True,
         action="append",
         type=parse_model,
@@ -44,30 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=_EXAMPLE.host,
         help="address to listen on, for both ports (default: %(default)s, every interface)",
     )
-    _add_number(parser, "port", _EXAMPLE.port, "gRPC port; 0: any free one, see the ready line")
-    _add_number(parser, "http-port", _EXAMPLE.http_port, "HTTP port; 0: any free one")
-    _add_batching(parser.add_argument_group("batching, per model"))
-    _add_bounds(parser.add_argument_group("bounds, per model"))
-    _add_number(parser, "max-message-bytes", _EXAMPLE.max_message_bytes, "largest message, bytes")
-    _add_number(
-        parser,
-        "max-inflight-bytes",
-        _EXAMPLE.max_inflight_bytes,
-        "what requests and answers inside the server may take, of all models together, bytes; messages "
-        "that are still being received may take about as much again",
-    )
-    _add_number(
-        parser,
-        "max-http-connections",
-        _EXAMPLE.max_http_connections,
-        "connections of the HTTP port; a new one takes the place of the oldest without a complete request",
-    )
-    _add_number(
-        parser,
-        "drain-propagation-ms",
-        _EXAMPLE.drain_propagation_ms,
-        "between NOT_SERVING and the first refusal, milliseconds",
-    )
+    _add_numbers(parser, _PORTS, _EXAMPLE)
+    batching = parser.add_argument_group("batching, per model")
+    _add_numbers(batching, _BATCHING, _EXAMPLE.limits)
+    _add_numbers(parser.add_argument_group("bounds, per model"), _BOUNDS, _EXAMPLE.limits)
+    _add_numbers(parser, _SERVER, _EXAMPLE)
     parser.add_argument(
         "--drain-limit-s",
         type=float,
@@ -77,7 +95,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--skip-golden",
-        action="store_true",
+        dest="verify_golden",
+        action="store_false",
         help="do not replay the package's golden answers before serving (default: replay them)",
     )
     add_allow_op(parser)
@@ -90,6 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--public-key",
+        dest="public_keys",
         action="append",
         default=[],
         metavar="FILE",
@@ -121,36 +141,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve; see the module's docstring."""
     config = ServerConfig(
-        models=tuple(args.model),
-        host=args.host,
-        port=args.port,
-        http_port=args.http_port,
-        limits=ModelLimits(
-            max_request_samples=args.max_request_samples,
-            max_request_ids=args.max_request_ids,
-            max_batch_samples=args.max_batch_samples,
-            max_batch_ids=args.max_batch_ids,
-            max_queue_requests=args.max_queue_requests,
-            max_queue_samples=args.max_queue_samples,
-            max_delay_us=args.max_delay_us,
-            workers=args.workers,
-            threads_per_worker=args.threads_per_worker,
-            worker_niceness=args.worker_niceness,
-        ),
-        max_message_bytes=args.max_message_bytes,
-        max_inflight_bytes=args.max_inflight_bytes,
-        max_http_connections=args.max_http_connections,
-        drain_propagation_ms=args.drain_propagation_ms,
-        drain_limit_s=args.drain_limit_s,
-        verify_golden=not args.skip_golden,
-        allow_ops=tuple(args.allow_op),
-        load_timeout_s=args.load_timeout_s,
-        require_signature=args.require_signature,
-        public_keys=tuple(args.public_key),
-        gpus=args.gpus,
-        log_level=args.log_level,
-        log_format=args.log_format,
+        **{
+            **fields_of(ServerConfig, args),
+            "models": tuple(args.models),
+            "limits": ModelLimits(**fields_of(ModelLimits, args)),
+            "public_keys": tuple(args.public_keys),
+            "allow_ops": tuple(args.allow_ops),
+        }
     )
+    # gRPC's own threads write to stderr at once, and would wait for it; read when gRPC is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # torch comes with it, and --help must answer at once.
     from tessera.serving.server.main import serve_until_signal  # noqa: PLC0415
 
@@ -181,42 +181,17 @@ def parse_model(text: str) -> ModelSource:
     return ModelSource(path=path, name=name)
 
 
-def _add_batching(parser: argparse._ArgumentGroup) -> None:
-    _add_number(
-        parser, "workers", _LIMITS.workers, "inference threads; the default is half of the CPUs"
-    )
-    _add_number(
-        parser,
-        "threads-per-worker",
-        _LIMITS.threads_per_worker,
-        "threads inside one forward pass",
-    )
-    _add_number(
-        parser,
-        "worker-niceness",
-        _LIMITS.worker_niceness,
-        "nice levels by which inference stands back behind the network when CPUs are short",
-    )
-    _add_number(parser, "max-batch-samples", _LIMITS.max_batch_samples, "samples of a batch")
-    _add_number(parser, "max-batch-ids", _LIMITS.max_batch_ids, "ids of a batch")
-    _add_number(
-        parser,
-        "max-delay-us",
-        _LIMITS.max_delay_us,
-        "how long a free worker waits for more requests, microseconds; 0: not at all",
-    )
-
-
-def _add_bounds(parser: argparse._ArgumentGroup) -> None:
-    _add_number(parser, "max-request-samples", _LIMITS.max_request_samples, "samples of a request")
-    _add_number(parser, "max-request-ids", _LIMITS.max_request_ids, "ids of a request")
-    _add_number(parser, "max-queue-requests", _LIMITS.max_queue_requests, "requests that may wait")
-    _add_number(parser, "max-queue-samples", _LIMITS.max_queue_samples, "samples that may wait")
-
-
-def _add_number(
-    parser: argparse.ArgumentParser | argparse._ArgumentGroup, name: str, default: int, text: str
+def _add_numbers(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
+    texts: Mapping[str, str],
+    defaults: ServerConfig | ModelLimits,
 ) -> None:
-    parser.add_argument(
-        f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default: {default})"
-    )
+    for name, text in texts.items():
+        default: int = getattr(defaults, name)
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=int,
+            default=default,
+            metavar="N",
+            help=f"{text} (default: {default})",
+        )

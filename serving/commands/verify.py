@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 
 from tessera.errors import UserError
+from tessera.serving.commands.flags import add_package
 from tessera.serving.commands.loading_flags import add_allow_op, add_load_timeout
 from tessera.serving.package.manifest import GoldenInfo, Signature
 from tessera.serving.package.records import PackageError
@@ -26,9 +27,7 @@ from tessera.serving.package.records import PackageError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    parser.add_argument(
-        "model", metavar="MODEL.pt", type=Path, help="the file that package-model wrote"
-    )
+    add_package(parser)
     parser.add_argument(
         "--public-key",
         metavar="FILE",
@@ -60,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
             args.model,
             devices=devices,
             trusted_keys=keys,
-            allow_ops=args.allow_op,
+            allow_ops=args.allow_ops,
             time_limit=TimeLimit(seconds=args.load_timeout_s, prefix="failed: ", status=1),
         )
         package.records.check_undivided()

@@ -3,7 +3,7 @@
 The folders are the request's way through the program; cpp_server/src has the same::
 
     front/         what answers on the ports
-      grpc_front       bytes in; the only file that knows gRPC
+      grpc_front       bytes in; the only file that knows gRPC; hang_up ends its connections
       message_receiver bounds what messages hold while they are being received
       predict_service  one call from its bytes to its answer; counts how it ended
       wire_protocol    what differs between Predict and ModelInfer
@@ -21,6 +21,9 @@ The folders are the request's way through the program; cpp_server/src has the sa
     model/         loaded packages, served models, and the registry that finds them by name
     metrics/       what is counted, and the page that shows it
     server         the life of it all: ports, loading, readiness, drain
+    supervisor     several processes that are one server: ports, loading, forking, replacing, drain
+    worker_process what they do: a server each, and one for the HTTP port's pages; forked,
+                   shared_slots: how they begin, and what they tell one another
     background     a server on a thread of its own, or in a process of its own
 
 Threads: the event loop's thread owns everything but the workers' own buffers, so there are no

@@ -106,10 +106,11 @@ class ServerThread:
 
 
 class ServerProcess:
-    """``tessera serve`` in a process of its own, on free ports of 127.0.0.1.
+    """A server in a process of its own, on free ports of 127.0.0.1.
 
     Args:
         arguments: flags besides ``--host``, ``--port`` and ``--http-port``.
+        program: ``tessera serve``, or ``tessera-server``.
 
     Attributes:
         port: the gRPC port.
@@ -118,11 +119,15 @@ class ServerProcess:
         log: the log lines so far, parsed.
     """
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        program: Sequence[str] = (sys.executable, "-m", "tessera", "serve"),
+    ) -> None:
         self.port = 0
         self.http_port = 0
         self.log: list[dict[str, Any]] = []
-        command = [sys.executable, "-m", "tessera", "serve", *arguments]
+        command = [*program, *arguments]
         command += ["--host", "127.0.0.1", "--port", "0", "--http-port", "0"]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self._ready = threading.Event()

@@ -8,7 +8,7 @@ cannot work, naming the field, the value and the remedy.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn
 
 from tessera.errors import UserError
@@ -45,6 +45,10 @@ _MOST = {
     "max_delay_us": 60_000_000,
     "worker_niceness": 19,
 }
+
+_MOST_PROCESSES = 256
+_LARGEST_MESSAGE = (1 << 31) - 1
+_LONGEST_DRAIN_S = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +151,8 @@ class ServerConfig:
             ends.
         require_signature: serve only packages that one of ``public_keys`` has signed.
         public_keys: PEM files with an Ed25519 public key each.
+        processes: processes that answer; those of more than one share the tables, the port and
+            ``max_inflight_bytes``.
         gpus: CUDA's numbers of the GPUs for packages made for GPUs; empty: every one.
     """
 
@@ -165,6 +171,7 @@ class ServerConfig:
     load_timeout_s: float = DEFAULT_LOAD_TIMEOUT_S
     require_signature: bool = False
     public_keys: tuple[str, ...] = ()
+    processes: int = 1
     gpus: tuple[int, ...] = ()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "text"] = "json"
@@ -192,7 +199,17 @@ class ServerConfig:
                 "--public-key is given without --require-signature; give both or neither"
             )
         _at_least(1024, max_message_bytes=self.max_message_bytes)
+        if self.max_message_bytes > _LARGEST_MESSAGE:
+            _refuse(
+                "max_message_bytes",
+                self.max_message_bytes,
+                f"gRPC takes messages of {_LARGEST_MESSAGE} bytes at most",
+            )
         _at_least(1, max_http_connections=self.max_http_connections)
+        self._check_processes()
+        self._check_drain()
+
+    def _check_processes(self) -> None:
         if self.max_inflight_bytes < self.max_message_bytes:
             _refuse(
                 "max_inflight_bytes",
@@ -200,7 +217,35 @@ class ServerConfig:
                 f"a message of max_message_bytes={self.max_message_bytes} could never come in: "
                 "raise the one or lower the other",
             )
+        _at_least(1, processes=self.processes)
+        if self.processes > _MOST_PROCESSES:
+            _refuse("processes", self.processes, f"give {_MOST_PROCESSES} at most")
+        if self.max_inflight_bytes // self.processes < self.max_message_bytes:
+            _refuse(
+                "max_inflight_bytes",
+                self.max_inflight_bytes,
+                f"a message of max_message_bytes={self.max_message_bytes} could never come into one "
+                f"of {self.processes} processes: raise the one or lower the other",
+            )
+
+    def of_one_process(self) -> ServerConfig:
+        """The same for one of the processes: its share of the workers and of the bytes."""
+        workers = max(1, self.limits.workers // self.processes)
+        return replace(
+            self,
+            processes=1,
+            limits=replace(self.limits, workers=workers),
+            max_inflight_bytes=self.max_inflight_bytes // self.processes,
+        )
+
+    def _check_drain(self) -> None:
         _at_least(0, drain_propagation_ms=self.drain_propagation_ms)
+        if not 0 < self.drain_limit_s < _LONGEST_DRAIN_S:
+            _refuse(
+                "drain_limit_s",
+                self.drain_limit_s,
+                f"give a number of seconds above 0 and below {_LONGEST_DRAIN_S}",
+            )
         if self.drain_limit_s * 1_000 <= self.drain_propagation_ms:
             _refuse(
                 "drain_limit_s",

@@ -66,6 +66,8 @@ def test_ids_of_both_widths(server, in_process, drawn):
     assert same_bits(wide, run_in_process(in_process, message))
     # TorchRec's client puts its tensors' bytes there, whatever their type is.
     message.id_list_features.values = i64(small)
+    scored = message.id_score_list_features
+    scored.values, scored.values_int64 = scored.values_int64, b""
     assert same_bits(scores_of(server.predict(message)), wide)
     message.id_list_features.values = i64(small) + bytes(1)
     assert server.outcome(message.SerializeToString())[0] == "INVALID_ARGUMENT"

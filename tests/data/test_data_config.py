@@ -11,8 +11,8 @@ from tessera.training.data.config import DataConfig
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"format": "csv"}, "format='csv': write 'criteo' or 'movielens'"),
-        ({"split": "hash"}, "split='hash': write"),
+        ({"format": "csv"}, "format='csv': give one of criteo, movielens"),
+        ({"split": "hash"}, "split='hash': give one of"),
         ({"path": ""}, "path='': an empty path"),
         ({"path": ()}, r"path=\(\): name a file"),
         ({"path": 3}, "path=3: give a path"),

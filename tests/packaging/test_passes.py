@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tessera.errors import UserError
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.passes import registry
-from tessera.serving.packaging.passes.registry import Pass, Target, passes_for, register
+from tessera.serving.packaging.passes.registry import Pass, Target, passes_for
 from tessera.serving.packaging.servable import make_servable
 from tessera.serving.packaging.source import Source
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
@@ -66,7 +66,8 @@ def test_the_example_of_the_documentation(backend: str) -> None:
 
 
 def test_a_pass_that_changes_answers_is_refused() -> None:
-    def double(module: torch.fx.GraphModule, target: Target) -> int:
+    @Pass(name="double", order=60)
+    def double(module: torch.fx.GraphModule, target: Target) -> None:
         assert target.device == "cpu"
         (last,) = module.graph.find_nodes(op="output")
         (outputs,) = last.args
@@ -74,20 +75,15 @@ def test_a_pass_that_changes_answers_is_refused() -> None:
             last.args = (
                 {n: module.graph.call_function(torch.add, (v, v)) for n, v in outputs.items()},
             )
-        module.recompile()
-        return 0
 
-    register(Pass(name="double", order=60, applies=lambda _: True, run=double))
     with pytest.raises(UserError, match="differs between the module and its traced graph"):
         make_servable(source(), PackageOptions(name="m"))
 
 
 def test_a_name_is_given_once() -> None:
     (first, *_) = passes_for(CPU)
-    register(first)  # the same record again
-    other = Pass(name=first.name, order=1, applies=lambda _: True, run=lambda *_: 0)
     with pytest.raises(ValueError, match=f"two passes called '{first.name}'; give each its own"):
-        register(other)
+        Pass(name=first.name, order=1)(lambda *_: 0)
 
 
 def test_the_documentation_lists_every_pass_in_order() -> None:

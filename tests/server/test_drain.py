@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 
 import grpc
 import pytest
@@ -178,3 +179,38 @@ def test_sigterm_while_loading_ends_with_0_and_what_nobody_awaits_is_logged():
     assert "unhandled" in log.getvalue()
     assert "ZeroDivisionError" in log.getvalue()
     loader.open.set()
+
+
+def test_sixty_four_loops_hear_nothing_but_answers_and_unavailable(package):
+    """Clients that go on sending, on one connection or on many, are never told CANCELLED."""
+    content = encode_request(RequestDrawer(read_schema(package), seed=0).samples(1))
+    loops, connections = 64, 16
+    outcomes = Counter()
+    ended = threading.Event()
+    with ServerProcess(["--model", str(package), "--drain-propagation-ms", "100"]) as server:
+        alone = [("grpc.use_local_subchannel_pool", 1)]
+        channels = [grpc.insecure_channel(server.address, alone) for _ in range(connections)]
+
+        def client(channel):
+            """Asks again and again, also after it has heard UNAVAILABLE."""
+            call = channel.unary_unary("/predictor.Predictor/Predict")
+            while not ended.is_set():
+                outcome = call.future(content, timeout=PATIENCE_S).code().name
+                outcomes[outcome] += 1
+                if outcome != "OK":
+                    ended.wait(0.001)
+
+        clients = [
+            threading.Thread(target=client, args=(channels[number % connections],))
+            for number in range(loops)
+        ]
+        for thread in clients:
+            thread.start()
+        wait_until(lambda: outcomes["OK"] > 5 * loops)
+        assert server.terminate() == 0
+        ended.set()
+        for thread in clients:
+            thread.join(PATIENCE_S)
+        for channel in channels:
+            channel.close()
+    assert outcomes.keys() == {"OK", "UNAVAILABLE"}

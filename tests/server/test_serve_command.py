@@ -79,6 +79,16 @@ def test_two_models_of_one_name(capsys, package):
         (["--port", "70000"], "port is 70000; give a number from 0 to 65535"),
         (["--port", "7000", "--http-port", "7000"], "http_port is 7000; the gRPC port is the same"),
         (["--drain-limit-s", "0.5"], "drain_limit_s is 0.5; it must be longer than"),
+        (["--drain-limit-s", "nan"], "drain_limit_s is nan; give a number of seconds above 0"),
+        (["--drain-limit-s", "inf"], "drain_limit_s is inf; give a number of seconds above 0"),
+        (
+            ["--max-message-bytes", "3000000000", "--max-inflight-bytes", "4000000000"],
+            "max_message_bytes is 3000000000; gRPC takes messages of 2147483647 bytes at most",
+        ),
+        (
+            ["--max-http-connections", "0"],
+            "max_http_connections is 0; give a whole number of at le",
+        ),
         (["--max-delay-us", "-1"], "max_delay_us is -1"),
         (["--max-delay-us", "60000001"], "max_delay_us is 60000001; give 60000000 at most"),
         (["--workers", "4097"], "workers is 4097; give 4096 at most"),

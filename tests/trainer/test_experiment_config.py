@@ -8,6 +8,7 @@ from tessera.errors import UserError
 from tessera.training.config import (
     SHIPPED_CONFIGS,
     ExperimentConfig,
+    TrainConfig,
     find_config,
     load_config,
     resume_conflicts,
@@ -70,7 +71,7 @@ def test_a_file_is_found_before_a_shipped_config(tmp_path, monkeypatch):
         ("train.keep_checkpoints=0", "keep_checkpoints=0: give at least 1"),
         ("train.threads=0", "threads=0: give at least 1"),
         ("train.threads=5000", "threads=5000: give at most 4096"),
-        ("train.seed=9223372036854775808", "seed=9223372036854775808: give at most 92233720"),
+        ("train.seed=9223372036854775808", "9223372036854775808' does not fit into 64 bits"),
         ("train.log_every_steps=0", "log_every_steps=0: give at least 1"),
         ("train.seed=-1", "seed=-1: give 0 or a number above it"),
         ("train.metric=f1", "train.metric='f1': expected 'auc' or 'log_loss'"),
@@ -88,7 +89,7 @@ def test_a_file_is_found_before_a_shipped_config(tmp_path, monkeypatch):
         ("train.lr=1", "unknown key train.lr"),
         ("train.epoch=1", "unknown key train.epoch; did you mean train.epochs?"),
         ("run.name=a/b", "name='a/b': give a folder's name"),
-        ("model.tables.C1.rows=0", "in section 'model.tables.C1': rows is 0"),
+        ("model.tables.C1.rows=0", "in section 'model.tables.C1': rows=0"),
         ("data.valid_fraction=1.5", "in section 'data': valid_fraction=1.5"),
     ],
 )
@@ -98,6 +99,11 @@ def test_a_bad_value_says_where_what_and_how(file, override, message):
     assert str(caught.value).startswith(f"override '{override}': ")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_seed_that_torch_does_not_take_is_refused_from_python_as_well():
+    with pytest.raises(UserError, match="seed=9223372036854775808: give at most 92233720"):
+        TrainConfig(seed=2**63)
 
 
 def test_what_may_change_on_resume(file):

@@ -11,12 +11,11 @@ from tessera.training.config import ScheduleConfig
 from tessera.training.distributed.checkpoint.errors import CheckpointError
 from tessera.training.trainer.metrics import Evaluation
 from tessera.training.trainer.progress import Progress
-from tessera.training.trainer.schedule import learning_rate_factor
 
 
 def factors(total, **schedule):
     config = ScheduleConfig(**schedule)
-    return [learning_rate_factor(config, step=step, total_steps=total) for step in range(total)]
+    return [config.factor(step=step, total_steps=total) for step in range(total)]
 
 
 def test_constant_is_one():

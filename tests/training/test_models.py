@@ -265,7 +265,7 @@ def test_features_are_settled_for_the_package():
         NAMES,
     )
     defaults = {"group": "id_list", "dim": 8, "pooling": "sum", "out_of_range": "clamp"}
-    assert model.input_schema_features() == [
+    assert [vars(feature) for feature in model.features] == [
         {**defaults, "name": "a", "table": "t_a", "rows": 20, "hashing": "modulo"},
         {
             **defaults,
@@ -296,12 +296,12 @@ def test_features_are_settled_for_the_package():
             {"arch": "dlmr"},
             "arch is 'dlmr'; give one of custom, deepfm, dlrm, dlrm_dcn; did you mean dlrm",
         ),
-        ({"embedding_dim": 0}, "embedding_dim is 0"),
+        ({"embedding_dim": 0}, "embedding_dim=0"),
         ({"over_layers": ()}, "over_layers is empty"),
-        ({"dense_layers": (8, 0)}, "dense_layers is 0"),
-        ({"dropout": 1.0}, "dropout is 1.0"),
-        ({"embedding_init": -1.0}, "embedding_init is -1.0"),
-        ({"hashing": "md5"}, "hashing is 'md5'"),
+        ({"dense_layers": (8, 0)}, "dense_layers=0"),
+        ({"dropout": 1.0}, "dropout=1.0"),
+        ({"embedding_init": -1.0}, "embedding_init=-1.0"),
+        ({"hashing": "md5"}, "hashing='md5'"),
         ({"tables": {"a": TableConfig(dim=9)}}, "tables.a.dim is 9 but embedding_dim is 16"),
     ],
 )

@@ -23,10 +23,7 @@ Writes ``quality.json`` and ``quality.md`` into ``--out`` and prints the latter.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -41,6 +38,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedKFold
 
 from tessera.training.bench import peers
+from tessera.training.bench.harness import arguments, machine
 from tessera.training.config import SHIPPED_CONFIGS, load_config
 from tessera.training.data.datagen import generate, probabilities_path
 from tessera.training.data.dataset import DataSplits
@@ -54,14 +52,10 @@ GENERATED_ROWS, GENERATED_SEED = 1_000_000, 0
 
 @dataclass
 class Section:
-    """One data set's outcome.
+    """One data set's outcome: AUC and seconds by model, and what had to hold.
 
-    Attributes:
-        name: the data set.
-        auc: by model, the AUC of each fold (one where there are no folds).
-        int8_loss: AUC of fp32 less that of int8, on the same rows.
-        seconds: by model, of training and scoring.
-        verdicts: what had to hold, and whether it does.
+    ``auc`` has a number for each fold (one where there are no folds); ``int8_loss`` is the AUC of fp32
+    less that of int8, on the same rows.
     """
 
     name: str
@@ -146,10 +140,10 @@ def measure_criteo(data: Path, work: Path) -> Section:
     tessera, boosted = section.mean("tessera"), section.mean("LightGBM")
     section.verdicts = {
         "at least .743, the logistic regression of the record": tessera >= 0.743,
-        "at least the logistic regression, C=1": tessera
-        >= section.mean("logistic regression, C=1"),
-        "at least the logistic regression, C tuned": tessera
-        >= section.mean("logistic regression, C tuned"),
+        **{
+            f"at least the {name}": tessera >= section.mean(name)
+            for name in ("logistic regression, C=1", "logistic regression, C tuned")
+        },
         "within a standard error of LightGBM": tessera
         >= boosted - section.standard_error("LightGBM"),
     }
@@ -199,9 +193,8 @@ def _auc(
 
 
 def report(sections: list[Section]) -> str:
-    """The outcome as Markdown."""
     lines = [
-        f"{platform.machine()}, {os.cpu_count()} cores, {platform.platform()}.",
+        f"{machine()}.",
         "",
         "| data | model | AUC | standard error | seconds |",
         "| --- | --- | --- | --- | --- |",
@@ -233,9 +226,7 @@ MEASURES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of the real samples")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument(

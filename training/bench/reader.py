@@ -10,17 +10,13 @@ median is printed; torch has one thread, as the little that it does here is not 
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from tessera.training.bench.harness import arguments, in_turns, machine, medians, seconds_of
 from tessera.training.data.config import DataConfig
 from tessera.training.data.criteo_read import read_criteo
 from tessera.training.data.datagen import generate
@@ -43,14 +39,8 @@ def read_batches(view: DatasetView, *, shuffle: bool) -> None:
         pass
 
 
-def seconds(work: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--rows", type=int, default=400_000, help="rows (default: 400000)")
     parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
     args = parser.parse_args()
@@ -62,23 +52,19 @@ def main() -> None:
             format="criteo", path=str(file), valid_fraction=0.0, test_fraction=0.0, split="time"
         )
         view = open_data(config).train
-        ways: dict[str, Callable[[], None]] = {
-            "text, 1 process": lambda: parse_text(file, 1),
-            f"text, {args.workers} processes": lambda: parse_text(file, args.workers),
-            "cache, in order": lambda: read_batches(view, shuffle=False),
-            "cache, shuffled": lambda: read_batches(view, shuffle=True),
+        ways = {
+            "text, 1 process": partial(parse_text, file, 1),
+            f"text, {args.workers} processes": partial(parse_text, file, args.workers),
+            "cache, in order": partial(read_batches, view, shuffle=False),
+            "cache, shuffled": partial(read_batches, view, shuffle=True),
         }
-        times: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(ROUNDS):
-            for name, work in ways.items():
-                times[name].append(seconds(work))
+        works = {name: partial(seconds_of, work) for name, work in ways.items()}
+        found = medians(in_turns(works, ROUNDS))
         megabytes = file.stat().st_size / 1e6
-    medians = {name: statistics.median(samples) for name, samples in times.items()}
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores; ", end="")
-    print(f"{args.rows} rows, {megabytes:.0f} MB of text; median of {ROUNDS}\n")
+    print(f"{machine()}; {args.rows} rows, {megabytes:.0f} MB of text; median of {ROUNDS}\n")
     print(f"{'':24}{'s':>8}{'rows/s':>12}{'MB/s of text':>14}{'x text, 1 process':>19}")
-    base = medians["text, 1 process"]
-    for name, median in medians.items():
+    base = found["text, 1 process"]
+    for name, median in found.items():
         print(
             f"{name:24}{median:8.3f}{args.rows / median:12.0f}{megabytes / median:14.0f}"
             f"{base / median:19.1f}"

@@ -16,23 +16,19 @@ of the step during which the GPU ran a collective, whether or not anything overl
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import json
 import os
-import platform
-import statistics
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 
 from tessera.training import (
     DLRM,
@@ -44,6 +40,8 @@ from tessera.training import (
     KeyedJaggedTensor,
     in_backward_optimizer_filter,
 )
+from tessera.training.bench.harness import arguments, in_turns, machine, medians
+from tessera.training.bench.ranks import in_ranks
 from tessera.training.data.batch import Batch
 from tessera.training.distributed.planner import (
     EmbeddingShardingPlanner,
@@ -60,7 +58,10 @@ CRITEO_ROWS = (
     *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
 )
 F_DENSE, DIM = 13, 128
-CONTENDERS = {"plain": TrainPipelineBase, "pipeline": TrainPipelineSparseDist}
+CONTENDERS: dict[str, type[TrainPipelineBase[Any, Any]]] = {
+    "plain": TrainPipelineBase,
+    "pipeline": TrainPipelineSparseDist,
+}
 
 
 def draw(rows: list[int], count: int, batch_size: int, seed: int) -> list[Batch]:
@@ -176,57 +177,48 @@ def nccl_share(pipeline: Any, batches: Iterator[Any], settings: Settings) -> flo
     return busy_us / 1e6 / seconds
 
 
-def work(rank: int, world: int, settings: Settings, store: str, results: str) -> None:
-    """One rank of one world; rank 0 writes what it measured to ``results``."""
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world)
-    )
+def work(settings: Settings) -> dict[str, Any]:
+    """One rank of one world: what it measured."""
+    rank, world = dist.get_rank(), dist.get_world_size()
     on_gpu = settings.device == "cuda"
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-    else:
+    if not on_gpu:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=world,
-    )
     rows = [min(count, settings.rows_cap) for count in CRITEO_ROWS]
     model, optimizer, measured = build(rows, device, settings, rank)
     drawn = draw(rows, 8, settings.batch_size, seed=rank)
     batches = itertools.cycle([batch.pin_memory() if on_gpu else batch for batch in drawn])
-    seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    shares: dict[str, float] = {}
-    for round_index in range(settings.rounds + 1):
-        for name, make in CONTENDERS.items():
-            pipeline = make(model, optimizer, device)
-            pipeline.progress(batches)
-            taken = run_round(pipeline, batches, settings)
-            if round_index:  # the first round warms up
-                seconds[name].append(taken)
-            if round_index == settings.rounds and on_gpu:
-                shares[name] = nccl_share(pipeline, batches, settings)
-            if isinstance(pipeline, TrainPipelineSparseDist):
-                finish(pipeline)
-    if rank == 0:
-        samples = world * settings.batch_size * settings.steps
-        found = {
-            name: {
-                "samples_per_s": samples / statistics.median(times),
-                "nccl_share": shares.get(name),
-            }
-            for name, times in seconds.items()
-        }
-        bandwidths = {"mem_bw": measured.mem_bw, "intra_host_bw": measured.intra_host_bw}
-        Path(results).write_text(json.dumps({"contenders": found, "bandwidths": bandwidths}))
-    dist.destroy_process_group()
+
+    def measure(make: Any, figure: Callable[[Any, Iterator[Any], Settings], float]) -> float:
+        pipeline = make(model, optimizer, device)
+        pipeline.progress(batches)
+        found = figure(pipeline, batches, settings)
+        if isinstance(pipeline, TrainPipelineSparseDist):
+            finish(pipeline)
+        return found
+
+    rounds = {name: partial(measure, make, run_round) for name, make in CONTENDERS.items()}
+    in_turns(rounds, 1)  # warms up
+    seconds = medians(in_turns(rounds, settings.rounds))
+    shares = {n: measure(make, nccl_share) if on_gpu else None for n, make in CONTENDERS.items()}
+    samples = world * settings.batch_size * settings.steps
+    return {
+        "contenders": {
+            name: {"samples_per_s": samples / taken, "nccl_share": shares[name]}
+            for name, taken in seconds.items()
+        },
+        "bandwidths": {"mem_bw": measured.mem_bw, "intra_host_bw": measured.intra_host_bw},
+    }
+
+
+def measure_world(world: int, settings: Settings) -> dict[str, Any]:
+    backend = "cpu:gloo,cuda:nccl" if settings.device == "cuda" else "gloo"
+    found: dict[str, Any] = in_ranks(work, world, backend, settings)
+    return found
 
 
 def main() -> None:
-    """Measure every world and print one table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = arguments(__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu")
     parser.add_argument("--worlds", default="1,2", help="numbers of ranks; default: 1,2")
     parser.add_argument(
@@ -238,22 +230,15 @@ def main() -> None:
     parser.add_argument("--json", help="also write the figures to this file")
     args = parser.parse_args()
     settings = Settings(args.device, args.rows_cap, args.batch_size, args.steps, args.rounds)
-    name = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor()
-    print(f"torch {torch.__version__}, {name or platform.machine()}, {os.cpu_count()} cores")
-    found: dict[int, Any] = {}
-    for world in [int(number) for number in args.worlds.split(",")]:
-        with tempfile.TemporaryDirectory() as folder:
-            results = str(Path(folder) / "results.json")
-            store = str(Path(folder) / "store")
-            spawn(work, (world, settings, store, results), nprocs=world)  # type: ignore[no-untyped-call] # torch leaves it untyped
-            found[world] = json.loads(Path(results).read_text())
+    print(f"{machine()}{f', {torch.cuda.get_device_name()}' if args.device == 'cuda' else ''}")
+    worlds = [int(number) for number in args.worlds.split(",")]
+    found = {world: measure_world(world, settings) for world in worlds}
     print_table(found)
     if args.json:
         Path(args.json).write_text(json.dumps(found, indent=1) + "\n")
 
 
 def print_table(found: dict[int, Any]) -> None:
-    """Samples per second by world, and how they compare."""
     first = min(found)
     base = {name: found[first]["contenders"][name]["samples_per_s"] / first for name in CONTENDERS}
     print("ranks  contender   samples/s  efficiency  over plain  NCCL   GB/s between ranks")

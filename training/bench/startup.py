@@ -10,23 +10,14 @@ installed.
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
-import platform
-import statistics
 import subprocess
 import sys
-import time
-from typing import Any
+from functools import partial
 
 import torch
 
-from tessera.training import (
-    EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
-    EmbeddingBagConfig,
-)
-from tessera.training.distributed.planner import EmbeddingShardingPlanner, Topology
+from tessera.training.bench.harness import arguments, in_turns, machine, medians, seconds_of
+from tessera.training.bench.sharded_steps import Library, libraries
 from tessera.training.distributed.planner.stats import NoopEmbeddingStats
 
 TABLES, RANKS, RANKS_PER_HOST, BATCH = 1000, 64, 8, 512
@@ -34,41 +25,19 @@ TABLES, RANKS, RANKS_PER_HOST, BATCH = 1000, 64, 8, 512
 
 def import_seconds(module: str) -> float:
     """Wall time of a new interpreter that imports ``module``."""
-    started = time.perf_counter()
-    subprocess.run([sys.executable, "-W", "ignore", "-c", f"import {module}"], check=True)
-    return time.perf_counter() - started
+    command = [sys.executable, "-W", "ignore", "-c", f"import {module}"]
+    return seconds_of(lambda: subprocess.run(command, check=True))
 
 
 def sizes() -> list[tuple[int, int]]:
-    """Rows and columns of the tables."""
     return [(1000 * (1 + index % 97), 64 if index % 3 else 128) for index in range(TABLES)]
 
 
-def our_plan() -> float:
-    """Seconds for a plan of ours."""
+def plan_seconds(library: Library) -> float:
+    """Seconds for a library's plan of the tables, with its default settings."""
+    config = library.get("modules.embedding_configs", "EmbeddingBagConfig")
     tables = [
-        EmbeddingBagConfig(rows, columns, name=f"t{index}", feature_names=[f"f{index}"])
-        for index, (rows, columns) in enumerate(sizes())
-    ]
-    model = EmbeddingBagCollection(tables, device=torch.device("meta"))
-    topology = Topology(RANKS, "cuda", local_world_size=RANKS_PER_HOST)
-    planner = EmbeddingShardingPlanner(topology, batch_size=BATCH, stats=NoopEmbeddingStats())
-    started = time.perf_counter()
-    planner.plan(model, [EmbeddingBagCollectionSharder()])
-    taken = time.perf_counter() - started
-    report = planner.report
-    assert report is not None, "a planner that planned has a report"
-    print(f"{report.num_options} ways, {report.num_proposals} proposals")
-    return taken
-
-
-def torchrec_plan() -> float:
-    """Seconds for TorchRec's plan of the same tables, with its default settings."""
-    peer: Any = __import__("torchrec")
-    embeddingbag: Any = __import__("torchrec.distributed.embeddingbag", fromlist=["x"])
-    planner: Any = __import__("torchrec.distributed.planner", fromlist=["x"])
-    tables = [
-        peer.EmbeddingBagConfig(
+        config(
             num_embeddings=rows,
             embedding_dim=columns,
             name=f"t{index}",
@@ -76,30 +45,32 @@ def torchrec_plan() -> float:
         )
         for index, (rows, columns) in enumerate(sizes())
     ]
-    model = peer.EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
-    topology = planner.Topology(RANKS, "cuda", local_world_size=RANKS_PER_HOST)
-    maker = planner.EmbeddingShardingPlanner(topology=topology, batch_size=BATCH)
-    started = time.perf_counter()
-    maker.plan(model, [embeddingbag.EmbeddingBagCollectionSharder()])
-    return time.perf_counter() - started
+    collection = library.get("modules.embedding_modules", "EmbeddingBagCollection")
+    model = collection(tables=tables, device=torch.device("meta"))
+    topology = library.get("distributed.planner", "Topology")(
+        RANKS, "cuda", local_world_size=RANKS_PER_HOST
+    )
+    maker = library.get("distributed.planner", "EmbeddingShardingPlanner")
+    quiet = {"stats": NoopEmbeddingStats()} if library.name == "tessera" else {}
+    planner = maker(topology=topology, batch_size=BATCH, **quiet)
+    sharder = library.get("distributed.embeddingbag", "EmbeddingBagCollectionSharder")()
+    taken = seconds_of(lambda: planner.plan(model, [sharder]))
+    if library.name == "tessera":
+        print(f"{planner.report.num_options} ways, {planner.report.num_proposals} proposals")
+    return taken
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=9, help="imports of each; default: 9")
     rounds: int = parser.parse_args().rounds
-    print(f"{platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}")
-    modules = ("torch", "tessera.training")
-    seconds: dict[str, list[float]] = {module: [] for module in modules}
-    for _ in range(rounds):
-        for module in modules:
-            seconds[module].append(import_seconds(module))
-    alone, ours = (statistics.median(seconds[module]) for module in modules)
+    print(f"{machine()}, Python {sys.version.split()[0]}")
+    imports = {name: partial(import_seconds, name) for name in ("torch", "tessera.training")}
+    alone, ours = medians(in_turns(imports, rounds)).values()
     print(f"import torch {alone:.2f} s, import tessera.training {ours:.2f} s: {ours / alone:.2f}x")
-    print(f"plan of {TABLES} tables on {RANKS} ranks: {our_plan():.2f} s")
-    if importlib.util.find_spec("torchrec") is not None:
-        print(f"TorchRec's: {torchrec_plan():.2f} s")
+    for library in libraries():
+        taken = plan_seconds(library)
+        print(f"{library.name}'s plan of {TABLES} tables on {RANKS} ranks: {taken:.2f} s")
 
 
 if __name__ == "__main__":

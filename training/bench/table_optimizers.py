@@ -13,16 +13,24 @@ over the rounds of the CPU time of the process (other processes want the cores t
 
 from __future__ import annotations
 
-import argparse
-import platform
+import itertools
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
 
 from tessera.training import EmbOptimType, KeyedJaggedTensor
+from tessera.training.bench.harness import (
+    arguments,
+    in_turns,
+    machine,
+    print_head,
+    print_row,
+    seconds_of,
+)
 from tessera.training.distributed.tables.batched_kernels import BatchedFusedEmbeddingBag
 from tessera.training.distributed.tables.kernels.choice import fbgemm_serves
 from tessera.training.distributed.tables.kernels.interfaces import TableGroup
@@ -36,7 +44,7 @@ from tessera.training.optim.fused import FusedParams
 
 TABLES, ROWS, DIM, BATCHES, WARM_UP = 26, 100_000, 64, 4, 2
 
-Step = Callable[[int], None]
+Step = Callable[[], None]
 
 TORCHS: dict[EmbOptimType, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     EmbOptimType.EXACT_SGD: lambda params: torch.optim.SGD(params, lr=0.01),
@@ -46,7 +54,6 @@ TORCHS: dict[EmbOptimType, Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 def group(optimizer: EmbOptimType) -> GroupedEmbeddingConfig:
-    """The tables, whole, on one rank."""
     tables = [
         ShardedEmbeddingTable(
             num_embeddings=ROWS,
@@ -81,8 +88,10 @@ def tessera_step(optimizer: EmbOptimType, ids_TB: list[torch.Tensor]) -> Step:
         for ids in ids_TB
     ]
 
-    def step(number: int) -> None:
-        torch.autograd.backward(kernel(kjts[number % BATCHES]).square().sum())
+    turns = itertools.cycle(kjts)
+
+    def step() -> None:
+        torch.autograd.backward(kernel(next(turns)).square().sum())
 
     return step
 
@@ -90,11 +99,11 @@ def tessera_step(optimizer: EmbOptimType, ids_TB: list[torch.Tensor]) -> Step:
 def torch_step(optimizer: EmbOptimType, ids_TB: list[torch.Tensor]) -> Step:
     bag = nn.EmbeddingBag(TABLES * ROWS, DIM, mode="sum", sparse=True)
     stepper = TORCHS[optimizer](list(bag.parameters()))
-    shifted = [ids + torch.arange(TABLES).unsqueeze(1) * ROWS for ids in ids_TB]
+    shifted = itertools.cycle([ids + torch.arange(TABLES).unsqueeze(1) * ROWS for ids in ids_TB])
 
-    def step(number: int) -> None:
+    def step() -> None:
         stepper.zero_grad()
-        ids = shifted[number % BATCHES].flatten()
+        ids = next(shifted).flatten()
         torch.autograd.backward(bag(ids, torch.arange(ids.numel())).square().sum())
         stepper.step()
 
@@ -102,7 +111,7 @@ def torch_step(optimizer: EmbOptimType, ids_TB: list[torch.Tensor]) -> Step:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=15, help="measured steps each (default 15)")
     parser.add_argument("--batch-size", type=int, default=1024, help="samples (default 1024)")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads (default 1)")
@@ -110,33 +119,24 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     batches = [torch.randint(0, ROWS, (TABLES, args.batch_size)) for _ in range(BATCHES)]
-    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}")
+    print(machine())
     print(f"B={args.batch_size}, {args.threads} threads, median CPU ms of {args.rounds} steps")
-    print("| optimizer | by | tessera | torch | torch / tessera |")
-    print("| --- | --- | --- | --- | --- |")
+    print_head("optimizer", "by", "tessera", "torch", "torch / tessera")
     for kind in EmbOptimType:
         steps = {"tessera": tessera_step(kind, batches)}
         if kind in TORCHS:
             steps["torch"] = torch_step(kind, batches)
-        times: dict[str, list[float]] = {name: [] for name in steps}
-        for number in range(args.rounds + WARM_UP):
-            for name, step in steps.items():
-                began = time.process_time()
-                step(number)
-                if number >= WARM_UP:
-                    times[name].append((time.process_time() - began) * 1e3)
-        ours = statistics.median(times["tessera"])
+        works = {name: partial(seconds_of, step, time.process_time) for name, step in steps.items()}
+        times = in_turns(works, args.rounds + WARM_UP)
+        found = {name: statistics.median(taken[WARM_UP:]) * 1e3 for name, taken in times.items()}
+        ours, peer = found["tessera"], found.get("torch")
         params = FusedParams(optimizer=kind)
         tables = TableGroup(
             tables=group(kind).embedding_tables, pooled=True, mean=False, device=torch.device("cpu")
         )
         served = fbgemm_serves(tables, params)
-        peer = statistics.median(times["torch"]) if "torch" in times else None
         shown = ("", "") if peer is None else (f"{peer:.1f}", f"{peer / ours:.1f}")
-        print(
-            f"| {kind.value} | {'FBGEMM' if served else 'ours'} | {ours:.1f} | {shown[0]} | {shown[1]} |",
-            flush=True,
-        )
+        print_row(kind.value, "FBGEMM" if served else "ours", f"{ours:.1f}", *shown)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import statistics
@@ -31,10 +30,10 @@ from typing import IO, Any
 
 import torch
 import yaml
-from torch.multiprocessing.spawn import spawn
 
 from tessera.errors import UserError
-from tessera.training.bench.scaling import CRITEO_ROWS, DIM, Settings, work
+from tessera.training.bench.harness import arguments, machine
+from tessera.training.bench.scaling import CRITEO_ROWS, DIM, Settings, measure_world
 from tessera.training.data.config import DataConfig
 from tessera.training.data.criteo_format import SPARSE_NAMES
 from tessera.training.data.datagen import generate
@@ -87,11 +86,7 @@ def experiment(args: argparse.Namespace, data: Path, world: int) -> dict[str, An
 def scaling_speed(args: argparse.Namespace, world: int) -> float:
     """Samples per second of the better loop of `scaling`."""
     settings = Settings(args.device, args.rows_cap, args.batch_size, args.steps, args.rounds)
-    with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder) / "results.json"
-        arguments = (world, settings, str(Path(folder) / "store"), str(results))
-        spawn(work, arguments, nprocs=world)  # type: ignore[no-untyped-call] # torch leaves it untyped
-        found = json.loads(results.read_text())["contenders"]
+    found = measure_world(world, settings)["contenders"]
     return max(float(figure["samples_per_s"]) for figure in found.values())
 
 
@@ -136,7 +131,6 @@ def running(command: list[str], said: IO[bytes]) -> Iterator[subprocess.Popen[by
 
 
 def children_of(parent: int) -> list[int]:
-    """The processes that ``parent`` started."""
     found = []
     for status in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
@@ -169,8 +163,7 @@ def loader_speed(args: argparse.Namespace, config: DataConfig, threads: int) -> 
 
 
 def main() -> None:
-    """Generate, measure every world, and print one table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = arguments(__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu")
     parser.add_argument("--worlds", default="1", help="numbers of ranks; default: 1")
     parser.add_argument("--rows", type=int, default=1_000_000, help="generated; default: 1000000")
@@ -186,8 +179,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="of a round of scaling; default: 20")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of scaling; default: 5")
     args = parser.parse_args()
-    name = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
-    print(f"torch {torch.__version__}, {name}, {os.cpu_count()} cores", flush=True)
+    gpu = f", {torch.cuda.get_device_name()}" if args.device == "cuda" else ""
+    print(f"{machine()}{gpu}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         data = args.data or Path(folder) / "clicks.tsv"
         workers = max(1, (os.cpu_count() or 2) - 2)

@@ -19,13 +19,11 @@ leaves it out (lookups, their backward and the tables' update only).
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import json
-import platform
-import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -42,6 +40,15 @@ from tessera.training import (
     KeyedOptimizerWrapper,
     build_ranking_model,
     in_backward_optimizer_filter,
+)
+from tessera.training.bench.harness import (
+    arguments,
+    in_turns,
+    machine,
+    medians,
+    print_head,
+    print_row,
+    seconds_of,
 )
 from tessera.training.models.architectures.dlrm import DLRMConfig
 
@@ -205,26 +212,16 @@ def ranking_step(arch: str, *, bf16: bool) -> Step:
 
 def measure(contenders: dict[str, Step], batches: list[RawBatch], rounds: int) -> dict[str, float]:
     """Median samples per second of each contender; they take turns after every batch."""
+
+    def speed(step: Step, turns: Iterator[RawBatch]) -> float:
+        batch = next(turns)
+        return batch.labels.numel() / seconds_of(partial(step, batch))
+
     for step in contenders.values():
         for batch in batches[:2]:
             step(batch)
-    speeds: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(rounds):
-        for batch in batches:
-            for name, step in contenders.items():
-                start = time.perf_counter()
-                step(batch)
-                speeds[name].append(batch.labels.numel() / (time.perf_counter() - start))
-    return {name: statistics.median(values) for name, values in speeds.items()}
-
-
-def machine() -> str:
-    model = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.split(":")[1].strip()
-            break
-    return f"{model}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    steps = {n: partial(speed, s, itertools.cycle(batches)) for n, s in contenders.items()}
+    return medians(in_turns(steps, rounds * len(batches)))
 
 
 def make_contenders(arch: str, *, bf16: bool) -> dict[str, Step]:
@@ -242,7 +239,7 @@ def make_contenders(arch: str, *, bf16: bool) -> dict[str, Step]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="passes over the batches (7)")
     parser.add_argument("--batches", type=int, default=4, help="different batches (4)")
     parser.add_argument("--batch-size", type=int, default=4096, help="samples (4096)")
@@ -258,8 +255,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     results = []
-    print(machine())
-    print("| MLPs | ids | contender | samples/s | ratio |\n| --- | --- | --- | --- | --- |")
+    print(f"{machine()}, {args.threads} threads")
+    print_head("MLPs", "ids", "contender", "samples/s", "ratio")
     for arch in args.arch or list(ARCHS):
         for ids in ("uniform", "power-law"):
             torch.manual_seed(0)
@@ -270,9 +267,7 @@ def main() -> None:
             for name, speed in speeds.items():
                 row = {"arch": arch, "ids": ids, "name": name, "samples_per_second": speed}
                 results.append({**row, "ratio": speed / peer})
-                print(
-                    f"| {arch} | {ids} | {name} | {speed:,.0f} | {speed / peer:.2f} |", flush=True
-                )
+                print_row(arch, ids, name, f"{speed:,.0f}", f"{speed / peer:.2f}")
     if args.json:
         args.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=1))
 

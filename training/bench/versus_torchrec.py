@@ -15,24 +15,21 @@ without it there are no ratios.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import math
 import os
-import platform
 import statistics
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 
+from tessera.training.bench.harness import arguments, in_turns, machine, medians
+from tessera.training.bench.ranks import in_ranks
 from tessera.training.bench.sharded_steps import (
     FIRST_WEIGHT,
     LEARNING_RATE,
@@ -136,63 +133,26 @@ def measure(setting: Setting, kind: str, *, pooled: bool) -> dict[str, Any]:
     for index in range(1, UPDATES + 1):
         last = {name: step(index) for name, step in steps.items()}
     compare(last, rounding_bound(setting, pooled=pooled))
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(setting.rounds):
-        order = list(steps) if number % 2 else list(steps)[::-1]
-        for name in order:
-            times[name].append(seconds(steps[name], setting))
-    result: dict[str, Any] = {name: statistics.median(taken) for name, taken in times.items()}
+    rounds = {name: partial(seconds, step, setting) for name, step in steps.items()}
+    times = in_turns(rounds, setting.rounds)
+    result: dict[str, Any] = {**medians(times)}
     if "torchrec" in times:
         pairs = zip(times["torchrec"], times["tessera"], strict=True)
         result["ratio"] = statistics.median(theirs / ours for theirs, ours in pairs)
     return {"kind": kind, "pooled": pooled, "errors": errors, **result}
 
 
-@contextmanager
-def process_group(rank: int, setting: Setting, store: str) -> Iterator[None]:
-    """This process as a rank."""
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(setting.ranks),
-        LOCAL_WORLD_SIZE=str(setting.ranks),
-    )
+def work(setting: Setting, cases: list[tuple[str, bool]]) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
-    if setting.device == "cuda":
-        torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "gloo" if setting.device == "cpu" else "nccl",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=setting.ranks,
-    )
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def work(
-    rank: int,
-    setting: Setting,
-    cases: list[tuple[str, bool]],
-    store: str,
-    out: str,
-) -> None:
-    """One rank: measure everything; rank 0 prints and writes."""
-    with process_group(rank, setting, store):
-        results = []
-        for kind, pooled in cases:
-            result = measure(setting, kind, pooled=pooled)
-            results.append(result)
-            if rank == 0:
-                print(line(result), flush=True)
-        if rank == 0:
-            Path(out).write_text(json.dumps(results))
+    results = []
+    for kind, pooled in cases:
+        results.append(measure(setting, kind, pooled=pooled))
+        if dist.get_rank() == 0:
+            print(line(results[-1]), flush=True)
+    return results
 
 
 def line(result: dict[str, Any]) -> str:
-    """A row of the printed table."""
     name = f"{result['kind']}, {'pooled' if result['pooled'] else 'unpooled'}"
     ours = f"{1 / result['tessera']:8.1f}"
     theirs = f"{1 / result['torchrec']:8.1f}" if "torchrec" in result else "       -"
@@ -202,7 +162,7 @@ def line(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Sharded tables beside TorchRec.")
+    parser = arguments(__doc__)
     parser.add_argument("--ranks", type=int, default=2, help="processes (default 2)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
     parser.add_argument("--tables", type=int, default=26, help="tables (default 26)")
@@ -223,18 +183,13 @@ def main() -> None:
     pooled_or_not = {"pooled": [True], "unpooled": [False], "both": [True, False]}[args.what]
     cases = [(kind, pooled) for pooled in pooled_or_not for kind in args.kinds]
     peer = "torchrec" if importlib.util.find_spec("torchrec") else "torchrec (not installed)"
-    print(f"{platform.machine()}, {os.cpu_count()} CPUs, torch {torch.__version__}, {setting}")
+    print(f"{machine()}, {setting}")
     print(f"{'steps/s':<30} {'tessera':>8} {peer:>8}  ratio")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "results.json"
-        spawn(  # type: ignore[no-untyped-call] # torch leaves it untyped
-            work,
-            (setting, cases, f"{folder}/store", str(out)),
-            nprocs=setting.ranks,
-        )
-        if args.out:
-            args.out.write_text(out.read_text())
+    backend = "gloo" if setting.device == "cpu" else "nccl"
+    results = in_ranks(work, setting.ranks, backend, setting, cases)
+    if args.out:
+        args.out.write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

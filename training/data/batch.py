@@ -63,14 +63,9 @@ def make_batch(
 ) -> Batch:
     """A `Batch` over the memory of numpy arrays, which nobody may write to afterwards.
 
-    The caller answers for the lengths: none below 0, and their sum is ``N``.
-
-    Args:
-        dense: ``[B, F_dense]``.
-        keys: the ``F`` sparse features' names.
-        lengths: ``[F * B]``, feature-major.
-        values: ``[N]``, the ids in the order of ``lengths``.
-        labels: ``[B]``.
+    ``dense`` is ``[B, F_dense]``; ``keys`` are the ``F`` sparse features' names, ``lengths`` ``[F * B]``
+    feature-major and ``values`` ``[N]`` their ids.  The caller answers for the lengths: none is
+    below 0, and their sum is ``N``.
     """
     return Batch(
         dense_features=torch.from_numpy(dense),

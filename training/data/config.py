@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tessera.errors import UserError
+from tessera.training import field_checks as check
 
 DEFAULT_FRACTION = 0.1
 """Share of the rows for validation, and for test, where the config does not say."""
 
 Paths = str | tuple[str, ...]
+Format = Literal["criteo", "movielens"]
+Split = Literal["random", "time"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +45,12 @@ class DataConfig:
         max_history: MovieLens: a user's history holds at most this many ids, the latest ones.
     """
 
-    format: Literal["criteo", "movielens"]
+    format: Format
     path: Paths
     valid_path: Paths = ()
     test_path: Paths = ()
     cache_dir: str | None = None
-    split: Literal["random", "time"] = "random"
+    split: Split = "random"
     valid_fraction: float | None = None
     test_fraction: float | None = None
     split_seed: int = 0
@@ -57,10 +60,8 @@ class DataConfig:
     max_history: int = 50
 
     def __post_init__(self) -> None:
-        if self.format not in ("criteo", "movielens"):
-            raise UserError(f"format={self.format!r}: write 'criteo' or 'movielens'")
-        if self.split not in ("random", "time"):
-            raise UserError(f"split={self.split!r}: write 'random' or 'time'")
+        check.one_of(self, "format", Format)
+        check.one_of(self, "split", Split)
         for name in ("path", "valid_path", "test_path"):
             self._check_paths(name)
         if not self.paths("path"):
@@ -68,36 +69,29 @@ class DataConfig:
         if self.cache_dir is not None and not self.cache_dir:
             raise UserError("cache_dir='': name a folder, or leave it out for '<path>.cache'")
         self._check_fractions()
-        if self.split_seed < 0:
-            raise UserError(f"split_seed={self.split_seed}: give an integer from 0 on")
-        if self.workers < 0:
-            raise UserError(f"workers={self.workers}: give 0 or a number of processes")
-        if not 1 <= self.positive_rating <= 5:
-            raise UserError(
-                f"positive_rating={self.positive_rating}: MovieLens rates from 1 to 5; give one"
-                " of these"
-            )
-        if self.max_history < 1:
-            raise UserError(f"max_history={self.max_history}: give at least 1 id per history")
+        check.not_negative(self, "split_seed workers")
+        remedy = "MovieLens rates from 1 to 5; give one of these"
+        check.allowed(self, "positive_rating", lambda value: 1 <= value <= 5, remedy)
+        check.at_least_one(self, "max_history")
 
     def _check_paths(self, name: str) -> None:
         value = getattr(self, name)
         if not isinstance(value, (str, tuple)):
             raise UserError(f"{name}={value!r}: give a path, or a tuple of paths")
-        if any(not item for item in self.paths(name)):
+        if not all(self.paths(name)):
             raise UserError(f"{name}={value!r}: an empty path; leave it out")
-        if self.format == "movielens" and name != "path" and value:
-            raise UserError(
-                f"{name}={value!r}: only Criteo files can be split by hand; leave it out"
-            )
-        if self.format == "movielens" and name == "path" and len(self.paths(name)) != 1:
+        if self.format != "movielens":
+            return
+        if name == "path" and len(self.paths(name)) != 1:
             raise UserError(f"path={value!r}: give MovieLens' one folder")
+        if name != "path" and value:
+            remedy = "only Criteo files can be split by hand; leave it out"
+            raise UserError(f"{name}={value!r}: {remedy}")
 
     def _check_fractions(self) -> None:
+        check.share(self, "valid_fraction test_fraction")
         for which in ("valid", "test"):
             fraction = getattr(self, f"{which}_fraction")
-            if fraction is not None and not 0 <= fraction < 1:
-                raise UserError(f"{which}_fraction={fraction}: give a share from 0 to below 1")
             if fraction and getattr(self, f"{which}_path"):
                 raise UserError(
                     f"{which}_fraction={fraction}: {which}_path already says where those rows"
@@ -117,15 +111,12 @@ class DataConfig:
 
     def held_out(self) -> tuple[float, float]:
         """The shares of ``path``'s rows for (validation, test), defaults filled in."""
-
-        def share(fraction: float | None, paths: Paths) -> float:
-            if fraction is not None:
-                return fraction
-            return 0.0 if paths else DEFAULT_FRACTION
-
+        valid, test = (
+            0.0 if path else DEFAULT_FRACTION for path in (self.valid_path, self.test_path)
+        )
         return (
-            share(self.valid_fraction, self.valid_path),
-            share(self.test_fraction, self.test_path),
+            valid if self.valid_fraction is None else self.valid_fraction,
+            test if self.test_fraction is None else self.test_fraction,
         )
 
     def resolved(self, base: Path) -> DataConfig:
@@ -135,15 +126,14 @@ class DataConfig:
         read from another working directory.
         """
 
-        def absolute(paths: Paths) -> Paths:
-            if isinstance(paths, str):
-                return str((base / Path(paths).expanduser()).absolute())
-            return tuple(str((base / Path(path).expanduser()).absolute()) for path in paths)
+        def absolute(path: str) -> str:
+            return str((base / Path(path).expanduser()).absolute())
 
-        return dataclasses.replace(
-            self,
-            path=absolute(self.path),
-            valid_path=absolute(self.valid_path),
-            test_path=absolute(self.test_path),
-            cache_dir=None if self.cache_dir is None else str(absolute(self.cache_dir)),
-        )
+        changed: dict[str, Any] = {}
+        for name in ("path", "valid_path", "test_path", "cache_dir"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                changed[name] = absolute(value)
+            elif value is not None:
+                changed[name] = tuple(map(absolute, value))
+        return dataclasses.replace(self, **changed)

@@ -87,7 +87,12 @@ def read_criteo(files: Iterable[Path], *, workers: int = 0) -> Iterator[Part]:
     if sum(_size(file) for file in files) <= SERIAL_BYTES:
         workers = 0
     line = 0
-    for task, result in map_in_order(_parse, _tasks(files), workers=workers):
+    tasks = (
+        task
+        for file in files
+        for task in (_gzip_tasks(file) if file.suffix == ".gz" else _plain_tasks(file))
+    )
+    for task, result in map_in_order(_parse, tasks, workers=workers):
         examples = tuple(replace(row, line=row.line + line) for row in result.malformed.examples)
         line = 0 if task.ends_file else line + result.lines
         yield Part(
@@ -99,11 +104,6 @@ def _size(file: Path) -> int:
     if not (file.is_file() and os.access(file, os.R_OK)):
         raise UserError(f"path={str(file)!r}: no such file that may be read; name one")
     return file.stat().st_size
-
-
-def _tasks(files: Iterable[Path]) -> Iterator[_Task]:
-    for file in files:
-        yield from _gzip_tasks(file) if file.suffix == ".gz" else _plain_tasks(file)
 
 
 def _plain_tasks(file: Path) -> Iterator[_Task]:

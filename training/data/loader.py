@@ -65,14 +65,14 @@ class BatchLoader:
         finish: Callable[[Batch], Batch] | None = None,
         part: tuple[int, int] = (0, 1),
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size}: give at least 1 sample")
-        if prefetch < 0:
-            raise ValueError(f"prefetch={prefetch}: give 0 or a number of batches")
-        if threads < 1:
-            raise ValueError(f"threads={threads}: give at least 1")
-        if seed < 0:
-            raise ValueError(f"seed={seed}: give an integer from 0 on")
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("prefetch", prefetch, 0),
+            ("threads", threads, 1),
+            ("seed", seed, 0),
+        ):
+            if value < least:
+                raise ValueError(f"{name}={value}: give at least {least}")
         if not 0 <= part[0] < part[1]:
             raise ValueError(f"part={part}: give (r, n) with r from 0 to n - 1")
         self._view = view

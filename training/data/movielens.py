@@ -24,7 +24,6 @@ import numpy.typing as npt
 
 from tessera.training.data.batch import Batch, make_batch
 from tessera.training.data.dataset import Rows
-from tessera.training.data.jagged import gather_bags
 from tessera.training.data.malformed import Progress
 from tessera.training.data.movielens_read import MovieLens, find_layout, read_movielens
 
@@ -124,15 +123,9 @@ def _bags(name: str, bags: list[tuple[int, ...]]) -> dict[str, npt.NDArray[Any]]
 def past_sums(
     keys: Integers, times: Integers, values: npt.NDArray[np.float32]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """For every row: number and sum of the rows with the same key and a strictly earlier time.
+    """For every row: number of, and sum of ``values`` over, the earlier rows with the same key.
 
-    Args:
-        keys: ``[n]``.
-        times: ``[n]``, ascending.
-        values: ``[n]``.
-
-    Returns:
-        ``[n]`` numbers, ``[n]`` sums of ``values``.
+    All are ``[n]``.  ``times`` ascend; an earlier row has a strictly smaller one.
     """
     order = np.argsort(keys, kind="stable")  # within a key the times still ascend
     key, time = keys[order], times[order]
@@ -147,6 +140,19 @@ def past_sums(
     counts[order] = first_of_time - first_of_key
     totals[order] = sums[first_of_time] - sums[first_of_key]
     return counts, totals
+
+
+def _gather_bags(
+    values: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int32],
+) -> npt.NDArray[np.int64]:
+    """``values[starts[i] : starts[i] + lengths[i]]`` for every ``i``, one after the other."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    shifts = starts - (ends - lengths)  # from a place in the result to a place in `values`
+    places = np.arange(ends[-1] if len(ends) else 0, dtype=np.int64)
+    gathered: npt.NDArray[np.int64] = values[places + np.repeat(shifts, lengths)]
+    return gathered
 
 
 class MovieLensDataset:
@@ -178,7 +184,7 @@ class MovieLensDataset:
         values = [single.T.ravel()]
         for array, starts, bag_lengths in self._bags:
             lengths.append(bag_lengths[rows])
-            values.append(gather_bags(array, starts[rows], lengths[-1]))
+            values.append(_gather_bags(array, starts[rows], lengths[-1]))
         return make_batch(
             dense=self._dense[rows],
             keys=SPARSE_NAMES,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from tessera.training.data.config import Split
 from tessera.training.data.dataset import Rows
 from tessera.training.data.prepared import open_or_build
 
@@ -27,7 +28,7 @@ def split_sizes(num_rows: int, valid_fraction: float, test_fraction: float) -> t
 def split_rows(
     num_rows: int,
     *,
-    split: Literal["random", "time"],
+    split: Split,
     held_out: tuple[float, float],
     seed: int,
     prepared: Path,
@@ -44,7 +45,7 @@ def split_rows(
         num_rows: rows of the dataset.
         split: see `DataConfig`.
         held_out: shares of (validation, test).
-        seed: of the random draw.
+        seed: that of the random draw.
         prepared: the dataset's prepared folder.
     """
     sizes = split_sizes(num_rows, *held_out)

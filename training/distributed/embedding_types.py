@@ -3,14 +3,14 @@
 # isort: skip_file
 # fmt: off
 # ruff: noqa: PLC0414 - type checkers offer a name that is imported as itself
-from tessera.training.distributed.collections.sharded_embedding_module import (
+from tessera.training.distributed.collections.sharded_collection import (
     ShardedEmbeddingModule as ShardedEmbeddingModule,
 )
 from tessera.training.distributed.collections.sharders import (
     BaseEmbeddingSharder as BaseEmbeddingSharder,
     BaseQuantEmbeddingSharder as BaseQuantEmbeddingSharder,
 )
-from tessera.training.distributed.sharding.mixins import (
+from tessera.training.distributed.sharding.interfaces import (
     FeatureShardingMixIn as FeatureShardingMixIn, ModuleShardingMixIn as ModuleShardingMixIn,
 )
 from tessera.training.distributed.tables.interfaces import (

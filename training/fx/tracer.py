@@ -93,15 +93,9 @@ def symbolic_trace(
     concrete_args: dict[str, Any] | None = None,
     leaf_modules: list[str] | None = None,
 ) -> fx.GraphModule:
-    """Trace ``root`` with a `Tracer`.
+    """A module that does what ``root`` does, and compiles under ``torch.jit.script``.
 
-    Args:
-        root: a module or function.
-        concrete_args: arguments that are fixed to their values.
-        leaf_modules: names of classes whose modules are one step of the graph each.
-
-    Returns:
-        A module that does what ``root`` did, and compiles under ``torch.jit.script``.
+    It is traced with a `Tracer`, whose arguments the others are.
     """
     graph = Tracer(leaf_modules).trace(root, concrete_args)
     owner = root if isinstance(root, nn.Module) else torch.nn.Module()

@@ -6,11 +6,11 @@ architecture adds fields of its own in a module of `tessera.training.models.arch
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tessera.errors import UserError
+from tessera.training import field_checks as check
 from tessera.training.modules.choices import DenseMissing, Hashing, OutOfRange, Pooling
 from tessera.training.variants import Variants
 
@@ -20,20 +20,12 @@ if TYPE_CHECKING:
     from tessera.training.models.inputs import ModelInputs
 
 
-def _choice(name: str, value: str | None, allowed: Any) -> None:
-    if value is not None and value not in get_args(allowed):
-        raise UserError(f"{name} is {value!r}; give one of {', '.join(get_args(allowed))}")
-
-
-def positive(name: str, values: Iterable[int | None]) -> None:
-    """Check that every value is at least 1, or None.
-
-    Raises:
-        UserError: one is not.
-    """
-    for value in values:
-        if value is not None and value < 1:
-            raise UserError(f"{name} is {value}; give a number of at least 1")
+def _check_lookup(section: TableConfig | ModelConfig) -> None:
+    """Check what the defaults of all lookups and one lookup's own settings have in common."""
+    check.at_least_one(section, "rows")
+    check.one_of(section, "pooling", Pooling)
+    check.one_of(section, "hashing", Hashing)
+    check.one_of(section, "out_of_range", OutOfRange)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +51,8 @@ class TableConfig:
     weighted: bool = False
 
     def __post_init__(self) -> None:
-        positive("rows", [self.rows])
-        positive("dim", [self.dim])
-        _choice("pooling", self.pooling, Pooling)
-        _choice("hashing", self.hashing, Hashing)
-        _choice("out_of_range", self.out_of_range, OutOfRange)
+        _check_lookup(self)
+        check.at_least_one(self, "dim")
         if self.table is not None and (not self.table or "." in self.table):
             raise UserError(f"table is {self.table!r}; give a name without a dot")
 
@@ -115,14 +104,10 @@ class ModelConfig:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        _choice("pooling", self.pooling, Pooling)
-        _choice("hashing", self.hashing, Hashing)
-        _choice("out_of_range", self.out_of_range, OutOfRange)
-        _choice("dense_missing", self.dense_missing, DenseMissing)
-        positive("embedding_dim", [self.embedding_dim])
-        positive("rows", [self.rows])
-        if self.embedding_init is not None and self.embedding_init < 0:
-            raise UserError(f"embedding_init is {self.embedding_init}; give 0 or more")
+        _check_lookup(self)
+        check.one_of(self, "dense_missing", DenseMissing)
+        check.at_least_one(self, "embedding_dim")
+        check.not_negative(self, "embedding_init")
 
     def build(self, inputs: ModelInputs) -> nn.Module:
         """The architecture with fresh weights.
@@ -178,12 +163,10 @@ class MLPModelConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive("dense_layers", self.dense_layers)
-        positive("over_layers", self.over_layers)
+        check.at_least_one(self, "dense_layers over_layers")
         if not self.over_layers:
             raise UserError("over_layers is empty; give at least one hidden layer")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"dropout is {self.dropout}; give a share from 0 to below 1")
+        check.share(self, "dropout")
 
     def logit_layers(self) -> tuple[str, ...]:
         """The last layer of `tessera.training.models.dlrm.OverArch`."""

@@ -55,7 +55,7 @@ class MissingValueEncoder(nn.Module):
 class RankingModel(nn.Module):
     """Missing values, id hashing, tables and architecture in one module.
 
-    Built by `build_ranking_model`.
+    Built by `build_ranking_model`, whose arguments it takes.
 
     Attributes:
         dense_names: the dense features, in column order.
@@ -67,21 +67,33 @@ class RankingModel(nn.Module):
 
     def __init__(
         self,
-        *,
+        config: ModelConfig,
         dense_names: Sequence[str],
-        features: Sequence[SparseFeature],
-        encoder: MissingValueEncoder,
-        hasher: FeatureHasher,
-        arch: nn.Module,
-        logit_layers: Sequence[str],
+        sparse_names: Sequence[str],
+        *,
+        device: torch.device | str | None,
     ) -> None:
         super().__init__()
         self.dense_names = tuple(dense_names)
-        self.features = tuple(features)
-        self.encoder = encoder
-        self.hasher = hasher
-        self.arch = arch
-        self._logit_layers = tuple(f"arch.{name}" for name in logit_layers)
+        self.features = tuple(settle_features(config, sparse_names))
+        self.encoder = MissingValueEncoder(len(dense_names), config.dense_missing)
+        self.hasher = FeatureHasher([HashSpec.of(feature) for feature in self.features])
+        inputs = ModelInputs(
+            dense_columns=self.encoder.out_features,
+            features=self.features,
+            embedding_init=config.embedding_init,
+            device=device,
+        )
+        self.arch = config.build(inputs)
+        self._logit_layers = tuple(f"arch.{name}" for name in config.logit_layers())
+        linear = [name for name, part in self.named_modules() if isinstance(part, nn.Linear)]
+        for name in self._logit_layers:
+            if name not in linear:
+                raise UserError(
+                    f"the logit layer {name.removeprefix('arch.')!r} is not an nn.Linear of"
+                    f" {type(self.arch).__name__}; name one of"
+                    f" {', '.join(own.removeprefix('arch.') for own in linear)}"
+                )
 
     def logit_layers(self) -> tuple[str, ...]:
         """Dotted names of the modules whose outputs are logits (or terms of them).
@@ -101,22 +113,8 @@ class RankingModel(nn.Module):
             if isinstance(part, EmbeddingBagCollection)
         }
 
-    def input_schema_features(self) -> list[dict[str, str | int]]:
-        """The sparse features as plain data, for a package's schema.
-
-        Keys: name, group, table, rows, dim, pooling, hashing, out_of_range.
-        """
-        return [dict(vars(feature)) for feature in self.features]
-
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
-        """Score ``B`` samples.
-
-        Args:
-            dense_features: ``[B, F_dense]`` float32, NaN where missing.
-            sparse_features: raw int32 or int64 ids of ``features``.
-
-        Returns:
-            Logits ``[B]`` float32.
+        """``[B, F_dense]`` float32 (NaN where missing) and raw int32 or int64 ids to logits ``[B]``.
 
         Raises:
             KeyError: a sparse feature is missing.
@@ -145,40 +143,7 @@ def build_ranking_model(
     Raises:
         UserError: config and data do not fit.
     """
-    features = settle_features(config, sparse_names)
-    encoder = MissingValueEncoder(len(dense_names), config.dense_missing)
-    hasher = FeatureHasher(
-        [
-            HashSpec(
-                name=feature.name,
-                rows=feature.rows,
-                hashing=feature.hashing,
-                out_of_range=feature.out_of_range,
-            )
-            for feature in features
-        ]
-    )
-    inputs = ModelInputs(
-        dense_columns=encoder.out_features,
-        features=tuple(features),
-        embedding_init=config.embedding_init,
-        device=device,
-    )
-    arch = config.build(inputs)
-    for name in config.logit_layers():
-        if not isinstance(dict(arch.named_modules()).get(name), nn.Linear):
-            raise UserError(
-                f"the logit layer {name!r} is not an nn.Linear of {type(arch).__name__}; name one of "
-                + ", ".join(n for n, part in arch.named_modules() if isinstance(part, nn.Linear))
-            )
-    return RankingModel(
-        dense_names=dense_names,
-        features=features,
-        encoder=encoder,
-        hasher=hasher,
-        arch=arch,
-        logit_layers=config.logit_layers(),
-    )
+    return RankingModel(config, dense_names, sparse_names, device=device)
 
 
 def settle_features(config: ModelConfig, sparse_names: Sequence[str]) -> list[SparseFeature]:

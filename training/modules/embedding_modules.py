@@ -28,7 +28,6 @@ from tessera.training.modules.tables import (
     get_embedding_names_by_table,
     trained_dtype,
 )
-from tessera.training.modules.variable_batch import expand_pooled
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from tessera.training.sparse.script_types import is_scripting
 
@@ -114,14 +113,10 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
         return next(self.embedding_bags.parameters()).device
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Look up and pool.
+        """Look up and pool the features of all tables; others are ignored.
 
-        Args:
-            features: at least the features of all tables; others are ignored.  A batch that
-                varies per key needs inverse indices.
-
-        Returns:
-            ``[B, sum of D]`` float32; an empty bag gives zeros.
+        The result is ``[B, sum of D]`` float32; an empty bag gives zeros.  A batch that varies per
+        key needs inverse indices.
 
         Raises:
             IndexError: an id is not a row of its table.
@@ -142,7 +137,7 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
                     vectors = vectors / bag.lengths().clamp(min=1).unsqueeze(1)
                 pooled.append(vectors)
         if is_scripting() or isinstance(features, KeyedJaggedTensor):
-            pooled = expand_pooled(pooled, features, self._feature_names)
+            pooled = _expand_pooled(pooled, features, self._feature_names)
         return KeyedTensor(self._embedding_names, self._length_per_key, torch.cat(pooled, dim=1))
 
 
@@ -168,7 +163,7 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
     ) -> None:
         super().__init__()
         check_tables(tables)
-        self._embedding_dim = common_dim(tables)
+        common_dim(tables)  # which refuses different ones
         self._need_indices = need_indices
         self._configs = list(tables)
         self._feature_names = [list(table.feature_names) for table in tables]
@@ -189,14 +184,6 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         """The settings of every table, in the collection's order."""
         return self._configs
 
-    def embedding_names_by_table(self) -> list[list[str]]:
-        """The output's names of each table's features."""
-        return self._embedding_names_by_table
-
-    def embedding_dim(self) -> int:
-        """Columns of every table."""
-        return self._embedding_dim
-
     def need_indices(self) -> bool:
         """Whether the output carries the ids, as weights."""
         return self._need_indices
@@ -207,14 +194,10 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         return next(self.embeddings.parameters()).device
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """Look up.
+        """Look up the features of all tables; others are ignored.
 
-        Args:
-            features: at least the features of all tables; others are ignored.
-
-        Returns:
-            Of each feature (or ``feature@table``) the vectors ``[N_f, D]`` float32 of its ids, in
-            its bags; the ids are the weights if they were asked for.
+        Of each feature (or ``feature@table``) the result has the vectors ``[N_f, D]`` float32 of its
+        ids, in its bags; the ids are the weights if they were asked for.
 
         Raises:
             IndexError: an id is not a row of its table.
@@ -238,6 +221,34 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
                     validate=False,
                 )
         return looked_up
+
+
+def _expand_pooled(
+    pooled: list[Tensor], features: KeyedJaggedTensor, feature_names: list[list[str]]
+) -> list[Tensor]:
+    """The vector of the bag that each sample uses, by the features' inverse indices.
+
+    Of each feature of each table, ``pooled`` has ``[S_f, D]`` and the result ``[B, D]``; it is
+    ``pooled`` itself where every key has ``B`` bags.
+
+    Raises:
+        ValueError: the batch varies per key and there are no inverse indices.
+    """
+    if not features.variable_stride_per_key():
+        return pooled
+    inverse = features.inverse_indices_or_none()
+    if inverse is None:
+        raise ValueError(
+            "the features have different numbers of bags; give inverse_indices= to the "
+            "KeyedJaggedTensor, which say which bag each sample uses"
+        )
+    keys, places = inverse
+    of_key = {key: places[index] for index, key in enumerate(keys)}
+    expanded: list[Tensor] = []
+    for names in feature_names:
+        for name in names:
+            expanded.append(pooled[len(expanded)].index_select(0, of_key[name]))
+    return expanded
 
 
 def _new_weight(

@@ -43,7 +43,6 @@ class PositionWeightedModule(FeatureProcessor):
     def __init__(self, max_feature_length: int, device: torch.device | str | None = None) -> None:
         super().__init__()
         self.position_weight = _new_weights("max_feature_length", max_feature_length, device)
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set every position weight to one."""
@@ -95,7 +94,6 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
                 for name, length in max_feature_lengths.items()
             }
         )
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set every position weight to one."""
@@ -103,11 +101,7 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
             nn.init.ones_(weights)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """The bags with their places' weights.
-
-        Raises:
-            ValueError: a bag on the CPU has more ids than its feature has weights.
-        """
+        """See `position_weighted`."""
         return position_weighted(features, dict(self.position_weights.items()))
 
 
@@ -116,10 +110,8 @@ def position_weighted(
 ) -> KeyedJaggedTensor:
     """``features`` whose ids weigh what their place in the bag does.
 
-    Args:
-        features: ids in bags.
-        position_weights: ``[max length]`` of each feature that has them; the ids of others keep
-            their weights, or weigh 1.
+    ``position_weights`` are ``[max length]`` of each feature that has them; the ids of others keep
+    their weights, or weigh 1.
 
     Raises:
         ValueError: a bag on the CPU has more ids than its feature has weights.
@@ -181,4 +173,4 @@ def check_bag_lengths(what: str, lengths: Tensor, weights: int) -> None:
 def _new_weights(name: str, length: int, device: torch.device | str | None) -> nn.Parameter:
     if length <= 0:
         raise ValueError(f"{name} is {length}; give a positive number")
-    return nn.Parameter(torch.empty(length, dtype=torch.float32, device=device))
+    return nn.Parameter(torch.ones(length, dtype=torch.float32, device=device))

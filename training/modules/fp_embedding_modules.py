@@ -29,10 +29,9 @@ def process_each(features: KeyedJaggedTensor, processors: nn.ModuleDict) -> Keye
     if missing:
         raise KeyError(f"feature {missing[0]!r} has no processor; there are {sorted(processors)}")
     processed = {key: processors[key](bag) for key, bag in bags.items()}
-    weights = [bag.weights() for bag in processed.values()]
     return features.with_fields(
         torch.cat([bag.values() for bag in processed.values()]),
-        torch.cat(weights),
+        torch.cat([bag.weights() for bag in processed.values()]),
         features.lengths_or_none(),
         features.offsets_or_none(),
     )
@@ -50,11 +49,7 @@ class FeatureProcessorDictWrapper(FeatureProcessorsCollection):
         self._feature_processors = feature_processors
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """The features, each as its processor gives it back.
-
-        Raises:
-            KeyError: a feature without a processor.
-        """
+        """See `process_each`."""
         return process_each(features, self._feature_processors)
 
 

@@ -12,8 +12,8 @@ domain).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import get_args
+from dataclasses import dataclass, fields
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -98,27 +98,34 @@ class HashSpec:
     def __post_init__(self) -> None:
         if not 1 <= self.rows <= MAX_ROWS:
             raise ValueError(f"feature {self.name!r}: rows is {self.rows}; give 1 to 2**62")
-        if self.hashing not in get_args(Hashing):
-            raise ValueError(
-                f"feature {self.name!r}: hashing is {self.hashing!r}; "
-                f"give one of {', '.join(get_args(Hashing))}"
-            )
-        if self.out_of_range not in get_args(OutOfRange):
-            raise ValueError(
-                f"feature {self.name!r}: out_of_range is {self.out_of_range!r}; "
-                f"give one of {', '.join(get_args(OutOfRange))}"
-            )
+        for field, choices in (("hashing", Hashing), ("out_of_range", OutOfRange)):
+            if (rule := getattr(self, field)) not in get_args(choices):
+                words = ", ".join(get_args(choices))
+                raise ValueError(f"feature {self.name!r}: {field} is {rule!r}; give one of {words}")
+
+    @classmethod
+    def of(cls, feature: Any) -> HashSpec:
+        """That of a `SparseFeature`, or of a package's description of one."""
+        return cls(**{field.name: getattr(feature, field.name) for field in fields(cls)})
 
 
-_MURMUR3, _MODULO, _CLAMP, _CLAMP_OR_MURMUR3 = range(4)
+def _clamped(ids: Tensor, rows: Tensor) -> Tensor:
+    return torch.minimum(ids.clamp(min=0), rows - 1)
+
+
+def _hashed_outside(ids: Tensor, rows: Tensor) -> Tensor:
+    outside = (ids < 0) | (ids >= rows)
+    return torch.where(outside, murmur3_rows(ids, rows), ids)
+
+
+_ACTIONS = (murmur3_rows, torch.remainder, _clamped, _hashed_outside)
 
 
 def _action(spec: HashSpec) -> int:
-    if spec.hashing == "murmur3":
-        return _MURMUR3
-    if spec.hashing == "modulo":
-        return _MODULO
-    return _CLAMP_OR_MURMUR3 if spec.out_of_range == "hash" else _CLAMP
+    """The place of what becomes of a feature's ids in `_ACTIONS`."""
+    of_none = _hashed_outside if spec.out_of_range == "hash" else _clamped
+    rules = {"murmur3": murmur3_rows, "modulo": torch.remainder, "none": of_none}
+    return _ACTIONS.index(rules[spec.hashing])
 
 
 class FeatureHasher(nn.Module):
@@ -157,14 +164,9 @@ class FeatureHasher(nn.Module):
         self.register_buffer(name, torch.tensor(values, dtype=torch.int64), persistent=False)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Hash every feature's ids.
+        """Hash int32 or int64 raw ids of at least the features of ``specs``.
 
-        Args:
-            features: int32 or int64 raw ids; at least the features of ``specs``.
-
-        Returns:
-            The features of ``specs`` in their order, int64 ids, each in ``[0, rows)`` of its
-            table.
+        The result has these features in their order, with int64 ids in ``[0, rows)`` of their table.
 
         Raises:
             KeyError: a feature is missing.
@@ -172,16 +174,14 @@ class FeatureHasher(nn.Module):
         """
         check_id_dtype(features.values())
         if features.keys() != self._names:
-            features = features.permute([self._place(name, features) for name in self._names])
+            places = features.index_per_key()
+            if missing := [name for name in self._names if name not in places]:
+                raise KeyError(
+                    f"feature {missing[0]!r} is missing; the input has {features.keys()}"
+                )
+            features = features.permute([places[name] for name in self._names])
         ids = features.values().long()
         return features.with_values(self._rows_of(ids, features))
-
-    @staticmethod
-    def _place(name: str, features: KeyedJaggedTensor) -> int:
-        places = features.index_per_key()
-        if name not in places:
-            raise KeyError(f"feature {name!r} is missing; the input has {features.keys()}")
-        return places[name]
 
     def _rows_of(self, ids: Tensor, features: KeyedJaggedTensor) -> Tensor:
         one_action = len(self._actions) == 1
@@ -195,22 +195,11 @@ class FeatureHasher(nn.Module):
             assert counts is not None
             rows = torch.repeat_interleave(self.rows_F, counts)
         if one_action:
-            return _apply(next(iter(self._actions)), ids, rows)
+            return _ACTIONS[next(iter(self._actions))](ids, rows)
         assert counts is not None
         action_N = torch.repeat_interleave(self.actions_F, counts)
         order = sorted(self._actions)
-        result = _apply(order[0], ids, rows)
+        result = _ACTIONS[order[0]](ids, rows)
         for action in order[1:]:
-            result = torch.where(action_N == action, _apply(action, ids, rows), result)
+            result = torch.where(action_N == action, _ACTIONS[action](ids, rows), result)
         return result
-
-
-def _apply(action: int, ids: Tensor, rows: Tensor) -> Tensor:
-    if action == _MURMUR3:
-        return murmur3_rows(ids, rows)
-    if action == _MODULO:
-        return torch.remainder(ids, rows)
-    if action == _CLAMP:
-        return torch.minimum(ids.clamp(min=0), rows - 1)
-    outside = (ids < 0) | (ids >= rows)
-    return torch.where(outside, murmur3_rows(ids, rows), ids)

@@ -10,22 +10,24 @@ from torch import Tensor, nn
 
 Activation = Literal["relu", "sigmoid", "none"] | Callable[[Tensor], Tensor] | nn.Module
 
-_NAMED: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "sigmoid": torch.sigmoid}
-
 
 def _identity(tensor: Tensor) -> Tensor:
     return tensor
 
 
+_NAMED: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "none": _identity,
+}
+
+
 def _activation(activation: Activation) -> Callable[[Tensor], Tensor] | nn.Module:
     if not isinstance(activation, str):
         return activation
-    if activation == "none":
-        return _identity
     if activation not in _NAMED:
-        raise ValueError(
-            f"activation is {activation!r}; give one of {', '.join(_NAMED)}, none, or a function"
-        )
+        names = ", ".join(_NAMED)
+        raise ValueError(f"activation is {activation!r}; give one of {names}, or a function")
     return _NAMED[activation]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tessera.errors import UserError
 from tessera.kernels.row_types import RowType, fbgemm_types
-from tessera.training.fbgemm import import_sparse_operators
+from tessera.training.fbgemm import load_sparse_operators
 from tessera.training.modules.embedding_configs import DataType
 
 DEFAULT_ROW_ALIGNMENT = 16
@@ -37,11 +37,7 @@ _DATA_TYPES = {
 
 
 def stored_data_type(dtype: torch.dtype) -> DataType:
-    """The stored type that a quantization config's weight ``dtype`` asks for.
-
-    Raises:
-        UserError: rows are not stored so.
-    """
+    """The stored type that a config's weight ``dtype`` asks for; a UserError if there is none."""
     if dtype not in _DATA_TYPES:
         raise UserError(
             f"weight dtype is {dtype}; quantized tables take "
@@ -51,11 +47,7 @@ def stored_data_type(dtype: torch.dtype) -> DataType:
 
 
 def check_stored(name: str, dim: int, data_type: DataType) -> RowType:
-    """The row type of a table.
-
-    Raises:
-        UserError: a type that is not stored, or a width that does not fill pairs of bytes.
-    """
+    """The row type of a table; a UserError where its width or type cannot be stored."""
     if data_type not in STORED_TYPES:
         raise UserError(
             f"table {name!r}: data_type is {data_type.value}; quantized tables take "
@@ -87,7 +79,7 @@ def quantize_rows(weights: Tensor, data_type: DataType) -> tuple[Tensor, Tensor 
         an integer type.
     """
     kind = STORED_TYPES[data_type]
-    import_sparse_operators()
+    load_sparse_operators()
     stored = kind.encode(weights.detach().float())
     scales = stored[:, : kind.header_bytes] if kind.scaled else None
     return stored[:, kind.header_bytes :], scales

@@ -7,32 +7,16 @@ then skip the check, so that nothing of the traced batch is frozen into the grap
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Proxy
 
 
-def is_traced(*tensors: Tensor | None) -> bool:
-    """Whether any of ``tensors`` is a ``torch.fx`` proxy."""
-    return any(isinstance(tensor, Proxy) for tensor in tensors)
-
-
-class HasOffsets(Protocol):
-    """Bags whose offsets can be worked out."""
-
-    def lengths_or_none(self) -> Tensor | None:
-        """Return the lengths if they are known without work, else None."""
-
-    def offsets(self) -> Tensor:
-        """Where each bag starts; kept once it is known."""
-
-
-def trace_offsets(bags: HasOffsets) -> None:
-    """Have a traced graph hold one running sum of the lengths, not one per use."""
-    if is_traced(bags.lengths_or_none()):
-        bags.offsets()
+def is_traced(*values: object) -> bool:
+    """Whether any of ``values`` is a ``torch.fx`` proxy."""
+    return any(isinstance(value, Proxy) for value in values)
 
 
 def _is_integer(tensor: Tensor) -> bool:
@@ -147,14 +131,7 @@ def check_keyed_jagged(  # noqa: PLR0917 - the constructor's fields, in its orde
 ) -> None:
     """Check the keys, that the tensors fit together, and the number of bags.
 
-    Args:
-        keys: the names.
-        values: the ids.
-        weights: one per id, or None.
-        lengths: the bags' sizes, or None.
-        offsets: where the bags start, or None.
-        stride: bags per key, if it was given.
-        strides: bags per key and rank, and bags per key, if they were given.
+    ``strides`` are the bags per key and rank, and the bags per key, if they were given.
 
     Raises:
         ValueError: what `check_jagged` refuses, a key twice, or a number of bags that does not

@@ -124,13 +124,8 @@ class JaggedTensor(Bags):
     ) -> JaggedTensor:
         """Some neighbouring bags of many, sharing storage.
 
-        Args:
-            values: ``[N]`` of all bags.
-            weights: ``[N]`` float32 of all bags, or None.
-            lengths: of all bags, or None.
-            offsets: of all bags, or None.
-            ids: the first entry of the part and the first after it.
-            bags: the first bag of the part and the first after it.
+        ``ids`` are the first entry of the part and the first after it, ``bags`` the same of bags;
+        all else is of all bags.
         """
         start, stop = ids[0], ids[1]
         first, last = bags[0], bags[1]
@@ -194,12 +189,8 @@ def cut_evenly(
 ) -> list[JaggedTensor]:
     """Features of as many bags each, one after the other, taken apart in a few operations.
 
-    Args:
-        values: ``[N]`` of all features.
-        weights: ``[N]`` float32 of all features, or None.
-        lengths: ``[F * B]``, ``B`` at least 1.
-        offsets: ``[F * B + 1]``, or None where the parts shall not have them.
-        counts: ``[F]``, values of each feature.
+    ``counts`` are the values of each feature; ``lengths`` are ``[F * B]``, with ``B`` at least 1.
+    The parts have offsets where ``offsets`` are given.
     """
     features = len(counts)
     if features == 0:

@@ -1,6 +1,6 @@
 """The sparse types, registered as nodes of ``torch.utils._pytree``: their tensors are the leaves.
 
-Whatever maps over the tensors of a batch or an output (DistributedDataParallel, checkpointing of
+With them are their comparison, and modules that take them apart in traced models.  Whatever maps over the tensors of a batch or an output (DistributedDataParallel, checkpointing of
 activations, ``torch.func``) then finds them.  So the types are imported from here.
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from torch.utils import _pytree
 
-from tessera.training.sparse.conversion import ComputeJTDictToKJT, ComputeKJTToJTDict
-from tessera.training.sparse.equality import jt_is_equal, kjt_is_equal
 from tessera.training.sparse.jagged import JaggedTensor
 from tessera.training.sparse.keyed import KeyedTensor
 from tessera.training.sparse.keyed_jagged import KeyedJaggedTensor
@@ -25,6 +25,62 @@ __all__ = [
     "jt_is_equal",
     "kjt_is_equal",
 ]
+
+
+class ComputeKJTToJTDict(nn.Module):
+    """A keyed jagged tensor as the bags of each feature."""
+
+    def forward(self, keyed_jagged_tensor: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Return the bags of every feature by its name."""
+        return keyed_jagged_tensor.to_dict()
+
+
+class ComputeJTDictToKJT(nn.Module):
+    """The bags of each feature as one keyed jagged tensor."""
+
+    def forward(self, jt_dict: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
+        """One feature per entry.
+
+        Raises:
+            ValueError: no entries, or weights in some only.
+        """
+        return KeyedJaggedTensor.from_jt_dict(jt_dict)
+
+
+def _same(left: Tensor | None, right: Tensor | None) -> bool:
+    if left is None or right is None:
+        return left is right
+    return left.dtype == right.dtype and torch.equal(left, right)
+
+
+def jt_is_equal(jt_1: JaggedTensor, jt_2: JaggedTensor) -> bool:
+    """Whether values, weights and lengths are the same."""
+    if not isinstance(jt_1, JaggedTensor) or not isinstance(jt_2, JaggedTensor):
+        return False
+    return (
+        _same(jt_1.values(), jt_2.values())
+        and _same(jt_1.weights_or_none(), jt_2.weights_or_none())
+        and torch.equal(jt_1.lengths().long(), jt_2.lengths().long())
+    )
+
+
+def kjt_is_equal(kjt_1: KeyedJaggedTensor, kjt_2: KeyedJaggedTensor) -> bool:
+    """Whether both have the same keys, in any order, with the same bags and inverse indices."""
+    if not isinstance(kjt_1, KeyedJaggedTensor) or not isinstance(kjt_2, KeyedJaggedTensor):
+        return False
+    if sorted(kjt_1.keys()) != sorted(kjt_2.keys()):
+        return False
+    inverse_1, inverse_2 = kjt_1.inverse_indices_or_none(), kjt_2.inverse_indices_or_none()
+    if (inverse_1 is None) != (inverse_2 is None):
+        return False
+    if inverse_1 is not None and inverse_2 is not None:
+        places = {key: inverse_2[1][index] for index, key in enumerate(inverse_2[0])}
+        if sorted(inverse_1[0]) != sorted(places):
+            return False
+        if not all(_same(inverse_1[1][i], places[key]) for i, key in enumerate(inverse_1[0])):
+            return False
+    bags_1, bags_2 = kjt_1.to_dict(), kjt_2.to_dict()
+    return all(jt_is_equal(bags_1[key], bags_2[key]) for key in bags_1)
 
 
 def _flatten_jagged(jagged: JaggedTensor) -> tuple[list[Any], None]:

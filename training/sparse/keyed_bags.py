@@ -98,9 +98,11 @@ class KeyedBags(Bags, shared=True):
         """Return the number of bags of each key, ``[S_f]``."""
         strides = self._stride_per_key
         if strides is None:
-            strides = layout.strides_of(
-                len(self._keys), self.stride(), self._stride_per_key_per_rank
-            )
+            per_rank = self._stride_per_key_per_rank
+            if per_rank is not None:
+                strides = [sum(own) for own in per_rank]
+            else:
+                strides = [self.stride() for _ in self._keys]
             self._stride_per_key = strides
         return strides
 
@@ -130,8 +132,11 @@ class KeyedBags(Bags, shared=True):
             if counts is not None:
                 bounds = layout.running_sum(counts)
             else:
+                traced = False
                 if not is_scripting():
-                    checks.trace_offsets(self)
+                    traced = checks.is_traced(self._lengths)
+                if traced:
+                    self.offsets()  # so that the graph has one running sum, not one per use
                 bags, varies = self.lengths_offset_per_key(), self.variable_stride_per_key()
                 bounds = layout.ids_per_key(
                     self._lengths, self._offsets, bags, self.stride(), varies

@@ -203,7 +203,12 @@ class KeyedJaggedTensor(Exchangeable):
         Raises:
             ValueError: the segments do not add up to the number of keys.
         """
-        layout.check_segments(segments, len(self._keys))
+        if len(segments) > 0 and min(segments) < 0:
+            raise ValueError(f"segments {segments} holds a negative number")
+        if sum(segments) != len(self._keys):
+            raise ValueError(
+                f"segments {segments} do not add up to the {len(self._keys)} keys of this tensor"
+            )
         bounds, bags, lengths = self.offset_per_key(), self.lengths_offset_per_key(), self.lengths()
         weights, strides = self._weights, self._stride_per_key_per_rank
         parts: list[KeyedJaggedTensor] = []
@@ -240,7 +245,9 @@ class KeyedJaggedTensor(Exchangeable):
         Raises:
             ValueError: an index is out of range.
         """
-        layout.check_places(indices, len(self._keys))
+        for index in indices:
+            if index < 0 or index >= len(self._keys):
+                raise ValueError(f"indices holds {index}; give places among {len(self._keys)} keys")
         bounds, bags, lengths = self.offset_per_key(), self.lengths_offset_per_key(), self.lengths()
         weights, strides = self._weights, self._stride_per_key_per_rank
         if strides is not None:
@@ -253,7 +260,7 @@ class KeyedJaggedTensor(Exchangeable):
             None if weights is None else layout.segments(weights, bounds, indices),
             lengths,
             None,
-            layout.rows_of(strides, indices),
+            None if strides is None else [strides[index] for index in indices],
             layout.running_sum([bounds[index + 1] - bounds[index] for index in indices]),
             None,
         )

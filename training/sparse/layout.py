@@ -77,15 +77,6 @@ def batch_size(
     return 0
 
 
-def strides_of(
-    keys: int, stride: int, stride_per_key_per_rank: list[list[int]] | None
-) -> list[int]:
-    """Return the number of bags of each key, ``[S_f]``."""
-    if stride_per_key_per_rank is not None:
-        return [sum(per_rank) for per_rank in stride_per_key_per_rank]
-    return [stride for _ in range(keys)]
-
-
 def ids_per_key(
     lengths: Tensor | None,
     offsets: Tensor | None,
@@ -93,14 +84,9 @@ def ids_per_key(
     stride: int,
     varies: bool,  # noqa: FBT001 - TorchScript calls it by position
 ) -> list[int]:
-    """``F + 1`` bounds of the keys' ids.  Reads the lengths, so it waits for their device.
+    """``F + 1`` bounds of the keys' ids, from those of their bags and ``[sum of S_f]`` lengths.
 
-    Args:
-        lengths: ``[sum of S_f]`` or None.
-        offsets: ``[sum of S_f + 1]`` or None.
-        bag_bounds: ``F + 1`` bounds of the keys' bags.
-        stride: ``B``.
-        varies: whether ``S_f`` differs from ``B`` for some key.
+    It reads the lengths (or offsets), so it waits for their device.
     """
     keys = len(bag_bounds) - 1
     if is_scripting():
@@ -119,18 +105,15 @@ def ids_per_key(
 
 
 def segments(source: Tensor, bounds: list[int], indices: list[int]) -> Tensor:
-    """Segments ``indices`` of ``source``, one after the other.
+    """Segments ``indices`` of ``source`` (``[n]`` or ``[n, D]``), in that order.
 
-    Args:
-        source: ``[n]`` or ``[n, D]``.
-        bounds: where each segment starts, then ``n``.
-        indices: places of the wanted segments, in the wanted order.
+    ``bounds`` are where each segment starts, then ``n``.
     """
     if len(indices) == 0:
         return source[:0]
     traced = False
     if not is_scripting():
-        traced = is_traced(source, *cast("list[Tensor]", bounds))
+        traced = is_traced(source, *bounds)
     if traced or len(indices) < 4:
         parts = [source[bounds[index] : bounds[index + 1]] for index in indices]
     else:
@@ -144,13 +127,9 @@ def segments(source: Tensor, bounds: list[int], indices: list[int]) -> Tensor:
 def permuted_lengths(
     lengths: Tensor, bag_bounds: list[int], indices: list[int], indices_tensor: Tensor | None
 ) -> Tensor:
-    """The lengths of keys ``indices``, all of as many bags, in that order.
+    """The lengths of the keys ``indices``, in that order, out of the ``[F * B]`` of all keys.
 
-    Args:
-        lengths: ``[F * B]``.
-        bag_bounds: ``F + 1`` bounds of the keys' bags.
-        indices: places of the wanted keys.
-        indices_tensor: the same on the lengths' device, or None.
+    ``indices_tensor`` holds the same places on the lengths' device, or is None.
     """
     if is_scripting():
         pass
@@ -179,39 +158,6 @@ def place_of(keys: list[str], key: str) -> int:
     raise KeyError(f"no key '{key}'; there are {keys}")
 
 
-def check_places(indices: list[int], keys: int) -> None:
-    """Refuse indices that are not places among ``keys`` keys.
-
-    Raises:
-        ValueError: naming the first such index.
-    """
-    for index in indices:
-        if index < 0 or index >= keys:
-            raise ValueError(f"indices holds {index}; give places among {keys} keys")
-
-
-def check_segments(segments: list[int], keys: int) -> None:
-    """Refuse segments that do not make up ``keys`` keys.
-
-    Raises:
-        ValueError: naming both.
-    """
-    total = 0
-    for segment in segments:
-        if segment < 0:
-            raise ValueError(f"segments {segments} holds a negative number")
-        total += segment
-    if total != keys:
-        raise ValueError(f"segments {segments} do not add up to the {keys} keys of this tensor")
-
-
-def rows_of(strides: list[list[int]] | None, indices: list[int]) -> list[list[int]] | None:
-    """Rows ``indices`` of the strides per key and rank, where there are any."""
-    if strides is None:
-        return None
-    return [strides[index] for index in indices]
-
-
 def uneven(stride_per_key: list[int]) -> list[list[int]] | None:
     """Strides per key and rank of one rank; None where all keys have as many bags.
 
@@ -219,7 +165,7 @@ def uneven(stride_per_key: list[int]) -> list[list[int]] | None:
     """
     if is_scripting():
         pass
-    elif is_traced(*cast("list[Tensor]", stride_per_key)):
+    elif is_traced(*stride_per_key):
         return None
     for stride in stride_per_key:
         if stride != stride_per_key[0]:
@@ -250,7 +196,7 @@ def common_stride(strides: list[int]) -> int:
     """
     if is_scripting():
         pass
-    elif is_traced(*cast("list[Tensor]", strides)):
+    elif is_traced(*strides):
         return strides[0]
     for stride in strides:
         if stride != strides[0]:

@@ -36,11 +36,7 @@ def _sharded() -> ModuleType:
 def save_checkpoint(folder: Path, step: int, assembly: Assembly, plain: dict[str, Any]) -> None:
     """Write the checkpoint of a run into ``folder``; every rank calls it.
 
-    Args:
-        folder: the run's checkpoints.
-        step: finished steps.
-        assembly: model and optimizers.
-        plain: the fields of a `Checkpoint` that are not tensors, see `PLAIN_KINDS`.
+    ``plain`` holds the fields of a `Checkpoint` that are not tensors, see `PLAIN_KINDS`.
 
     Raises:
         CheckpointError: it cannot be written (disk full, no permission); older ones are as they
@@ -81,10 +77,7 @@ def read_plain(path: Path) -> dict[str, Any]:
 def restore(path: Path, assembly: Assembly, *, seed: int) -> None:
     """Take over weights, the optimizers' states and torch's random numbers; every rank calls it.
 
-    Args:
-        path: the checkpoint.
-        assembly: filled in place.
-        seed: of the random numbers of a rank that the checkpoint knows nothing of.
+    ``seed`` is that of the random numbers of a rank that the checkpoint knows nothing of.
 
     Raises:
         CheckpointError: it is damaged or of another model.
@@ -128,11 +121,8 @@ def restore_model(path: Path, assembly: Assembly) -> None:
 def load_checkpoint(path: Path, *, room: Room | None = None) -> Checkpoint:
     """Read a checkpoint into this process, whole tables of it; no process group is needed.
 
-    The states of the optimizers are left out of a folder's.
-
-    Args:
-        path: the file, whose tensors are mapped privately, or the folder.
-        room: where the tensors of a folder are put; None: in memory.
+    The tensors of a file are mapped privately; those of a folder are put into ``room`` (None:
+    memory), without the states of its optimizers.
 
     Raises:
         CheckpointError: it is damaged, of another kind or version, or holds anything but tensors

@@ -4,9 +4,8 @@ It is one ``torch.save`` archive of tensors and plain containers, named ``step-0
 the number of finished steps.  It holds the resolved config and the feature names, so that the
 file alone can be packaged.
 
-Writing: to a hidden temporary name in the same folder, ``fsync``, rename, ``fsync`` of the
-folder.  Whatever moment the process dies at, every file that is named ``step-*.pt`` is whole,
-and the newest of them is the latest checkpoint; there is no pointer to go stale.
+Whatever moment the process dies at, every file that is named ``step-*.pt`` is whole, and the newest
+of them is the latest checkpoint; there is no pointer to go stale.
 
 Memory: the archive is streamed from the tensors' own storages.  The peak above the model is
 one write buffer, not a second copy of the tables.  `read_file` maps the file, so that a
@@ -17,26 +16,18 @@ from __future__ import annotations
 
 import pickle
 import zipfile
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, get_origin, get_type_hints
 
 import torch
 
 from tessera.training.distributed.checkpoint.errors import CheckpointError
-from tessera.training.trainer.files import latest_checkpoint, write_atomically
+from tessera.training.durable import replacing
+from tessera.training.trainer.files import latest_checkpoint
 
 FORMAT = "tessera-checkpoint"
 VERSION = 1
-PLAIN_KINDS: dict[str, type] = {
-    "config": dict,
-    "dense_names": list,
-    "dense_transform": str,
-    "sparse_names": list,
-    "split_rows": list,
-    "progress": dict,
-}
-"""The types of the fields of a `Checkpoint` that are not tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +59,12 @@ class Checkpoint:
     rng: torch.Tensor
 
 
+_KINDS = {name: get_origin(hint) or hint for name, hint in get_type_hints(Checkpoint).items()}
+_TENSORS = ("model", "fused_optimizer", "dense_optimizer", "rng")
+PLAIN_KINDS = {name: kind for name, kind in _KINDS.items() if name not in _TENSORS}
+"""The types of the fields of a `Checkpoint` that are not tensors."""
+
+
 def write_file(path: Path, checkpoint: Checkpoint) -> None:
     """Write ``checkpoint`` to ``path`` atomically; an older file of that name is replaced.
 
@@ -77,7 +74,8 @@ def write_file(path: Path, checkpoint: Checkpoint) -> None:
     """
     content = {"format": FORMAT, "version": VERSION, **vars(checkpoint)}
     try:
-        write_atomically(path, lambda stream: _torch_save(content, stream))
+        with replacing(path) as stream:
+            _torch_save(content, stream)
     except OSError as error:
         older = latest_checkpoint(path.parent)
         kept = f"; the last whole checkpoint is {older}" if older else ""
@@ -146,14 +144,7 @@ def _checked(path: Path, content: Any) -> Checkpoint:
             f"{path} has checkpoint version {content.get('version')!r}; this Tessera reads"
             f" version {VERSION}: use the Tessera that wrote it"
         )
-    kinds = {
-        **PLAIN_KINDS,
-        "model": dict,
-        "fused_optimizer": dict,
-        "dense_optimizer": dict,
-        "rng": torch.Tensor,
-    }
-    for item in fields(Checkpoint):
-        if not isinstance(content.get(item.name), kinds[item.name]):
-            raise CheckpointError(f"{path} is not a whole Tessera checkpoint: no {item.name}")
-    return Checkpoint(**{item.name: content[item.name] for item in fields(Checkpoint)})
+    for name, kind in _KINDS.items():
+        if not isinstance(content.get(name), kind):
+            raise CheckpointError(f"{path} is not a whole Tessera checkpoint: no {name}")
+    return Checkpoint(**{name: content[name] for name in _KINDS})

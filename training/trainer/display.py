@@ -15,12 +15,11 @@ PLAIN_LINE_SECONDS = 10.0
 
 
 class Display:
-    """Shows steps, losses and evaluations.
+    """Shows steps, losses and evaluations; nothing at all unless ``enabled``.
 
     Args:
         total_steps: steps of the whole run.
         first_step: steps that are finished already.
-        enabled: False: says nothing at all.
         stream: where to write; None: stderr.
         clock: seconds, monotonic.
     """

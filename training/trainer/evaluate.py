@@ -28,11 +28,7 @@ def evaluate(
         assembly: the model and the ranks that evaluate together.
         view: the rows.
         batch_size: rows of a forward pass, of all ranks together.
-        should_stop: asked before every batch; True ends the pass early.  All ranks must be
-            given the same answer.
-
-    Returns:
-        The filled `BinaryMetrics` (five bytes a row), or None if the pass was ended early.
+        should_stop: asked before every batch, all ranks alike; True ends the pass, with None.
     """
     model, ranks = assembly.model, assembly.ranks
     metrics = BinaryMetrics(len(view))

@@ -27,7 +27,6 @@ from tessera.training.trainer.evaluate import evaluate
 from tessera.training.trainer.logs import MetricsLog
 from tessera.training.trainer.pipelines import give_model_back, make_pipeline
 from tessera.training.trainer.progress import Progress
-from tessera.training.trainer.schedule import learning_rate_factor
 from tessera.training.trainer.step import PendingLosses, StepBatch
 
 MOST_PENDING = 256
@@ -111,7 +110,7 @@ class TrainingLoop:
 
     def _run_to_evaluation(self) -> bool:
         """Train up to the next evaluation, that one included; False if asked to stop."""
-        progress = self.progress
+        progress, on_cpu = self.progress, self.assembly.model.device.type == "cpu"
         batches = self._batches()
         self._row_began, self._row_samples = time.perf_counter(), 0
         while not progress.evaluation_due:
@@ -121,7 +120,8 @@ class TrainingLoop:
             saved = _falls_on(progress.step, self.config.checkpoint_every_steps)
             if saved:
                 self._save()
-            if self._asks_whether_to_stop() and self.should_stop():
+            asks = on_cpu or progress.step % GPU_STEPS_BETWEEN_QUESTIONS == 0
+            if asks and self.should_stop():
                 if not saved:
                     self._save()
                 return False
@@ -129,10 +129,6 @@ class TrainingLoop:
             self._save()
             return False
         return progress.done or not self.should_stop()
-
-    def _asks_whether_to_stop(self) -> bool:
-        on_cpu = self.assembly.model.device.type == "cpu"
-        return on_cpu or self.progress.step % GPU_STEPS_BETWEEN_QUESTIONS == 0
 
     def _batches(self) -> Iterator[StepBatch]:
         """The batches up to the next evaluation, across epochs if need be.
@@ -163,9 +159,7 @@ class TrainingLoop:
     def _step(self, batches: Iterator[StepBatch]) -> None:
         """One step: train, count, log if due."""
         progress = self.progress
-        factor = learning_rate_factor(
-            self.config.schedule, step=progress.step, total_steps=self.total_steps
-        )
+        factor = self.config.schedule.factor(step=progress.step, total_steps=self.total_steps)
         self.assembly.set_learning_rates(factor)
         loss, _ = self._pipeline.progress(batches)
         samples = self._loader.batch_rows(progress.batch)

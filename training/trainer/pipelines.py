@@ -45,11 +45,7 @@ def chosen_pipeline(name: PipelineName, model: DistributedModelParallel) -> str:
 
 
 def make_pipeline(name: PipelineName, assembly: Assembly) -> TrainPipeline[Any, Any]:
-    """The pipeline that trains ``assembly``.
-
-    Raises:
-        UserError: it cannot run this model.
-    """
+    """The pipeline that trains ``assembly``; raises as `chosen_pipeline` does."""
     kind = PIPELINES[chosen_pipeline(name, assembly.model)]
     # Their constructors are alike; the base class leaves the constructor open.
     return kind(assembly.model, assembly.dense_optimizer, assembly.model.device)  # type: ignore[call-arg]

@@ -64,10 +64,7 @@ def when_torchrun_dies(call: Callable[[], object]) -> Iterator[None]:
 
 
 def device_of(name: str) -> torch.device:
-    """This rank's device of a kind: the CPU, or the GPU of its ``LOCAL_RANK``.
-
-    Args:
-        name: ``cpu`` or ``cuda``.
+    """This rank's device: for ``cpu`` the CPU, for ``cuda`` the GPU of its ``LOCAL_RANK``.
 
     Raises:
         UserError: there is no such GPU.
@@ -179,9 +176,6 @@ def joined_ranks(device: torch.device) -> Iterator[Ranks]:
     """Join the ranks for the time of the context.
 
     A process group that is there is used and left; one rank alone needs none.
-
-    Args:
-        device: what this rank computes on.
 
     Raises:
         UserError: ``WORLD_SIZE`` says that there are several, and nothing says who this one is.

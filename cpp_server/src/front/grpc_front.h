@@ -1,54 +1,50 @@
-// The gRPC front: the only part that knows gRPC. Calls arrive on completion queues whose
-// threads parse, check and queue them; workers send the answers.
+// The gRPC port: the services' methods on an HTTP/2 server of our own (http2/server.h). The loops'
+// threads parse, check and queue calls; workers write the answers, which the loops send.
 //
-// Contract: start and stop are called once each, by one thread, in this order; both block
-// briefly (stop for up to `grace`). set_serving may be called from any thread in between.
-// Every call must have been answered or dropped before the front is destroyed; the models'
-// workers must have ended before release.
+// Contract: start, stop and release are called once each, by one thread, in this order; stop blocks
+// for up to `grace`. set_serving and announce_end may be called from any thread in between. The
+// models' workers must have ended before release, and every call has then been answered or dropped.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <string>
 
 #include "common/clock.h"
 #include "front/predict_service.h"
 #include "front/server_facts.h"
-#include "server/log.h"
+#include "http2/limits.h"
 
 namespace tessera {
 
 struct GrpcOptions {
   std::string host;
   int port = 0;  // 0: any free one
-  int max_message_bytes = 0;
-  std::int64_t max_incoming_bytes = 0;  // of messages that have not come whole
-  int threads = 1;                      // completion queues, each with a thread of its own
+  http2::Limits limits = {};
 };
 
 class GrpcFront {
  public:
-  // `context`, and what `facts` refers to, must outlive the front.
-  GrpcFront(const PredictContext& context, ServerFacts facts);
+  // `context`, what `facts` refers to, and `counters` must outlive the front.
+  GrpcFront(const PredictContext& context, ServerFacts facts, http2::Counters& counters);
   ~GrpcFront();
   GrpcFront(const GrpcFront&) = delete;
   GrpcFront& operator=(const GrpcFront&) = delete;
 
-  // From now on gRPC's own messages go to `log`, which must outlive the process's use of gRPC.
-  static void log_to(const Log& log);
-
-  // Listens, with every service NOT_SERVING; returns the port. Throws UsageError when the
-  // address cannot be had.
-  int start(const GrpcOptions& options);
+  // Listens, with `threads` loops and every service NOT_SERVING; returns the port. Throws
+  // UsageError when the address cannot be had.
+  int start(const GrpcOptions& options, int threads);
 
   // What grpc.health.v1.Health says of `service`; the empty name is the server as a whole.
   void set_serving(const std::string& service, bool serving);
 
-  // Ends every connection, then the server. Calls that run may lose their answers; `grace` is what
-  // gRPC may take for its part.
+  // Asks clients to begin their further calls elsewhere; those that come are still heard.
+  void announce_end();
+
+  // Ends every watch and every connection, each when its last answer has left; after `grace` those
+  // that are left wait for release.
   void stop(Duration grace);
 
-  // Ends the completion queues. No call may be answered any more: the workers have ended.
+  // Ends the loops. No call may be answered any more: the workers have ended.
   void release();
 
  private:

@@ -1,77 +1,108 @@
 #include "front/health_service.h"
 
+#include <algorithm>
+#include <atomic>
+#include <optional>
 #include <utility>
 
 namespace tessera {
 
-// One Watch call. gRPC calls its methods from threads of its own, and never from within StartWrite
-// or Finish, so that the service's mutex may be held over those.
-class HealthService::Watcher final : public grpc::ServerWriteReactor<Response> {
+// The watches of one loop, and how its thread is told that there is something to tell.
+class HealthService::Watches final : public http2::EventLoop::Task {
  public:
-  Watcher(HealthService& service, std::string name) : service_(service), name_(std::move(name)) {}
+  explicit Watches(http2::EventLoop& loop) : loop_(loop) {}
 
-  // The service's mutex is held for the next three. Only the analysis does not know that a
-  // watcher's service is the one that calls it.
+  // Any thread.
   void tell() {
-    service_.mutex_.assert_held();
-    if (writing_ || finished_) return;
-    const Response::ServingStatus now = service_.status_of(name_);
-    if (told_ && response_.status() == now) {
-      if (ending_) finish(grpc::Status::OK);
-      return;
+    if (!posted_.exchange(true)) loop_.post(*this);
+  }
+
+  std::vector<Watch*> all;  // the loop's thread alone
+
+ private:
+  void run() override;
+
+  http2::EventLoop& loop_;
+  std::atomic<bool> posted_ = false;
+};
+
+class HealthService::Watch final : public http2::Call {
+ public:
+  Watch(const HealthService& service, Watches& watches, http2::EventLoop& its_loop)
+      : Call(Kind::kStreaming, its_loop), service_(service), watches_(watches) {
+    watches_.all.push_back(this);
+  }
+
+  // Sends the state where the client has not heard of it.
+  void tell() {
+    if (!name_.has_value() || finished_) return;
+    const Response::ServingStatus now = service_.status_of(*name_);
+    if (told_ != now) {
+      told_ = now;
+      Response response;
+      response.set_status(now);
+      const std::size_t bytes = response.ByteSizeLong();
+      response.SerializeToArray(begin_message(bytes), static_cast<int>(bytes));
+      flush();
     }
-    told_ = true;
-    writing_ = true;
-    response_.set_status(now);
-    StartWrite(&response_);
-  }
-
-  // Finishes once the last state has been told.
-  void end() {
-    service_.mutex_.assert_held();
-    ending_ = true;
-    tell();
-  }
-
-  void finish(const grpc::Status& status) {
-    service_.mutex_.assert_held();
-    if (finished_) return;
-    finished_ = true;
-    Finish(status);
+    if (service_.closed()) end_with({});
   }
 
  private:
-  void OnWriteDone(bool ok) override {
-    const MutexLock lock(service_.mutex_);
-    writing_ = false;
-    if (ok) {
-      tell();  // what changed meanwhile
+  void on_message(std::span<const std::byte> message) override {
+    Request request;
+    const Status status = parse_message(message, request);
+    if (name_.has_value()) {
+      end_with({Code::kUnimplemented, "the call has several messages, expected one"});
+    } else if (!status.ok()) {
+      end_with(status);
     } else {
-      finish(grpc::Status::CANCELLED);
+      name_ = request.service();
+      tell();
     }
   }
 
-  void OnCancel() override {
-    const MutexLock lock(service_.mutex_);
-    finish(grpc::Status::CANCELLED);
+  void on_last_message() override {
+    if (!name_.has_value())
+      end_with({Code::kUnimplemented, "the call has no message, expected one"});
   }
 
-  void OnDone() override {
-    {
-      const MutexLock lock(service_.mutex_);
-      service_.watchers_.erase(this);
-      if (service_.watchers_.empty()) service_.nobody_watches_.notify_all();
-    }
-    delete this;
+  void on_refused(const Status&) override { finished_ = true; }
+
+  void on_end() override {
+    const std::unique_ptr<Watch> owner(this);
+    std::erase(watches_.all, this);
   }
 
-  HealthService& service_;
-  const std::string name_;
-  Response response_;
-  bool told_ TESSERA_GUARDED_BY(service_.mutex_) = false;
-  bool writing_ TESSERA_GUARDED_BY(service_.mutex_) = false;
-  bool ending_ TESSERA_GUARDED_BY(service_.mutex_) = false;
-  bool finished_ TESSERA_GUARDED_BY(service_.mutex_) = false;
+  void end_with(const Status& status) {
+    if (std::exchange(finished_, true)) return;
+    finish(status);
+  }
+
+  const HealthService& service_;
+  Watches& watches_;
+  std::optional<std::string> name_;  // once the client has said it
+  std::optional<Response::ServingStatus> told_;
+  bool finished_ = false;
+};
+
+void HealthService::Watches::run() {
+  posted_.store(false);
+  for (Watch* const watch : all) watch->tell();
+}
+
+class HealthService::WatchMethod final : public http2::Method {
+ public:
+  WatchMethod(const HealthService& service, Watches& watches)
+      : service_(service), watches_(watches) {}
+
+  http2::Call& begin(http2::EventLoop& loop) override {
+    return *new Watch(service_, watches_, loop);
+  }
+
+ private:
+  const HealthService& service_;
+  Watches& watches_;
 };
 
 HealthService::HealthService(const std::vector<std::string>& names) {
@@ -80,53 +111,51 @@ HealthService::HealthService(const std::vector<std::string>& names) {
   for (const std::string& name : names) serving_[name] = false;
 }
 
-void HealthService::set(const std::string& name, bool serving) {
-  const MutexLock lock(mutex_);
-  serving_[name] = serving;
-  for (Watcher* watcher : watchers_) watcher->tell();
+HealthService::~HealthService() = default;
+
+void HealthService::add_to(http2::EventLoop& loop, const FrontContext& context,
+                           http2::MethodTable& table) {
+  watches_.push_back(std::make_unique<Watches>(loop));
+  table.add("/grpc.health.v1.Health/Check",
+            std::make_unique<MessageMethod<Request, Response>>(
+                context, [this](const Request& request, Response& response) -> Status {
+                  response.set_status(status_of(request.service()));
+                  if (response.status() != Response::SERVICE_UNKNOWN) return {};
+                  return {Code::kNotFound, "this server has no such model"};
+                }));
+  table.add("/grpc.health.v1.Health/Watch", std::make_unique<WatchMethod>(*this, *watches_.back()));
 }
 
-void HealthService::close(TimePoint until) {
-  const MutexLock lock(mutex_);
-  closed_ = true;
-  for (Watcher* watcher : watchers_) watcher->end();
-  while (!watchers_.empty() && std::chrono::steady_clock::now() < until) {
-    nobody_watches_.wait_until(mutex_, until);
+void HealthService::set(const std::string& name, bool serving) {
+  {
+    const MutexLock lock(mutex_);
+    serving_[name] = serving;
   }
+  tell_all();
+}
+
+void HealthService::close() {
+  {
+    const MutexLock lock(mutex_);
+    closed_ = true;
+  }
+  tell_all();
+}
+
+void HealthService::tell_all() {
+  for (const auto& watches : watches_) watches->tell();
+}
+
+bool HealthService::closed() const {
+  const MutexLock lock(mutex_);
+  return closed_;
 }
 
 HealthService::Response::ServingStatus HealthService::status_of(const std::string& name) const {
+  const MutexLock lock(mutex_);
   const auto found = serving_.find(name);
   if (found == serving_.end()) return Response::SERVICE_UNKNOWN;
   return found->second ? Response::SERVING : Response::NOT_SERVING;
-}
-
-grpc::ServerUnaryReactor* HealthService::Check(grpc::CallbackServerContext* context,
-                                               const Request* request, Response* response) {
-  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  {
-    const MutexLock lock(mutex_);
-    response->set_status(status_of(request->service()));
-  }
-  if (response->status() == Response::SERVICE_UNKNOWN) {
-    reactor->Finish({grpc::StatusCode::NOT_FOUND, "this server has no such model"});
-  } else {
-    reactor->Finish(grpc::Status::OK);
-  }
-  return reactor;
-}
-
-grpc::ServerWriteReactor<HealthService::Response>* HealthService::Watch(
-    grpc::CallbackServerContext* /*context*/, const Request* request) {
-  auto* const watcher = new Watcher(*this, request->service());  // OnDone deletes it
-  const MutexLock lock(mutex_);
-  watchers_.insert(watcher);
-  if (closed_) {
-    watcher->end();
-  } else {
-    watcher->tell();
-  }
-  return watcher;
 }
 
 }  // namespace tessera

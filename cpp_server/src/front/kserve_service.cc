@@ -1,87 +1,35 @@
 #include "front/kserve_service.h"
 
-#include "common/text.h"
-#include "front/grpc_status.h"
+#include <string>
+
+#include "inference.pb.h"
 
 namespace tessera {
 namespace {
 
-template <typename Message>
-Status parse(grpc::ByteBuffer bytes, Message& message) {
-  const std::size_t size = bytes.Length();
-  if (grpc::SerializationTraits<Message>::Deserialize(&bytes, &message).ok()) return {};
-  return Status::invalid(
-      text("the message (", size, " bytes) is not a valid ", Message::descriptor()->name()));
-}
-
-template <typename Message>
-void write(const Message& message, grpc::ByteBuffer* bytes) {
-  bool own = false;
-  // Fails where a message has more than 2 GB.
-  (void)grpc::SerializationTraits<Message>::Serialize(message, bytes, &own);
+template <typename Request, typename Response>
+void add(const char* name, const KserveMetadata& metadata, const FrontContext& context,
+         http2::MethodTable& table) {
+  table.add(std::string("/inference.GRPCInferenceService/") + name,
+            std::make_unique<MessageMethod<Request, Response>>(
+                context, [&metadata](const Request& request, Response& response) {
+                  return metadata.answer(request, response);
+                }));
 }
 
 }  // namespace
 
-template <typename Request, typename Response>
-auto KserveService::tell(Context* context, const Bytes& request, Bytes* response) const
-    -> Reactor* {
-  Request asked;
-  Response told;
-  Status status = parse(request, asked);
-  if (status.ok()) status = metadata_.answer(asked, told);
-  if (status.ok()) write(told, response);
-  Reactor* const reactor = context->DefaultReactor();
-  reactor->Finish(to_grpc(status));
-  return reactor;
-}
-
-auto KserveService::ServerLive(Context* context, const Bytes* request, Bytes* response)
-    -> Reactor* {
-  return tell<inference::ServerLiveRequest, inference::ServerLiveResponse>(context, *request,
-                                                                           response);
-}
-
-auto KserveService::ServerReady(Context* context, const Bytes* request, Bytes* response)
-    -> Reactor* {
-  return tell<inference::ServerReadyRequest, inference::ServerReadyResponse>(context, *request,
-                                                                             response);
-}
-
-auto KserveService::ModelReady(Context* context, const Bytes* request, Bytes* response)
-    -> Reactor* {
-  return tell<inference::ModelReadyRequest, inference::ModelReadyResponse>(context, *request,
-                                                                           response);
-}
-
-auto KserveService::ServerMetadata(Context* context, const Bytes* request, Bytes* response)
-    -> Reactor* {
-  return tell<inference::ServerMetadataRequest, inference::ServerMetadataResponse>(
-      context, *request, response);
-}
-
-auto KserveService::ModelMetadata(Context* context, const Bytes* request, Bytes* response)
-    -> Reactor* {
-  return tell<inference::ModelMetadataRequest, inference::ModelMetadataResponse>(context, *request,
-                                                                                 response);
-}
-
-auto KserveService::ModelConfig(Context* context, const Bytes* request, Bytes* response)
-    -> Reactor* {
-  return tell<inference::ModelConfigRequest, inference::ModelConfigResponse>(context, *request,
-                                                                             response);
-}
-
-auto KserveService::ModelStatistics(Context* context, const Bytes* request, Bytes* response)
-    -> Reactor* {
-  return tell<inference::ModelStatisticsRequest, inference::ModelStatisticsResponse>(
-      context, *request, response);
-}
-
-auto KserveService::RepositoryIndex(Context* context, const Bytes* request, Bytes* response)
-    -> Reactor* {
-  return tell<inference::RepositoryIndexRequest, inference::RepositoryIndexResponse>(
-      context, *request, response);
+void add_kserve_methods(const KserveMetadata& metadata, const FrontContext& context,
+                        http2::MethodTable& table) {
+  using namespace inference;
+  add<ServerLiveRequest, ServerLiveResponse>("ServerLive", metadata, context, table);
+  add<ServerReadyRequest, ServerReadyResponse>("ServerReady", metadata, context, table);
+  add<ModelReadyRequest, ModelReadyResponse>("ModelReady", metadata, context, table);
+  add<ServerMetadataRequest, ServerMetadataResponse>("ServerMetadata", metadata, context, table);
+  add<ModelMetadataRequest, ModelMetadataResponse>("ModelMetadata", metadata, context, table);
+  add<ModelConfigRequest, ModelConfigResponse>("ModelConfig", metadata, context, table);
+  add<ModelStatisticsRequest, ModelStatisticsResponse>("ModelStatistics", metadata, context, table);
+  add<RepositoryIndexRequest, RepositoryIndexResponse>("RepositoryIndex", metadata, context, table);
 }
 
 }  // namespace tessera

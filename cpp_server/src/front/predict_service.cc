@@ -1,14 +1,10 @@
 #include "front/predict_service.h"
 
+#include <new>
+
 #include "common/text.h"
 
 namespace tessera {
-namespace {
-
-// What gRPC and this server hold for a call beside its message and its answer.
-constexpr std::int64_t kCallBytes = 16 * 1024;
-
-}  // namespace
 
 void PredictCall::start(Bytes message) {
   began_ = context_.clock.now();
@@ -20,6 +16,18 @@ void PredictCall::start(Bytes message) {
     fail({{Code::kUnavailable, "the server is draining"}, RejectReason::kDraining});
     return;
   }
+  try {
+    parse_and_submit(message);
+  } catch (const std::bad_alloc&) {
+    context_.log.client_warning("out_of_memory",
+                                {{"message_bytes", static_cast<std::int64_t>(message.size())}});
+    free_memory();
+    fail(out_of_memory_refusal());
+  }
+}
+
+// Throws std::bad_alloc, and has neither answered nor submitted the call then.
+void PredictCall::parse_and_submit(Bytes message) {
   if (!protocol_->parse(message)) {
     fail({Status::invalid(text("the message (", message.size(), " bytes) is not a valid ",
                                protocol_->message_name())),
@@ -46,8 +54,9 @@ void PredictCall::start(Bytes message) {
 // Takes what the request will hold until its answer has left; otherwise it has been refused.
 bool PredictCall::hold(std::size_t message_bytes) {
   const std::int64_t bytes =
-      kCallBytes + static_cast<std::int64_t>(message_bytes + protocol_->copied_bytes(request)) +
-      model_->answer_bytes(request.samples);
+      RequestBytes::kCall +
+      static_cast<std::int64_t>(message_bytes + protocol_->copied_bytes(*model_, request)) +
+      model_->request_bytes().samples_bytes(request.samples);
   ByteBudget& budget = context_.budget;
   if (bytes > budget.limit()) {
     fail({Status::invalid(text("the request takes ", bytes, " bytes in the server, the limit is ",
@@ -73,7 +82,14 @@ void PredictCall::answer(std::span<const OutputView> outputs, const StageTimings
                             .model_version = model_->version(),
                             .timings = timings};
   const std::size_t bytes = protocol_->response_bytes(parts);
-  protocol_->write(parts, begin_reply(bytes));
+  std::byte* reply = nullptr;
+  try {
+    reply = begin_reply(bytes);
+  } catch (const std::bad_alloc&) {
+    fail(out_of_memory_refusal());
+    return;
+  }
+  protocol_->write(parts, reply);
   const TimePoint encoded = context_.clock.now();
   model_->metrics().observe_stage(Stage::kEncode, seconds(encoded - encoding));
   if (cancelled.load(std::memory_order_relaxed)) {
@@ -83,7 +99,7 @@ void PredictCall::answer(std::span<const OutputView> outputs, const StageTimings
     count(Code::kOk);
     model_->metrics().count_answered(request.samples, encoded);
   }
-  const std::int64_t left = kCallBytes + static_cast<std::int64_t>(bytes);
+  const std::int64_t left = RequestBytes::kCall + static_cast<std::int64_t>(bytes);
   if (release_request() && left < held_bytes_) {
     context_.budget.give(held_bytes_ - left);
     held_bytes_ = left;
@@ -112,10 +128,18 @@ void PredictCall::count(Code code) {
   }
 }
 
-void PredictCall::hand_over() { handed_over_.store(true, std::memory_order_release); }
+void PredictCall::count_refused(const Status& status) {
+  if (status.code == Code::kResourceExhausted) {
+    context_.unresolved.count_rejected(RejectReason::kQueueFull);
+  } else if (status.code == Code::kInvalidArgument) {
+    context_.unresolved.count_rejected(RejectReason::kInvalid);
+  } else if (status.code == Code::kDeadlineExceeded) {
+    context_.unresolved.count_rejected(RejectReason::kDeadline);
+  }
+  context_.unresolved.count_request(status.code, Duration::zero());
+}
 
 void PredictCall::leave() {
-  handed_over_.exchange(false, std::memory_order_acquire);
   if (held_bytes_ > 0) context_.budget.give(held_bytes_);
   held_bytes_ = 0;
   if (!inside_) return;

@@ -1,4 +1,4 @@
-// A call for scores between its bytes and its model, without gRPC: parse, find the model,
+// A call for scores between its bytes and its model, without a transport: parse, find the model,
 // check, submit; and on the way back count and encode. wire_protocol.h has what differs between
 // Predict and ModelInfer. Every call ends in exactly one count of tessera_requests_total and, when
 // it was refused, one of tessera_rejected_total.
@@ -8,7 +8,6 @@
 // thread, perhaps before start returns, and is the last use of the call.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -62,8 +61,9 @@ class PredictCall : public PendingRequest {
     protocol_->free_memory();
   }
 
-  // To be called by the transport as the last thing before the answer is on its way.
-  void hand_over();
+  // To be called by the transport instead of start when it has refused the call with `status`
+  // before its message had come.
+  void count_refused(const Status& status);
 
   // To be called when what was sent has left: the drain waits for it.
   void leave();
@@ -71,6 +71,7 @@ class PredictCall : public PendingRequest {
  private:
   void answer(std::span<const OutputView> outputs, const StageTimings& timings) final;
   void fail(const Refusal& refusal) final;
+  void parse_and_submit(Bytes message);
   void count(Code code);
   bool hold(std::size_t message_bytes);
 
@@ -78,9 +79,6 @@ class PredictCall : public PendingRequest {
   const std::unique_ptr<WireProtocol> protocol_;
   bool inside_ = false;
   std::int64_t held_bytes_ = 0;  // of the budget
-  // Set last by whoever answers, taken first when the answer has left. The transport orders
-  // the two as well, but where ThreadSanitizer cannot see it.
-  std::atomic<bool> handed_over_ = false;
   TimePoint began_{};
   ServedModel* model_ = nullptr;
 };

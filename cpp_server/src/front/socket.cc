@@ -22,7 +22,7 @@ int listen_on(const addrinfo& address) {
   const int on = 1;
   ::setsockopt(descriptor, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (::bind(descriptor, address.ai_addr, address.ai_addrlen) == 0 &&
-      ::listen(descriptor, 64) == 0) {
+      ::listen(descriptor, SOMAXCONN) == 0) {
     return descriptor;
   }
   const int reason = errno;

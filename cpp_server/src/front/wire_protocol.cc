@@ -27,8 +27,10 @@ class PredictProtocol final : public WireProtocol {
   void write(const ResponseParts& parts, std::byte* out) const override {
     write_response(parts, out);
   }
-  std::size_t copied_bytes(const DecodedRequest& request) const override {
-    return view_.shared_features.present ? request.joined.used_bytes() : 0;
+  std::size_t copied_bytes(const ServedModel& model, const DecodedRequest& request) const override {
+    if (!view_.shared_features.present) return 0;
+    return request.joined.used_bytes() +
+           static_cast<std::size_t>(model.request_bytes().shared_bytes(view_.shared_features));
   }
   std::size_t held_bytes() const override {
     return view_.shared_features.names.capacity() * sizeof(std::string_view);
@@ -69,7 +71,8 @@ class InferProtocol final : public WireProtocol {
   void write(const ResponseParts& parts, std::byte* out) const override {
     write_infer_response(infer_parts(parts), out);
   }
-  std::size_t copied_bytes(const DecodedRequest& request) const override {
+  std::size_t copied_bytes(const ServedModel& /*model*/,
+                           const DecodedRequest& request) const override {
     if (view_.raw_contents > 0) return 0;
     std::size_t bytes = request.dense.size();
     for (const JaggedView* group : {&request.id_list, &request.id_score_list}) {

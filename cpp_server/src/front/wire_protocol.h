@@ -39,8 +39,10 @@ class WireProtocol {
   virtual std::size_t response_bytes(const ResponseParts& parts) const = 0;
   virtual void write(const ResponseParts& parts, std::byte* out) const = 0;
 
-  // Bytes of what decode has made of the message beside it, of which few bytes can ask for many.
-  virtual std::size_t copied_bytes(const DecodedRequest& request) const = 0;
+  // Bytes of what decode has made of the message beside it, and of what the rows of shared features
+  // make in `model`: few bytes can ask for many.
+  virtual std::size_t copied_bytes(const ServedModel& model,
+                                   const DecodedRequest& request) const = 0;
 
   // Memory kept for the next call, and an end of it and of the views.
   virtual std::size_t held_bytes() const = 0;

@@ -47,6 +47,11 @@ class Outgoing {
   // has failed.
   bool fill(nghttp2_session& session, std::size_t limit);
 
+  // A frame of one's own behind the session's.
+  void append(std::span<const std::byte> frame) {
+    bytes_.insert(bytes_.end(), frame.begin(), frame.end());
+  }
+
   // Writes what waits. After it, what waits is what the socket would not take.
   Moved flush(Socket& socket);
 

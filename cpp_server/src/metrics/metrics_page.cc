@@ -181,13 +181,30 @@ void add_gauges(std::vector<MetricFamily>& page, const Models& models,
   }
 }
 
+// What has come of the gRPC port's connections.
+void add_connections(std::vector<MetricFamily>& page, const http2::Counters& counters) {
+  page.push_back(family("tessera_connections", "Connections of the gRPC port", MetricType::Gauge));
+  add(page.back(), {}, static_cast<double>(counters.connections.load(std::memory_order_relaxed)));
+  page.push_back(family("tessera_streams", "Calls that are open on them", MetricType::Gauge));
+  add(page.back(), {}, static_cast<double>(counters.streams.load(std::memory_order_relaxed)));
+  page.push_back(family("tessera_connections_closed_total",
+                        "Connections of the gRPC port that were closed, by reason",
+                        MetricType::Counter));
+  for (std::size_t i = 0; i < counters.closed.size(); ++i) {
+    add(page.back(), {{"reason", std::string(http2::kCloseReasonNames[i])}},
+        value(counters.closed[i]));
+  }
+}
+
 }  // namespace
 
 MetricsPage::MetricsPage(std::vector<const ModelMetrics*> models, const ModelMetrics& unresolved,
-                         const Log& log, std::string server_version)
+                         const Log& log, const http2::Counters& connections,
+                         std::string server_version)
     : models_(std::move(models)),
       unresolved_(unresolved),
       log_(log),
+      connections_(connections),
       server_version_(std::move(server_version)) {}
 
 std::string MetricsPage::render() const {
@@ -196,6 +213,7 @@ std::string MetricsPage::render() const {
   add_counters(page, models_);
   add_histograms(page, models_);
   add_gauges(page, models_, server_version_);
+  add_connections(page, connections_);
   page.push_back(family("tessera_log_lines_dropped_total",
                         "Log lines that found no room or could not be written",
                         MetricType::Counter));

@@ -1,13 +1,14 @@
 // The server's metrics page: every model's counters and the process's own figures in
 // Prometheus' text format. Names, labels and buckets are those of Tessera's other server.
 //
-// Contract: the models and the log are borrowed and outlive this. render may be called from any
-// thread and reads /proc.
+// Contract: the models, the log and the counters are borrowed and outlive this. render may be
+// called from any thread and reads /proc.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "http2/limits.h"
 #include "metrics/model_metrics.h"
 #include "server/log.h"
 
@@ -17,7 +18,7 @@ class MetricsPage {
  public:
   // `unresolved` counts requests that name no known model; it is shown only where it is not 0.
   MetricsPage(std::vector<const ModelMetrics*> models, const ModelMetrics& unresolved,
-              const Log& log, std::string server_version);
+              const Log& log, const http2::Counters& connections, std::string server_version);
 
   // Text format, version 0.0.4.
   std::string render() const;
@@ -26,6 +27,7 @@ class MetricsPage {
   std::vector<const ModelMetrics*> models_;
   const ModelMetrics& unresolved_;
   const Log& log_;
+  const http2::Counters& connections_;
   std::string server_version_;
 };
 

@@ -7,6 +7,7 @@
 #include <system_error>
 #include <utility>
 
+#include "common/out_of_memory.h"
 #include "common/text.h"
 
 namespace tessera {
@@ -17,14 +18,6 @@ BatchLimits shared(BatchLimits limits, const WorkerPlan& plan) {
   return limits;
 }
 
-std::int64_t bytes_per_sample(const InputSchema& schema) {
-  std::int64_t bytes = 0;
-  for (const OutputSpec& output : schema.outputs) {
-    bytes += output.width * static_cast<std::int64_t>(sizeof(float));
-  }
-  return bytes;
-}
-
 Refusal refusal_of(RejectReason reason) {
   if (reason == RejectReason::kDeadline) {
     return {{Code::kDeadlineExceeded, "the deadline passed while the request waited for a worker"},
@@ -33,7 +26,8 @@ Refusal refusal_of(RejectReason reason) {
   return {{Code::kCancelled, "the client cancelled the request"}, reason};
 }
 
-void drop_all(std::vector<DroppedPart>& dropped) {
+// Not by an exception: the requests are nobody's but ours.
+void drop_all(std::vector<DroppedPart>& dropped) noexcept {
   for (const DroppedPart& part : dropped) part.part.request->drop(refusal_of(part.reason));
   dropped.clear();
 }
@@ -69,7 +63,7 @@ ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config, Mode
       niceness_(config.worker_niceness),
       decoder_(package_.manifest.schema, config.request_limits, package_.runner->shares_rows()),
       infer_decoder_(package_.manifest.schema, config.request_limits),
-      sample_answer_bytes_(bytes_per_sample(package_.manifest.schema)),
+      request_bytes_(package_.manifest.schema),
       plan_(plan_workers(config, package_.manifest.device == "cpu", available_cpus())),
       scheduler_(config.queue_limits, shared(config.batch_limits, plan_), clock) {
   const Manifest& manifest = package_.manifest;
@@ -193,10 +187,14 @@ void ServedModel::on_retry(std::size_t parts, const std::string& error) {
                       {{"requests", static_cast<std::int64_t>(parts)}, {"error", error}});
 }
 
-Status ServedModel::on_failure(const std::string& error) {
+Refusal ServedModel::on_failure(const std::exception& failure) {
+  if (out_of_memory(failure)) {
+    log_.client_warning("out_of_memory", {{"model", name()}, {"error", failure.what()}});
+    return out_of_memory_refusal();
+  }
   const std::string id = new_error_id();
-  log_.error("internal_error", {{"error_id", id}, {"model", name()}, {"error", error}});
-  return {Code::kInternal, "internal error, id " + id + " in the server's log"};
+  log_.error("internal_error", {{"error_id", id}, {"model", name()}, {"error", failure.what()}});
+  return {{Code::kInternal, "internal error, id " + id + " in the server's log"}, std::nullopt};
 }
 
 }  // namespace tessera

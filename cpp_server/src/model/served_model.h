@@ -17,6 +17,7 @@
 #include "model/loader.h"
 #include "request/decoder.h"
 #include "request/infer_decoder.h"
+#include "request/request_bytes.h"
 #include "server/config.h"
 #include "server/log.h"
 
@@ -39,11 +40,11 @@ class ServedModel final : private ExecutionObserver {
   const WorkerPlan& plan() const { return plan_; }
   ModelMetrics& metrics() const { return metrics_; }
 
-  // Bytes of the scores of so many samples.
-  std::int64_t answer_bytes(std::int64_t samples) const { return samples * sample_answer_bytes_; }
+  // What its requests take of the byte budget.
+  const RequestBytes& request_bytes() const { return request_bytes_; }
 
   // Takes responsibility for a decoded request: it will be answered or failed, perhaps before
-  // this returns.
+  // this returns. Throws std::bad_alloc, and the request is still the caller's then.
   void submit(PendingRequest& request);
 
   // Logs the SHA-256 of the package's file, or why it cannot be had, once that is known.
@@ -57,7 +58,7 @@ class ServedModel final : private ExecutionObserver {
   void work(WorkerKind kind, Session& session, ModelMetrics::DeviceCounters& device);
   void on_pass(const PassTimings& pass, Duration split) override;
   void on_retry(std::size_t parts, const std::string& error) override;
-  Status on_failure(const std::string& error) override;
+  Refusal on_failure(const std::exception& failure) override;
 
   const LoadedPackage package_;
   ModelMetrics& metrics_;
@@ -67,7 +68,7 @@ class ServedModel final : private ExecutionObserver {
   const int niceness_;
   const RequestDecoder decoder_;
   const InferDecoder infer_decoder_;
-  const std::int64_t sample_answer_bytes_;
+  const RequestBytes request_bytes_;
   const WorkerPlan plan_;
   BatchScheduler scheduler_;
   std::vector<std::unique_ptr<Session>> sessions_;  // one per worker

@@ -54,12 +54,11 @@ Status read_jagged(const GroupNames& names, const SparseFeaturesView& message, s
     return check_size(names.values_int64, group.values, total, 8, "int64", "sum(lengths)");
   }
   group.values = message.values;
+  // TorchRec's client sends what its tensors hold, int64 more often than int32.
   const bool two_fields = names.values != names.values_int64;
-  if (two_fields && total > 0 && group.values.size() == 8 * static_cast<std::uint64_t>(total)) {
-    return Status::invalid(text(names.values, " has ", group.values.size(), " bytes, expected ",
-                                4 * total, " (sum(lengths) = ", total,
-                                " int32 numbers); int64 ids go into values_int64"));
-  }
+  group.wide =
+      two_fields && total > 0 && group.values.size() == 8 * static_cast<std::uint64_t>(total);
+  if (group.wide) return {};
   return check_size(names.values, group.values, total, 4, "int32", "sum(lengths)");
 }
 

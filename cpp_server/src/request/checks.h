@@ -20,7 +20,8 @@ namespace tessera {
 Status check_size(std::string_view field, Bytes content, std::int64_t count, std::size_t item_bytes,
                   std::string_view type, std::string_view meaning);
 
-// Lengths [F, rows] that are not negative and the ids that they promise, of either width.
+// Lengths [F, rows] that are not negative and the ids that they promise, of either width. Where the
+// message has a field for each width, 8 bytes for each id in `values` are int64, too.
 // Fills `group` but for its weights.
 Status read_jagged(const GroupNames& names, const SparseFeaturesView& message, std::int64_t F,
                    std::int64_t rows, std::string_view meaning, JaggedView& group);

@@ -156,7 +156,8 @@ Status RequestDecoder::decode_group(const GroupRules& rules, const GroupNames& n
 
 Status RequestDecoder::decode_given(const PredictionRequestView& message, std::int64_t B,
                                     Given& given) const {
-  if (Status status = decode_shared(message.shared_features, plain_position_, B, given.shared);
+  if (Status status = decode_shared(message.shared_features, plain_position_, B,
+                                    limits_.max_samples, given.shared);
       !status.ok()) {
     return status;
   }

@@ -19,8 +19,9 @@
 
 namespace tessera {
 
-// The largest request. Ids count as they are looked up: those of shared features once where the
-// model shares rows, else once per sample that uses them.
+// The largest request, which may have as many rows of shared features as samples. Ids count as they
+// are looked up: those of shared features once where the model shares rows, else once per sample
+// that uses them.
 struct RequestLimits {
   std::int64_t max_samples = 16'384;
   std::int64_t max_ids = 4'194'304;

@@ -13,6 +13,11 @@ namespace {
 Status decode_names(const SharedFeaturesView& message,
                     const std::unordered_map<std::string, std::size_t>& position,
                     std::vector<std::size_t>& positions) {
+  if (message.names.size() > position.size()) {
+    return Status::invalid(text("shared_features.names has ", message.names.size(),
+                                " names, the model has only ", position.size(),
+                                " id_list features"));
+  }
   for (const std::string_view name : message.names) {
     const auto found = position.find(std::string(name));
     if (found == position.end()) {
@@ -50,7 +55,7 @@ std::vector<std::int64_t> bag_begins(const JaggedView& group) {
 
 Status decode_shared(const SharedFeaturesView& message,
                      const std::unordered_map<std::string, std::size_t>& position, std::int64_t B,
-                     SharedGroup& shared) {
+                     std::int64_t max_rows, SharedGroup& shared) {
   if (Status status = decode_names(message, position, shared.positions); !status.ok()) {
     return status;
   }
@@ -59,6 +64,10 @@ Status decode_shared(const SharedFeaturesView& message,
   shared.rows = R;
   if (R < 1) {
     return Status::invalid(text("shared_features.num_rows is ", R, ", expected at least 1"));
+  }
+  if (R > max_rows) {
+    return Status::invalid(
+        text("shared_features.num_rows is ", R, ", the limit is ", max_rows, " rows"));
   }
   if (message.features.num_features != S) {
     return Status::invalid(text("shared_features.features.num_features is ",

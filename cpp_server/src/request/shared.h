@@ -27,10 +27,11 @@ struct SharedGroup {
   std::int64_t spread_ids = 0;         // after every sample has its own copy
 };
 
-// Checks `message`; `position` gives each id_list feature's place.
+// Checks `message`; `position` gives each id_list feature's place, `max_rows` is the most rows that
+// it may have.
 Status decode_shared(const SharedFeaturesView& message,
                      const std::unordered_map<std::string, std::size_t>& position, std::int64_t B,
-                     SharedGroup& shared);
+                     std::int64_t max_rows, SharedGroup& shared);
 
 // Puts the request's own features (`own`, in the schema's order) and the shared ones into the
 // schema's order, the latter with their R bags each. `group` views `storage` afterwards.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <iterator>
 #include <set>
 #include <sstream>
 
@@ -53,7 +54,67 @@ std::string checked_operator(const std::string& value) {
   return value;
 }
 
-std::vector<Flag> flags(ServerConfig& config) {
+// A whole number of seconds; `target` holds the default.
+Flag seconds_flag(const std::string& name, const std::string& help, Duration& target) {
+  constexpr std::int64_t kMost = 1'000'000;
+  const auto whole = std::chrono::duration_cast<std::chrono::seconds>(target).count();
+  return {name, "S", text(help, ", seconds (default: ", whole, ")"),
+          [name, &target](const std::string& value) {
+            target = std::chrono::seconds(checked_number<std::int64_t>(name, value, 1, kMost));
+          }};
+}
+
+// What one client of the gRPC port may take, so that the others are answered.
+std::vector<Flag> connection_flags(http2::Limits& limits) {
+  constexpr int kMost = 1'000'000;
+  return {
+      number_flag("max-connections",
+                  "connections of the gRPC port at a time, and no more than there are descriptors "
+                  "for (ulimit -n, less 64); further ones wait",
+                  limits.max_connections, 1, kMost),
+      number_flag("max-connection-streams", "calls of a connection at a time",
+                  limits.max_connection_streams, 1, kMost),
+      number_flag("max-streams",
+                  text("calls of all connections at a time; each connection may always have ",
+                       http2::kOwnStreams),
+                  limits.max_streams, 1, kMost),
+      number_flag("max-header-bytes",
+                  "names and values of a call's headers, bytes, with 32 for each; a connection "
+                  "that sends more is closed",
+                  limits.max_header_bytes, 1'024, 16'384),
+      number_flag(
+          "max-control-frames-per-s",
+          text("frames of a connection that belong to no call's messages (PING, SETTINGS, "
+               "WINDOW_UPDATE, ...), each second, ",
+               http2::kFramesPerAnswer, " more for each answer, and those of ",
+               http2::kBurstSeconds, " seconds at once; a connection that sends more is closed"),
+          limits.max_control_frames_per_s, 1, kMost),
+      number_flag(
+          "max-resets-per-s",
+          text("calls that a connection may end before they are answered, each second, and "
+               "those of ",
+               http2::kBurstSeconds, " seconds at once; a connection that ends more is closed"),
+          limits.max_resets_per_s, 1, kMost),
+      seconds_flag("handshake-timeout-s",
+                   "from a connection to its first SETTINGS, and for each call's headers",
+                   limits.handshake_timeout),
+      seconds_flag("message-timeout-s",
+                   "from a call's headers until its message is whole, and a second more for every "
+                   "64 KiB of it",
+                   limits.message_timeout),
+      seconds_flag("write-timeout-s",
+                   "until an answer has been read, and a second more for every 64 KiB of it; while "
+                   "the server is full, this and --message-timeout-s are 2 seconds",
+                   limits.write_timeout),
+      seconds_flag(
+          "idle-timeout-s",
+          "a connection without a call; while as many connections as may be are open, this "
+          "and --handshake-timeout-s are 2 seconds",
+          limits.idle_timeout),
+  };
+}
+
+std::vector<Flag> own_flags(ServerConfig& config) {
   return {
       {"model", "[NAME=]MODEL.pt",
        "a package to serve, and the name that requests use for it (default: the name in the "
@@ -106,6 +167,10 @@ std::vector<Flag> flags(ServerConfig& config) {
           "what requests and answers inside the server may take, of all models together, bytes; "
           "messages that are still being received may take about as much again",
           config.max_inflight_bytes, 1'024, std::int64_t{1} << 50),
+      number_flag("max-http-connections",
+                  "connections of the HTTP port; a new one takes the place of the oldest without a "
+                  "complete request",
+                  config.max_http_connections, 1, 65'536),
       number_flag("drain-propagation-ms", "between NOT_SERVING and the first refusal, milliseconds",
                   config.drain_propagation_ms, 0),
       {"drain-limit-s", "S",
@@ -166,6 +231,14 @@ std::vector<Flag> flags(ServerConfig& config) {
   };
 }
 
+std::vector<Flag> flags(ServerConfig& config) {
+  std::vector<Flag> all = own_flags(config);
+  std::vector<Flag> of_connections = connection_flags(config.connections);
+  all.insert(all.end(), std::make_move_iterator(of_connections.begin()),
+             std::make_move_iterator(of_connections.end()));
+  return all;
+}
+
 void check(const ServerConfig& config) {
   if (config.models.empty()) throw UsageError("--model is missing; give at least one MODEL.pt");
   if (config.port == config.http_port && config.port != 0) {
@@ -217,6 +290,13 @@ WorkerPlan plan_workers(const ServerConfig& config, bool on_cpu, int cpus) {
   if (!on_cpu) return {.ordinary = kWorkersPerGpu, .spare = 0};
   const int ordinary = std::max(1, cpus / 2);
   return {.ordinary = ordinary, .spare = cpus - ordinary};
+}
+
+http2::Limits connection_limits(const ServerConfig& config) {
+  http2::Limits limits = config.connections;
+  limits.max_message_bytes = config.max_message_bytes;
+  limits.max_buffered_bytes = config.max_inflight_bytes;
+  return limits;
 }
 
 ServerConfig parse_flags(const std::vector<std::string>& arguments) {

@@ -11,6 +11,7 @@
 #include "batching/policy.h"
 #include "batching/request_queue.h"
 #include "common/flags.h"
+#include "http2/limits.h"
 #include "package/format_rules.h"
 #include "request/decoder.h"
 
@@ -44,6 +45,9 @@ struct ServerConfig {
   int worker_niceness = 5;  // nice levels behind the threads of the network
   int max_message_bytes = 64 * 1024 * 1024;
   std::int64_t max_inflight_bytes = std::int64_t{1} << 30;  // of all models together
+  int max_http_connections = 128;
+  // Limits of the gRPC port's connections; connection_limits() adds those of messages above.
+  http2::Limits connections;
   std::int64_t drain_propagation_ms = 1'000;
   double drain_limit_s = 30.0;
   bool verify_golden = true;
@@ -68,6 +72,9 @@ struct WorkerPlan {
 // --workers and no spare ones where it was given. Otherwise two of each GPU; on the CPU half of the
 // CPUs, and the other half in spare.
 WorkerPlan plan_workers(const ServerConfig& config, bool on_cpu, int cpus);
+
+// The limits of the gRPC port's connections.
+http2::Limits connection_limits(const ServerConfig& config);
 
 // `arguments` are those after the program's name. With --help or --version nothing else is
 // checked.

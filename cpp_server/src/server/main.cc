@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "front/grpc_front.h"
 #include "package/package_error.h"
 #include "server/config.h"
 #include "server/log.h"
@@ -39,7 +38,6 @@ int main(int argc, char** argv) {
       return 0;
     }
     const tessera::Log log(config.log_level, config.log_json);
-    tessera::GrpcFront::log_to(log);
     return tessera::Server(config, log).run();
   } catch (const tessera::UsageError& error) {
     return user_error(error.what());

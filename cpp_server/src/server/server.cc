@@ -18,11 +18,10 @@
 namespace tessera {
 namespace {
 
-// No call for so long: nobody is left who has not heard that the server is going. Closing gRPC's
-// port cancels calls that it has read and not yet handed over; those should hear it, too.
+// No call for so long: nobody is left who has not heard that the server is going.
 constexpr Duration kQuiet = std::chrono::milliseconds(50);
 constexpr int kQuietTries = 20;
-// What the last answers may take from gRPC to the socket.
+// What clients may take to read the last answers and to close their connections.
 constexpr Duration kFlush = std::chrono::seconds(1);
 
 std::vector<std::unique_ptr<ModelMetrics>> make_counters(const std::vector<std::string>& names,
@@ -72,10 +71,11 @@ Server::Server(const ServerConfig& config, const Log& log)
       budget_(config.max_inflight_bytes),
       counters_(make_counters(names_.names, names_.versions)),
       registry_(names_.names),
-      metrics_page_(all_metrics(), unresolved_, log, kVersion),
+      metrics_page_(all_metrics(), unresolved_, log, connections_, kVersion),
       status_page_(all_metrics(), clock_),
       context_{registry_, unresolved_, admission_, budget_, clock_, log},
-      grpc_(context_, {registry_, config, clock_, kVersion, [this] { return draining_.load(); }}) {}
+      grpc_(context_, {registry_, config, clock_, kVersion, [this] { return draining_.load(); }},
+            connections_) {}
 
 Server::~Server() { close(); }
 
@@ -112,17 +112,19 @@ void Server::open() {
   for (const ModelSource& source : config_.models) paths.push_back(source.path);
   log_.info("start", {{"tessera", kVersion}, {"models", paths}});
   http_ = std::make_unique<HttpFront>(
-      config_.host, config_.http_port, [this](const std::string& path) { return page(path); },
+      HttpOptions{.host = config_.host,
+                  .port = config_.http_port,
+                  .max_connections = config_.max_http_connections},
+      [this](const std::string& path) { return page(path); },
       [this] {
         status_page_.tick();
         const std::int64_t unused = heap_.tick();
         if (unused > 0) log_.debug("heap_trimmed", {{"unused_bytes", unused}});
-      });
-  port_ = grpc_.start({.host = config_.host,
-                       .port = config_.port,
-                       .max_message_bytes = config_.max_message_bytes,
-                       .max_incoming_bytes = config_.max_inflight_bytes,
-                       .threads = default_workers()});
+      },
+      log_);
+  port_ = grpc_.start(
+      {.host = config_.host, .port = config_.port, .limits = connection_limits(config_)},
+      default_workers());
 }
 
 void Server::load() {
@@ -238,6 +240,7 @@ bool Server::drain() {
     if (wait_for_stop(refuse_from).has_value()) return forced();
   }
   admission_.shut();
+  grpc_.announce_end();
   for (ServedModel* model : registry_.loaded()) model->drain();
   while (admission_.active() > 0) {
     if (clock_.now() >= limit) {

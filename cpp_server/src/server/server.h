@@ -75,6 +75,7 @@ class Server {
   std::vector<std::unique_ptr<ModelMetrics>> counters_;
   ModelMetrics unresolved_{"", ""};
   Registry registry_;
+  http2::Counters connections_;
   MetricsPage metrics_page_;
   StatusPage status_page_;
   HeapTrimmer heap_;  // the HTTP thread's

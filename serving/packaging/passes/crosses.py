@@ -9,20 +9,20 @@ import torch
 from torch import fx
 
 from tessera.serving.packaging.passes.narrow import is_cast, is_narrow
-from tessera.serving.packaging.passes.registry import Pass, Target, register
+from tessera.serving.packaging.passes.registry import Pass, Target
 from tessera.serving.packaging.passes.tensors import replace, seen
 
 _ADD = (operator.add, torch.add)
 _MULTIPLY = (operator.mul, torch.mul)
 
 
-def fuse_crosses(module: fx.GraphModule, target: Target) -> int:
+@Pass(name="crosses", order=30, device="cuda", dense_dtype="bf16")
+def fuse_crosses(module: fx.GraphModule, _target: Target) -> None:
     """Make one operator of ``x + a * y`` where ``y`` is a layer's widened output, in place.
 
     It widens ``y`` itself and reads and writes each of the others once: what DCN does between its
     layers.
     """
-    del target
     graph = module.graph
     for node in list(graph.nodes):
         if node.target not in _ADD or node.kwargs or len(node.all_input_nodes) != 2:
@@ -39,20 +39,8 @@ def fuse_crosses(module: fx.GraphModule, target: Target) -> int:
                         replace(node, graph.call_function(torch.addcmul, (x, a, y)))
                     break
     graph.eliminate_dead_code()
-    module.recompile()
-    return 0
 
 
 def _is_float(node: fx.Node) -> bool:
     known = seen(node)
     return known is not None and known.dtype == torch.float32
-
-
-CROSSES = register(
-    Pass(
-        name="crosses",
-        order=30,
-        applies=lambda target: (target.device, target.dense_dtype) == ("cuda", "bf16"),
-        run=fuse_crosses,
-    )
-)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from tessera.serving.packaging.passes.registry import Pass, Target, register
+from tessera.serving.packaging.passes.registry import Pass, Target
 from tessera.serving.packaging.trace import FACTORIES
 
 HOME = "tessera_home"
@@ -30,7 +30,6 @@ def _copy_there_and_back(graph_module: fx.GraphModule) -> None:
     with graph.inserting_before(last):
         # Servers that copy by themselves look for exactly this.
         last.args = ({name: graph.call_method("cpu", (out,)) for name, out in outputs.items()},)
-    graph_module.recompile()
 
 
 def _make_there(graph_module: fx.GraphModule) -> None:
@@ -46,16 +45,9 @@ def _make_there(graph_module: fx.GraphModule) -> None:
         with graph.inserting_before(node):
             device = graph.call_function(getattr, (first, "device"))
         node.kwargs = {**node.kwargs, "device": device}
-    graph_module.recompile()
 
 
-def _run(module: fx.GraphModule, target: Target) -> int:
-    del target
+@Pass(name="device", order=70, device="cuda")
+def _run(module: fx.GraphModule, _target: Target) -> None:
     _make_there(module)
     _copy_there_and_back(module)
-    return 0
-
-
-DEVICE = register(
-    Pass(name="device", order=70, applies=lambda target: target.device == "cuda", run=_run)
-)

@@ -8,17 +8,17 @@ import torch
 from torch import fx
 
 from tessera.serving.packaging.passes.linears import parameter
-from tessera.serving.packaging.passes.registry import Pass, Target, register
+from tessera.serving.packaging.passes.registry import Pass, Target
 from tessera.serving.packaging.passes.tensors import replace, seen
 
 
-def fuse_interactions(module: fx.GraphModule, target: Target) -> int:
+@Pass(name="dot_interaction", order=10, backend="tessera", device="cpu")
+def fuse_interactions(module: fx.GraphModule, _target: Target) -> None:
     """Replace what `tessera.training.models.dlrm.InteractionArch` computes by one operator, in place.
 
     That is, for ``x`` ``[B, D]`` and ``y`` ``[B, F, D]``, ``x`` followed by the products of every pair
     of the ``F + 1`` vectors below the diagonal, row by row; whoever wrote it.
     """
-    del target
     graph = module.graph
     for gather in graph.find_nodes(op="call_method", target="index_select"):
         try:
@@ -30,8 +30,6 @@ def fuse_interactions(module: fx.GraphModule, target: Target) -> int:
         with graph.inserting_before(end):
             replace(end, graph.call_function(torch.ops.tessera.dot_interaction, (x, flat)))
     graph.eliminate_dead_code()
-    module.recompile()
-    return 0
 
 
 class _OtherGraphError(Exception):
@@ -97,13 +95,3 @@ def _joined(node: object) -> list[fx.Node]:
     if dim != 1 or not isinstance(parts, list | tuple):
         return []
     return [part for part in parts if isinstance(part, fx.Node)]
-
-
-DOT_INTERACTION = register(
-    Pass(
-        name="dot_interaction",
-        order=10,
-        applies=lambda target: (target.backend, target.device) == ("tessera", "cpu"),
-        run=fuse_interactions,
-    )
-)

@@ -20,7 +20,7 @@ from tessera.serving.packaging.passes.linears import (
     parameter,
     replace_linears,
 )
-from tessera.serving.packaging.passes.registry import Pass, Target, register
+from tessera.serving.packaging.passes.registry import Pass, Target
 
 NARROW = torch.bfloat16
 """The layers' type."""
@@ -46,11 +46,7 @@ def narrow_weight(weight: Tensor) -> Tensor:
 
 
 def narrow_linears(module: fx.GraphModule) -> int:
-    """Replace every linear function that is not thin by one in bfloat16, in place.
-
-    Returns:
-        By how many bytes the weights are smaller than in float32.
-    """
+    """Make every linear function that is not thin one in bfloat16, in place; the bytes saved."""
     saved = 0
     packed: dict[tuple[int, int], list[str]] = {}  # a layer may be called several times
 
@@ -136,18 +132,8 @@ def is_narrow(module: fx.GraphModule, node: fx.Node) -> bool:
     return fixed is not None and fixed.dtype == NARROW
 
 
-def _run(module: fx.GraphModule, target: Target) -> int:
-    del target
+@Pass(name="narrow_linears", order=20, device="cuda", dense_dtype="bf16")
+def _run(module: fx.GraphModule, _target: Target) -> int:
     saved = narrow_linears(module)
     keep_narrow(module)
     return saved
-
-
-NARROW_LINEARS = register(
-    Pass(
-        name="narrow_linears",
-        order=20,
-        applies=lambda target: (target.device, target.dense_dtype) == ("cuda", "bf16"),
-        run=_run,
-    )
-)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tessera.serving.packaging.passes.linears import Linear, replace_linears
-from tessera.serving.packaging.passes.registry import Pass, Target, register
+from tessera.serving.packaging.passes.registry import Pass, Target
 from tessera.serving.packaging.stable_names import named_in_packages
 
 SMALLEST_PACKED = 1 << 16
@@ -21,13 +21,7 @@ SMALLEST_PACKED = 1 << 16
 
 @named_in_packages("pack")
 class PackedLinear(nn.Module):
-    """``x W^T + b``, then ReLU if asked for.
-
-    Args:
-        weight: ``[out, in]`` float32 on the CPU.
-        bias: ``[out]`` or None.
-        relu: whether a ReLU follows.
-    """
+    """``x W^T + b`` of ``weight`` ``[out, in]`` float32 on the CPU, then ReLU if asked for."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, relu: bool) -> None:
         super().__init__()
@@ -56,14 +50,14 @@ class PackedLinear(nn.Module):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(state[0])  # noqa: SLF001 - see above
 
 
-def pack_linears(module: fx.GraphModule, target: Target) -> int:
+@Pass(name="onednn", order=20, backend="fbgemm", device="cpu")
+def pack_linears(module: fx.GraphModule, _target: Target) -> None:
     """Replace every linear function of large, fixed weights and of matrices by oneDNN's, in place.
 
     Where this torch has no oneDNN, nothing is replaced.
     """
-    del target
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return 0
+        return
 
     def call_onednn(name: str, x: fx.Node, linear: Linear, *, relu: bool) -> fx.Node | None:
         if linear.weight.numel() < SMALLEST_PACKED or not linear.of_matrix:
@@ -72,14 +66,3 @@ def pack_linears(module: fx.GraphModule, target: Target) -> int:
         return module.graph.call_module(name, (x,))
 
     replace_linears(module, call_onednn)
-    return 0
-
-
-ONEDNN = register(
-    Pass(
-        name="onednn",
-        order=20,
-        applies=lambda target: (target.backend, target.device) == ("fbgemm", "cpu"),
-        run=pack_linears,
-    )
-)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from tessera.serving.packaging.dense_types import dense_operators
-from tessera.serving.packaging.passes.registry import Pass, Target, register
+from tessera.serving.packaging.passes.registry import Pass, Target
 from tessera.serving.packaging.stable_names import named_in_packages
 
 ROW_BLOCK = 4
@@ -26,14 +26,7 @@ ROW_BLOCK = 4
 
 @named_in_packages("same_bits")
 def pad_dense(dense: Tensor) -> Tensor:
-    """Add rows of zeros up to a multiple of `ROW_BLOCK`.
-
-    Args:
-        dense: ``[B, F]``.
-
-    Returns:
-        ``[B rounded up, F]``.
-    """
+    """Rows of zeros up to a multiple of `ROW_BLOCK` behind ``dense`` ``[B, F]``."""
     missing = -dense.size(0) % 4  # ROW_BLOCK; TorchScript knows no module constants
     if missing == 0:
         return dense
@@ -42,14 +35,10 @@ def pad_dense(dense: Tensor) -> Tensor:
 
 @named_in_packages("same_bits")
 def pad_lengths(lengths: Tensor, dense: Tensor) -> Tensor:
-    """Add samples with empty bags up to a multiple of `ROW_BLOCK`.
+    """Samples with empty bags up to a multiple of `ROW_BLOCK` behind the others.
 
-    Args:
-        lengths: ``[F * B]`` feature-major.
-        dense: ``[B, ...]``, before its own padding.
-
-    Returns:
-        ``[F * B rounded up]``.
+    ``lengths`` are ``[F * B]`` feature-major, and so is the result; ``dense`` ``[B, ...]`` is not
+    padded yet.
     """
     rows = dense.size(0)
     missing = -rows % 4  # ROW_BLOCK
@@ -60,15 +49,7 @@ def pad_lengths(lengths: Tensor, dense: Tensor) -> Tensor:
 
 @named_in_packages("same_bits")
 def first_rows(output: Tensor, dense: Tensor) -> Tensor:
-    """What an output has for the samples before the padding.
-
-    Args:
-        output: ``[B rounded up, ...]``.
-        dense: ``[B, ...]``, before its own padding.
-
-    Returns:
-        ``[B, ...]``.
-    """
+    """What an output ``[B rounded up, ...]`` has for the ``B`` samples of ``dense``."""
     return output[: dense.size(0)]
 
 
@@ -77,34 +58,22 @@ _PRODUCTS = frozenset(
 )
 
 
-def remove_padding(module: fx.GraphModule, target: Target) -> int:
+@Pass(name="padding", order=50, backend="tessera", device="cpu")
+def remove_padding(module: fx.GraphModule, _target: Target) -> None:
     """Drop the padding of inputs and outputs from a traced model without products of torch's own.
 
     Where there is one, nothing is changed.
     """
-    del target
     graph = module.graph
     for node in graph.nodes:
         if node.op == "call_module":  # may hold anything
-            return 0
+            return
         called = node.op in {"call_function", "call_method"}
         if called and node.target not in dense_operators():
             name = node.target if isinstance(node.target, str) else node.target.__name__
             if name in _PRODUCTS:
-                return 0
+                return
     for pad in (pad_dense, pad_lengths, first_rows):
         for node in graph.find_nodes(op="call_function", target=pad):
             node.replace_all_uses_with(node.args[0])
     graph.eliminate_dead_code()
-    module.recompile()
-    return 0
-
-
-PADDING = register(
-    Pass(
-        name="padding",
-        order=50,
-        applies=lambda target: (target.backend, target.device) == ("tessera", "cpu"),
-        run=remove_padding,
-    )
-)

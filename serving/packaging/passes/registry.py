@@ -1,11 +1,12 @@
 """Named passes over the traced graph, chosen by what a package is for.
 
-A pass is one `Pass` that a file registers; every file of this folder is loaded when passes are first
-asked for.  A pass of a user's own is registered in the same way by the file that holds the module.
+A pass is a function under a `Pass`; every file of this folder is loaded when passes are first asked
+for.  A pass of a user's own stands in the same way in the file that holds the module.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 from collections.abc import Callable
@@ -18,64 +19,67 @@ from tessera.serving.packaging import passes as folder
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a package is for.
-
-    Attributes:
-        backend: whose operators it calls, a name of ``lookups.backends.BACKENDS``.
-        device: ``cpu`` or ``cuda``.
-        dense_dtype: how the dense layers' weights are stored, ``fp32`` or ``bf16``.
-    """
+    """What a package is for: a backend's name, ``cpu`` or ``cuda``, ``fp32`` or ``bf16``."""
 
     backend: str
     device: str
     dense_dtype: str
 
 
+Run = Callable[[fx.GraphModule, Target], int]
+_PASSES: dict[str, tuple[Pass, Run]] = {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """One change of the traced graph that keeps its answers.
+    """A decorator that makes a function one change of the traced graph that keeps its answers.
+
+    The function changes the graph in place, which is recompiled then, and may return by how many
+    bytes the weights are smaller than before.  Every node of the traced graph has
+    ``meta["tensor"]``, a `tensors.Seen`, where it gives a tensor.
 
     Attributes:
         name: what it does, in lower case with underscores.
         order: passes run in ascending order of this number, and of their names where it is equal.
-        applies: whether it is for a target.
-        run: changes the graph in place and returns by how many bytes the weights are smaller than
-            before.  Every node of the traced graph has ``meta["tensor"]``, a `tensors.Seen`, where
-            it gives a tensor.
+        backend, device, dense_dtype: of the targets that it is for; None: of any.
     """
 
     name: str
     order: int
-    applies: Callable[[Target], bool]
-    run: Callable[[fx.GraphModule, Target], int]
+    backend: str | None = None
+    device: str | None = None
+    dense_dtype: str | None = None
 
+    def __call__(self, change: Callable[[fx.GraphModule, Target], int | None]) -> Run:
+        """Register the function; a `ValueError` where another pass has the name."""
 
-_PASSES: dict[str, Pass] = {}
+        @functools.wraps(change)
+        def run(module: fx.GraphModule, target: Target) -> int:
+            saved = change(module, target)
+            module.recompile()
+            return saved or 0
 
+        if self.name in _PASSES:
+            raise ValueError(f"there are two passes called {self.name!r}; give each its own name")
+        _PASSES[self.name] = self, run
+        return run
 
-def register(made: Pass) -> Pass:
-    """Add a pass to those that `passes_for` chooses from; returns it.
-
-    Raises:
-        ValueError: another pass has its name.
-    """
-    if _PASSES.setdefault(made.name, made) is not made:
-        raise ValueError(f"there are two passes called {made.name!r}; give each its own name")
-    return made
+    def applies(self, target: Target) -> bool:
+        """Whether it is for ``target``."""
+        return all(getattr(self, what) in {None, value} for what, value in vars(target).items())
 
 
 def passes_for(target: Target) -> list[Pass]:
     """The passes for a target, in the order in which they run."""
     for module in pkgutil.iter_modules(folder.__path__):
         importlib.import_module(f"{folder.__name__}.{module.name}")
-    chosen = [known for known in _PASSES.values() if known.applies(target)]
+    chosen = [known for known, _ in _PASSES.values() if known.applies(target)]
     return sorted(chosen, key=lambda known: (known.order, known.name))
 
 
 def run_passes(module: fx.GraphModule, target: Target) -> int:
     """Run every pass for ``target`` over a traced module whose tensors were observed, in place.
 
-    Returns:
-        By how many bytes the weights are smaller than in float32.
+    Returns by how many bytes the weights are smaller than in float32.
     """
-    return sum(chosen.run(module, target) for chosen in passes_for(target))
+    return sum(_PASSES[chosen.name][1](module, target) for chosen in passes_for(target))

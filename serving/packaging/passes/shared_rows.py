@@ -18,24 +18,24 @@ from torch.fx.graph_module import _method_from_src
 
 from tessera.serving.package.runner import SHARED_METHOD
 from tessera.serving.packaging.lookups.shard_parts import beside
-from tessera.serving.packaging.passes.registry import Pass, Target, register
+from tessera.serving.packaging.passes.registry import Pass, Target
 
 # A lookup's arguments by place: weights, plan, ids, lengths, width, factors of the ids.
 _IDS, _LENGTHS, _WIDTH, _FACTORS = 2, 3, 4, 5
 
 
-def add_shared_method(module: fx.GraphModule, target: Target) -> int:
+# Behind all others: it copies the graph.
+@Pass(name="shared_rows", order=90, device="cpu")
+def add_shared_method(module: fx.GraphModule, _target: Target) -> None:
     """Give a traced module, just before it is scripted, the second method if it can have it."""
-    del target
     graph = _shared_graph(module.graph)
     if graph is None:
-        return 0
+        return
     code = graph.python_code("self")
     source = code.src.replace("def forward(", f"def {SHARED_METHOD}(", 1)
     method = _method_from_src(SHARED_METHOD, source, code.globals)
     # Of the class, which fx makes for each module: TorchScript looks for exported methods there.
     setattr(type(module), SHARED_METHOD, torch.jit.export(method))
-    return 0
 
 
 def _shared_graph(graph: fx.Graph) -> fx.Graph | None:
@@ -118,14 +118,3 @@ def _is_plain(node: fx.Node, lengths: set[fx.Node], per_id: set[fx.Node]) -> boo
         and node.args[_LENGTHS] in lengths
         and (factors is None or factors in per_id)
     )
-
-
-SHARED_ROWS = register(
-    # Behind all others: it copies the graph.
-    Pass(
-        name="shared_rows",
-        order=90,
-        applies=lambda target: target.device == "cpu",
-        run=add_shared_method,
-    )
-)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from tessera.serving.packaging.passes.padding import first_rows
-from tessera.serving.packaging.passes.registry import Pass, Target, register
+from tessera.serving.packaging.passes.registry import Pass, Target
 from tessera.serving.packaging.passes.tensors import replace, seen
 from tessera.serving.packaging.stable_names import named_in_packages
 
@@ -20,15 +20,7 @@ SIGMOIDS = (torch.sigmoid, "sigmoid")
 
 @named_in_packages("same_bits")
 def sigmoid_of_rows(logits: Tensor, dense: Tensor) -> Tensor:
-    """``sigmoid`` of the first ``B`` logits, all by vector instructions.
-
-    Args:
-        logits: ``[B rounded up]`` float32.
-        dense: ``[B, ...]``, before its padding.
-
-    Returns:
-        ``[B]`` float32.
-    """
+    """``sigmoid`` of the first logits, as many as ``dense`` has rows, by vector instructions."""
     rows = dense.size(0)
     missing = -logits.size(0) % 32  # VECTOR_BLOCK
     if missing > 0:
@@ -36,9 +28,9 @@ def sigmoid_of_rows(logits: Tensor, dense: Tensor) -> Tensor:
     return torch.sigmoid(logits)[:rows]
 
 
-def outputs_by_rows(module: fx.GraphModule, target: Target) -> int:
+@Pass(name="sigmoid", order=40)
+def outputs_by_rows(module: fx.GraphModule, _target: Target) -> None:
     """Replace each sigmoid whose result is an output ``[B]`` by `sigmoid_of_rows`, in place."""
-    del target
     graph = module.graph
     dense = graph.find_nodes(op="placeholder")[0]
     (last,) = graph.find_nodes(op="output")
@@ -57,14 +49,7 @@ def outputs_by_rows(module: fx.GraphModule, target: Target) -> int:
         rows.meta["is_wrapped"] = True  # as if the module had called it
         replace(output, rows)
     graph.eliminate_dead_code()
-    module.recompile()
-    return 0
 
 
 def _first(node: fx.Node) -> fx.Node:
     return node.all_input_nodes[0]
-
-
-SIGMOID = register(
-    Pass(name="sigmoid", order=40, applies=lambda target: True, run=outputs_by_rows)  # noqa: ARG005 - for every target
-)

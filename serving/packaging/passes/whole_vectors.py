@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from tessera.serving.packaging.passes.registry import Pass, Target, register
+from tessera.serving.packaging.passes.registry import Pass, Target
 from tessera.serving.packaging.passes.tensors import SEEN, seen
 from tessera.serving.packaging.stable_names import named_in_packages
 
@@ -46,9 +46,10 @@ def out_of_blocks(y: Tensor, x: Tensor) -> Tensor:
     return y[: x.numel()].view(x.size())
 
 
-def compute_whole_vectors(module: fx.GraphModule, target: Target) -> int:
+# Behind `sigmoid`, which does the same for outputs and leaves out the padding of both.
+@Pass(name="whole_vectors", order=45, device="cpu")
+def compute_whole_vectors(module: fx.GraphModule, _target: Target) -> None:
     """Let every one of `FUNCTIONS` take whole blocks, in place."""
-    del target
     graph = module.graph
     for node in list(graph.nodes):
         x = node.args[0] if node.args else None
@@ -63,16 +64,3 @@ def compute_whole_vectors(module: fx.GraphModule, target: Target) -> int:
         node.args = (whole, *node.args[1:])
         shaped.meta[SEEN] = node.meta[SEEN]
         node.replace_all_uses_with(shaped, lambda user, own=shaped: user is not own)
-    module.recompile()
-    return 0
-
-
-WHOLE_VECTORS = register(
-    # Behind `sigmoid`, which does the same for outputs and leaves out the padding of both.
-    Pass(
-        name="whole_vectors",
-        order=45,
-        applies=lambda target: target.device == "cpu",
-        run=compute_whole_vectors,
-    )
-)

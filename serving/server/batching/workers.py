@@ -25,10 +25,13 @@ from tessera.serving.package.runner import HostBatch, Runner
 from tessera.serving.package.schema import InputSchema, OutputSpec
 from tessera.serving.server.batching.merger import MergedBatch, Merger
 from tessera.serving.server.batching.request_queue import Part
-from tessera.serving.server.errors import Code, ServeError
+from tessera.serving.server.errors import Code, QueueFullError, ServeError
 from tessera.serving.server.request.decoded_request import DecodedRequest, PassTimings
 
 Outcome = Mapping[str, bytes] | ServeError
+
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc")
+_LOGGED_ERROR = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,7 @@ class Executor:
                     raise error  # noqa: TRY301 - it was alone already
                 outputs, timings, count = self._forward([part.request])
             except Exception as failure:  # noqa: BLE001 - see execute
-                outcomes.append(internal_error(self._log, failure))
+                outcomes.append(refusal_of(self._log, failure))
                 per_part.append(_NO_TIMINGS)
                 continue
             outcomes += outputs
@@ -265,8 +268,15 @@ def split_scores(
     return list(shares)
 
 
-def internal_error(log: Any, failure: BaseException) -> ServeError:
-    """The answer to a bug: its id, under which the log has the whole story."""
+def refusal_of(log: Any, failure: BaseException) -> ServeError:
+    """What to answer when the work of a request has raised ``failure``.
+
+    Where memory was short, a refusal; else the id of a bug, under which the log has the whole story.
+    """
+    if _is_out_of_memory(failure):
+        # Without a traceback, which would take memory.
+        log.warning("out_of_memory", error=str(failure)[:_LOGGED_ERROR], limited=True)
+        return QueueFullError("the server has no memory left for this request; try again later")
     error_id = uuid.uuid4().hex[:12]
     log.error(
         "internal_error",
@@ -275,3 +285,11 @@ def internal_error(log: Any, failure: BaseException) -> ServeError:
         exc_info=(type(failure), failure, failure.__traceback__),
     )
     return ServeError(Code.INTERNAL, f"internal error, id {error_id} in the server's log")
+
+
+def _is_out_of_memory(failure: BaseException) -> bool:
+    if isinstance(failure, MemoryError | torch.OutOfMemoryError):
+        return True
+    # torch has no type of its own for the memory of CPUs, and TorchScript none for what it passes on.
+    text = str(failure)
+    return isinstance(failure, RuntimeError) and any(sign in text for sign in _OUT_OF_MEMORY)

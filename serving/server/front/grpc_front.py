@@ -20,6 +20,7 @@ from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.server.errors import Code, ServeError
 from tessera.serving.server.front.byte_budget import ByteBudget, HeldBytes
+from tessera.serving.server.front.hang_up import hang_up
 from tessera.serving.server.front.health_service import HealthService, Serving
 from tessera.serving.server.front.kserve_metadata import KserveMetadata
 from tessera.serving.server.front.message_receiver import WINDOW_BYTES, MessageReceiver
@@ -61,6 +62,7 @@ class GrpcFront:
         budget: of the bytes that calls hold.
         receiver: bounds the messages that are being received.
         max_message_bytes: largest request or response.
+        shares_port: whether other processes of the same server listen on the same port.
     """
 
     def __init__(
@@ -72,12 +74,14 @@ class GrpcFront:
         budget: ByteBudget,
         receiver: MessageReceiver,
         max_message_bytes: int,
+        shares_port: bool,
     ) -> None:
         self._predict_service = predict_service
         self._metadata = metadata
         self._budget = budget
         self._receiver = receiver
         self._health = health
+        self._port = 0
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
@@ -89,7 +93,7 @@ class GrpcFront:
                 # gRPC may unpack a message before it looks at its size, to a thousand times what came.
                 ("grpc.compression_enabled_algorithms_bitset", _NO_COMPRESSION),
                 # A second server on the port must fail, not share its calls.
-                ("grpc.so_reuseport", 0),
+                ("grpc.so_reuseport", int(shares_port)),
                 # Clients may ping as often as they like, also between calls: the defaults
                 # send GOAWAY to a client that pings more often than every five minutes.
                 ("grpc.keepalive_permit_without_calls", 1),
@@ -150,10 +154,18 @@ class GrpcFront:
                 "or the host is not this machine's; choose another --port or --host"
             )
         await self._server.start()
+        self._port = bound
         return bound
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls and let those that run end; after ``grace_s`` seconds, cut them."""
+        """End every connection and the server; handlers that run have ``grace_s`` seconds.
+
+        Calls that have no answer yet are told UNAVAILABLE.
+        """
+        if self._port:
+            # Twice: the first closes the port, and connections may have come in meanwhile.
+            hang_up(self._port)
+            hang_up(self._port)
         await self._server.stop(grace_s)
 
     def _scoring(self, protocol: WireProtocol) -> grpc.RpcMethodHandler[bytes, bytes]:

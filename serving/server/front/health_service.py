@@ -56,12 +56,14 @@ class HealthService:
     async def watch(self, name: str) -> AsyncIterator[Serving]:
         """The state now and after every change, until `close`."""
         last: Serving | None = None
-        while not self._closed:
+        while True:
             state = self._states.get(name, Serving.SERVICE_UNKNOWN)
             if state is not last:
                 last = state
                 yield state
                 continue
+            if self._closed:
+                return
             await self._changed.wait()
 
     def _wake(self) -> None:

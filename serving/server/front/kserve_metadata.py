@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 
 from tessera.serving.package.schema import OutputSpec
 from tessera.serving.protocol import inference_pb2 as ipb
-from tessera.serving.server.batching.workers import internal_error
+from tessera.serving.server.batching.workers import refusal_of
 from tessera.serving.server.config import ModelLimits
 from tessera.serving.server.errors import Code, InvalidRequestError, ServeError
 from tessera.serving.server.front.wire_protocol import invalid_message
@@ -83,7 +83,7 @@ class KserveMetadata:
         except ServeError:
             raise
         except Exception as failure:
-            raise internal_error(self._log, failure) from failure
+            raise refusal_of(self._log, failure) from failure
 
     def _server_live(self, _request: ipb.ServerLiveRequest) -> ipb.ServerLiveResponse:
         return ipb.ServerLiveResponse(live=True)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.serving.server.batching.workers import internal_error
+from tessera.serving.server.batching.workers import refusal_of
 from tessera.serving.server.errors import Code, QueueFullError, RejectReason, ServeError
 from tessera.serving.server.front.admission import Admission
 from tessera.serving.server.front.byte_budget import CALL_BYTES, HeldBytes
@@ -76,10 +76,12 @@ class PredictService:
         """
         try:
             content = await receive()
-        except QueueFullError:
+        except (QueueFullError, MemoryError) as failure:
             self._unresolved.requests[Code.RESOURCE_EXHAUSTED] += 1
             self._unresolved.rejected[RejectReason.QUEUE_FULL] += 1
-            raise
+            if isinstance(failure, QueueFullError):
+                raise
+            raise refusal_of(self._log, failure) from failure
         began = time.monotonic()
         call = _Call(self._unresolved)
         code = Code.INTERNAL
@@ -100,7 +102,11 @@ class PredictService:
             code = Code.DEADLINE_EXCEEDED if late else Code.CANCELLED
             raise
         except Exception as failure:
-            raise internal_error(self._log, failure) from failure
+            refusal = refusal_of(self._log, failure)
+            code = refusal.code
+            if refusal.reason is not None:
+                call.metrics.rejected[refusal.reason] += 1
+            raise refusal from failure
         finally:
             if call.inside:
                 self._admission.leave()

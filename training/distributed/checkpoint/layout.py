@@ -12,8 +12,9 @@ are, that mean is what the wider shard would have gathered itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -22,8 +23,8 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from tessera.training.distributed.checkpoint.errors import CheckpointError
-from tessera.training.distributed.checkpoint.reader import Piece
-from tessera.training.distributed.tables.kernels.optimizer_state import sharded, sharded_rowwise
+from tessera.training.distributed.checkpoint.reader import Piece, narrowed
+from tessera.training.distributed.tables.kernels.optimizer_state import sharded
 from tessera.training.optim.keyed import KeyedOptimizer
 
 MODEL = "model."
@@ -49,49 +50,37 @@ class Content:
 
 
 def content_of(model: Mapping[str, Any], optimizer: KeyedOptimizer | None) -> Content:
-    """Name every tensor and every plain value that is saved.
-
-    Args:
-        model: its state dict.
-        optimizer: its optimizer, or None.
+    """Name every tensor and every plain value of a model's state dict and its optimizer.
 
     Raises:
         CheckpointError: a state that is neither a tensor nor a number.
     """
-    tensors: dict[str, Tensor] = {}
-    numbers: dict[str, float] = {}
-    columns: dict[str, list[int]] = {}
-    groups = None
     for name, value in model.items():
         if not isinstance(value, Tensor):
             raise CheckpointError(
                 f"entry {name!r} of the model's state dict is a {type(value).__name__}; only "
                 "tensors are saved"
             )
-        tensors[MODEL + name] = value
-    if optimizer is not None:
-        saved = optimizer.state_dict()
-        groups = saved.get("param_groups")
-        for parameter, states in saved["state"].items():
-            for key, value in states.items():
-                name = f"{OPTIMIZER}{parameter}.{key}"
-                if isinstance(value, Tensor):
-                    tensors[name] = _placed(
-                        f"state {key!r} of {parameter!r}", value, model.get(parameter)
-                    )
-                elif isinstance(value, (int, float)):
-                    numbers[name] = value
-                else:
-                    raise CheckpointError(
-                        f"state {key!r} of {parameter!r} is a {type(value).__name__}; only "
-                        "tensors and numbers are saved"
-                    )
-        columns = {
-            parameter: found
-            for parameter, value in optimizer.params.items()
-            if (found := column_bounds(model.get(parameter, value))) is not None
-        }
-    return Content(tensors, numbers, columns, groups)
+    content = Content({MODEL + name: value for name, value in model.items()}, {}, {}, None)
+    if optimizer is None:
+        return content
+    saved = optimizer.state_dict()
+    for parameter, states in saved["state"].items():
+        for key, value in states.items():
+            name, what = f"{OPTIMIZER}{parameter}.{key}", f"state {key!r} of {parameter!r}"
+            if isinstance(value, Tensor):
+                content.tensors[name] = _placed(what, value, model.get(parameter))
+            elif isinstance(value, (int, float)):
+                content.numbers[name] = value
+            else:
+                raise CheckpointError(
+                    f"{what} is a {type(value).__name__}; only tensors and numbers are saved"
+                )
+    for parameter, value in optimizer.params.items():
+        bounds = column_bounds(model.get(parameter, value))
+        if bounds is not None:
+            content.columns[parameter] = bounds
+    return replace(content, groups=saved.get("param_groups"))
 
 
 def _placed(what: str, state: Tensor, table: Any) -> Tensor:
@@ -101,10 +90,10 @@ def _placed(what: str, state: Tensor, table: Any) -> Tensor:
     shards = table.local_shards()
     if len(shards) == 1:
         places, shape = [shards[0].metadata], shards[0].tensor.shape
-        if state.shape == shape:
-            return sharded([state], places, table.metadata(), table._process_group)  # noqa: SLF001 - it has no other name
-        if state.shape == shape[:1]:
-            return sharded_rowwise([state], places, table.metadata(), table._process_group)  # noqa: SLF001 - the same
+        if state.shape in {shape, shape[:1]}:
+            group = table._process_group  # noqa: SLF001 - it has no other name
+            rowwise = state.shape != shape
+            return sharded([state], places, table.metadata(), group, rowwise=rowwise)
     raise CheckpointError(
         f"{what} has shape {list(state.shape)} and belongs to {len(shards)} shards of a table on "
         "this rank; states of one number per weight or per row, of one shard, are saved"
@@ -133,22 +122,14 @@ def local_parts(value: Tensor) -> Iterator[tuple[tuple[int, ...], Tensor]]:
         yield (0,) * value.dim(), value
 
 
-@dataclass(frozen=True)
-class _Conversion:
-    """A part of a row-wise state that is put together from other column shards."""
-
-    source: Tensor
-    target: Tensor
-    weights: list[int]
-
-    def run(self) -> None:
-        """Fill the target: the weighted mean over the source's columns."""
-        own = [column for column, weight in enumerate(self.weights) if weight]
-        values = self.source.view(self.source.size(0), len(self.weights))[:, own]
-        weights = torch.tensor([self.weights[column] for column in own], dtype=torch.float64)
-        mean = (values.double() @ weights / weights.sum()).to(values.dtype)
-        equal = (values == values[:, :1]).all(dim=1)
-        self.target.copy_(torch.where(equal, values[:, 0], mean).view(self.target.shape))
+def _fill_with_mean(source: Tensor, target: Tensor, weights: list[int]) -> None:
+    """Fill a part of a row-wise state with the weighted mean over the source's columns."""
+    own = [column for column, weight in enumerate(weights) if weight]
+    values = source.view(source.size(0), len(weights))[:, own]
+    factors = torch.tensor([weights[column] for column in own], dtype=torch.float64)
+    mean = (values.double() @ factors / factors.sum()).to(values.dtype)
+    equal = (values == values[:, :1]).all(dim=1)
+    target.copy_(torch.where(equal, values[:, 0], mean).view(target.shape))
 
 
 class Source(Protocol):
@@ -162,11 +143,7 @@ class Source(Protocol):
 
 
 class WholeTensors:
-    """Offers tensors in memory as a `Source`.
-
-    Args:
-        tensors: by name.
-    """
+    """Offers tensors in memory, by name, as a `Source`."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
@@ -178,12 +155,8 @@ class WholeTensors:
     def read(self, pieces: Iterable[Piece]) -> None:
         """Fill the target of every piece with what was saved."""
         for piece in pieces:
-            part = self._tensors[piece.name]
-            for dim, (start, length) in enumerate(
-                zip(piece.offsets, piece.target.shape, strict=True)
-            ):
-                part = part.narrow(dim, start, length)
-            piece.target.copy_(part)
+            saved = self._tensors[piece.name]
+            piece.target.copy_(narrowed(saved, piece.offsets, piece.target.shape))
 
 
 @torch.no_grad()
@@ -194,7 +167,7 @@ def fill(saved: Source, content: Content, saved_columns: Mapping[str, list[int]]
         CheckpointError: a tensor is missing or of another shape.
     """
     pieces: list[Piece] = []
-    conversions: list[_Conversion] = []
+    conversions: list[Callable[[], None]] = []
     for name, value in content.tensors.items():
         shape = saved.shape(name)
         if shape is None:
@@ -211,12 +184,12 @@ def fill(saved: Source, content: Content, saved_columns: Mapping[str, list[int]]
             pieces += [Piece(name, offsets, part) for offsets, part in local_parts(value)]
             continue
         for offsets, part in local_parts(value):
-            made = _convert(name, shape, offsets, part, then=then, now=now)
-            pieces.append(made[0])
-            conversions.append(made[1])
+            piece, conversion = _convert(name, shape, offsets, part, then=then, now=now)
+            pieces.append(piece)
+            conversions.append(conversion)
     saved.read(pieces)
-    for conversion in conversions:
-        conversion.run()
+    for convert in conversions:
+        convert()
 
 
 def _shards(columns: list[int] | None) -> int:
@@ -243,7 +216,7 @@ def _convert(
     *,
     then: list[int] | None,
     now: list[int] | None,
-) -> tuple[Piece, _Conversion]:
+) -> tuple[Piece, Callable[[], None]]:
     """Read all column shards' numbers of the part's rows; weigh them by shared columns."""
     whole = (then or now or [0, 1])[-1]
     cut_then, cut_now = then or [0, whole], now or [0, whole]
@@ -252,4 +225,4 @@ def _convert(
     weights = [max(0, min(stop, last) - max(start, first)) for first, last in pairwise(cut_then)]
     source = torch.empty((part.size(0), *shape[1:]), dtype=part.dtype)
     piece = Piece(name, (offsets[0],) + (0,) * (len(shape) - 1), source)
-    return piece, _Conversion(source, part, weights)
+    return piece, partial(_fill_with_mean, source, part, weights)

@@ -6,20 +6,25 @@ Legend: ``D`` columns.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from tessera.training.distributed.collections.parts import ShardedTables
-from tessera.training.distributed.collections.sharded_embedding_module import ShardedEmbeddingModule
 from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.comm.replicas import replicas
 from tessera.training.distributed.plan.plan_types import ParameterSharding
-from tessera.training.distributed.plan.sharded_module import Out
+from tessera.training.distributed.plan.sharded_module import (
+    CompIn,
+    DistOut,
+    Out,
+    ShardedModule,
+    ShrdCtx,
+)
 from tessera.training.distributed.sharding.creation import (
     create_sharding_infos_by_sharding,
     tables_of,
@@ -28,26 +33,67 @@ from tessera.training.distributed.sharding.embedding_sharding import (
     EmbeddingSharding,
     TableSharding,
 )
-from tessera.training.distributed.sharding.interfaces import EmbeddingShardingContext
+from tessera.training.distributed.sharding.interfaces import (
+    EmbeddingShardingContext,
+    ModuleShardingMixIn,
+)
 from tessera.training.distributed.sharding.registry import strategy_of
 from tessera.training.distributed.tables.grouped_lookup import GroupedLookup
 from tessera.training.distributed.tables.interfaces import BaseGroupedFeatureProcessor
 from tessera.training.distributed.travel.feature_router import FeatureRouter
+from tessera.training.distributed.travel.features_awaitable import KJTListSplitsAwaitable
 from tessera.training.distributed.travel.kjt_list import KJTList
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from tessera.training.optim.fused import FusedOptimizerModule
 from tessera.training.optim.keyed import CombinedOptimizer
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tessera.training.streamable import Multistreamable
 
 
-class CollectionContext(Multistreamable):
-    """Holds what the steps of one batch share.
+class ShardedEmbeddingModule(
+    ShardedModule[CompIn, DistOut, Out, ShrdCtx],
+    ModuleShardingMixIn,
+    Generic[CompIn, DistOut, Out, ShrdCtx],
+):
+    """A collection whose tables are spread over ranks.
 
-    Attributes:
-        sharding_contexts: one per sharding.
+    Inputs and outputs are each rank's own samples.  Its lookups and distributions live in plain
+    lists: their parameters appear once, under the unsharded names.
     """
 
-    sharding_contexts: Sequence[EmbeddingShardingContext]
+    def __init__(self, qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None) -> None:
+        super().__init__(qcomm_codecs_registry)
+        self._input_dists: list[nn.Module] = []
+        self._lookups: list[nn.Module] = []
+        self._output_dists: list[nn.Module] = []
+
+    def prefetch(self, dist_input: KJTList, forward_stream: torch.Stream | None = None) -> None:
+        """Bring the rows of a later batch into the caches of the tables that have one."""
+        for lookup, features in zip(self._lookups, dist_input, strict=True):
+            while isinstance(lookup, nn.parallel.DistributedDataParallel):
+                lookup = lookup.module  # noqa: PLW2901 - unwrapped step by step
+            prefetch = getattr(lookup, "prefetch", None)
+            if prefetch is not None:
+                prefetch(sparse_features=features, forward_stream=forward_stream)
+
+    def extra_repr(self) -> str:
+        """The lookups and distributions, which the module's own print would leave out."""
+        parts = (
+            ("lookups", self._lookups),
+            ("_input_dists", self._input_dists),
+            ("_output_dists", self._output_dists),
+        )
+        return "\n".join(
+            "\n ".join([f"({name}): ", *[str(m).replace("\n", "\n ") for m in modules]])
+            for name, modules in parts
+            if modules
+        )
+
+
+class CollectionContext(Multistreamable):
+    """Holds what the steps of one batch share."""
+
+    sharding_contexts: list[Any]  # one per sharding
 
     @abstractmethod
     def _tensors(self) -> list[Tensor]:
@@ -95,7 +141,7 @@ class ShardedCollection(
     process group the state's tables are ``ShardedTensor``s.  Fused tables are updated by the
     backward pass, so no gradient of them ever exists.
 
-    A subclass names the types of its context and output, and says what it sends (`input_dist`)
+    A subclass names the types of its contexts and output, and says what it sends (`_prepared`)
     and what it makes of the vectors that return (`_joined`).
 
     Args:
@@ -119,6 +165,7 @@ class ShardedCollection(
     _holder: ClassVar[str]
     _is_sequence: ClassVar[bool] = False
     _context: Callable[[], Ctx]
+    _sharding_context: type[EmbeddingShardingContext] = EmbeddingShardingContext
     _awaitable: Callable[
         [list[Awaitable[Tensor]], Callable[[list[Tensor]], Out]], LazyAwaitable[Out]
     ]
@@ -200,11 +247,37 @@ class ShardedCollection(
 
     def reset_parameters(self) -> None:
         """Give every table new first values."""
-        self._tables.reset()
+        self._tables.fill()
 
     def create_context(self) -> Ctx:
         """Return a new context, which holds what the steps of one batch share."""
         return self._context()
+
+    @abstractmethod
+    def _prepared(self, ctx: Ctx, features: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
+        """Return the features that each sharding sends; what `_joined` needs is put into ``ctx``."""
+
+    def input_dist(self, ctx: Ctx, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
+        """Begin to send ids to the ranks that hold their rows.
+
+        Args:
+            ctx: filled here.
+            features: at least the features of all tables; others are ignored.
+
+        Raises:
+            IndexError: an id is not a row of its table (where ids are sent once).
+            KeyError: a feature is missing.
+            ValueError: the values are not int32 or int64, weights are missing, or the batch of a
+                pooled collection varies per feature without inverse indices.
+        """
+        with torch.no_grad():
+            sent = self._prepared(ctx, features)
+            awaitables = [dist(part) for dist, part in zip(self._input_dists, sent, strict=True)]
+        ctx.sharding_contexts = [
+            self._sharding_context.of(part, dist)
+            for dist, part in zip(self._input_dists, sent, strict=True)
+        ]
+        return KJTListSplitsAwaitable(awaitables, ctx)
 
     @abstractmethod
     def _joined(self, ctx: Ctx, outputs: list[Tensor]) -> Out:

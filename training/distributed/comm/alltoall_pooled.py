@@ -1,6 +1,7 @@
 """Pooled vectors travel from the ranks that hold the tables to the ranks that hold the samples.
 
-Legend: W ranks, B_r batch of rank r, B own batch, D_r columns of rank r's tables.
+The functions take ``group``, the ranks (None: the default group), and ``codecs``, how numbers travel
+(None: as they are).  Legend: W ranks, B_r batch of rank r, B own batch, D_r columns of rank r's tables.
 """
 
 from __future__ import annotations
@@ -72,17 +73,12 @@ class All2AllPooledInfo(AllToAll):
     codecs: QuantizedCommCodecs | None = None
     order: ColumnOrder | None = None
 
-    def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor:
+    def finish(self, received: Tensor) -> Tensor:
         """The vectors of this rank's samples, ``[B, sum of D_r]``."""
-        rows = self.batch_size_per_rank[pg.rank()]
+        rows = self.batch_size_per_rank[self.pg.rank()]
         if self.order is not None:
             return self.order.join(received, rows)
         return join_columns(received, rows, self.dim_sum_per_rank)
-
-    def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
-        """The gradient of the vectors looked up here, ``[sum of B_r, own D]``."""
-        own = self.dim_sum_per_rank[pg.rank()]
-        return (received.view(sum(self.batch_size_per_rank), own),)
 
     def lay_out_gradient(self, gradients: tuple[Tensor, ...]) -> Tensor:
         """Columns go back to the ranks whose tables they are of."""
@@ -99,9 +95,9 @@ class All2AllPooledInfo(AllToAll):
             return flat.view(-1)
         return split_columns(gradient, self.dim_sum_per_rank)
 
-    def sizes(self, pg: dist.ProcessGroup) -> tuple[list[int], list[int]]:
+    def sizes(self) -> tuple[list[int], list[int]]:
         """Rows for each rank's samples, and the columns of each rank's tables."""
-        rank = pg.rank()
+        rank = self.pg.rank()
         own_columns, own_rows = self.dim_sum_per_rank[rank], self.batch_size_per_rank[rank]
         return (
             [rows * own_columns for rows in self.batch_size_per_rank],
@@ -126,15 +122,8 @@ def alltoall_pooled(  # noqa: PLR0917 - the reference's signature
 ) -> Awaitable[Tensor]:
     """Send every rank its samples' vectors and put those that arrive side by side.
 
-    Args:
-        a2a_pooled_embs_tensor: ``[sum of B_r, own D]``, the samples in rank order.
-        batch_size_per_rank: B_r.
-        dim_sum_per_rank: D_r.
-        dim_sum_per_rank_tensor: see `All2AllPooledInfo`.
-        cumsum_dim_sum_per_rank_tensor: see `All2AllPooledInfo`.
-        group: the ranks; None: the default group.
-        codecs: how numbers travel; None: as they are.
-        order: of the output's columns; None: rank by rank.
+    ``a2a_pooled_embs_tensor`` is ``[sum of B_r, own D]``, the samples in rank order; the other
+    arguments are those of `All2AllPooledInfo`.
 
     Returns:
         Awaitable of ``[B, sum of D_r]``.
@@ -178,20 +167,14 @@ class VariableBatchAll2AllPooledInfo(AllToAll):
     input_splits: list[int] | None = None
     output_splits: list[int] | None = None
 
-    def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor:
+    def finish(self, received: Tensor) -> Tensor:
         """Flat: per feature its ``[B, D]`` block, features in the order of the ranks."""
-        del pg
         return received
 
-    def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
-        """Return the gradient, laid out as the input."""
-        del pg
-        return (received,)
-
-    def sizes(self, pg: dist.ProcessGroup) -> tuple[list[int], list[int]]:
+    def sizes(self) -> tuple[list[int], list[int]]:
         """The splits, worked out the first time."""
         if self.input_splits is None or self.output_splits is None:
-            own_dims = self.emb_dim_per_rank_per_feature[pg.rank()]
+            own_dims = self.emb_dim_per_rank_per_feature[self.pg.rank()]
             self.input_splits = [
                 sum(rows * columns for rows, columns in zip(batch, own_dims, strict=True))
                 for batch in self.batch_size_per_rank_per_feature
@@ -223,14 +206,8 @@ def variable_batch_alltoall_pooled(  # noqa: PLR0917 - the reference's signature
 ) -> Awaitable[Tensor]:
     """Like `alltoall_pooled`, where every feature has a batch size of its own.
 
-    Args:
-        a2a_pooled_embs_tensor: flat: per destination, per feature of this rank, its ``[B, D]``
-            block.
-        batch_size_per_rank_per_feature: see `VariableBatchAll2AllPooledInfo`.
-        batch_size_per_feature_pre_a2a: see `VariableBatchAll2AllPooledInfo`.
-        emb_dim_per_rank_per_feature: see `VariableBatchAll2AllPooledInfo`.
-        group: the ranks; None: the default group.
-        codecs: how numbers travel; None: as they are.
+    ``a2a_pooled_embs_tensor`` is flat: per destination, per feature of this rank, its ``[B, D]``
+    block.  The other arguments are those of `VariableBatchAll2AllPooledInfo`.
 
     Returns:
         Awaitable, flat: per feature its ``[B, D]`` block, features in the order of the ranks.

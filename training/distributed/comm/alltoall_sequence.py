@@ -86,14 +86,12 @@ class All2AllSequenceInfo(AllToAll):
             vectors = vectors.index_select(0, self._order)
         return vectors.contiguous().view(-1)
 
-    def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor:
+    def finish(self, received: Tensor) -> Tensor:
         """``[N', D]``, in the order in which this rank sent its ids."""
-        del pg
         return received.view(-1, self.embedding_dim)
 
-    def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
+    def finish_gradient(self, received: Tensor) -> tuple[Tensor, ...]:
         """The gradient of the vectors looked up here, ``[N, D]``."""
-        del pg
         gradient = received.view(-1, self.embedding_dim)
         if self._order is None:
             return (gradient,)
@@ -106,9 +104,8 @@ class All2AllSequenceInfo(AllToAll):
             return lengths
         return lengths.view(segments, -1).sum(dim=1)
 
-    def sizes(self, pg: dist.ProcessGroup) -> tuple[list[int], list[int]]:
+    def sizes(self) -> tuple[list[int], list[int]]:
         """Vectors go against the way of the ids."""
-        del pg
         return (
             [rows * self.embedding_dim for rows in self.output_splits],
             [rows * self.embedding_dim for rows in self.input_splits],
@@ -132,16 +129,8 @@ def alltoall_sequence(  # noqa: PLR0917 - the reference's signature
 ) -> Awaitable[Tensor]:
     """Send the vector of every id to the rank that asked for it.  All have D columns.
 
-    Args:
-        a2a_sequence_embs_tensor: ``[N, D]`` in the order (feature, source, sample).
-        forward_recat_tensor: see `All2AllSequenceInfo`.
-        backward_recat_tensor: see `All2AllSequenceInfo`.
-        lengths_after_sparse_data_all2all: see `All2AllSequenceInfo`.
-        input_splits: ids that went to each rank, so vectors that come from it.
-        output_splits: ids that came from each rank, so vectors that go to it.
-        variable_batch_size: the ranks' batches have different sizes; see `All2AllSequenceInfo`.
-        group: the ranks; None: the default group.
-        codecs: how numbers travel; None: as they are.
+    ``a2a_sequence_embs_tensor`` is ``[N, D]`` in the order (feature, source, sample), ``group`` the
+    ranks (None: the default group); the other arguments are those of `All2AllSequenceInfo`.
 
     Returns:
         Awaitable of ``[sum of input_splits, D]``, in the order in which the ids were sent.

@@ -2,13 +2,14 @@
 
 Its gradient is given to all ranks, which is a collective of its own too: the gathering of vectors.
 
-Legend: W ranks, B_r samples of rank r, D columns.
+The functions take ``group``, the ranks (None: the default group), and ``codecs``, how numbers travel
+(None: as they are).  Legend: W ranks, B_r samples of rank r, D columns.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,31 +44,19 @@ def _add_or_gather(
 class _ReduceScatter(Exchange):
     """What the forms have in common: pieces in rank order, one output shape."""
 
-    def lay_out(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """The pieces, which lie in the order of their destinations."""
-        if len(inputs) == 1:
-            return super().lay_out(inputs)
-        return torch.cat([tensor.reshape(-1) for tensor in inputs])
+    input_sizes: Any
 
-    def send(
-        self, pg: dist.ProcessGroup, flat: Tensor, codec: Codec | None, *, back: bool
-    ) -> Pending:
+    def send(self, flat: Tensor, codec: Codec | None, *, back: bool) -> Pending:
         """Add the pieces; backwards, send the gradient of this rank's piece to every rank."""
-        return _add_or_gather(pg, flat, self.piece_shapes(pg), codec, add=not back)
+        return _add_or_gather(self.pg, flat, self.piece_shapes(), codec, add=not back)
 
-    def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor:
+    def finish(self, received: Tensor) -> Tensor:
         """Return this rank's piece of the sum."""
-        return received.view(self.piece_shapes(pg)[pg.rank()])
+        return received.view(self.piece_shapes()[self.pg.rank()])
 
-    def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
-        """Return one gradient for the whole input."""
-        shapes = self.piece_shapes(pg)
-        rows = sum(shape[0] for shape in shapes)
-        return (received.view(rows, *shapes[0][1:]),)
-
-    @abstractmethod
-    def piece_shapes(self, pg: dist.ProcessGroup) -> list[torch.Size]:
+    def piece_shapes(self) -> list[torch.Size]:
         """Return the shape of each rank's output."""
+        return list(self.input_sizes)
 
 
 @dataclass
@@ -82,17 +71,6 @@ class ReduceScatterInfo(_ReduceScatter):
     input_sizes: list[torch.Size]
     codecs: QuantizedCommCodecs | None = None
 
-    def piece_shapes(self, pg: dist.ProcessGroup) -> list[torch.Size]:
-        """Return the shapes of the inputs."""
-        del pg
-        return self.input_sizes
-
-    def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
-        """Return one gradient per input."""
-        del pg
-        parts = received.split_with_sizes([shape.numel() for shape in self.input_sizes])
-        return tuple(part.view(shape) for part, shape in zip(parts, self.input_sizes, strict=True))
-
 
 ReduceScatter_Req = step_of("reduce_scatter_pooled", ExchangeRequest, "ReduceScatter_Req")
 ReduceScatter_Wait = step_of("reduce_scatter_pooled", ExchangeWait, "ReduceScatter_Wait")
@@ -103,12 +81,7 @@ def reduce_scatter_pooled(
     group: dist.ProcessGroup | None = None,
     codecs: QuantizedCommCodecs | None = None,
 ) -> Awaitable[Tensor]:
-    """Add the ranks' tensors for each rank.
-
-    Args:
-        inputs: ``[B_r, D]`` for each rank r.
-        group: the ranks; None: the default group.
-        codecs: how numbers travel; None: as they are.
+    """Add the ranks' tensors for each rank: ``inputs`` has ``[B_r, D]`` for each rank r.
 
     Returns:
         Awaitable of ``[B, D]``: the sum over ranks of what they had for this one.
@@ -132,10 +105,10 @@ class ReduceScatterBaseInfo(_ReduceScatter):
     input_sizes: torch.Size
     codecs: QuantizedCommCodecs | None = None
 
-    def piece_shapes(self, pg: dist.ProcessGroup) -> list[torch.Size]:
+    def piece_shapes(self) -> list[torch.Size]:
         """Return the shapes of equal shares of the rows."""
-        rows = self.input_sizes[0] // pg.size()
-        return [torch.Size((rows, *self.input_sizes[1:]))] * pg.size()
+        rows = self.input_sizes[0] // self.pg.size()
+        return [torch.Size((rows, *self.input_sizes[1:]))] * self.pg.size()
 
 
 ReduceScatterBase_Req = step_of(
@@ -151,15 +124,10 @@ def reduce_scatter_base_pooled(
     group: dist.ProcessGroup | None = None,
     codecs: QuantizedCommCodecs | None = None,
 ) -> Awaitable[Tensor]:
-    """Add the ranks' tensors; every rank gets an equal share of the sum's rows.
-
-    Args:
-        input: ``[W * B, D]``, rows in the order of their destinations.
-        group: the ranks; None: the default group.
-        codecs: how numbers travel; None: as they are.
+    """Add the ranks' tensors ``[W * B, D]``; every rank gets an equal share of the sum's rows.
 
     Returns:
-        Awaitable of ``[B, D]``.
+        Awaitable of ``[B, D]``; the input's rows are in the order of their destinations.
 
     Raises:
         ValueError: rows that do not divide evenly among the ranks.
@@ -194,11 +162,6 @@ class ReduceScatterVInfo(_ReduceScatter):
     total_input_size: list[int]
     codecs: QuantizedCommCodecs | None
 
-    def piece_shapes(self, pg: dist.ProcessGroup) -> list[torch.Size]:
-        """Return the shapes of the pieces of the input."""
-        del pg
-        return self.input_sizes
-
 
 ReduceScatterV_Req = step_of("reduce_scatter_v_pooled", ExchangeRequest, "ReduceScatterV_Req")
 ReduceScatterV_Wait = step_of("reduce_scatter_v_pooled", ExchangeWait, "ReduceScatterV_Wait")
@@ -212,11 +175,8 @@ def reduce_scatter_v_pooled(
 ) -> Awaitable[Tensor]:
     """Add the ranks' tensors; every rank gets its share of the sum's rows.
 
-    Args:
-        input: ``[sum of input_splits, ...]``, rows in the order of their destinations.
-        input_splits: rows for each rank, the same on all ranks.
-        group: the ranks; None: the default group.
-        codecs: how numbers travel; None: as they are.
+    ``input`` is ``[sum of input_splits, ...]``, rows in the order of their destinations;
+    ``input_splits`` has the rows for each rank and is the same on all ranks.
 
     Returns:
         Awaitable of ``[input_splits[own rank], ...]``.
@@ -251,12 +211,8 @@ def reduce_scatter_v_per_feature_pooled(
 ) -> Awaitable[Tensor]:
     """Like `reduce_scatter_v_pooled`, where every feature has a batch size of its own.
 
-    Args:
-        input: flat: per destination, per feature, its ``[B, D]`` block.
-        batch_size_per_rank_per_feature: ``[W][F]`` samples.
-        embedding_dims: ``[F]`` columns.
-        group: the ranks; None: the default group.
-        codecs: how numbers travel; None: as they are.
+    ``input`` is flat: per destination, per feature, its ``[B, D]`` block;
+    ``batch_size_per_rank_per_feature`` is ``[W][F]`` samples, ``embedding_dims`` ``[F]`` columns.
 
     Returns:
         Awaitable, flat: per feature its ``[B, D]`` block.
@@ -280,20 +236,13 @@ class AllGatherBaseInfo(Exchange):
     input_size: torch.Size
     codecs: QuantizedCommCodecs | None = None
 
-    def send(
-        self, pg: dist.ProcessGroup, flat: Tensor, codec: Codec | None, *, back: bool
-    ) -> Pending:
+    def send(self, flat: Tensor, codec: Codec | None, *, back: bool) -> Pending:
         """Send this rank's vectors to all; backwards, add the gradients of each rank's part."""
-        return _add_or_gather(pg, flat, [self.input_size] * pg.size(), codec, add=back)
+        return _add_or_gather(self.pg, flat, [self.input_size] * self.pg.size(), codec, add=back)
 
-    def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor:
+    def finish(self, received: Tensor) -> Tensor:
         """Return the vectors ``[W * B, D]`` in rank order."""
-        return received.view(pg.size() * self.input_size[0], *self.input_size[1:])
-
-    def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
-        """The gradient of this rank's vectors, ``[B, D]``."""
-        del pg
-        return (received.view(self.input_size),)
+        return received.view(self.pg.size() * self.input_size[0], *self.input_size[1:])
 
 
 AllGatherBase_Req = step_of("all_gather_base_pooled", ExchangeRequest, "AllGatherBase_Req")
@@ -305,12 +254,7 @@ def all_gather_base_pooled(
     group: dist.ProcessGroup | None = None,
     codecs: QuantizedCommCodecs | None = None,
 ) -> Awaitable[Tensor]:
-    """Gather the ranks' tensors on every rank.
-
-    Args:
-        input: ``[B, ...]``, the same shape on every rank.
-        group: the ranks; None: the default group.
-        codecs: how numbers travel; None: as they are.
+    """Gather the ranks' tensors ``[B, ...]``, of the same shape on every rank, on every rank.
 
     Returns:
         Awaitable of ``[W * B, ...]``, in rank order.

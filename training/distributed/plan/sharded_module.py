@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -21,6 +21,7 @@ from tessera.training.distributed.plan.plan_types import (
 from tessera.training.streamable import Multistreamable
 
 M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T")
 Out = TypeVar("Out")
 CompIn = TypeVar("CompIn", bound=Multistreamable)
 DistOut = TypeVar("DistOut")
@@ -34,11 +35,8 @@ class NullShardingContext(Multistreamable):
         """Do nothing: this context holds no tensors."""
 
 
-class NullShardedModuleContext(Multistreamable):
+class NullShardedModuleContext(NullShardingContext):
     """The context of a module that keeps nothing between its steps."""
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Do nothing: this context holds no tensors."""
 
 
 class ModuleNoCopyMixin:
@@ -114,8 +112,6 @@ class ModuleSharder(ABC, Generic[M]):
         qcomm_codecs_registry: codecs by `CommOp` name; None: numbers travel as they are.
     """
 
-    _qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None
-
     def __init__(self, qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None) -> None:
         self._qcomm_codecs_registry = qcomm_codecs_registry
 
@@ -127,17 +123,13 @@ class ModuleSharder(ABC, Generic[M]):
         env: ShardingEnv,
         device: torch.device | None = None,
     ) -> nn.Module:
-        """Return the sharded form of ``module``.
+        """The sharded form of ``module``: a `ShardedModule` where more than one rank takes part.
 
         Args:
             module: what is sharded; on the ``meta`` device its shards get new values.
             params: how each of its parameters is cut and placed.
             env: who takes part.
             device: where this rank computes.
-
-        Returns:
-            The module that takes the place of ``module``; a `ShardedModule` where more than one
-            rank takes part.
         """
 
     @property
@@ -177,3 +169,24 @@ class ModuleSharder(ABC, Generic[M]):
 def get_tensor_size_bytes(tensor: Tensor) -> int:
     """Return the number of bytes of the elements of ``tensor``."""
     return tensor.element_size() * tensor.nelement()
+
+
+def outermost(
+    module: nn.Module, take: Callable[[nn.Module], T | None]
+) -> Iterator[tuple[str, nn.Module, T]]:
+    """The modules that are taken and are in no other such module.
+
+    Args:
+        module: the model; it may be taken itself, by the path "".
+        take: gives something of a module that is taken, else None.
+
+    Returns:
+        Path, module, and what ``take`` gave.
+    """
+    taken = take(module)
+    if taken is not None:
+        yield "", module, taken
+        return
+    for name, child in module.named_children():
+        for path, part, found in outermost(child, take):
+            yield f"{name}.{path}" if path else name, part, found

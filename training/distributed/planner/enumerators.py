@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from tessera.training.distributed.plan.plan_types import ShardingType
 from tessera.training.distributed.plan.shard_sizes import TableToCut
-from tessera.training.distributed.plan.sharded_module import ModuleSharder
+from tessera.training.distributed.plan.sharded_module import ModuleSharder, outermost
 from tessera.training.distributed.planner import constants
 from tessera.training.distributed.planner.shard_estimators import (
     EmbeddingPerfEstimator,
     EmbeddingStorageEstimator,
+    type_name,
 )
 from tessera.training.distributed.planner.types import (
     Enumerator,
@@ -25,7 +26,7 @@ from tessera.training.distributed.planner.types import (
     ShardingOption,
     Topology,
 )
-from tessera.training.distributed.sharding.registry import ShardingStrategy, strategy_of
+from tessera.training.distributed.sharding.registry import strategy_of
 
 # Kernels whose rows do not all lie in device memory.
 _OFF_DEVICE = frozenset({"fused_uvm", "fused_uvm_caching"})
@@ -67,10 +68,9 @@ class EmbeddingEnumerator(Enumerator):
         Raises:
             PlannerError: the constraints leave a table without a way, or name an unknown table.
         """
-        by_type = {sharder.module_type: sharder for sharder in sharders}
         options: list[ShardingOption] = []
         seen: set[str] = set()
-        for path, child, sharder in shardable_modules(module, by_type):
+        for path, child, sharder in shardable_modules(module, sharders):
             for name, weight in sharder.shardable_parameters(child).items():
                 seen.add(name)
                 ways = self._ways(path, child, sharder, name, weight)
@@ -87,7 +87,7 @@ class EmbeddingEnumerator(Enumerator):
             raise PlannerError(
                 f"constraints name table {unknown[0]!r}; the model's tables are {sorted(seen)[:20]}"
             )
-        sharder_map = {_type_name(sharder.module_type): sharder for sharder in sharders}
+        sharder_map = {type_name(sharder.module_type): sharder for sharder in sharders}
         for estimator in self._estimators:
             estimator.estimate(options, sharder_map)
         return options
@@ -150,14 +150,13 @@ class EmbeddingEnumerator(Enumerator):
             return [kind for kind in offered if kind in wanted]
         # Table-wise first: later strategies that come to the same are dropped.
         order = sorted(offered, key=lambda kind: kind != ShardingType.TABLE_WISE.value)
-        return [kind for kind in order if self._is_worth_while(strategy_of(kind))]
-
-    def _is_worth_while(self, strategy: ShardingStrategy) -> bool:
-        topology = self._topology
-        return (
-            topology.world_size >= strategy.least_ranks
-            and topology.num_hosts >= strategy.least_hosts
-        )
+        ranks, hosts = self._topology.world_size, self._topology.num_hosts
+        strategies = {kind: strategy_of(kind) for kind in order}
+        return [
+            kind
+            for kind, strategy in strategies.items()
+            if ranks >= strategy.least_ranks and hosts >= strategy.least_hosts
+        ]
 
     def _kernels(
         self, sharder: ModuleSharder[Any], kind: str, constraint: ParameterConstraints | None
@@ -172,26 +171,12 @@ class EmbeddingEnumerator(Enumerator):
         return offered
 
 
-def _type_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
 def shardable_modules(
-    module: nn.Module, sharders: Mapping[type, ModuleSharder[Any]]
-) -> list[tuple[str, nn.Module, ModuleSharder[Any]]]:
+    module: nn.Module, sharders: Iterable[ModuleSharder[Any]]
+) -> Iterator[tuple[str, nn.Module, ModuleSharder[Any]]]:
     """Path, module and sharder of the outermost modules that a sharder takes."""
-    found = []
-
-    def visit(path: str, part: nn.Module) -> None:
-        sharder = sharders.get(type(part))
-        if sharder is not None:
-            found.append((path, part, sharder))
-            return
-        for name, child in part.named_children():
-            visit(f"{path}.{name}" if path else name, child)
-
-    visit("", module)
-    return found
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+    return outermost(module, lambda part: by_type.get(type(part)))
 
 
 def _describe(child: nn.Module, table: str) -> tuple[list[str], bool, bool]:

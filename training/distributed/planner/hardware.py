@@ -25,9 +25,9 @@ class Storage:
     def __sub__(self, other: Storage) -> Storage:
         return Storage(self.hbm - other.hbm, self.ddr - other.ddr)
 
-    def fits_in(self, other: Storage) -> bool:
-        """Whether both kinds fit."""
-        return self.hbm <= other.hbm and self.ddr <= other.ddr
+    def on(self, compute_device: str) -> int:
+        """The bytes of the memory that belongs to ``cuda`` or ``cpu``."""
+        return self.hbm if compute_device == "cuda" else self.ddr
 
 
 @dataclass(frozen=True, slots=True)

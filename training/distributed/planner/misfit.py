@@ -13,35 +13,31 @@ def explain_misfit(search_space: list[ShardingOption], topology: Topology, left:
     Three cases, the most certain first: a table none of whose ways fits an empty rank; tables
     that take more than all ranks have; tables that would fit in sum but not as they are cut.
     """
-    on_gpu = topology.compute_device == "cuda"
-    kind = "device memory" if on_gpu else "host memory"
-    rooms = [d.storage.hbm if on_gpu else d.storage.ddr for d in left.devices]
-    cap = topology.devices[0].storage
-    reserved = (cap.hbm if on_gpu else cap.ddr) - rooms[0]
+    device = topology.compute_device
+    kind = "device memory" if device == "cuda" else "host memory"
+    rooms = [d.storage.on(device) for d in left.devices]
+    reserved = topology.devices[0].storage.on(device) - rooms[0]
     reservation = f"{reserved / GIB:.2f} GiB of it reserved for the rest of the model"
     tables = options_by_table(search_space)
 
     def largest_shard(option: ShardingOption) -> int:
-        return max(_used(shard.storage, on_gpu=on_gpu) for shard in option.shards)
+        return max(shard.used.on(device) for shard in option.shards)
 
-    worst: tuple[int, str, ShardingOption] | None = None
-    for fqn, options in tables.items():
-        best = min(options, key=largest_shard)
-        missing = largest_shard(best) - max(rooms)
-        if missing > 0 and (worst is None or missing > worst[0]):
-            worst = (missing, fqn, best)
-    if worst is not None:
-        missing, fqn, option = worst
+    option = max(
+        (min(options, key=largest_shard) for options in tables.values()), key=largest_shard
+    )
+    missing = largest_shard(option) - max(rooms)
+    if missing > 0:
         rows, columns = option.tensor.shape
         return (
-            f"table {fqn!r} ({rows} x {columns}) fits on no rank: cut {option.sharding_type} with "
+            f"table {option.fqn!r} ({rows} x {columns}) fits on no rank: cut {option.sharding_type} with "
             f"kernel {option.compute_kernel}, its largest shard takes "
             f"{largest_shard(option) / GIB:.2f} GiB of {kind} with state, ids and vectors; a rank "
             f"has {max(rooms) / GIB:.2f} GiB left for tables ({reservation}): "
             f"{missing / GIB:.2f} GiB are missing. {_remedies(option, topology)}"
         )
     smallest = {
-        fqn: min(sum(_used(s.storage, on_gpu=on_gpu) for s in option.shards) for option in options)
+        fqn: min(option.total_storage.on(device) for option in options)
         for fqn, options in tables.items()
     }
     needed, room = sum(smallest.values()), sum(rooms)
@@ -61,11 +57,6 @@ def explain_misfit(search_space: list[ShardingOption], topology: Topology, left:
         f"{smallest[largest] / GIB:.2f} GiB; let it be cut (row_wise, column_wise). "
         f"{_remedies(option, topology)}"
     )
-
-
-def _used(storage: object, *, on_gpu: bool) -> int:
-    used: int = getattr(storage, "hbm" if on_gpu else "ddr")
-    return used
 
 
 def _remedies(option: ShardingOption, topology: Topology) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, unique
 
 import numpy as np
@@ -44,26 +44,21 @@ class _Ranks:
 
     def place(self, option: ShardingOption, index: int, rank: int) -> None:
         shard = option.shards[index]
-        assert shard.storage is not None
-        assert shard.perf is not None
-        self.hbm[rank] -= shard.storage.hbm
-        self.ddr[rank] -= shard.storage.ddr
-        self.busy[rank] += shard.perf.total
+        self.hbm[rank] -= shard.used.hbm
+        self.ddr[rank] -= shard.used.ddr
+        self.busy[rank] += shard.time.total
 
-    def least_busy(self, storage: Storage, among: slice, excluded: Sequence[int]) -> int | None:
-        """The least busy rank of a range that has room; the roomiest of equals."""
-        busy = self.busy[among].copy()
-        fits = (self.hbm[among] >= storage.hbm) & (self.ddr[among] >= storage.ddr)
-        first = among.start or 0
-        for rank in excluded:
-            if first <= rank < first + len(busy):
-                fits[rank - first] = False
+    def least_busy(self, storage: Storage, excluded: Sequence[int]) -> int | None:
+        """The least busy rank that has room; the roomiest of equals."""
+        busy = self.busy.copy()
+        fits = (self.hbm >= storage.hbm) & (self.ddr >= storage.ddr)
+        fits[list(excluded)] = False
         if not fits.any():
             return None
         busy[~fits] = np.inf
         candidates = np.flatnonzero(busy == busy.min())
-        room = self.hbm[among][candidates] + self.ddr[among][candidates]
-        return first + int(candidates[int(room.argmax())])
+        room = self.hbm[candidates] + self.ddr[candidates]
+        return int(candidates[int(room.argmax())])
 
 
 class GreedyPerfPartitioner(Partitioner):
@@ -91,21 +86,14 @@ class GreedyPerfPartitioner(Partitioner):
         order = sorted(
             range(len(proposal)),
             key=lambda index: (
-                _PLACED_FIRST[proposal[index].partition_by],
+                list(_PLACEMENTS).index(proposal[index].partition_by),
                 *self._size(proposal[index]),
             ),
         )
         placed: dict[int, list[int]] = {}
         for index in order:
             option = proposal[index]
-            if option.partition_by is PartitionByType.UNIFORM:
-                placed[index] = _place_uniform(option, ranks)
-            elif option.partition_by is PartitionByType.DEVICE:
-                placed[index] = _place_shards(
-                    option, range(option.num_shards), ranks, slice(0, None)
-                )
-            else:
-                placed[index] = _place_on_hosts(option, ranks)
+            placed[index] = _PLACEMENTS[option.partition_by](option, ranks)
         return [option.placed(placed[index]) for index, option in enumerate(proposal)]
 
     def _size(self, option: ShardingOption) -> tuple[float, str]:
@@ -115,21 +103,12 @@ class GreedyPerfPartitioner(Partitioner):
         return -float(storage.hbm + storage.ddr), option.fqn
 
 
-_PLACED_FIRST = {
-    PartitionByType.UNIFORM: 0,
-    PartitionByType.MULTI_HOST: 1,
-    PartitionByType.HOST: 2,
-    PartitionByType.DEVICE: 3,
-}
-
-
 def _no_room(option: ShardingOption, index: int) -> PlannerError:
     shard = option.shards[index]
-    assert shard.storage is not None
     return PlannerError(
         f"table {option.fqn!r} ({option.sharding_type}, {option.compute_kernel}): its shard of "
-        f"{shard.size[0]} x {shard.size[1]} takes {shard.storage.hbm / GIB:.3f} GiB of device and "
-        f"{shard.storage.ddr / GIB:.3f} GiB of host memory, and no rank has that left",
+        f"{shard.size[0]} x {shard.size[1]} takes {shard.used.hbm / GIB:.3f} GiB of device and "
+        f"{shard.used.ddr / GIB:.3f} GiB of host memory, and no rank has that left",
         PlannerErrorType.PARTITION,
     )
 
@@ -149,14 +128,10 @@ def _place_uniform(option: ShardingOption, ranks: _Ranks) -> list[int]:
     return list(range(option.num_shards))
 
 
-def _place_shards(
-    option: ShardingOption, indices: Sequence[int], ranks: _Ranks, among: slice
-) -> list[int]:
+def _place_shards(option: ShardingOption, ranks: _Ranks) -> list[int]:
     chosen: list[int] = []
-    for index in indices:
-        storage = option.shards[index].storage
-        assert storage is not None
-        rank = ranks.least_busy(storage, among, chosen)
+    for index, shard in enumerate(option.shards):
+        rank = ranks.least_busy(shard.used, chosen)
         if rank is None:
             raise _no_room(option, index)
         ranks.place(option, index, rank)
@@ -200,11 +175,19 @@ def _try_host(
         order = np.argsort(ranks.busy[first : first + local], kind="stable")[: len(indices)]
         on_host = [first + int(offset) for offset in order]
     for index, rank in zip(indices, on_host, strict=True):
-        storage = option.shards[index].storage
-        assert storage is not None
+        storage = option.shards[index].used
         if ranks.hbm[rank] < storage.hbm or ranks.ddr[rank] < storage.ddr:
             return None
     return on_host
+
+
+# In the order in which options are placed.
+_PLACEMENTS: dict[PartitionByType, Callable[[ShardingOption, _Ranks], list[int]]] = {
+    PartitionByType.UNIFORM: _place_uniform,
+    PartitionByType.MULTI_HOST: _place_on_hosts,
+    PartitionByType.HOST: _place_on_hosts,
+    PartitionByType.DEVICE: _place_shards,
+}
 
 
 class MemoryBalancedPartitioner(Partitioner):
@@ -237,18 +220,16 @@ class MemoryBalancedPartitioner(Partitioner):
         model = self._model or NoopPerfModel(storage_constraint)
         best = greedy.partition(proposal, storage_constraint)
         limit = model.rate(best) * (1 + self._tolerance)
-        on_gpu = storage_constraint.compute_device == "cuda"
-        caps = [device.storage for device in storage_constraint.devices]
-        needed = [option.total_storage for option in proposal]
-        total = float(sum(amount.hbm if on_gpu else amount.ddr for amount in needed))
-        low = total / len(caps)
-        high = float(max(cap.hbm if on_gpu else cap.ddr for cap in caps))
+        device = storage_constraint.compute_device
+        caps = [rank.storage for rank in storage_constraint.devices]
+        low = sum(option.total_storage.on(device) for option in proposal) / len(caps)
+        high = float(max(cap.on(device) for cap in caps))
         for _ in range(self._steps):
             middle = (low + high) / 2
             tighter = storage_constraint.with_storage(
                 [
                     Storage(min(cap.hbm, int(middle)), cap.ddr)
-                    if on_gpu
+                    if device == "cuda"
                     else Storage(cap.hbm, min(cap.ddr, int(middle)))
                     for cap in caps
                 ]

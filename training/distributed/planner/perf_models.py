@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from tessera.training.distributed.planner.types import PerfModel, ShardingOption, Topology
+from tessera.training.distributed.planner.types import (
+    PerfModel,
+    ShardingOption,
+    Topology,
+    per_rank,
+)
 
 
 class NoopPerfModel(PerfModel):
@@ -15,13 +18,7 @@ class NoopPerfModel(PerfModel):
 
     def rate(self, plan: list[ShardingOption]) -> float:
         """Largest sum of the shards' ``perf.total`` over the ranks."""
-        per_rank = np.zeros(self._ranks)
-        for option in plan:
-            for shard in option.shards:
-                assert shard.perf is not None
-                assert shard.rank is not None
-                per_rank[shard.rank] += shard.perf.total
-        return float(per_rank.max())
+        return max(per_rank(plan, self._ranks, lambda shard: shard.time.total))
 
 
 class NoopStorageModel(PerfModel):
@@ -32,11 +29,9 @@ class NoopStorageModel(PerfModel):
 
     def rate(self, plan: list[ShardingOption]) -> float:
         """Largest sum of the shards' storage over the ranks."""
-        per_rank = np.zeros(self._topology.world_size)
-        on_gpu = self._topology.compute_device == "cuda"
-        for option in plan:
-            for shard in option.shards:
-                assert shard.storage is not None
-                assert shard.rank is not None
-                per_rank[shard.rank] += shard.storage.hbm if on_gpu else shard.storage.ddr
-        return float(per_rank.max())
+        topology = self._topology
+        return max(
+            per_rank(
+                plan, topology.world_size, lambda shard: shard.used.on(topology.compute_device)
+            )
+        )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tessera.errors import UserError
 from tessera.training.distributed.planner.constants import GIB
 from tessera.training.distributed.planner.stats import report_text
-from tessera.training.distributed.planner.types import PlanReport, Shard
+from tessera.training.distributed.planner.types import PlanReport, Shard, per_rank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,29 +54,23 @@ def save_picture(report: PlanReport, path: str | Path) -> None:
 def _draw(report: PlanReport) -> Figure:
     from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import, and rarely needed
 
-    ranks = report.topology.world_size
-    on_gpu = report.topology.compute_device == "cuda"
+    ranks, device = report.topology.world_size, report.topology.compute_device
     figure = Figure(figsize=(max(7.0, min(18.0, 3 + 0.3 * ranks)), 7.5), layout="constrained")
     memory, step = figure.subplots(2, 1, sharex=True)
 
     def gib(shard: Shard) -> float:
-        assert shard.storage is not None
-        return (shard.storage.hbm if on_gpu else shard.storage.ddr) / GIB
-
-    def milliseconds(shard: Shard) -> float:
-        assert shard.perf is not None
-        return shard.perf.total
+        return shard.used.on(device) / GIB
 
     _stack(memory, report, gib)
-    caps = [d.storage.hbm if on_gpu else d.storage.ddr for d in report.left_for_tables.devices]
-    highest = max(_per_rank(report, gib))
+    caps = [d.storage.on(device) for d in report.left_for_tables.devices]
+    highest = max(per_rank(report.best, ranks, gib))
     if highest > 0.3 * max(caps) / GIB:
         memory.plot(range(ranks), [cap / GIB for cap in caps], "k--", label="left for tables")
-    memory.set_ylabel(f"{'device' if on_gpu else 'host'} memory, GiB")
+    memory.set_ylabel(f"{'device' if device == 'cuda' else 'host'} memory, GiB")
     memory.set_title(
         f"{len(report.best)} tables on {ranks} ranks; {max(caps) / GIB:.1f} GiB a rank left for tables"
     )
-    _stack(step, report, milliseconds)
+    _stack(step, report, lambda shard: shard.time.total)
     step.set_ylabel("estimated step, ms")
     step.set_xlabel("rank")
     handles, labels = memory.get_legend_handles_labels()
@@ -84,30 +78,15 @@ def _draw(report: PlanReport) -> Figure:
     return figure
 
 
-def _per_rank(report: PlanReport, value: Callable[[Shard], float]) -> list[float]:
-    totals = [0.0] * report.topology.world_size
-    for option in report.best:
-        for shard in option.shards:
-            assert shard.rank is not None
-            totals[shard.rank] += value(shard)
-    return totals
-
-
 def _stack(axes: Axes, report: PlanReport, value: Callable[[Shard], float]) -> None:
     """Bars of every rank, the tables with most bytes and time by name."""
-    by_size = sorted(
-        report.best,
-        key=lambda option: (-option.total_perf, option.fqn),
-    )
+    by_size = sorted(report.best, key=lambda option: (-option.total_perf, option.fqn))
     ranks = range(report.topology.world_size)
     bottom = [0.0] * len(ranks)
     rest = [0.0] * len(ranks)
     colours: Any = [f"C{index % 10}" for index in range(_NAMED_TABLES)]
     for index, option in enumerate(by_size):
-        heights = [0.0] * len(ranks)
-        for shard in option.shards:
-            assert shard.rank is not None
-            heights[shard.rank] += value(shard)
+        heights = per_rank([option], len(ranks), value)
         if index >= _NAMED_TABLES:
             rest = [a + b for a, b in zip(rest, heights, strict=True)]
             continue

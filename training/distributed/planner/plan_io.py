@@ -21,34 +21,33 @@ from tessera.training.distributed.sharding.registry import strategy_of
 
 FORMAT = "tessera sharding plan 1"
 
+# What constraints say besides a place; plan files do not hold it.
+_SETTINGS = ("cache_params", "enforce_hbm", "stochastic_rounding", "bounds_check_mode")
+
 
 def to_sharding_plan(options: list[ShardingOption], topology: Topology) -> ShardingPlan:
     """The plan that placed options describe."""
     modules: dict[str, EmbeddingModuleShardingPlan] = {}
     for option in options:
-        ranks = []
-        metadata = []
-        for shard in option.shards:
-            assert shard.rank is not None
-            ranks.append(shard.rank)
-            where = placement(topology.compute_device, shard.rank, topology.local_world_size)
-            metadata.append(
-                ShardMetadata(
-                    shard_offsets=list(shard.offset), shard_sizes=list(shard.size), placement=where
-                )
+        metadata = [
+            ShardMetadata(
+                shard_offsets=list(shard.offset),
+                shard_sizes=list(shard.size),
+                placement=placement(
+                    topology.compute_device, shard.place, topology.local_world_size
+                ),
             )
+            for shard in option.shards
+        ]
         replicated = strategy_of(option.sharding_type).replicated
         constraint = option.constraints
         tables = modules.setdefault(option.path, EmbeddingModuleShardingPlan())
         tables[option.name] = ParameterSharding(
             sharding_type=option.sharding_type,
             compute_kernel=option.compute_kernel,
-            ranks=ranks,
+            ranks=[shard.place for shard in option.shards],
             sharding_spec=None if replicated else EnumerableShardingSpec(metadata),
-            cache_params=constraint.cache_params if constraint else None,
-            enforce_hbm=constraint.enforce_hbm if constraint else None,
-            stochastic_rounding=constraint.stochastic_rounding if constraint else None,
-            bounds_check_mode=constraint.bounds_check_mode if constraint else None,
+            **{name: getattr(constraint, name) for name in _SETTINGS if constraint},
         )
     return ShardingPlan(plan=dict(modules))
 
@@ -59,24 +58,18 @@ def save_plan(plan: ShardingPlan, path: str | Path) -> None:
     Raises:
         ValueError: the plan has settings that are not written: cache, rounding or bounds checks.
     """
-    modules: dict[str, Any] = {}
-    for module_path, tables in plan.plan.items():
-        modules[module_path] = {
-            name: _to_json(f"{module_path}.{name}", where) for name, where in _items(tables)
+    modules = {
+        module_path: {
+            name: _to_json(f"{module_path}.{name}", where) for name, where in tables.items()
         }
+        for module_path, tables in plan.plan.items()
+    }
     text = json.dumps({"format": FORMAT, "modules": modules}, indent=1)
     Path(path).write_text(text + "\n", encoding="utf-8")
 
 
-def _items(tables: Any) -> list[tuple[str, ParameterSharding]]:
-    return list(tables.items())
-
-
-_UNWRITTEN = ("cache_params", "enforce_hbm", "stochastic_rounding", "bounds_check_mode")
-
-
 def _to_json(name: str, where: ParameterSharding) -> dict[str, Any]:
-    for setting in _UNWRITTEN:
+    for setting in _SETTINGS:
         if getattr(where, setting) is not None:
             raise ValueError(
                 f"{name}: {setting} is {getattr(where, setting)}; a plan file holds places only, "
@@ -111,11 +104,12 @@ def load_plan(path: str | Path) -> ShardingPlan:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise UserError(f"{path}: the format is {content['format']!r}; expected {FORMAT!r}")
-        modules: dict[str, EmbeddingModuleShardingPlan] = {}
-        for module_path, tables in content["modules"].items():
-            modules[module_path] = EmbeddingModuleShardingPlan()
-            for name, where in tables.items():
-                modules[module_path][name] = _from_json(where)
+        modules = {
+            module_path: EmbeddingModuleShardingPlan(
+                {name: _from_json(where) for name, where in tables.items()}
+            )
+            for module_path, tables in content["modules"].items()
+        }
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -21,6 +21,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from tessera.training.distributed.comm.leader import invoke_on_rank_and_broadcast_result
 from tessera.training.distributed.plan.plan_types import ShardingPlan
 from tessera.training.distributed.plan.sharded_module import ModuleSharder
 from tessera.training.distributed.planner import constants
@@ -140,18 +141,17 @@ class EmbeddingShardingPlanner(ShardingPlanner):
             pg = dist.group.WORLD
         if pg is None or dist.get_world_size(pg) == 1:
             return self.plan(module, sharders)
-        outcome: list[Any] = [None]
-        if dist.get_rank(pg) == 0:
+
+        def plan_or_error() -> ShardingPlan | PlannerError:
             try:
-                outcome = [self.plan(module, sharders)]
+                return self.plan(module, sharders)
             except PlannerError as error:
-                outcome = [error]
-        # The others must not wait forever for a plan that does not come: errors travel too.
-        dist.broadcast_object_list(outcome, src=dist.get_global_rank(pg, 0), group=pg)
-        if isinstance(outcome[0], PlannerError):
-            raise outcome[0]
-        plan: ShardingPlan = outcome[0]
-        return plan
+                return error
+
+        outcome = invoke_on_rank_and_broadcast_result(pg, 0, plan_or_error)
+        if isinstance(outcome, PlannerError):
+            raise outcome
+        return outcome
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:
         """Where every table of ``module`` goes.
@@ -167,20 +167,21 @@ class EmbeddingShardingPlanner(ShardingPlanner):
         search_space = self._enumerator.enumerate(module, sharders)
         if not search_space:
             raise PlannerError("the model has no module that a sharder takes; give its sharders")
-        best, tries = self._search(search_space, left)
+        best, ratings = self._search(search_space, left)
         if best is None:
             raise PlannerError(
                 explain_misfit(search_space, self._topology, left),
                 PlannerErrorType.INSUFFICIENT_STORAGE,
             )
+        fitted = [rating for rating in ratings if rating is not None]
         self.report = PlanReport(
             topology=self._topology,
             left_for_tables=left,
             best=best,
             num_options=len(search_space),
-            num_proposals=tries.proposals,
-            num_plans=tries.plans,
-            perf_rating=tries.best_rating,
+            num_proposals=len(ratings),
+            num_plans=len(fitted),
+            perf_rating=min(fitted),
             run_time_s=time.perf_counter() - started,
         )
         plan = to_sharding_plan(best, self._topology)
@@ -190,50 +191,38 @@ class EmbeddingShardingPlanner(ShardingPlanner):
 
     def _search(
         self, search_space: list[ShardingOption], left: Topology
-    ) -> tuple[list[ShardingOption] | None, _Tries]:
+    ) -> tuple[list[ShardingOption] | None, list[float | None]]:
+        """The best plan, and the rating of every proposal; None: it does not fit."""
         best: list[ShardingOption] | None = None
-        tries = _Tries()
+        best_rating = float("inf")
+        ratings: dict[tuple[int, ...], float | None] = {}
         for proposer in self._proposers:
             proposer.load(search_space, self._enumerator)
             while (proposal := proposer.propose()) is not None:
                 key = tuple(id(option) for option in proposal)
-                known = tries.seen.get(key)
-                if known is None:
-                    known = self._try(proposal, left, tries)
-                    tries.seen[key] = (None, known[1])
-                plan, rating = known
-                if plan is not None and rating is not None and rating < tries.best_rating:
-                    best, tries.best_rating = plan, rating
+                if key not in ratings:
+                    plan, rating = self._try(proposal, left, len(ratings) + 1)
+                    ratings[key] = rating
+                    if rating is not None and rating < best_rating:
+                        best, best_rating = plan, rating
                 proposer.feedback(
-                    partitionable=rating is not None,
+                    partitionable=ratings[key] is not None,
                     plan=proposal,
-                    perf_rating=rating,
+                    perf_rating=ratings[key],
                     storage_constraint=left,
                 )
-        return best, tries
+        return best, list(ratings.values())
 
     def _try(
-        self, proposal: list[ShardingOption], left: Topology, tries: _Tries
+        self, proposal: list[ShardingOption], left: Topology, number: int
     ) -> tuple[list[ShardingOption] | None, float | None]:
-        tries.proposals += 1
         try:
             plan = self._partitioner.partition(proposal, left)
         except PlannerError as error:
             if self._debug:
-                logger.info("proposal %d does not fit: %s", tries.proposals, error)
+                logger.info("proposal %d does not fit: %s", number, error)
             return None, None
-        tries.plans += 1
         rating = self._model.rate(plan)
         if self._debug:
-            logger.info("proposal %d: %.3f ms", tries.proposals, rating)
+            logger.info("proposal %d: %.3f ms", number, rating)
         return plan, rating
-
-
-class _Tries:
-    """What a search has seen; plans are not kept, only their ratings."""
-
-    def __init__(self) -> None:
-        self.seen: dict[tuple[int, ...], tuple[list[ShardingOption] | None, float | None]] = {}
-        self.best_rating = float("inf")
-        self.proposals = 0
-        self.plans = 0

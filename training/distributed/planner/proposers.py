@@ -6,7 +6,8 @@ import heapq
 import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Generator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +33,7 @@ def _cost(option: ShardingOption) -> float:
 
     Both matter: the sum is what all ranks must do, the largest shard cannot be balanced away.
     """
-    largest = max(shard.perf.total for shard in option.shards if shard.perf is not None)
-    return option.total_perf + largest
+    return option.total_perf + max(shard.time.total for shard in option.shards)
 
 
 def _bytes(option: ShardingOption) -> int:
@@ -41,107 +41,33 @@ def _bytes(option: ShardingOption) -> int:
     return storage.hbm or storage.ddr
 
 
-class GreedyProposer(Proposer):
-    """Starts with the fastest way of every table and gives up speed for memory step by step.
+@dataclass(frozen=True)
+class _Outcome:
+    """How a proposal did."""
 
-    While a proposal does not fit, the table that frees most bytes per millisecond lost takes its
-    next smaller way; once one fits, the table that loses least takes its next way.
-
-    Args:
-        threshold: proposals that fit and are not better than the best before giving up.
-    """
-
-    def __init__(self, threshold: int = 64) -> None:
-        self._threshold = threshold
-        self._tables: list[list[ShardingOption]] = []
-
-    def load(
-        self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
-    ) -> None:
-        """Begin a search among these options."""
-        del enumerator
-        self._tables = list(options_by_table(search_space).values())
-        self._now = [0] * len(self._tables)
-        self._best = math.inf
-        self._misses = 0
-        self._done = not self._tables
-        self._costs = [[_cost(option) for option in table] for table in self._tables]
-        self._sizes = [[_bytes(option) for option in table] for table in self._tables]
-        self._total = sum(sizes[0] for sizes in self._sizes)
-        self._smaller: list[tuple[float, int, int, int]] = []
-        self._slower: list[tuple[float, int, int, int]] = []
-        for table in range(len(self._tables)):
-            self._push(table)
-
-    def _push(self, table: int) -> None:
-        """Queue the next steps of a table from where it is."""
-        now = self._now[table]
-        costs, sizes = self._costs[table], self._sizes[table]
-        if now + 1 < len(costs):
-            entry = (costs[now + 1] - costs[now], table, now, now + 1)
-            heapq.heappush(self._slower, entry)
-        for after in range(now + 1, len(costs)):
-            freed = sizes[now] - sizes[after]
-            if freed > 0:
-                lost = max(costs[after] - costs[now], 1e-12)
-                heapq.heappush(self._smaller, (-freed / lost, table, now, after))
-
-    def _advance(self, queue: list[tuple[float, int, int, int]]) -> bool:
-        while queue:
-            _, table, before, after = heapq.heappop(queue)
-            if self._now[table] == before:
-                self._now[table] = after
-                self._total += self._sizes[table][after] - self._sizes[table][before]
-                self._push(table)
-                return True
-        return False
-
-    def propose(self) -> list[ShardingOption] | None:
-        """One option per table; None: nothing more to try."""
-        if self._done:
-            return None
-        return [table[now] for table, now in zip(self._tables, self._now, strict=True)]
-
-    def feedback(
-        self,
-        partitionable: bool,  # noqa: FBT001 - the signature TorchRec users know
-        plan: list[ShardingOption] | None = None,
-        perf_rating: float | None = None,
-        storage_constraint: Topology | None = None,
-    ) -> None:
-        """Take one step, or, where far too much memory was asked for, many."""
-        del plan
-        if partitionable:
-            assert perf_rating is not None
-            self._misses = 0 if perf_rating < self._best else self._misses + 1
-            self._best = min(self._best, perf_rating)
-            self._done = self._misses >= self._threshold or not self._advance(self._slower)
-            return
-        self._done = not self._advance(self._smaller)
-        if storage_constraint is None:
-            return
-        room = sum(d.storage.hbm or d.storage.ddr for d in storage_constraint.devices)
-        while not self._done and self._total > room:
-            self._done = not self._advance(self._smaller)
+    rating: float | None  # of its plan; None: it does not fit
+    room: int | None  # bytes that the ranks have for tables; None: the caller does not say
 
 
-class _ListProposer(Proposer):
-    """Proposes what a generator yields, whether or not the last proposal fitted."""
+Proposals = Generator[list[ShardingOption], _Outcome, None]
 
-    def __init__(self) -> None:
-        self._proposals: Iterator[list[ShardingOption]] = iter(())
-        self._current: list[ShardingOption] | None = None
+
+class _Search(Proposer):
+    """Proposes what a generator yields, which is sent how each of its proposals did."""
+
+    _proposals: Proposals
+    _current: list[ShardingOption] | None = None
 
     def load(
         self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
     ) -> None:
         """Begin a search among these options."""
         del enumerator
-        self._proposals = self._list(options_by_table(search_space))
+        self._proposals = self._search(options_by_table(search_space))
         self._current = next(self._proposals, None)
 
     @abstractmethod
-    def _list(self, tables: dict[str, list[ShardingOption]]) -> Iterator[list[ShardingOption]]:
+    def _search(self, tables: dict[str, list[ShardingOption]]) -> Proposals:
         """What is proposed, of the options by table."""
 
     def propose(self) -> list[ShardingOption] | None:
@@ -156,17 +82,97 @@ class _ListProposer(Proposer):
         storage_constraint: Topology | None = None,
     ) -> None:
         """Go on to the next proposal."""
-        del partitionable, plan, perf_rating, storage_constraint
-        self._current = next(self._proposals, None)
+        del plan
+        devices = storage_constraint.devices if storage_constraint else []
+        room = sum(d.storage.hbm or d.storage.ddr for d in devices) if devices else None
+        try:
+            outcome = _Outcome(perf_rating if partitionable else None, room)
+            self._current = self._proposals.send(outcome)
+        except StopIteration:
+            self._current = None
 
 
-class UniformProposer(_ListProposer):
+class GreedyProposer(_Search):
+    """Starts with the fastest way of every table and gives up speed for memory step by step.
+
+    While a proposal does not fit, the table that frees most bytes per millisecond lost takes its
+    next smaller way; once one fits, the table that loses least takes its next way.
+
+    Args:
+        threshold: proposals that fit and are not better than the best before giving up.
+    """
+
+    def __init__(self, threshold: int = 64) -> None:
+        self._threshold = threshold
+
+    def _search(self, tables: dict[str, list[ShardingOption]]) -> Proposals:
+        descent = _Descent(list(tables.values()))
+        best, misses, going = math.inf, 0, bool(tables)
+        while going:
+            outcome = yield descent.proposal
+            if outcome.rating is not None:
+                misses = 0 if outcome.rating < best else misses + 1
+                best = min(best, outcome.rating)
+                going = misses < self._threshold and descent.advance(descent.slower)
+                continue
+            going = descent.advance(descent.smaller)
+            # Where far too much memory was asked for, many steps at once.
+            while going and outcome.room is not None and descent.total > outcome.room:
+                going = descent.advance(descent.smaller)
+
+
+Steps = list[tuple[float, int, int, int]]
+
+
+class _Descent:
+    """Where a greedy search is: a way per table, and the next steps in the order of their worth."""
+
+    def __init__(self, tables: list[list[ShardingOption]]) -> None:
+        self._tables = tables
+        self._now = [0] * len(tables)
+        self._costs = [[_cost(option) for option in table] for table in tables]
+        self._sizes = [[_bytes(option) for option in table] for table in tables]
+        self.total = sum(sizes[0] for sizes in self._sizes)
+        self.smaller: Steps = []
+        self.slower: Steps = []
+        for table in range(len(tables)):
+            self._push(table)
+
+    @property
+    def proposal(self) -> list[ShardingOption]:
+        return [table[now] for table, now in zip(self._tables, self._now, strict=True)]
+
+    def _push(self, table: int) -> None:
+        """Queue the next steps of a table from where it is."""
+        now = self._now[table]
+        costs, sizes = self._costs[table], self._sizes[table]
+        if now + 1 < len(costs):
+            heapq.heappush(self.slower, (costs[now + 1] - costs[now], table, now, now + 1))
+        for after in range(now + 1, len(costs)):
+            freed = sizes[now] - sizes[after]
+            if freed > 0:
+                lost = max(costs[after] - costs[now], 1e-12)
+                heapq.heappush(self.smaller, (-freed / lost, table, now, after))
+
+    def advance(self, queue: Steps) -> bool:
+        """Take the first step of a queue that still holds; False: there is none."""
+        while queue:
+            _, table, before, after = heapq.heappop(queue)
+            if self._now[table] == before:
+                self._now[table] = after
+                self.total += self._sizes[table][after] - self._sizes[table][before]
+                self._push(table)
+                return True
+        return False
+
+
+class UniformProposer(_Search):
     """One strategy for all tables, one after the other: the fastest kernels, then the smallest.
 
     A table that does not have the type takes its own fastest way.
     """
 
-    def _list(self, tables: dict[str, list[ShardingOption]]) -> Iterator[list[ShardingOption]]:
+    def _search(self, tables: dict[str, list[ShardingOption]]) -> Proposals:
         kinds = dict.fromkeys(o.sharding_type for options in tables.values() for o in options)
         for kind in kinds:
             ways_by_table = [
@@ -177,7 +183,7 @@ class UniformProposer(_ListProposer):
             yield [min(ways, key=_bytes) for ways in ways_by_table]
 
 
-class GridSearchProposer(_ListProposer):
+class GridSearchProposer(_Search):
     """Every combination, if there are not too many.
 
     Args:
@@ -185,17 +191,16 @@ class GridSearchProposer(_ListProposer):
     """
 
     def __init__(self, max_proposals: int = 2000) -> None:
-        super().__init__()
         self._max = max_proposals
 
-    def _list(self, tables: dict[str, list[ShardingOption]]) -> Iterator[list[ShardingOption]]:
+    def _search(self, tables: dict[str, list[ShardingOption]]) -> Proposals:
         combinations = math.prod(len(options) for options in tables.values())
         if tables and combinations <= self._max:
             for choice in itertools.product(*tables.values()):
                 yield list(choice)
 
 
-class DynamicProgrammingProposer(_ListProposer):
+class DynamicProgrammingProposer(_Search):
     """The least total time for each amount of total memory, by dynamic programming.
 
     Memory is counted in bins, so a proposal may take up to one bin per table more than its bin
@@ -212,35 +217,16 @@ class DynamicProgrammingProposer(_ListProposer):
         bins: int = 1000,
         fractions: tuple[float, ...] = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1),
     ) -> None:
-        super().__init__()
         self._bins = bins
         self._fractions = fractions
-        self._topology: Topology | None = None
 
-    def _list(self, tables: dict[str, list[ShardingOption]]) -> Iterator[list[ShardingOption]]:
+    def _search(self, tables: dict[str, list[ShardingOption]]) -> Proposals:
         if tables:
-            yield [min(options, key=_bytes) for options in tables.values()]
-            # By now `feedback` has told how much memory there is.
-            if self._topology is not None:
-                yield from self._solve(list(tables.values()), self._topology)
+            outcome = yield [min(options, key=_bytes) for options in tables.values()]
+            if outcome.room:
+                yield from self._solve(list(tables.values()), outcome.room)
 
-    def feedback(
-        self,
-        partitionable: bool,  # noqa: FBT001 - the signature TorchRec users know
-        plan: list[ShardingOption] | None = None,
-        perf_rating: float | None = None,
-        storage_constraint: Topology | None = None,
-    ) -> None:
-        """Solve after the first proposal, and go on to the next solution."""
-        self._topology = storage_constraint
-        super().feedback(partitionable, plan, perf_rating, storage_constraint)
-
-    def _solve(
-        self, tables: list[list[ShardingOption]], topology: Topology
-    ) -> list[list[ShardingOption]]:
-        room = sum(d.storage.hbm or d.storage.ddr for d in topology.devices)
-        if room <= 0:
-            return []
+    def _solve(self, tables: list[list[ShardingOption]], room: int) -> Proposals:
         bin_bytes = room / self._bins
         best = np.zeros(self._bins + 1)
         choices: list[npt.NDArray[np.int16]] = []
@@ -265,7 +251,7 @@ class DynamicProgrammingProposer(_ListProposer):
             proposal = _walk_back(int(self._bins * fraction), tables, choices, widths)
             if proposal is not None and proposal not in found:
                 found.append(proposal)
-        return found
+                yield proposal
 
 
 def _walk_back(

@@ -8,7 +8,8 @@ Backward passes send the same bytes in the opposite direction.
 
 from __future__ import annotations
 
-from typing import Any
+from abc import abstractmethod
+from typing import Any, ClassVar
 
 from tessera.training.distributed.planner import constants
 from tessera.training.distributed.planner.types import (
@@ -21,26 +22,14 @@ from tessera.training.distributed.planner.types import (
 )
 from tessera.training.distributed.sharding.costs import Step, Traffic
 from tessera.training.distributed.sharding.registry import strategy_of
+from tessera.training.optim.row_updates import RULES
 
 _DENSE, _UVM, _UVM_CACHING = "dense", "fused_uvm", "fused_uvm_caching"
 
-_STATE_NUMBERS_PER_WEIGHT = {
-    "sgd": 0.0,
-    "exact_sgd": 0.0,
-    "adagrad": 1.0,
-    "exact_adagrad": 1.0,
-    "adam": 2.0,
-    "lamb": 2.0,
-    "lars_sgd": 1.0,
-    "lion": 1.0,
-    "partial_row_wise_adam": 1.0,
-    "partial_row_wise_lamb": 1.0,
-}
-_ROW_NUMBERS = {
-    "exact_row_wise_adagrad": 1,
-    "row_wise_adagrad": 1,
-    "partial_row_wise_adam": 1,
-    "partial_row_wise_lamb": 1,
+# By name without "exact_", which sharders' settings may leave out: per state of an optimizer whether
+# it is one number per row, else one per weight.
+_ROWWISE_STATES = {
+    kind.value.removeprefix("exact_"): rule.rowwise_states for kind, rule in RULES.items()
 }
 
 
@@ -61,13 +50,21 @@ def _traffic(option: ShardingOption, shard: Shard, topology: Topology) -> Traffi
 
 def _optimizer_of(sharder: Any) -> str:
     params = getattr(sharder, "fused_params", None) or {}
-    kind = params.get("optimizer", "exact_row_wise_adagrad")
-    return str(getattr(kind, "value", kind)).lower()
+    kind = params.get("optimizer", "row_wise_adagrad")
+    return str(getattr(kind, "value", kind)).lower().removeprefix("exact_")
 
 
 def _sharder_of(option: ShardingOption, sharder_map: dict[str, Any] | None) -> Any:
-    kind = type(option.module[1])
-    return (sharder_map or {}).get(f"{kind.__module__}.{kind.__qualname__}")
+    return (sharder_map or {}).get(type_name(type(option.module[1])))
+
+
+def type_name(kind: type) -> str:
+    """The name of a type of module in a ``sharder_map``."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _id_bytes(option: ShardingOption) -> int:
+    return constants.ID_BYTES + (constants.WEIGHT_BYTES if option.is_weighted else 0)
 
 
 def _load_factor(option: ShardingOption) -> float:
@@ -76,12 +73,10 @@ def _load_factor(option: ShardingOption) -> float:
     return constants.CACHE_LOAD_FACTOR if given is None else given
 
 
-class EmbeddingPerfEstimator(ShardEstimator):
-    """Milliseconds of a step per shard, from bandwidths and bytes.
+class _EstimatorBySize(ShardEstimator):
+    """Shards of one size share one estimate."""
 
-    Args:
-        topology: bandwidths.
-    """
+    _property: ClassVar[str]
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -89,22 +84,36 @@ class EmbeddingPerfEstimator(ShardEstimator):
     def estimate(
         self, sharding_options: list[ShardingOption], sharder_map: dict[str, Any] | None = None
     ) -> None:
-        """Set ``perf`` of every shard; shards of one size share one."""
-        del sharder_map
+        """Set the property on every shard of every option."""
         for option in sharding_options:
-            known: dict[tuple[int, int], Perf] = {}
+            sharder = _sharder_of(option, sharder_map)
+            known: dict[tuple[int, ...], Any] = {}
             for shard in option.shards:
-                key = (shard.size[0], shard.size[1])
+                key = tuple(shard.size)
                 if key not in known:
-                    known[key] = self._perf(option, shard)
-                shard.perf = known[key]
+                    known[key] = self._of(option, shard, sharder)
+                setattr(shard, self._property, known[key])
 
-    def _perf(self, option: ShardingOption, shard: Shard) -> Perf:
+    @abstractmethod
+    def _of(self, option: ShardingOption, shard: Shard, sharder: Any) -> Any:
+        """The property of one shard."""
+
+
+class EmbeddingPerfEstimator(_EstimatorBySize):
+    """Milliseconds of a step per shard (``perf``), from bandwidths and bytes.
+
+    Args:
+        topology: bandwidths.
+    """
+
+    _property = "perf"
+
+    def _of(self, option: ShardingOption, shard: Shard, _sharder: Any) -> Perf:
         topology = self._topology
         traffic = _traffic(option, shard, topology)
         element = option.tensor.element_size()
         columns = shard.size[1]
-        id_bytes = constants.ID_BYTES + (constants.WEIGHT_BYTES if option.is_weighted else 0)
+        id_bytes = _id_bytes(option)
         moved = traffic.ids * (columns * element + id_bytes)
         written = traffic.vectors * columns * constants.OUTPUT_BYTES
         device_bw = (
@@ -120,7 +129,7 @@ class EmbeddingPerfEstimator(ShardEstimator):
         if option.compute_kernel == _UVM_CACHING:
             misses = 1.0 - _hit_rate(option)
             prefetch = traffic.ids * misses * columns * element / topology.hbm_to_ddr_mem_bw
-        fwd_comms, bwd_comms = self._comms(option, shard, traffic, id_bytes)
+        fwd_comms, bwd_comms = self._comms(option, shard, traffic)
         return Perf(
             fwd_compute=forward * 1e3,
             fwd_comms=fwd_comms * 1e3,
@@ -140,9 +149,7 @@ class EmbeddingPerfEstimator(ShardEstimator):
             return 1.0 / (hits / topology.hbm_mem_bw + (1 - hits) / topology.hbm_to_ddr_mem_bw)
         return topology.hbm_mem_bw
 
-    def _comms(
-        self, option: ShardingOption, shard: Shard, traffic: Traffic, id_bytes: int
-    ) -> tuple[float, float]:
+    def _comms(self, option: ShardingOption, shard: Shard, traffic: Traffic) -> tuple[float, float]:
         """Seconds of the forward and of the backward pass."""
         topology = self._topology
         ranks = topology.world_size
@@ -155,7 +162,7 @@ class EmbeddingPerfEstimator(ShardEstimator):
         if traffic.averages_gradient:
             table = shard.size[0] * shard.size[1] * option.tensor.element_size()
             return 0.0, 2 * away * table / bandwidth + latency
-        ids = traffic.ids * id_bytes * away / bandwidth + latency
+        ids = traffic.ids * _id_bytes(option) * away / bandwidth + latency
         vectors = traffic.sent_vectors * vector_bytes * away / bandwidth + latency
         if traffic.summed_on_host:
             local = topology.local_world_size
@@ -169,8 +176,8 @@ def _hit_rate(option: ShardingOption) -> float:
     return constants.CACHE_HIT_RATE_FLOOR + (1 - constants.CACHE_HIT_RATE_FLOOR) * load
 
 
-class EmbeddingStorageEstimator(ShardEstimator):
-    """Bytes per shard: rows, optimizer state, ids and vectors of a step.
+class EmbeddingStorageEstimator(_EstimatorBySize):
+    """Bytes per shard (``storage``): rows, optimizer state, ids and vectors of a step.
 
     ``fused_params`` of the sharder say which optimizer; a dense kernel keeps a gradient of the
     whole shard and two numbers per weight for its optimizer (as Adam does).
@@ -179,23 +186,9 @@ class EmbeddingStorageEstimator(ShardEstimator):
         topology: where ids and vectors lie (device memory on ``cuda``).
     """
 
-    def __init__(self, topology: Topology) -> None:
-        self._topology = topology
+    _property = "storage"
 
-    def estimate(
-        self, sharding_options: list[ShardingOption], sharder_map: dict[str, Any] | None = None
-    ) -> None:
-        """Set ``storage`` of every shard; shards of one size share one."""
-        for option in sharding_options:
-            optimizer = _optimizer_of(_sharder_of(option, sharder_map))
-            known: dict[tuple[int, int], Storage] = {}
-            for shard in option.shards:
-                key = (shard.size[0], shard.size[1])
-                if key not in known:
-                    known[key] = self._storage(option, shard, optimizer)
-                shard.storage = known[key]
-
-    def _storage(self, option: ShardingOption, shard: Shard, optimizer: str) -> Storage:
+    def _of(self, option: ShardingOption, shard: Shard, sharder: Any) -> Storage:
         traffic = _traffic(option, shard, self._topology)
         rows, columns = shard.size
         element = option.tensor.element_size()
@@ -203,10 +196,9 @@ class EmbeddingStorageEstimator(ShardEstimator):
         if option.compute_kernel == _DENSE:
             table = weights + 3 * rows * columns * 4
         else:
-            per_weight = _STATE_NUMBERS_PER_WEIGHT.get(optimizer, 0.0)
-            per_row = _ROW_NUMBERS.get(optimizer, 0)
-            table = weights + int(rows * columns * per_weight * 4) + rows * per_row * 4
-        id_bytes = constants.ID_BYTES + (constants.WEIGHT_BYTES if option.is_weighted else 0)
+            rowwise = _ROWWISE_STATES.get(_optimizer_of(sharder), ())
+            table = weights + 4 * sum(rows * (1 if each else columns) for each in rowwise)
+        id_bytes = _id_bytes(option)
         # Ids as they come and as they are sorted for the update; vectors and their gradients.
         step = 2 * traffic.ids * id_bytes
         step += 2 * traffic.vectors * columns * constants.OUTPUT_BYTES

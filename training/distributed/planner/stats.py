@@ -24,13 +24,7 @@ MAX_ROWS = 40
 
 
 class RankUse:
-    """What one rank holds and does.
-
-    Attributes:
-        storage: bytes of its shards.
-        perf: milliseconds of its shards.
-        kinds: number of shards by the short name of their strategy.
-    """
+    """What one rank holds and does; ``kinds`` counts shards by the short name of their strategy."""
 
     def __init__(self) -> None:
         self.storage = Storage()
@@ -43,12 +37,9 @@ def use_per_rank(options: Sequence[ShardingOption], world_size: int) -> list[Ran
     ranks = [RankUse() for _ in range(world_size)]
     for option in options:
         for shard in option.shards:
-            assert shard.rank is not None
-            assert shard.storage is not None
-            assert shard.perf is not None
-            use = ranks[shard.rank]
-            use.storage += shard.storage
-            use.perf += shard.perf
+            use = ranks[shard.place]
+            use.storage += shard.used
+            use.perf += shard.time
             use.kinds[strategy_of(option.sharding_type).short_name] += 1
     return ranks
 

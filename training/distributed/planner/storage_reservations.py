@@ -22,10 +22,9 @@ from tessera.training.distributed.planner.types import (
 
 def _less(topology: Topology, fraction: float, fixed_bytes: int) -> Topology:
     """The topology without ``fraction`` and ``fixed_bytes`` of the compute device's memory."""
-    on_gpu = topology.compute_device == "cuda"
     left = []
     for device in topology.devices:
-        cap = device.storage.hbm if on_gpu else device.storage.ddr
+        cap = device.storage.on(topology.compute_device)
         rest = int(cap * (1 - fraction)) - fixed_bytes
         if rest < 0:
             raise PlannerError(
@@ -35,14 +34,9 @@ def _less(topology: Topology, fraction: float, fixed_bytes: int) -> Topology:
                 "table; reserve less, lower the batch size, or take ranks with more memory",
                 PlannerErrorType.INSUFFICIENT_STORAGE,
             )
+        on_gpu = topology.compute_device == "cuda"
         left.append(Storage(rest, device.storage.ddr) if on_gpu else Storage(0, rest))
     return topology.with_storage(left)
-
-
-def _check_fraction(percentage: float) -> float:
-    if not 0 <= percentage < 1:
-        raise ValueError(f"percentage is {percentage}; give a fraction from 0 to below 1")
-    return percentage
 
 
 class FixedPercentageStorageReservation(StorageReservation):
@@ -50,10 +44,15 @@ class FixedPercentageStorageReservation(StorageReservation):
 
     Args:
         percentage: the part as a fraction, 0 to below 1 (TorchRec's name for it).
+
+    Raises:
+        ValueError: another fraction.
     """
 
     def __init__(self, percentage: float) -> None:
-        self._fraction = _check_fraction(percentage)
+        if not 0 <= percentage < 1:
+            raise ValueError(f"percentage is {percentage}; give a fraction from 0 to below 1")
+        self._fraction = percentage
 
     def reserve(
         self,
@@ -63,12 +62,26 @@ class FixedPercentageStorageReservation(StorageReservation):
         sharders: list[ModuleSharder[Any]],
         constraints: Mapping[str, ParameterConstraints] | None = None,
     ) -> Topology:
-        """The topology with what is left for tables."""
-        del batch_size, module, sharders, constraints
-        return _less(topology, self._fraction, 0)
+        """The topology with what is left for tables.
+
+        Raises:
+            PlannerError: nothing is left.
+        """
+        fixed = self._fixed_bytes(batch_size, module, sharders, constraints or {})
+        return _less(topology, self._fraction, fixed)
+
+    def _fixed_bytes(
+        self,
+        _batch_size: int,
+        _module: nn.Module,
+        _sharders: list[ModuleSharder[Any]],
+        _constraints: Mapping[str, ParameterConstraints],
+        /,
+    ) -> int:
+        return 0
 
 
-class HeuristicalStorageReservation(StorageReservation):
+class HeuristicalStorageReservation(FixedPercentageStorageReservation):
     """A part of the memory, the dense parameters several times, and the ids of a batch.
 
     Args:
@@ -84,25 +97,19 @@ class HeuristicalStorageReservation(StorageReservation):
         parameter_multiplier: float = 6.0,
         dense_tensor_estimate: int | None = None,
     ) -> None:
-        self._fraction = _check_fraction(percentage)
+        super().__init__(percentage)
         self._multiplier = parameter_multiplier
         self._dense_bytes = dense_tensor_estimate
 
-    def reserve(
+    def _fixed_bytes(
         self,
-        topology: Topology,
         batch_size: int,
         module: nn.Module,
         sharders: list[ModuleSharder[Any]],
-        constraints: Mapping[str, ParameterConstraints] | None = None,
-    ) -> Topology:
-        """The topology with what is left for tables.
-
-        Raises:
-            PlannerError: nothing is left.
-        """
-        by_type = {sharder.module_type: sharder for sharder in sharders}
-        found = shardable_modules(module, by_type)
+        constraints: Mapping[str, ParameterConstraints],
+        /,
+    ) -> int:
+        found = list(shardable_modules(module, sharders))
         tables = {
             id(weight)
             for _, part, sharder in found
@@ -117,9 +124,9 @@ class HeuristicalStorageReservation(StorageReservation):
         ids = 0.0
         for _, part, sharder in found:
             for name in sharder.shardable_parameters(part):
-                constraint = (constraints or {}).get(name)
+                constraint = constraints.get(name)
                 factors = constraint.pooling_factors if constraint else [constants.POOLING_FACTOR]
                 batch = (constraint and constraint.batch_size) or batch_size
                 ids += batch * sum(factors) * (constants.ID_BYTES + constants.WEIGHT_BYTES)
         # Two batches are on the way while a third is worked on.
-        return _less(topology, self._fraction, dense + int(3 * ids))
+        return dense + int(3 * ids)

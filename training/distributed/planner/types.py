@@ -8,8 +8,8 @@ time that each shard takes (`ShardEstimator`); a `Proposer` picks one way per ta
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum, unique
 from typing import Any
 
@@ -73,6 +73,24 @@ class Shard:
     perf: Perf | None = None
     rank: int | None = None
 
+    @property
+    def used(self) -> Storage:
+        """The memory that it takes, once an estimator has set it."""
+        assert self.storage is not None, "an estimator of storage has seen this shard"
+        return self.storage
+
+    @property
+    def time(self) -> Perf:
+        """The time that it takes, once an estimator has set it."""
+        assert self.perf is not None, "an estimator of time has seen this shard"
+        return self.perf
+
+    @property
+    def place(self) -> int:
+        """The rank that it lies on, once a partitioner has put it there."""
+        assert self.rank is not None, "a partitioner has placed this shard"
+        return self.rank
+
 
 @dataclass(eq=False)
 class ShardingOption:
@@ -130,9 +148,8 @@ class ShardingOption:
         """The memory that all pieces take together."""
         hbm = ddr = 0
         for shard in self.shards:
-            assert shard.storage is not None
-            hbm += shard.storage.hbm
-            ddr += shard.storage.ddr
+            hbm += shard.used.hbm
+            ddr += shard.used.ddr
         return Storage(hbm, ddr)
 
     @property
@@ -140,8 +157,7 @@ class ShardingOption:
         """Milliseconds of all shards, added up."""
         total = 0.0
         for shard in self.shards:
-            assert shard.perf is not None
-            total += shard.perf.total
+            total += shard.time.total
         return total
 
     def placed(self, ranks: Sequence[int]) -> ShardingOption:
@@ -150,10 +166,18 @@ class ShardingOption:
             Shard(shard.size, shard.offset, shard.storage, shard.perf, rank)
             for shard, rank in zip(self.shards, ranks, strict=True)
         ]
-        copy = object.__new__(ShardingOption)
-        copy.__dict__.update(self.__dict__)
-        copy.shards = shards
-        return copy
+        return replace(self, shards=shards)
+
+
+def per_rank(
+    options: Iterable[ShardingOption], ranks: int, value: Callable[[Shard], float]
+) -> list[float]:
+    """Sums of a value of the shards, by the rank that they were placed on."""
+    totals = [0.0] * ranks
+    for option in options:
+        for shard in option.shards:
+            totals[shard.place] += value(shard)
+    return totals
 
 
 @dataclass
@@ -256,7 +280,7 @@ class StorageReservation(ABC):
         batch_size: int,
         module: nn.Module,
         sharders: list[ModuleSharder[Any]],
-        constraints: dict[str, ParameterConstraints] | None = None,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
     ) -> Topology:
         """The topology with what is left for tables."""
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.distributed as dist
@@ -18,42 +17,30 @@ from tessera.training.distributed.tables.batched_kernels import (
     BatchedDenseEmbeddingBag,
     BatchedFusedEmbedding,
     BatchedFusedEmbeddingBag,
+    DenseKernel,
+    FusedKernel,
+    Kernel,
 )
 from tessera.training.distributed.tables.interfaces import (
     BaseEmbeddingLookup,
     BaseGroupedFeatureProcessor,
 )
 from tessera.training.distributed.tables.kernels.bags import OUTPUT_DTYPES, STORED_DTYPES
+from tessera.training.distributed.tables.kernels.choice import FBGEMM_LOCATIONS
 from tessera.training.distributed.tables.shard_state import load_tables, table_values
 from tessera.training.distributed.tables.table_shards import (
-    EmbeddingComputeKernel,
     GroupedEmbeddingConfig,
     ShardedEmbeddingTable,
 )
 from tessera.training.optim.fused import FusedParams
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
-Kernel = (
-    BatchedFusedEmbeddingBag
-    | BatchedFusedEmbedding
-    | BatchedDenseEmbeddingBag
-    | BatchedDenseEmbedding
-)
-
-_FUSED = frozenset(
-    {
-        EmbeddingComputeKernel.FUSED,
-        EmbeddingComputeKernel.FUSED_UVM,
-        EmbeddingComputeKernel.FUSED_UVM_CACHING,
-    }
-)
-
 
 def common_output_dtype(configs: Iterable[GroupedEmbeddingConfig]) -> torch.dtype:
     """A dtype for the vectors of all groups; float32 for none."""
     dtypes = [
         OUTPUT_DTYPES[FusedParams.from_dict(config.fused_params or {}).output_dtype]
-        if config.compute_kernel in _FUSED
+        if config.compute_kernel in FBGEMM_LOCATIONS
         else STORED_DTYPES[config.data_type]
         for config in configs
     ]
@@ -87,13 +74,17 @@ def embeddings_cat_empty_rank_handle(
 class GroupedLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
     """What pooled and unpooled lookups share: their kernels and their state."""
 
+    _fused: ClassVar[type[FusedKernel]]
+    _dense: ClassVar[type[DenseKernel]]
+
     def __init__(
         self,
         grouped_configs: list[GroupedEmbeddingConfig],
-        pg: dist.ProcessGroup | None,
-        device: torch.device | None,
-        sharding_type: ShardingType | None,
-        output_dtype: torch.dtype | None,
+        pg: dist.ProcessGroup | None = None,
+        device: torch.device | None = None,
+        *,
+        sharding_type: ShardingType | None = None,
+        output_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.grouped_configs = grouped_configs
@@ -102,14 +93,11 @@ class GroupedLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
         self._device = device or torch.device("cpu")
         self._feature_splits = [config.num_features() for config in grouped_configs]
         self._emb_modules = nn.ModuleList(
-            self._kernel(config, sharding_type) for config in grouped_configs
+            (self._fused if config.compute_kernel in FBGEMM_LOCATIONS else self._dense)(
+                config, pg=pg, device=self._device, sharding_type=sharding_type
+            )
+            for config in grouped_configs
         )
-
-    @abstractmethod
-    def _kernel(
-        self, config: GroupedEmbeddingConfig, sharding_type: ShardingType | None
-    ) -> nn.Module:
-        """Return the kernel of one group."""
 
     def _nothing(self, shape: tuple[int, ...]) -> Tensor:
         """Return the empty output of a rank without tables."""
@@ -125,8 +113,7 @@ class GroupedLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
     ) -> None:
         """Bring the rows of a later batch into the caches of the kernels that have one."""
         for kernel, features in zip(self.kernels, self._by_group(sparse_features), strict=True):
-            if isinstance(kernel, (BatchedFusedEmbeddingBag, BatchedFusedEmbedding)):
-                kernel.prefetch(features, cast("torch.cuda.Stream | None", forward_stream))
+            kernel.prefetch(features, cast("torch.cuda.Stream | None", forward_stream))
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -140,8 +127,7 @@ class GroupedLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
 
     def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Each shard's values by its table's name; a table with two shards here comes twice."""
-        for table, values in self.table_shards():
-            yield table.name, values
+        return ((table.name, values) for table, values in self.table_shards())
 
     def flush(self) -> None:
         """Write cached rows back to the tables; call it before they are read."""
@@ -154,25 +140,17 @@ class GroupedLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
             kernel.purge()
 
     def named_parameters(
-        self,
-        prefix: str = "",
-        recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-        remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+        self, prefix: str = "", *args: Any, **kwargs: Any
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """What autograd sees: ``<table>.weight`` per fused shard, one parameter per dense group."""
-        del recurse, remove_duplicate
+        del args, kwargs
         for kernel in self.kernels:
             yield from kernel.named_parameters(prefix)
 
-    def named_buffers(
-        self,
-        prefix: str = "",
-        recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-        remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-    ) -> Iterator[tuple[str, Tensor]]:
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
         """Yield nothing: what the kernels keep beside the tables is not part of a model's state."""
-        del prefix, recurse, remove_duplicate
-        yield from ()
+        del args, kwargs
+        return iter(())
 
     def state_dict(  # type: ignore[override] # torch has overloads for positional use
         self,
@@ -225,6 +203,8 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
             groups'.
     """
 
+    _fused, _dense = BatchedFusedEmbeddingBag, BatchedDenseEmbeddingBag
+
     def __init__(
         self,
         grouped_configs: list[GroupedEmbeddingConfig],
@@ -236,21 +216,13 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
         sharding_type: ShardingType | None = None,
         output_dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(grouped_configs, pg, device, sharding_type, output_dtype)
+        super().__init__(
+            grouped_configs, pg, device, sharding_type=sharding_type, output_dtype=output_dtype
+        )
         # In a tuple: its parameters belong to the collection, not to this module.
         self._processors = () if feature_processor is None else (feature_processor,)
         scaled = scale_weight_gradients and get_gradient_division() and pg is not None
         self._scale_gradient_factor = dist.get_world_size(pg) if scaled else 1
-
-    def _kernel(
-        self, config: GroupedEmbeddingConfig, sharding_type: ShardingType | None
-    ) -> nn.Module:
-        kinds = (
-            BatchedFusedEmbeddingBag
-            if config.compute_kernel in _FUSED
-            else (BatchedDenseEmbeddingBag)
-        )
-        return kinds(config, pg=self._pg, device=self._device, sharding_type=sharding_type)
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Tensor:
         """Look up the vectors of the ids and pool them by bag.
@@ -336,22 +308,7 @@ class GroupedEmbeddingsLookup(GroupedLookup):
             groups'.
     """
 
-    def __init__(
-        self,
-        grouped_configs: list[GroupedEmbeddingConfig],
-        pg: dist.ProcessGroup | None = None,
-        device: torch.device | None = None,
-        *,
-        sharding_type: ShardingType | None = None,
-        output_dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(grouped_configs, pg, device, sharding_type, output_dtype)
-
-    def _kernel(
-        self, config: GroupedEmbeddingConfig, sharding_type: ShardingType | None
-    ) -> nn.Module:
-        kinds = BatchedFusedEmbedding if config.compute_kernel in _FUSED else BatchedDenseEmbedding
-        return kinds(config, pg=self._pg, device=self._device, sharding_type=sharding_type)
+    _fused, _dense = BatchedFusedEmbedding, BatchedDenseEmbedding
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Tensor:
         """Look up the vectors of the ids.

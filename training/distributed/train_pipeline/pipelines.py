@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
@@ -11,10 +12,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tessera.training.distributed.train_pipeline.streams import (
+    hand_over,
     make_stream,
     on_stream,
     to_device,
-    wait_for_batch,
 )
 
 In = TypeVar("In")
@@ -52,12 +53,6 @@ class BatchSource(Generic[In]):
         return batch
 
 
-def backward_and_step(losses: torch.Tensor, optimizer: Optimizer) -> None:
-    """Run the second half of a step: the backward pass and the update."""
-    torch.sum(losses, dim=0).backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
-    optimizer.step()
-
-
 class TrainPipelineBase(TrainPipeline[In, Out]):
     """Copies the next batch to the device while the current one is worked on.
 
@@ -67,37 +62,51 @@ class TrainPipelineBase(TrainPipeline[In, Out]):
         device: where the model is.
     """
 
+    _copy_priority = 0
+
     def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
         self._model = model
         self._optimizer = optimizer
         self._device = device
-        self._memcpy_stream = make_stream(device)
+        self._memcpy_stream = make_stream(device, self._copy_priority)
         self._source: BatchSource[In] = BatchSource()
-        self._batch: Any = None
+        self._batches: deque[Any] = deque()
 
-    def _copy_next(self, dataloader_iter: Iterator[In]) -> Any:
+    def _enqueue(self, dataloader_iter: Iterator[In]) -> bool:
+        """Copy one more batch to the device; False: none is left."""
         batch = self._source.next(dataloader_iter)
         if batch is None:
-            return None
+            return False
         with on_stream(self._memcpy_stream):
-            return to_device(batch, self._device)
+            self._batches.append(to_device(batch, self._device))
+        return True
+
+    def _fill(self, dataloader_iter: Iterator[In]) -> bool:
+        """Have in the pipeline what a step needs; False: there is no batch for one."""
+        return bool(self._batches) or self._enqueue(dataloader_iter)
+
+    def _forward(self, dataloader_iter: Iterator[In]) -> tuple[torch.Tensor, Out]:
+        """The forward pass of the first batch, and what is done beside it for later ones."""
+        losses, output = self._model(self._batches[0])
+        self._enqueue(dataloader_iter)
+        return losses, output
 
     def progress(self, dataloader_iter: Iterator[In]) -> Out:
         """One step; in evaluation mode (``model.eval()``) only its forward pass.
 
         Raises:
             StopIteration: no batch is left.
+            UserError: the model cannot be traced, where the pipeline has to.
         """
-        batch = self._batch if self._batch is not None else self._copy_next(dataloader_iter)
-        if batch is None:
+        if not self._fill(dataloader_iter):
             raise StopIteration
-        wait_for_batch(batch, self._memcpy_stream)
         training = self._model.training
         if training:
             self._optimizer.zero_grad()
-        losses, output = self._model(batch)
-        self._batch = self._copy_next(dataloader_iter)
+        hand_over(self._memcpy_stream, self._batches[0])
+        losses, output = self._forward(dataloader_iter)
         if training:
-            backward_and_step(losses, self._optimizer)
-        result: Out = output
-        return result
+            torch.sum(losses, dim=0).backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
+            self._optimizer.step()
+        self._batches.popleft()
+        return output

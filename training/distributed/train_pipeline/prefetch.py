@@ -9,18 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tessera.training.distributed.collections.sharded_embedding_module import ShardedEmbeddingModule
-from tessera.training.distributed.train_pipeline.contexts import PrefetchTrainPipelineContext
+from tessera.training.distributed.collections.sharded_collection import ShardedEmbeddingModule
 from tessera.training.distributed.train_pipeline.forwards import (
     BaseForward,
     PrefetchPipelinedForward,
+    PrefetchTrainPipelineContext,
 )
 from tessera.training.distributed.train_pipeline.pipelines import In, Out
 from tessera.training.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
-from tessera.training.distributed.train_pipeline.streams import (
-    make_stream,
-    on_stream,
-)
+from tessera.training.distributed.train_pipeline.streams import hand_over, make_stream, on_stream
 
 
 class PrefetchTrainPipelineSparseDist(TrainPipelineSparseDist[In, Out]):
@@ -68,29 +65,25 @@ class PrefetchTrainPipelineSparseDist(TrainPipelineSparseDist[In, Out]):
                 data = request.wait()
             ctx = context.module_contexts.pop(forward.name)
             with on_stream(self._prefetch_stream):
-                if self._prefetch_stream is not None and self._data_dist_stream is not None:
-                    self._prefetch_stream.wait_stream(self._data_dist_stream)
-                    data.record_stream(self._prefetch_stream)
-                    ctx.record_stream(self._prefetch_stream)
+                hand_over(self._data_dist_stream, data, ctx)
                 if isinstance(forward.module, ShardedEmbeddingModule):
                     forward.module.prefetch(data, self._default_stream)
             context.module_input_post_prefetch[forward.name] = data
             context.module_contexts_post_prefetch[forward.name] = ctx
 
-    def _fill(self, dataloader_iter: Iterator[In]) -> None:
+    def _fill(self, dataloader_iter: Iterator[In]) -> bool:
         """Have three batches in the pipeline, the first prefetched, the second on its way."""
         if self._forwards is None:
             self._forwards = self._attach()
         if not self._batches and self._enqueue(dataloader_iter):
-            self._start_sparse_data_dist(self._batches[0])
-            self._wait_sparse_data_dist()
+            self._send(0)
             self._prefetch()
         # One batch is all that an iterator may have left for the next one.
         if len(self._batches) == 1 and self._enqueue(dataloader_iter):
-            self._start_sparse_data_dist(self._batches[1])
-            self._wait_sparse_data_dist()
+            self._send(1)
         if len(self._batches) == 2:
             self._enqueue(dataloader_iter)
+        return self._has_work
 
     def _forward(self, dataloader_iter: Iterator[In]) -> tuple[Tensor, Out]:
         """The forward pass of the first batch; the next one's rows and the third one's ids come."""

@@ -16,7 +16,6 @@ the same order; every rank must also have the same number of batches.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,27 +25,23 @@ from torch.optim import Optimizer
 
 from tessera.errors import UserError
 from tessera.training.distributed.model.model_parallel import get_unwrapped_module
-from tessera.training.distributed.plan.sharded_module import ShardedModule
-from tessera.training.distributed.train_pipeline.contexts import TrainPipelineContext
 from tessera.training.distributed.train_pipeline.forwards import (
     BaseForward,
     KJTAllToAllForward,
     PipelinedForward,
+    TrainPipelineContext,
 )
-from tessera.training.distributed.train_pipeline.pipelines import (
-    BatchSource,
-    In,
-    Out,
-    TrainPipeline,
-    backward_and_step,
-)
+from tessera.training.distributed.train_pipeline.pipelines import In, Out, TrainPipelineBase
 from tessera.training.distributed.train_pipeline.streams import (
+    hand_over,
     make_stream,
     on_stream,
-    to_device,
-    wait_for_batch,
 )
-from tessera.training.distributed.train_pipeline.tracing import pipelineable_modules, trace
+from tessera.training.distributed.train_pipeline.tracing import (
+    pipelineable_modules,
+    plain_modules,
+    trace,
+)
 from tessera.training.distributed.travel.features_awaitable import (
     FusedKJTListSplitsAwaitable,
     KJTListSplitsAwaitable,
@@ -54,7 +49,7 @@ from tessera.training.distributed.travel.features_awaitable import (
 from tessera.training.distributed.travel.kjt_all_to_all import KJTAllToAll
 
 
-class TrainPipelineSparseDist(TrainPipeline[In, Out]):
+class TrainPipelineSparseDist(TrainPipelineBase[In, Out]):
     """Overlaps copies and the travel of ids with forward and backward passes.
 
     The first call of `progress` puts pipelined forward passes into the model's sharded modules;
@@ -70,6 +65,8 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
         apply_jit: script the modules that hold no sharded ones.
     """
 
+    _copy_priority = -1
+
     def __init__(
         self,
         model: nn.Module,
@@ -78,15 +75,10 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
         execute_all_batches: bool = True,  # noqa: FBT001, FBT002 - the signature TorchRec users know
         apply_jit: bool = False,  # noqa: FBT001, FBT002 - the signature TorchRec users know
     ) -> None:
-        self._model = model
-        self._optimizer = optimizer
-        self._device = device
+        super().__init__(model, optimizer, device)
         self._execute_all_batches = execute_all_batches
         self._apply_jit = apply_jit
-        self._memcpy_stream = make_stream(device, priority=-1)
         self._data_dist_stream = make_stream(device, priority=-1)
-        self._source: BatchSource[In] = BatchSource()
-        self._batches: deque[Any] = deque()
         self._context = self._make_context()
         self._forwards: list[BaseForward[Any]] | None = None
 
@@ -104,7 +96,7 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
         for path, module, args in pipelineable_modules(model, trace(model)):
             forward = self._make_forward(path, args, module)
             # Set on the instance: nn.Module.__call__ finds it before the class's.
-            module.forward = forward  # type: ignore[method-assign,assignment]
+            module.forward = forward  # type: ignore[method-assign]
             forwards.append(forward)
         if self._apply_jit:
             _script_plain_modules(model)
@@ -128,20 +120,12 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
 
     # The stages
 
-    def _enqueue(self, dataloader_iter: Iterator[In]) -> bool:
-        batch = self._source.next(dataloader_iter)
-        if batch is None:
-            return False
-        with on_stream(self._memcpy_stream):
-            self._batches.append(to_device(batch, self._device))
-        return True
-
     def _start_sparse_data_dist(self, batch: Any) -> None:
         """Tell the other ranks how many ids they will get."""
         assert self._forwards is not None
         context = self._context
         with on_stream(self._data_dist_stream):
-            wait_for_batch(batch, self._memcpy_stream)
+            hand_over(self._memcpy_stream, batch)
             with _Unstarted(self._forwards):
                 for forward in self._forwards:
                     request = forward.start_input_dist(batch)
@@ -163,39 +147,28 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
         context.module_contexts.update(context.module_contexts_next_batch)
         context.module_contexts_next_batch = {}
 
-    def _fill(self, dataloader_iter: Iterator[In]) -> None:
+    def _fill(self, dataloader_iter: Iterator[In]) -> bool:
         """Have two batches in the pipeline, the first one on its way."""
         if self._forwards is None:
             self._forwards = self._attach()
         if not self._batches and self._enqueue(dataloader_iter):
-            self._start_sparse_data_dist(self._batches[0])
-            self._wait_sparse_data_dist()
+            self._send(0)
         if len(self._batches) == 1:
             self._enqueue(dataloader_iter)
+        return self._has_work
 
-    def progress(self, dataloader_iter: Iterator[In]) -> Out:
-        """One step; in evaluation mode (``model.eval()``) only its forward pass.
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._batches) and (self._execute_all_batches or not self._source.exhausted)
 
-        Raises:
-            StopIteration: no batch is left.
-            UserError: the model cannot be traced.
-        """
-        self._fill(dataloader_iter)
-        if not self._batches or (self._source.exhausted and not self._execute_all_batches):
-            raise StopIteration
-        training = self._model.training
-        if training:
-            self._optimizer.zero_grad()
-        wait_for_batch(self._batches[0], self._memcpy_stream)
-        losses, output = self._forward(dataloader_iter)
-        if training:
-            backward_and_step(losses, self._optimizer)
-        self._batches.popleft()
-        return output
+    def _send(self, place: int) -> None:
+        """Let a batch travel, without anything beside it."""
+        self._start_sparse_data_dist(self._batches[place])
+        self._wait_sparse_data_dist()
 
     def _forward(self, dataloader_iter: Iterator[In]) -> tuple[Tensor, Out]:
         """The forward pass of the first batch, while the next one's ids travel."""
-        wait_for_batch(self._batches[0], self._data_dist_stream)
+        hand_over(self._data_dist_stream, self._batches[0])
         has_next = len(self._batches) > 1
         if has_next:
             self._start_sparse_data_dist(self._batches[1])
@@ -248,17 +221,15 @@ def _fuse_splits(
 
 def _script_plain_modules(model: nn.Module) -> None:
     """Replace the outermost modules that hold no sharded ones by their scripted forms."""
-    for name, child in list(model.named_children()):
-        if isinstance(child, (ShardedModule, torch.jit.ScriptModule)):
-            continue
-        if any(isinstance(part, ShardedModule) for part in child.modules()):
-            _script_plain_modules(child)
+    for path in plain_modules(model):
+        child = model.get_submodule(path)
+        if isinstance(child, torch.jit.ScriptModule):
             continue
         try:
             scripted = torch.jit.script(child)
         except Exception as error:
             raise UserError(
-                f"apply_jit: module {name!r} ({type(child).__name__}) cannot be scripted: {error}; "
+                f"apply_jit: module {path!r} ({type(child).__name__}) cannot be scripted: {error}; "
                 "leave apply_jit out"
             ) from error
-        setattr(model, name, scripted)
+        model.set_submodule(path, scripted)

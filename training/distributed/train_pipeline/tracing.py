@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tessera.errors import UserError
-from tessera.training.distributed.plan.sharded_module import ShardedModule
+from tessera.training.distributed.plan.sharded_module import ShardedModule, outermost
 
 
 @dataclass
@@ -70,22 +70,21 @@ class Tracer(fx.Tracer):
         )
 
 
-def _leaves_without_sharded_modules(model: nn.Module) -> list[str]:
-    """Paths of the outermost modules that hold no sharded one: nothing in them is of interest."""
-    paths: list[str] = []
+def plain_modules(model: nn.Module) -> list[str]:
+    """Paths of the outermost modules below ``model`` that neither hold nor are in a sharded one."""
 
-    def visit(path: str, module: nn.Module) -> None:
-        for name, child in module.named_children():
-            child_path = f"{path}.{name}" if path else name
-            if isinstance(child, ShardedModule):
-                continue
-            if any(isinstance(part, ShardedModule) for part in child.modules()):
-                visit(child_path, child)
-            else:
-                paths.append(child_path)
+    def is_plain(part: nn.Module) -> bool | None:
+        if isinstance(part, ShardedModule):
+            return False
+        holds_sharded = any(isinstance(below, ShardedModule) for below in part.modules())
+        return None if holds_sharded else True  # None: look into it
 
-    visit("", model)
-    return paths
+    return [
+        f"{name}.{path}" if path else name
+        for name, child in model.named_children()
+        for path, _, plain in outermost(child, is_plain)
+        if plain
+    ]
 
 
 def trace(model: nn.Module) -> fx.Graph:
@@ -95,7 +94,7 @@ def trace(model: nn.Module) -> fx.Graph:
         UserError: the forward pass cannot be traced.
     """
     try:
-        return Tracer(_leaves_without_sharded_modules(model)).trace(model)
+        return Tracer(plain_modules(model)).trace(model)
     except Exception as error:
         raise UserError(
             f"the forward pass of {type(model).__name__} cannot be traced, so its input cannot be "

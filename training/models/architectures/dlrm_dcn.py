@@ -7,7 +7,8 @@ from typing import Literal
 
 from torch import nn
 
-from tessera.training.models.config import MLPModelConfig, architecture, positive
+from tessera.training import field_checks as check
+from tessera.training.models.config import MLPModelConfig, architecture
 from tessera.training.models.dlrm import DLRM_DCN
 from tessera.training.models.inputs import ModelInputs
 
@@ -28,8 +29,7 @@ class DLRMDCNConfig(MLPModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive("dcn_num_layers", [self.dcn_num_layers])
-        positive("dcn_low_rank_dim", [self.dcn_low_rank_dim])
+        check.at_least_one(self, "dcn_num_layers dcn_low_rank_dim")
 
     def build(self, inputs: ModelInputs) -> nn.Module:
         """See `ModelConfig.build`."""

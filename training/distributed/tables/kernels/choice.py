@@ -16,11 +16,12 @@ FBGEMM_COLUMNS_MULTIPLE = 4
 _ON_CPU = frozenset(
     {EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD}
 )
-_LOCATIONS = {
+FBGEMM_LOCATIONS = {
     EmbeddingComputeKernel.FUSED: "DEVICE",
     EmbeddingComputeKernel.FUSED_UVM: "MANAGED",
     EmbeddingComputeKernel.FUSED_UVM_CACHING: "MANAGED_CACHING",
 }
+"""The fused kernels, and FBGEMM's names of where their rows are."""
 
 
 def fbgemm_serves(group: TableGroup, params: FusedParams) -> bool:
@@ -45,13 +46,7 @@ def build_fused_tables(
     kernel: EmbeddingComputeKernel,
     data_type: DataType,
 ) -> FusedTables:
-    """Return the tables, filled with zeros.
-
-    Args:
-        group: the tables.
-        params: optimizer and storage.
-        kernel: ``fused``, ``fused_uvm`` or ``fused_uvm_caching``.
-        data_type: of the rows: FP32, or FP16 where FBGEMM serves.
+    """Return the tables, filled with zeros; rows are FP32, or FP16 where FBGEMM serves.
 
     Raises:
         UserError: the device cannot do what is asked for.
@@ -62,7 +57,7 @@ def build_fused_tables(
     # (tessera.training.bench.versus_torchrec shows it).
     ours_is_faster = on_cpu and not group.pooled and data_type is DataType.FP32
     if fbgemm_serves(group, params) and not ours_is_faster:
-        location = "HOST" if on_cpu else _LOCATIONS[kernel]
+        location = "HOST" if on_cpu else FBGEMM_LOCATIONS[kernel]
         return TbeTables(group, params=params, location=location, data_type=data_type)
     if data_type is not DataType.FP32 or kernel is not EmbeddingComputeKernel.FUSED:
         raise UserError(
@@ -76,10 +71,10 @@ def build_fused_tables(
 def _check(
     params: FusedParams, kernel: EmbeddingComputeKernel, data_type: DataType, device: str
 ) -> None:
-    if kernel not in _LOCATIONS:
+    if kernel not in FBGEMM_LOCATIONS:
         raise UserError(
             f"compute_kernel is {kernel.value!r}; fused tables have one of "
-            f"{', '.join(known.value for known in _LOCATIONS)}"
+            f"{', '.join(known.value for known in FBGEMM_LOCATIONS)}"
         )
     if data_type not in {DataType.FP32, DataType.FP16}:
         raise UserError(f"data_type is {data_type.value}; tables are trained as FP32 or FP16")

@@ -39,9 +39,9 @@ def kernel_optimizer(
 
     Args:
         tables: what each weight is a shard of; shards of one table become one entry.
-        weights: per shard ``[local_rows, local_cols]``.
-        states: per shard, ``[local_rows, local_cols]`` or ``[local_rows]`` each.
-        step: int64 scalar, shared by all tables.
+        weights: per shard; see `FusedTables`.
+        states: per shard.
+        step: shared by all tables.
         params: the settings to begin with.
         pg: the group that the shards are spread over; None: they are whole tables.
 
@@ -55,35 +55,18 @@ def kernel_optimizer(
         by_name.setdefault(table.name, []).append(index)
     entries: dict[str, Tensor] = {}
     state: dict[Tensor, dict[str, Tensor]] = {}
-    for name, shards in by_name.items():
-        first = tables[shards[0]]
-        spread = pg is not None and first.global_metadata is not None
-        if not spread and len(shards) > 1:
-            raise ValueError(
-                f"table {name!r} is in one kernel twice; without a process group a "
-                "table has one shard per rank"
-            )
-        own: dict[str, Tensor] = {}
-        if spread:
-            assert first.global_metadata is not None
-            places = [_local(tables[shard]) for shard in shards]
-            weight: Tensor = sharded(
-                [weights[shard] for shard in shards], places, first.global_metadata, pg
-            )
-            for number, rowwise in enumerate(rule.rowwise_states):
-                parts = [states[shard][number] for shard in shards]
-                own[f"momentum{number + 1}"] = (
-                    sharded_rowwise(parts, places, first.global_metadata, pg)
-                    if rowwise
-                    else sharded(parts, places, first.global_metadata, pg)
-                )
-        else:
-            weight = weights[shards[0]]
-            own = {f"momentum{n + 1}": part for n, part in enumerate(states[shards[0]])}
-        if rule.counts_steps:
-            own["step"] = step
+    for name, places in by_name.items():
+        own = [tables[place] for place in places]
+        weight = _entry(own, [weights[place] for place in places], pg)
         entries[f"{name}.weight"] = weight
-        state[weight] = own
+        state[weight] = {
+            f"momentum{number + 1}": _entry(
+                own, [states[place][number] for place in places], pg, rowwise=rowwise
+            )
+            for number, rowwise in enumerate(rule.rowwise_states)
+        }
+        if rule.counts_steps:
+            state[weight]["step"] = step
     numbers = params.hyper_parameters.group(rule.settings)
     group = {"params": list(entries.values()), **numbers}
     optimizer = FusedOptimizer(entries, state, [group])
@@ -92,9 +75,24 @@ def kernel_optimizer(
     return optimizer
 
 
-def _local(table: ShardedEmbeddingTable) -> ShardMetadata:
-    assert table.local_metadata is not None, "a table with global metadata has local metadata"
-    return table.local_metadata
+def _entry(
+    shards: Sequence[ShardedEmbeddingTable],
+    parts: Sequence[Tensor],
+    pg: torch.distributed.ProcessGroup | None,
+    *,
+    rowwise: bool = False,
+) -> Tensor:
+    """A table or a state of it: its shards here put together, or what is whole here."""
+    whole = shards[0].global_metadata
+    if pg is not None and whole is not None:
+        places = [shard.local_metadata for shard in shards if shard.local_metadata is not None]
+        return sharded(parts, places, whole, pg, rowwise=rowwise)
+    if len(shards) > 1:
+        raise ValueError(
+            f"table {shards[0].name!r} is in one kernel twice; without a process group a table has "
+            "one shard per rank"
+        )
+    return parts[0]
 
 
 def sharded(
@@ -102,51 +100,33 @@ def sharded(
     places: Sequence[ShardMetadata],
     whole: ShardedTensorMetadata,
     pg: torch.distributed.ProcessGroup | None,
+    *,
+    rowwise: bool = False,
 ) -> ShardedTensor:
-    """A state of one number per weight over its live parts, cut as the table is.
+    """A state over its live parts, cut as the table is.
 
     Args:
-        parts: per shard here ``[local_rows, local_cols]``.
+        parts: per shard here ``[local_rows, local_cols]``, or with ``rowwise`` ``[local_rows]``.
         places: the shards' places in the table.
         whole: all shards of the table.
         pg: the ranks that hold them.
+        rowwise: one number per row and column shard: ``[rows]``, or ``[rows, k]`` of k.
     """
     assert pg is not None, "shards of a table belong to a group of ranks"
+    size, cut = whole.size, whole.shards_metadata
+    if rowwise:
+        columns = sorted({shard.shard_offsets[1] for shard in cut})
+        # With whole rows there is no second dimension.
+        dims = 1 if len(columns) == 1 else 2
+
+        def of_rows(shard: ShardMetadata) -> ShardMetadata:
+            offsets = [shard.shard_offsets[0], columns.index(shard.shard_offsets[1])]
+            sizes = [shard.shard_sizes[0], 1]
+            return ShardMetadata(offsets[:dims], sizes[:dims], shard.placement)
+
+        size = torch.Size([size[0], len(columns)][:dims])
+        cut, places = [of_rows(shard) for shard in cut], [of_rows(place) for place in places]
+        parts = [part if dims == 1 else part.unsqueeze(1) for part in parts]
+    metadata = ShardedTensorMetadata(cut, size, TensorProperties(dtype=parts[0].dtype))
     shards = [(place, part.detach()) for part, place in zip(parts, places, strict=True)]
-    metadata = ShardedTensorMetadata(
-        shards_metadata=whole.shards_metadata,
-        size=whole.size,
-        tensor_properties=TensorProperties(dtype=parts[0].dtype),
-    )
     return sharded_tensor(shards, metadata, pg)
-
-
-def sharded_rowwise(
-    parts: Sequence[Tensor],
-    places: Sequence[ShardMetadata],
-    whole: ShardedTensorMetadata,
-    pg: torch.distributed.ProcessGroup | None,
-) -> ShardedTensor:
-    """A state of one number per row and column shard: ``[rows]``, or ``[rows, k]`` of k.
-
-    Args:
-        parts: per shard here ``[local_rows]``.
-        places: the shards' places in the table.
-        whole: all shards of the table.
-        pg: the ranks that hold them.
-    """
-    columns = sorted({shard.shard_offsets[1] for shard in whole.shards_metadata})
-
-    def of_rows(shard: ShardMetadata) -> ShardMetadata:
-        row, col = shard.shard_offsets
-        if len(columns) == 1:
-            return ShardMetadata([row], [shard.shard_sizes[0]], shard.placement)
-        return ShardMetadata([row, columns.index(col)], [shard.shard_sizes[0], 1], shard.placement)
-
-    rows = whole.size[0]
-    metadata = ShardedTensorMetadata(
-        shards_metadata=[of_rows(shard) for shard in whole.shards_metadata],
-        size=torch.Size([rows] if len(columns) == 1 else [rows, len(columns)]),
-    )
-    shaped = [part if len(columns) == 1 else part.unsqueeze(1) for part in parts]
-    return sharded(shaped, [of_rows(place) for place in places], metadata, pg)

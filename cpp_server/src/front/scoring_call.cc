@@ -1,0 +1,100 @@
+#include "front/scoring_call.h"
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+// Calls kept for reuse; a burst above it allocates and frees.
+constexpr std::size_t kKeptCalls = 1'024;
+// A call that has made more than this of a message gives that memory back instead of keeping it.
+constexpr std::size_t kKeptBytes = 256 * 1024;
+
+class ScoringMethod;
+
+class ScoringCall final : public PredictCall, public http2::Call {
+ public:
+  ScoringCall(const PredictContext& context, std::unique_ptr<WireProtocol> protocol,
+              http2::EventLoop& its_loop, ScoringMethod& method)
+      : PredictCall(context, std::move(protocol)),
+        Call(Kind::kUnary, its_loop),
+        clock_(context.clock),
+        method_(method) {}
+
+ private:
+  // http2::Call
+  void on_message(std::span<const std::byte> message) override {
+    deadline = call_deadline();
+    cancelled.store(false, std::memory_order_relaxed);
+    start(message);
+  }
+  void on_cancelled() override { cancelled.store(true, std::memory_order_relaxed); }
+  void on_refused(const Status& status) override { count_refused(status); }
+  void on_end() override;
+
+  // PredictCall
+  std::byte* begin_reply(std::size_t bytes) override { return begin_message(bytes); }
+  void send_reply() override { finish({}); }
+  void refuse(const Status& status) override;
+  bool release_request() override;
+
+  const Clock& clock_;
+  ScoringMethod& method_;
+};
+
+class ScoringMethod final : public http2::Method {
+ public:
+  ScoringMethod(const PredictContext& context, http2::Counters& counters,
+                MakeProtocol make_protocol)
+      : context_(context), counters_(counters), make_protocol_(make_protocol) {}
+
+  http2::Call& begin(http2::EventLoop& loop) override {
+    if (free_.empty()) return *new ScoringCall(context_, make_protocol_(), loop, *this);
+    ScoringCall* const call = free_.back().release();
+    free_.pop_back();
+    return *call;
+  }
+
+  void put(std::unique_ptr<ScoringCall> call) {
+    if (free_.size() < kKeptCalls) free_.push_back(std::move(call));
+  }
+
+  http2::Counters& counters() { return counters_; }
+
+ private:
+  const PredictContext& context_;
+  http2::Counters& counters_;
+  const MakeProtocol make_protocol_;
+  std::vector<std::unique_ptr<ScoringCall>> free_;
+};
+
+void ScoringCall::on_end() {
+  leave();
+  method_.put(std::unique_ptr<ScoringCall>(this));
+}
+
+void ScoringCall::refuse(const Status& status) {
+  if (status.code == Code::kResourceExhausted) {
+    method_.counters().note_full_of_calls(clock_.now());
+  }
+  finish(status);
+}
+
+bool ScoringCall::release_request() {
+  if (held_bytes() <= kKeptBytes && message_bytes() <= kKeptBytes) return false;
+  release_message();
+  free_memory();
+  return true;
+}
+
+}  // namespace
+
+std::unique_ptr<http2::Method> make_scoring_method(const PredictContext& context,
+                                                   http2::Counters& counters,
+                                                   MakeProtocol make_protocol) {
+  return std::make_unique<ScoringMethod>(context, counters, make_protocol);
+}
+
+}  // namespace tessera

@@ -1,0 +1,67 @@
+#include "http2/call.h"
+
+#include <new>
+
+#include "http2/connection.h"
+#include "http2/grpc_wire.h"
+
+namespace tessera::http2 {
+namespace {
+
+// A call keeps buffers up to this size for its next use.
+constexpr std::size_t kKeptBytes = 32 * 1024;
+
+}  // namespace
+
+std::byte* Call::begin_message(std::size_t bytes) {
+  if (sent_ == answer_.size()) {  // whatever was written has been taken
+    answer_.clear();
+    sent_ = 0;
+  }
+  if (!answer_.reserve(answer_.size() + kPrefixBytes + bytes)) throw std::bad_alloc();
+  write_prefix(bytes, answer_.extend(kPrefixBytes));
+  return answer_.extend(bytes);
+}
+
+void Call::flush() {
+  if (connection_ != nullptr) connection_->answer(*this);
+}
+
+void Call::finish(const Status& status) {
+  if (kind_ == Kind::kStreaming && (in_other_hands_ || finished_)) return;
+  status_ = status;
+  in_other_hands_ = true;  // until it runs
+  loop_.post(*this);
+}
+
+void Call::run() {
+  in_other_hands_ = false;
+  finished_ = true;
+  if (!status_.ok() && !submitted_) answer_.clear();
+  if (connection_ != nullptr) {
+    connection_->answer(*this);
+  } else {
+    end();
+  }
+}
+
+void Call::release_message() { reader_.reset(kKeptBytes, *counters_); }
+
+void Call::closed() {
+  connection_ = nullptr;
+  if (!done_) on_cancelled();
+  if (!in_other_hands_) end();
+}
+
+void Call::end() {
+  reader_.reset(kKeptBytes, *counters_);
+  answer_.clear();
+  if (answer_.capacity() > kKeptBytes) answer_.free();
+  sent_ = 0;
+  reading_ = submitted_ = finished_ = done_ = false;
+  status_ = {};
+  deadline_ = kNever;
+  on_end();
+}
+
+}  // namespace tessera::http2

@@ -1,0 +1,129 @@
+// One client's connection: an HTTP/2 session over a socket, and the calls that are open on it.
+//
+// What comes is read once a turn of the loop, so that no client keeps the others waiting, and what
+// is to be said leaves at the end of the turn in one write. A client that does not read what it is
+// sent is not read from either. Who goes beyond a limit is told GOAWAY (ENHANCE_YOUR_CALM) and
+// closed.
+//
+// A connection that has been closed stays for a moment to read and forget what the client is still
+// sending: otherwise the system would throw away what the client has not read yet.
+//
+// Contract: belongs to its loop's thread. The context outlives it. Its owner destroys it once
+// `gone` has been called with it, not sooner than at the end of the turn.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "http2/call.h"
+#include "http2/event_loop.h"
+#include "http2/frame_filter.h"
+#include "http2/limits.h"
+#include "http2/method_table.h"
+#include "http2/request_head.h"
+#include "http2/session.h"
+#include "http2/socket.h"
+
+namespace tessera::http2 {
+
+class ConnectionOwner {
+ public:
+  virtual ~ConnectionOwner() = default;
+  virtual void gone(Connection& connection) = 0;
+};
+
+// What the connections of a loop share.
+struct ConnectionContext {
+  EventLoop& loop;
+  const Limits& limits;
+  Counters& counters;
+  const MethodTable& methods;
+  ConnectionOwner& owner;
+  std::span<std::byte> read_buffer;
+};
+
+class Connection final : private EventLoop::Handler, private EventLoop::Deferred {
+ public:
+  // Throws std::bad_alloc; std::system_error where the loop cannot watch the socket.
+  Connection(const ConnectionContext& context, Socket socket);
+  ~Connection() override;
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  // Takes what the client has sent.
+  void receive(std::span<const std::byte> bytes);
+
+  // Sends what `call` has written, and its status if it has finished.
+  void answer(Call& call);
+
+  // Ends what has lasted too long; to be called a few times a second.
+  void sweep();
+
+  // Asks the client to begin its further calls elsewhere; those that it begins here are heard.
+  void announce_end();
+  // Takes no further call, and closes once those that are open have been answered.
+  void leave();
+  // Closes now.
+  void close(CloseReason reason);
+
+ private:
+  friend struct SessionCallbacks;
+  enum class State { kOpen, kLeaving, kLingering, kGone };
+
+  void on_ready(std::uint32_t events) override;
+  void on_turn_end() override;
+
+  // What the session tells; 0, or an error of nghttp2 that ends the connection.
+  int on_begin_headers(const nghttp2_frame& frame);
+  int on_header(std::string_view name, std::string_view value);
+  int on_frame(const nghttp2_frame& frame);
+  int on_data(std::int32_t stream, std::span<const std::byte> data);
+  int on_frame_sent(const nghttp2_frame& frame);
+  int on_stream_closed(std::int32_t stream);
+  ssize_t take_answer(Call& call, std::span<std::byte> into, std::uint32_t& flags);
+
+  FrameFilter::Verdict judge(const FrameHead& head);
+  int fail(CloseReason reason);
+  int begin_call(std::int32_t stream, bool ended);
+  int messages_ended(std::int32_t stream);
+  void open(Call& call, std::int32_t stream, TimePoint deadline);
+  void take_data(Call& call, std::span<const std::byte> data);
+  void deliver(Call& call);
+  void refuse(Call& call, const Status& status);
+  void submit_status(std::int32_t stream, const Status& status, bool only);
+  void submit_http_status(std::int32_t stream, int status);
+  Call* call_of(std::int32_t stream) const;
+  void unlink(Call& call);
+  bool sweep_calls(TimePoint now, bool full);
+  void write_goaway(CloseReason reason);
+  void linger();
+  void watch();
+  void vanish();
+
+  const ConnectionContext& context_;
+  Socket socket_;
+  SessionPointer session_;
+  Outgoing out_;
+  FrameFilter filter_;
+  std::uint32_t last_stream_ = 0;  // that the client has opened
+  std::size_t block_bytes_ = 0;    // of the last block of headers, as they came
+  RequestHead head_;
+  State state_ = State::kOpen;
+  std::optional<CloseReason> failure_;  // found while the session was told of bytes
+  bool client_leaves_ = false;
+  bool handshaken_ = false;
+  std::uint32_t watched_ = 0;  // epoll's events
+  int streams_ = 0;
+  Call* calls_ = nullptr;  // those of open streams; a stream that was refused has none
+  RateLimit control_frames_;
+  RateLimit resets_;
+  TimePoint begun_;
+  TimePoint block_begun_ = kNever;  // a block of headers is coming since
+  TimePoint idle_since_;
+  TimePoint progress_at_;  // the socket took bytes, or there were none
+  TimePoint lingers_until_ = kNever;
+};
+
+}  // namespace tessera::http2

@@ -1,0 +1,74 @@
+#include "http2/request_head.h"
+
+#include "common/text.h"
+#include "http2/grpc_wire.h"
+
+namespace tessera::http2 {
+namespace {
+
+// RFC 9113, section 6.5.2.
+constexpr std::size_t kEntryBytes = 32;
+constexpr std::size_t kQuotedBytes = 200;
+constexpr int kMethodNotAllowed = 405;
+constexpr int kUnsupportedMediaType = 415;
+
+}  // namespace
+
+void RequestHead::clear() {
+  bytes_ = 0;
+  post_ = grpc_ = trailers_ = false;
+  method_ = nullptr;
+  unknown_path_.clear();
+  encoding_.clear();
+  timeout_.clear();
+}
+
+void RequestHead::add(std::string_view name, std::string_view value, const MethodTable& methods) {
+  bytes_ += name.size() + value.size() + kEntryBytes;
+  if (name == ":path") {
+    method_ = methods.find(value);
+    if (method_ == nullptr) unknown_path_ = value.substr(0, kQuotedBytes);
+  } else if (name == ":method") {
+    post_ = value == "POST";
+  } else if (name == "content-type") {
+    grpc_ = is_grpc_content(value);
+  } else if (name == "te") {
+    trailers_ = value == "trailers";
+  } else if (name == "grpc-timeout") {
+    timeout_ = value.substr(0, kQuotedBytes);
+  } else if (name == "grpc-encoding" && value != "identity") {
+    encoding_ = value.substr(0, kQuotedBytes);
+  }
+}
+
+int RequestHead::http_status() const {
+  if (!post_) return kMethodNotAllowed;
+  return grpc_ ? 0 : kUnsupportedMediaType;
+}
+
+Status RequestHead::check(TimePoint now, TimePoint& deadline) const {
+  if (method_ == nullptr) {
+    return {Code::kUnimplemented, text("this server has no method '", unknown_path_, "'")};
+  }
+  if (!trailers_) {
+    return Status::invalid(
+        "the header te is not 'trailers': something between client and server "
+        "does not pass trailers on");
+  }
+  if (!encoding_.empty()) {
+    return {Code::kUnimplemented, text("grpc-encoding is '", encoding_,
+                                       "', expected 'identity': this server takes no compressed "
+                                       "messages")};
+  }
+  deadline = kNever;
+  if (timeout_.empty()) return {};
+  const std::optional<TimePoint> parsed = deadline_after(now, timeout_);
+  if (!parsed.has_value()) {
+    return Status::invalid(text("grpc-timeout is '", timeout_,
+                                "', expected up to eight digits and a unit of H, M, S, m, u, n"));
+  }
+  deadline = *parsed;
+  return {};
+}
+
+}  // namespace tessera::http2

@@ -1,0 +1,59 @@
+// A gRPC server's connections: who listens, the loops that connections live on, and their end.
+//
+// A new connection goes to the loop with the fewest. Where there are as many as may be, or the
+// system has no descriptor for one more, new ones wait in the system's queue, and connections
+// without a call are closed sooner (Counters::full_of_connections).
+//
+// Contract: one thread calls start, stop and release, once each and in this order; announce_end may
+// be called by any thread in between. The methods are added before start. A method belongs to one
+// loop and is used by its thread alone. What posts to a loop has ended before release.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "common/clock.h"
+#include "http2/event_loop.h"
+#include "http2/limits.h"
+#include "http2/method_table.h"
+
+namespace tessera::http2 {
+
+class Server {
+ public:
+  // `counters` outlive the server.
+  Server(const Limits& limits, Counters& counters, int loops);
+  ~Server();
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  std::size_t loops() const { return threads_.size(); }
+  EventLoop& loop(std::size_t index);
+  MethodTable& methods(std::size_t index);
+  Counters& counters() { return counters_; }
+
+  // Accepts connections of `descriptor`, a non-blocking socket that listens and stays the caller's.
+  void start(int descriptor);
+
+  // Asks every client to begin its further calls elsewhere.
+  void announce_end();
+
+  // Accepts no more, and lets every connection end with its last answer; waits for them, but not
+  // beyond `until`.
+  void stop(TimePoint until);
+
+  // Ends the loops, and what is left of the connections.
+  void release();
+
+ private:
+  class Thread;
+  class Listener;
+
+  const Limits limits_;
+  Counters& counters_;
+  std::vector<std::unique_ptr<Thread>> threads_;
+  std::unique_ptr<Listener> listener_;
+};
+
+}  // namespace tessera::http2
