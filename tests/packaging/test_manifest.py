@@ -60,7 +60,7 @@ def set_at(path: str, value: object) -> Any:
         ),
         (set_at("format_version", None), "format_version is missing"),
         (set_at("name", None), "manifest: missing key 'name'"),
-        (set_at("nickname", "x"), "manifest: unknown key 'nickname'"),
+        (set_at("schema.nickname", "x"), "manifest.schema: unknown key 'nickname'"),
         (set_at("name", 3), "manifest.name: expected a text, found an integer"),
         (
             set_at("bytes_fp32", True),
@@ -91,7 +91,7 @@ def test_a_broken_manifest_names_the_key(manifest: Manifest, change: Any, messag
     data = manifest.to_json()
     change(data)
     with pytest.raises(ValueError, match=message):
-        Manifest.from_bytes(json.dumps(data).encode())
+        Manifest.from_bytes((json.dumps(data, indent=1) + "\n").encode())
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"\xff\xfe", b"null"])
