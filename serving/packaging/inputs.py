@@ -300,12 +300,12 @@ def _feature(
         table
         for collection in found.collections
         for table in collection.tables
-        if name in table.features
+        if name in table.config.feature_names
     ]
     if tables and rule.rows is not None:
         raise UserError(
-            f"features[{name!r}] gives rows={rule.rows}, but its table has {tables[0].rows}; "
-            "leave rows out"
+            f"features[{name!r}] gives rows={rule.rows}, but its table has "
+            f"{tables[0].config.num_embeddings}; leave rows out"
         )
     if hashed is not None:
         if name in inputs.features:
@@ -315,8 +315,9 @@ def _feature(
             )
         rule = FeatureRule(hashing=hashed.hashing, out_of_range=hashed.out_of_range)
     if tables:
-        smallest = min(tables, key=lambda table: table.rows)
-        table, rows, dim = smallest.stored, smallest.rows, smallest.dim
+        smallest = min(tables, key=lambda table: table.config.num_embeddings)
+        table, rows = smallest.stored, smallest.config.num_embeddings
+        dim = smallest.config.embedding_dim
         pooling: Pooling = smallest.pooling
     else:
         known = rule.rows if hashed is None else hashed.rows

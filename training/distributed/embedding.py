@@ -4,12 +4,10 @@
 # fmt: off
 # ruff: noqa: PLC0414 - type checkers offer a name that is imported as itself
 from tessera.training.distributed.collections.unpooled import (
-    EmbeddingCollectionSharder as EmbeddingCollectionSharder,
-    ShardedEmbeddingCollection as ShardedEmbeddingCollection,
-)
-from tessera.training.distributed.collections.unpooled_output import (
     EmbeddingCollectionAwaitable as EmbeddingCollectionAwaitable,
     EmbeddingCollectionContext as EmbeddingCollectionContext,
+    EmbeddingCollectionSharder as EmbeddingCollectionSharder,
+    ShardedEmbeddingCollection as ShardedEmbeddingCollection,
 )
 from tessera.training.distributed.sharding.creation import (
     create_embedding_sharding as create_embedding_sharding,

@@ -10,7 +10,7 @@ from tessera.training.distributed.collections.sharders import (
     BaseEmbeddingSharder as BaseEmbeddingSharder,
     BaseQuantEmbeddingSharder as BaseQuantEmbeddingSharder,
 )
-from tessera.training.distributed.sharding.mixins import (
+from tessera.training.distributed.sharding.interfaces import (
     FeatureShardingMixIn as FeatureShardingMixIn, ModuleShardingMixIn as ModuleShardingMixIn,
 )
 from tessera.training.distributed.tables.interfaces import (

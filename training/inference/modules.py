@@ -106,15 +106,8 @@ def quantize_inference_model(
 ) -> nn.Module:
     """A copy of a trained model with quantized collections; the rest stays as it is.
 
-    Args:
-        model: the trained model.
-        quantization_mapping: quantized forms of other types; each has a ``from_float``.
-        per_table_weight_dtype: types of single tables, by name.
-        quantization_dtype: how the numbers of all other tables are stored.
-        output_dtype: of the looked-up vectors.
-
-    Raises:
-        UserError: a type that is not stored, or a table that is not there.
+    The arguments are those of `quantize_embeddings`, two of them called ``quantization_mapping``
+    and ``quantization_dtype``.
     """
     return quantize_embeddings(
         model,

@@ -12,14 +12,12 @@ from torch.optim import Optimizer
 
 from tessera.training.optim.optimizers import IN_BACKWARD_OPTIMIZERS, RowOptimizer
 from tessera.training.optim.row_updates import EmbOptimType
-from tessera.training.optim.rowwise_adagrad import RowWiseAdagrad
 
 _TORCHS: dict[type[Optimizer], EmbOptimType] = {
     torch.optim.SGD: EmbOptimType.EXACT_SGD,
     torch.optim.Adagrad: EmbOptimType.EXACT_ADAGRAD,
     torch.optim.Adam: EmbOptimType.ADAM,
     torch.optim.AdamW: EmbOptimType.ADAM,
-    RowWiseAdagrad: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
 }
 # Marks on parameters, under the names that torch gives them.
 _CLASSES = "_optimizer_classes"
@@ -129,10 +127,10 @@ def convert_optimizer_type_and_kwargs(
             f"{optimizer_class.__name__} has no argument {unknown[0]!r}; it has {', '.join(defaults)}"
         )
     own = issubclass(optimizer_class, RowOptimizer)
+    l2 = getattr(optimizer_class, "l2", optimizer_class is not torch.optim.AdamW)
     for name, value in {**defaults, **optimizer_kwargs}.items():
         if name == "weight_decay":
             if value:
-                l2 = not own and optimizer_class is not torch.optim.AdamW
                 fused.update(weight_decay=value, weight_decay_mode="l2" if l2 else "decouple")
         elif name == "lr":
             fused["learning_rate"] = float(value)

@@ -9,7 +9,8 @@ fused table does in its backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -48,13 +49,16 @@ class RowOptimizer(Optimizer):
         params: parameters or torch's parameter groups.
         lr: learning rate.
         weight_decay: decoupled: weights shrink by ``lr * weight_decay`` of themselves.
-        settings: ``eps``, ``betas``, ``momentum`` or ``eta``, as far as the rule has them.
+        settings: ``eps``, ``betas``, ``momentum`` or ``eta``, as far as the rule has them;
+            ``lr_decay`` (the rate of step t is ``lr / (1 + (t - 1) * lr_decay)``) and
+            ``initial_accumulator_value`` (where ``momentum1`` begins).
 
     Raises:
         ValueError: a setting that is negative.
     """
 
     kind: ClassVar[EmbOptimType]
+    l2: ClassVar[bool] = False  # weight decay is added to the gradient instead
 
     def __init__(
         self, params: Iterable[Any], *, lr: float, weight_decay: float, **settings: Any
@@ -68,28 +72,32 @@ class RowOptimizer(Optimizer):
         """One step; the closure, if any, is evaluated first and its value returned."""
         loss = value_of(closure)
         for group in self.param_groups:
-            hyper = HyperParameters().read(group)
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, hyper)
+                    self._update(parameter, parameter.grad, group)
         return loss
 
-    def _update(self, parameter: Tensor, gradient: Tensor, hyper: HyperParameters) -> None:
+    def _update(self, parameter: Tensor, gradient: Tensor, group: Mapping[str, Any]) -> None:
         rule = RULES[self.kind]
+        hyper = HyperParameters(l2=self.l2).read(group)
+        lr_decay = group.get("lr_decay", 0.0)
         weights = _as_rows(parameter)
         state = self.state[parameter]
         if not state:
+            start = group.get("initial_accumulator_value", 0.0)
             for number, rowwise in enumerate(rule.rowwise_states):
                 like = weights[:, 0] if rowwise else weights
-                state[f"momentum{number + 1}"] = torch.zeros_like(
-                    like, memory_format=torch.contiguous_format
+                state[f"momentum{number + 1}"] = torch.full_like(
+                    like, start, memory_format=torch.contiguous_format
                 )
-            if rule.counts_steps:
+            if rule.counts_steps or lr_decay:
                 state["step"] = torch.zeros((), dtype=torch.int64)
         step = 0
-        if rule.counts_steps:
+        if "step" in state:
             state["step"] += 1
             step = int(state["step"])
+        if lr_decay:
+            hyper = replace(hyper, lr=hyper.lr / (1 + (step - 1) * lr_decay))
         states = [state[f"momentum{number + 1}"] for number in range(len(rule.rowwise_states))]
         if not gradient.is_sparse:
             rule.update(weights, _as_rows(gradient), states, hyper, step)

@@ -1,22 +1,19 @@
-"""Row-wise Adagrad as a plain torch optimizer, written for reading rather than for speed."""
+"""Row-wise Adagrad as torch has Adagrad: with L2 regularization and a rate that decays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-import torch
-from torch.optim import Optimizer
-
-from tessera.training.optim.steps import refuse_negative, value_of
+from tessera.training.optim.optimizers import RowOptimizer
+from tessera.training.optim.row_updates import EmbOptimType
 
 
-class RowWiseAdagrad(Optimizer):
+class RowWiseAdagrad(RowOptimizer):
     """Adagrad with one sum of squares per row, which grows by the mean of ``g * g`` over the row.
 
     The state of a parameter ``[rows, ...]`` is ``momentum1`` ``[rows]`` (of one without rows:
-    ``[1]``), as that of a fused table is, and with ``lr_decay`` also ``step``.  Dense gradients
-    only; every row is updated.
+    ``[1]``), as that of a fused table is, and with ``lr_decay`` also ``step``.
 
     Args:
         params: parameters or torch's parameter groups.
@@ -30,6 +27,9 @@ class RowWiseAdagrad(Optimizer):
         ValueError: a negative value.
     """
 
+    kind = EmbOptimType.EXACT_ROWWISE_ADAGRAD
+    l2 = True
+
     def __init__(  # noqa: PLR0917 - the signature TorchRec users know
         self,
         params: Iterable[Any],
@@ -39,39 +39,11 @@ class RowWiseAdagrad(Optimizer):
         initial_accumulator_value: float = 0.0,
         eps: float = 1e-10,
     ) -> None:
-        values = {
-            "lr": lr,
-            "lr_decay": lr_decay,
-            "weight_decay": weight_decay,
-            "initial_accumulator_value": initial_accumulator_value,
-            "eps": eps,
-        }
-        refuse_negative(values)
-        super().__init__(params, values)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; the closure, if any, is evaluated first and its value returned."""
-        loss = value_of(closure)
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                w = parameter.view(1, -1) if parameter.dim() < 2 else parameter.flatten(1)
-                state = self.state[parameter]
-                if not state:
-                    start = group["initial_accumulator_value"]
-                    state["momentum1"] = torch.full(
-                        (w.size(0),), start, dtype=w.dtype, device=w.device
-                    )
-                    if group["lr_decay"]:
-                        state["step"] = torch.zeros((), dtype=torch.int64)
-                rate = group["lr"]
-                if group["lr_decay"]:
-                    rate /= 1 + int(state["step"]) * group["lr_decay"]
-                    state["step"] += 1
-                g = parameter.grad.view_as(w).add(w, alpha=group["weight_decay"])
-                state["momentum1"] += g.square().mean(dim=1)
-                spread = state["momentum1"].sqrt().add_(group["eps"]).unsqueeze(1)
-                w.addcdiv_(g, spread, value=-rate)
-        return loss
+        super().__init__(
+            params,
+            lr=lr,
+            lr_decay=lr_decay,
+            weight_decay=weight_decay,
+            initial_accumulator_value=initial_accumulator_value,
+            eps=eps,
+        )

@@ -7,9 +7,17 @@
 
 # Annotations are not postponed here: torch.fx hands them on to TorchScript, which needs types.
 
-import torch
+from collections.abc import Sequence
+from itertools import accumulate
 
-from tessera.training.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+import torch
+from torch import Tensor
+
+from tessera.training.modules.embedding_configs import (
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+)
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection as FloatBags
 from tessera.training.modules.embedding_modules import EmbeddingCollection as FloatCollection
 from tessera.training.modules.tables import (
@@ -18,12 +26,66 @@ from tessera.training.modules.tables import (
     common_dim,
     embedding_names,
 )
-from tessera.training.quant.pooled import MeanColumns, named_vectors
 from tessera.training.quant.rows import DEFAULT_ROW_ALIGNMENT
 from tessera.training.quant.stored_collection import QuantizedWeights, StoredCollection
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 __all__ = ["EmbeddingBagCollection", "EmbeddingCollection"]
+
+
+class MeanColumns:
+    """Divides the columns of averaged features by their bags' sizes.
+
+    The operator adds up everywhere: sums of different devices can be added, and averages not.
+
+    Args:
+        tables: the tables; features are in their order.
+    """
+
+    def __init__(self, tables: Sequence[EmbeddingBagConfig]) -> None:
+        features = [table for table in tables for _ in table.feature_names]
+        self._averaged = [table.pooling is PoolingType.MEAN for table in features]
+        self._columns = [table.embedding_dim for table in features]
+        self._starts = list(accumulate(self._columns, initial=0))[:-1]
+
+    @property
+    def needed(self) -> bool:
+        """Whether any feature is averaged."""
+        return any(self._averaged)
+
+    def divide(self, sums: Tensor, lengths: Tensor) -> Tensor:
+        """``sums`` ``[B, sum of D]`` divided where they are averages; ``lengths`` ``[T * B]``."""
+        if not self.needed:
+            return sums
+        sizes_TB = lengths.view(len(self._averaged), -1).clamp(min=1)
+        divided = []
+        for index, (start, width) in enumerate(zip(self._starts, self._columns, strict=True)):
+            column = sums.narrow(1, start, width)
+            if self._averaged[index]:
+                column = (column / sizes_TB[index].unsqueeze(1)).to(column.dtype)
+            divided.append(column)
+        return torch.cat(divided, dim=1)
+
+
+def named_vectors(
+    features: KeyedJaggedTensor,
+    vectors: Sequence[Tensor],
+    names: Sequence[str],
+    *,
+    need_indices: bool,
+) -> dict[str, JaggedTensor]:
+    """The vectors ``[N_f, D]`` of each feature that was looked up, in its bags, by name."""
+    ids, bags = features.offset_per_key(), features.lengths_offset_per_key()
+    values, lengths = features.values(), features.lengths()
+    return {
+        name: JaggedTensor(
+            vectors[index],
+            values[ids[index] : ids[index + 1]] if need_indices else None,
+            lengths[bags[index] : bags[index + 1]],
+            validate=False,
+        )
+        for index, name in enumerate(names)
+    }
 
 
 class EmbeddingBagCollection(StoredCollection[EmbeddingBagConfig], EmbeddingBagCollectionInterface):
@@ -72,9 +134,6 @@ class EmbeddingBagCollection(StoredCollection[EmbeddingBagConfig], EmbeddingBagC
     ) -> "EmbeddingBagCollection":
         return cls(tables, module.is_weighted(), module.device, output_dtype)
 
-    def _get_name(self) -> str:
-        return "QuantizedEmbeddingBagCollection"
-
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The settings of every table, in the collection's order."""
         return self.configs
@@ -108,17 +167,11 @@ class EmbeddingBagCollection(StoredCollection[EmbeddingBagConfig], EmbeddingBagC
 class EmbeddingCollection(StoredCollection[EmbeddingConfig], EmbeddingCollectionInterface):
     """The quantized form of `tessera.training.modules.embedding_modules.EmbeddingCollection`.
 
-    Args:
-        tables: the tables, all with the same number of columns; their ``data_type`` says how
-            they are stored.
-        device: where the tables live.
-        need_indices: whether the output carries the ids, as weights.
-        output_dtype: of the vectors: float32, float16 or bfloat16.
-        table_name_to_quantized_weights: numbers and scales of each table; None: zeros.
-        row_alignment: bytes that the length of a stored row is a multiple of.
+    Its arguments are those of `EmbeddingBagCollection`, but that all tables have the same number
+    of columns, and:
 
-    Raises:
-        ValueError: the tables do not make a collection, or are not stored so.
+    Args:
+        need_indices: whether the output carries the ids, as weights.
     """
 
     holder, pooled = "embeddings", False
@@ -149,9 +202,6 @@ class EmbeddingCollection(StoredCollection[EmbeddingConfig], EmbeddingCollection
         cls, module: FloatCollection, tables: list[EmbeddingConfig], output_dtype: torch.dtype
     ) -> "EmbeddingCollection":
         return cls(tables, module.device, module.need_indices(), output_dtype)
-
-    def _get_name(self) -> str:
-        return "QuantizedEmbeddingCollection"
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The settings of every table, in the collection's order."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tessera.errors import UserError
 from tessera.training.fbgemm import import_inference_tables
-from tessera.training.modules.embedding_configs import BaseEmbeddingConfig, DataType
+from tessera.training.modules.embedding_configs import DataType
 from tessera.training.quant.rows import (
     DEFAULT_ROW_ALIGNMENT,
     STORED_TYPES,
@@ -30,27 +30,13 @@ _OUTPUT_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 5}  # FBGEM
 
 @dataclass(frozen=True)
 class RowsOf:
-    """A table, or the part of one, that is stored.
+    """A table, or the part of one, that is stored."""
 
-    Attributes:
-        table: its settings; ``data_type`` says how its numbers are stored.
-        rows: of the part.
-        dim: columns of the part.
-    """
-
-    table: BaseEmbeddingConfig
+    name: str
     rows: int
     dim: int
-
-    @property
-    def name(self) -> str:
-        """Returns the name of the table."""
-        return self.table.name
-
-    @property
-    def data_type(self) -> DataType:
-        """How its numbers are stored."""
-        return self.table.data_type
+    data_type: DataType
+    features: int  # how many look up here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,19 +44,14 @@ class StoredPart:
     """A block of a table where it is stored.
 
     Attributes:
-        table: the table's name.
-        device: the device's number, from 0 on.
-        row: the block's first row in the table.
-        column: its first column.
-        columns: how many.
         rows: ``[rows, row bytes]`` uint8: the whole row's scale and bias, the numbers of the
             block's columns, and padding.
     """
 
     table: str
-    device: int
-    row: int
-    column: int
+    device: int  # from 0 on
+    row: int  # the first, in the table
+    column: int  # the first
     columns: int
     rows: Tensor
 
@@ -78,8 +59,8 @@ class StoredPart:
 class QuantizedRows:
     """The rows and the one operator call.
 
-    No module: the collection that owns it registers `tables` as its buffers, so that its state
-    dict has one entry per table.
+    It is not a module: the collection that owns it registers `tables` as its buffers, so that its
+    state dict has one entry per table.
 
     Args:
         tables: the parts, in the order of the output's columns.
@@ -87,6 +68,10 @@ class QuantizedRows:
         output_dtype: of the vectors: float32, float16 or bfloat16.
         device: where the rows live.
         row_alignment: bytes that the length of a row is a multiple of.
+
+    Attributes:
+        output_dtype, row_alignment: as given.
+        row_counts: ``[T]`` int64, rows of each feature's part.
 
     Raises:
         UserError: a type or width that is not stored, or an output type that is not written.
@@ -109,8 +94,8 @@ class QuantizedRows:
         import_inference_tables()
         self._parts = list(tables)
         self._pooling = _SUM if pooled else _NONE
-        self._output_dtype = output_dtype
-        self._row_alignment = row_alignment
+        self.output_dtype = output_dtype
+        self.row_alignment = row_alignment
         kinds = [check_stored(part.name, part.dim, part.data_type) for part in tables]
         self._row_bytes = [
             aligned_row_bytes(kind, part.dim, row_alignment)
@@ -121,7 +106,7 @@ class QuantizedRows:
             for part, row in zip(tables, self._row_bytes, strict=True)
         ]
         self._starts = [0, *accumulate(sizes)]
-        features = [index for index, part in enumerate(tables) for _ in part.table.feature_names]
+        features = [index for index, part in enumerate(tables) for _ in range(part.features)]
         self._columns = [tables[index].dim for index in features]
         self._widest = {
             kind: max([part.dim for part in tables if part.data_type is kind], default=0)
@@ -149,33 +134,13 @@ class QuantizedRows:
         bounds = [0, *accumulate(self._columns)]
         self._bounds = torch.tensor(bounds, dtype=int32, device=device)
         row_counts = [part.rows for part in parts]
-        self._row_counts = torch.tensor(row_counts, dtype=int64, device=device)
+        self.row_counts = torch.tensor(row_counts, dtype=int64, device=device)
         self._warnings = torch.zeros(1, dtype=int64, device=device)
 
     @property
     def device(self) -> torch.device:
         """Where the rows live."""
         return self._rows.device
-
-    @property
-    def row_counts(self) -> Tensor:
-        """``[T]`` int64, rows of each feature's part."""
-        return self._row_counts
-
-    @property
-    def row_alignment(self) -> int:
-        """Bytes that the length of a row is a multiple of."""
-        return self._row_alignment
-
-    @property
-    def output_dtype(self) -> torch.dtype:
-        """The type of the looked-up vectors."""
-        return self._output_dtype
-
-    @property
-    def width(self) -> int:
-        """Columns of a pooled output."""
-        return sum(self._columns)
 
     def parts(self) -> list[RowsOf]:
         """What is stored."""
@@ -195,7 +160,7 @@ class QuantizedRows:
 
     def checked(self, ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         """Ids and offsets that the operator can read without harm; see `checked_ids`."""
-        found: tuple[Tensor, Tensor] = checked_ids(self._row_counts, ids, offsets, self._warnings)
+        found: tuple[Tensor, Tensor] = checked_ids(self.row_counts, ids, offsets, self._warnings)
         return found[0], found[1]
 
     def forward(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
@@ -216,7 +181,7 @@ class QuantizedRows:
             weights_offsets=self._offsets,
             weights_tys=self._codes,
             D_offsets=self._bounds,
-            total_D=self.width,
+            total_D=sum(self._columns),
             max_int2_D=self._widest[DataType.INT2],
             max_int4_D=self._widest[DataType.INT4],
             max_int8_D=self._widest[DataType.INT8],
@@ -226,22 +191,16 @@ class QuantizedRows:
             offsets=offsets,
             pooling_mode=self._pooling,
             indice_weights=weights,
-            output_dtype=_OUTPUT_CODES[self._output_dtype],
+            output_dtype=_OUTPUT_CODES[self.output_dtype],
             lxu_cache_weights=self._no_cache,
             lxu_cache_locations=self._no_locations,
-            row_alignment=self._row_alignment,
+            row_alignment=self.row_alignment,
         )
         return found
 
 
 def ids_are_rows(row_counts: Tensor, ids: Tensor, offsets: Tensor) -> bool:
-    """Whether every id is a row or -1, in one pass over ids on the CPU.
-
-    Args:
-        row_counts: ``[T]`` int64, rows of each feature's table.
-        ids: ``[N]`` int64.
-        offsets: ``[T * B + 1]`` int64.
-    """
+    """Whether every id is a row or -1, in one pass over ids on the CPU; see `checked_ids`."""
     fatal = 0  # FBGEMM's BoundsCheckMode.FATAL
     try:
         torch.ops.fbgemm.bounds_check_indices(

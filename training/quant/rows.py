@@ -37,11 +37,7 @@ _DATA_TYPES = {
 
 
 def stored_data_type(dtype: torch.dtype) -> DataType:
-    """The stored type that a quantization config's weight ``dtype`` asks for.
-
-    Raises:
-        UserError: rows are not stored so.
-    """
+    """The stored type that a config's weight ``dtype`` asks for; a UserError if there is none."""
     if dtype not in _DATA_TYPES:
         raise UserError(
             f"weight dtype is {dtype}; quantized tables take "
@@ -51,11 +47,7 @@ def stored_data_type(dtype: torch.dtype) -> DataType:
 
 
 def check_stored(name: str, dim: int, data_type: DataType) -> RowType:
-    """The row type of a table.
-
-    Raises:
-        UserError: a type that is not stored, or a width that does not fill pairs of bytes.
-    """
+    """The row type of a table; a UserError where its width or type cannot be stored."""
     if data_type not in STORED_TYPES:
         raise UserError(
             f"table {name!r}: data_type is {data_type.value}; quantized tables take "

@@ -30,21 +30,13 @@ Config = TypeVar("Config", bound=BaseEmbeddingConfig)
 
 
 class StoredCollection(nn.Module, Generic[Config]):
-    """Base of the quantized collections.
-
-    Args:
-        tables: the tables; their ``data_type`` says how they are stored.
-        weighted: whether each id's vector is multiplied by the id's weight.
-        output_dtype: of the vectors.
-        device: where the tables live.
-        weights: quantized rows to begin with; None: zeros.
-        row_alignment: bytes that the length of a row is a multiple of.
+    """Base of the quantized collections; its arguments are theirs.
 
     Attributes:
         configs: ``tables``.
         holder: the name of the sub-module that holds the tables' buffers.
         pooled: whether the vectors of a bag are added up.
-        weighted: as given.
+        weighted: whether ids' vectors are multiplied by the ids' weights.
         rows: what is stored.
 
     Raises:
@@ -70,7 +62,10 @@ class StoredCollection(nn.Module, Generic[Config]):
         self.weighted = weighted
         self._feature_names = [name for table in tables for name in table.feature_names]
         self.rows = QuantizedRows(
-            [RowsOf(table, table.num_embeddings, table.embedding_dim) for table in tables],
+            [
+                RowsOf(t.name, t.num_embeddings, t.embedding_dim, t.data_type, len(t.feature_names))
+                for t in tables
+            ],
             pooled=self.pooled,
             output_dtype=output_dtype,
             device=device,
@@ -88,11 +83,7 @@ class StoredCollection(nn.Module, Generic[Config]):
         module: FloatBags | FloatCollection,
         use_precomputed_fake_quant: bool = False,  # noqa: FBT001, FBT002 - torch calls it so
     ) -> Self:
-        """Quantize a trained collection as its ``qconfig`` says.
-
-        Args:
-            module: the trained collection.
-            use_precomputed_fake_quant: torch's argument; tables have no fake quantization.
+        """Quantize a trained collection as its ``qconfig`` says; tables have no fake quantization.
 
         Raises:
             UserError: there is no ``qconfig``, or a type that is not stored.
@@ -129,6 +120,9 @@ class StoredCollection(nn.Module, Generic[Config]):
     @abstractmethod
     def _like(cls, module: Any, tables: list[Any], output_dtype: torch.dtype) -> Any:
         """A collection of ``tables``, in all else as the trained ``module``; its rows are zeros."""
+
+    def _get_name(self) -> str:
+        return f"Quantized{type(self).__name__}"
 
     def _name_buffers(self) -> None:
         tables = self.get_submodule(self.holder)
@@ -187,11 +181,6 @@ def refuse_wrong_ids(
 ) -> None:
     """Refuse ids on the CPU that are not rows; -1 is not an id, and has no vector.
 
-    Args:
-        own: the features of all tables, in their order.
-        row_counts: ``[T]`` int64 on the CPU, rows of each feature's table.
-        tables: the tables.
-
     Raises:
         IndexError: naming feature, id and table.
         ValueError: the values are not int32 or int64.
@@ -204,11 +193,7 @@ def refuse_wrong_ids(
 
 
 def refuse_varying(features: KeyedJaggedTensor) -> None:
-    """Refuse a batch that varies per key: quantized lookups take one of ``B`` bags per key.
-
-    Raises:
-        ValueError: it varies.
-    """
+    """Raise a ValueError for a batch that varies per key: lookups take ``B`` bags of each."""
     if features.variable_stride_per_key():
         raise ValueError(
             f"the features have different numbers of bags, {features.stride_per_key()}; quantized "

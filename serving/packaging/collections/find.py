@@ -12,7 +12,6 @@ from tessera.serving.packaging.collections.kinds import CollectionKind, FoundCol
 from tessera.serving.packaging.collections.packed import POOLED, UNPOOLED
 from tessera.serving.packaging.collections.quantized import QUANTIZED
 from tessera.serving.packaging.tables.quantize import FloatTable, SourceTable
-from tessera.serving.packaging.tables.taken_over import QuantizedTable
 from tessera.training.modules.embedding_configs import BaseEmbeddingConfig, PoolingType
 
 KINDS: tuple[CollectionKind, ...] = (POOLED, UNPOOLED, *QUANTIZED)
@@ -52,12 +51,14 @@ def find_tables(module: nn.Module) -> FoundTables:
         if kind is not None:
             tables = []
             for config, given in kind.tables(part):
-                if _is_meta(given):
+                rows = [given] if isinstance(given, Tensor) else [b.rows for b in given.blocks]
+                if any(tensor.is_meta for tensor in rows):
                     raise UserError(
                         f"table {config.name!r} is on the meta device and has no values; load the "
                         "trained weights into a module made on the CPU first"
                     )
-                memory = _memory(given)
+                # What two tables with the same values in memory have in common.
+                memory = id(given) if isinstance(given, Tensor) else ("rows", rows[0].data_ptr())
                 if memory not in names:
                     free = config.name not in sources
                     name = config.name if free else f"{path}.{config.name}"
@@ -86,16 +87,6 @@ def find_tables(module: nn.Module) -> FoundTables:
             "a package is for models with embedding tables"
         )
     return FoundTables(collections=tuple(collections), sources=tuple(sources.values()))
-
-
-def _memory(given: Tensor | QuantizedTable) -> object:
-    """What two tables with the same values in memory have in common."""
-    return id(given) if isinstance(given, Tensor) else ("rows", given.blocks[0].rows.data_ptr())
-
-
-def _is_meta(given: Tensor | QuantizedTable) -> bool:
-    rows = [given] if isinstance(given, Tensor) else [block.rows for block in given.blocks]
-    return any(tensor.is_meta for tensor in rows)
 
 
 def _holds_tables(part: nn.Module) -> bool:

@@ -13,6 +13,7 @@ from tessera.serving.packaging.lookups.backends import LookupBackend
 from tessera.serving.packaging.tables.stored import StoredTables
 from tessera.serving.packaging.tables.taken_over import QuantizedTable
 from tessera.training.modules.embedding_configs import BaseEmbeddingConfig
+from tessera.training.modules.tables import embedding_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,64 +30,35 @@ Treatments = Mapping[str, IdTreatment]
 
 @dataclass(frozen=True, kw_only=True)
 class FoundTable:
-    """A table of a collection.
+    """A table of a collection."""
 
-    Attributes:
-        stored: its name in the package; two tables with the same weights share one.
-        config: its sizes and the features that it serves.
-        pooling: how a bag becomes one vector; ``none``: it does not.
-    """
-
-    stored: str
+    stored: str  # its name in the package; two tables with the same weights share one
     config: BaseEmbeddingConfig
-    pooling: Pooling
-
-    @property
-    def rows(self) -> int:
-        """The number of rows."""
-        return self.config.num_embeddings
-
-    @property
-    def dim(self) -> int:
-        """The embedding dimension."""
-        return self.config.embedding_dim
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """The names of the features that it serves."""
-        return tuple(self.config.feature_names)
+    pooling: Pooling  # how a bag becomes one vector; ``none``: it does not
 
 
 @dataclass(frozen=True, kw_only=True)
 class FoundCollection:
-    """A collection of a module.
+    """A collection of a module."""
 
-    Attributes:
-        path: its qualified name.
-        module: the collection itself.
-        kind: what is known of modules like it.
-        tables: its tables, in its order.
-    """
-
-    path: str
+    path: str  # its qualified name
     module: nn.Module
     kind: CollectionKind
     tables: tuple[FoundTable, ...]
 
     def lookups(self, treatments: Treatments) -> list[tuple[str, FeatureSpec]]:
         """Feature and lookup of every vector of the collection's output, in the output's order."""
-        served = [feature for table in self.tables for feature in table.features]
+        names = iter(embedding_names([table.config for table in self.tables]))
         specs = []
         for table in self.tables:
-            for feature in table.features:
+            for feature in table.config.feature_names:
                 treatment = treatments.get(feature, IdTreatment())
-                alone = served.count(feature) == 1
                 spec = FeatureSpec(
-                    name=feature if alone else f"{feature}@{table.config.name}",
+                    name=next(names),
                     group="id_list",
                     table=table.stored,
-                    rows=table.rows,
-                    dim=table.dim,
+                    rows=table.config.num_embeddings,
+                    dim=table.config.embedding_dim,
                     pooling=table.pooling,
                     hashing=treatment.hashing,
                     out_of_range=treatment.out_of_range,

@@ -13,7 +13,7 @@ are, that mean is what the wider shard would have gathered itself.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from tessera.training.distributed.checkpoint.errors import CheckpointError
-from tessera.training.distributed.checkpoint.reader import Piece
+from tessera.training.distributed.checkpoint.reader import Piece, narrowed
 from tessera.training.distributed.tables.kernels.optimizer_state import sharded
 from tessera.training.optim.keyed import KeyedOptimizer
 
@@ -49,49 +49,37 @@ class Content:
 
 
 def content_of(model: Mapping[str, Any], optimizer: KeyedOptimizer | None) -> Content:
-    """Name every tensor and every plain value that is saved.
-
-    Args:
-        model: its state dict.
-        optimizer: its optimizer, or None.
+    """Name every tensor and every plain value of a model's state dict and its optimizer.
 
     Raises:
         CheckpointError: a state that is neither a tensor nor a number.
     """
-    tensors: dict[str, Tensor] = {}
-    numbers: dict[str, float] = {}
-    columns: dict[str, list[int]] = {}
-    groups = None
     for name, value in model.items():
         if not isinstance(value, Tensor):
             raise CheckpointError(
                 f"entry {name!r} of the model's state dict is a {type(value).__name__}; only "
                 "tensors are saved"
             )
-        tensors[MODEL + name] = value
-    if optimizer is not None:
-        saved = optimizer.state_dict()
-        groups = saved.get("param_groups")
-        for parameter, states in saved["state"].items():
-            for key, value in states.items():
-                name = f"{OPTIMIZER}{parameter}.{key}"
-                if isinstance(value, Tensor):
-                    tensors[name] = _placed(
-                        f"state {key!r} of {parameter!r}", value, model.get(parameter)
-                    )
-                elif isinstance(value, (int, float)):
-                    numbers[name] = value
-                else:
-                    raise CheckpointError(
-                        f"state {key!r} of {parameter!r} is a {type(value).__name__}; only "
-                        "tensors and numbers are saved"
-                    )
-        columns = {
-            parameter: found
-            for parameter, value in optimizer.params.items()
-            if (found := column_bounds(model.get(parameter, value))) is not None
-        }
-    return Content(tensors, numbers, columns, groups)
+    content = Content({MODEL + name: value for name, value in model.items()}, {}, {}, None)
+    if optimizer is None:
+        return content
+    saved = optimizer.state_dict()
+    for parameter, states in saved["state"].items():
+        for key, value in states.items():
+            name, what = f"{OPTIMIZER}{parameter}.{key}", f"state {key!r} of {parameter!r}"
+            if isinstance(value, Tensor):
+                content.tensors[name] = _placed(what, value, model.get(parameter))
+            elif isinstance(value, (int, float)):
+                content.numbers[name] = value
+            else:
+                raise CheckpointError(
+                    f"{what} is a {type(value).__name__}; only tensors and numbers are saved"
+                )
+    for parameter, value in optimizer.params.items():
+        bounds = column_bounds(model.get(parameter, value))
+        if bounds is not None:
+            content.columns[parameter] = bounds
+    return replace(content, groups=saved.get("param_groups"))
 
 
 def _placed(what: str, state: Tensor, table: Any) -> Tensor:
@@ -162,11 +150,7 @@ class Source(Protocol):
 
 
 class WholeTensors:
-    """Offers tensors in memory as a `Source`.
-
-    Args:
-        tensors: by name.
-    """
+    """Offers tensors in memory, by name, as a `Source`."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
@@ -178,12 +162,8 @@ class WholeTensors:
     def read(self, pieces: Iterable[Piece]) -> None:
         """Fill the target of every piece with what was saved."""
         for piece in pieces:
-            part = self._tensors[piece.name]
-            for dim, (start, length) in enumerate(
-                zip(piece.offsets, piece.target.shape, strict=True)
-            ):
-                part = part.narrow(dim, start, length)
-            piece.target.copy_(part)
+            saved = self._tensors[piece.name]
+            piece.target.copy_(narrowed(saved, piece.offsets, piece.target.shape))
 
 
 @torch.no_grad()
@@ -211,9 +191,9 @@ def fill(saved: Source, content: Content, saved_columns: Mapping[str, list[int]]
             pieces += [Piece(name, offsets, part) for offsets, part in local_parts(value)]
             continue
         for offsets, part in local_parts(value):
-            made = _convert(name, shape, offsets, part, then=then, now=now)
-            pieces.append(made[0])
-            conversions.append(made[1])
+            piece, conversion = _convert(name, shape, offsets, part, then=then, now=now)
+            pieces.append(piece)
+            conversions.append(conversion)
     saved.read(pieces)
     for conversion in conversions:
         conversion.run()

@@ -49,6 +49,12 @@ _INDEX_CLASSES = {
     "pathlib._local": {"PosixPath"},
 }
 
+# What reading a damaged pickle raises.
+_DAMAGES = (
+    *(pickle.UnpicklingError, EOFError, AttributeError, ImportError),
+    *(LookupError, TypeError, ValueError),
+)
+
 
 class _IndexUnpickler(pickle.Unpickler):
     """Knows the classes of an index and nothing else."""
@@ -108,16 +114,13 @@ class SavedTensors:
             ) from error
         if not isinstance(metadata, Metadata):
             raise CheckpointError(f"{index} is refused: it holds no index")
-        self._metadata = metadata
-        self._check_files()
-
-    def _check_files(self) -> None:
-        for info in (self._metadata.storage_data or {}).values():
+        for info in (metadata.storage_data or {}).values():
             path = str(info.relative_path)
             if path != os.path.basename(path) or path.startswith(".."):  # noqa: PTH119 - of a string from a file
                 raise CheckpointError(
-                    f"{self._folder} is refused: its index names the file {path!r} outside of it"
+                    f"{folder} is refused: its index names the file {path!r} outside of it"
                 )
+        self._metadata = metadata
 
     @property
     def names(self) -> list[str]:
@@ -133,10 +136,6 @@ class SavedTensors:
         entry = self._metadata.state_dict_metadata.get(name)
         return tuple(entry.size) if isinstance(entry, TensorStorageMetadata) else None
 
-    def dtype(self, name: str) -> torch.dtype:
-        """Return the dtype of a tensor."""
-        return self._entry(name).properties.dtype
-
     def _entry(self, name: str) -> TensorStorageMetadata:
         entry = self._metadata.state_dict_metadata.get(name)
         if not isinstance(entry, TensorStorageMetadata):
@@ -146,9 +145,8 @@ class SavedTensors:
     def empty(self, name: str) -> Tensor:
         """Return an empty tensor into which the whole of ``name`` fits."""
         entry = self._entry(name)
-        if self._room is not None:
-            return self._room.empty(entry.size, entry.properties.dtype)
-        return torch.empty(entry.size, dtype=entry.properties.dtype)
+        empty = torch.empty if self._room is None else self._room.empty
+        return empty(entry.size, dtype=entry.properties.dtype)
 
     def read(self, pieces: Iterable[Piece]) -> None:
         """Fill the target of every piece with what was saved.
@@ -191,14 +189,15 @@ class SavedTensors:
                     part = reader._slice_file(stream, places[index])  # noqa: SLF001 - torch's view of a part of a file
                     saved = torch.load(part, map_location="cpu", weights_only=True)
                     for item, target in by_chunk[index]:
-                        _narrowed(target, item.dest_offsets, item.lengths).copy_(
-                            _narrowed(saved, item.storage_offsets, item.lengths)
+                        narrowed(target, item.dest_offsets, item.lengths).copy_(
+                            narrowed(saved, item.storage_offsets, item.lengths)
                         )
                         if self._room is not None:
                             self._room.settle(target)
 
 
-def _narrowed(tensor: Tensor, offsets: Iterable[int], lengths: Iterable[int]) -> Tensor:
+def narrowed(tensor: Tensor, offsets: Iterable[int], lengths: Iterable[int]) -> Tensor:
+    """The part of a tensor that begins at ``offsets``, a view."""
     for dim, (start, length) in enumerate(zip(offsets, lengths, strict=True)):
         tensor = tensor.narrow(dim, start, length)
     return tensor

@@ -112,9 +112,7 @@ def async_save_checkpoint(
     global _pending  # noqa: PLW0603 - saves take turns on one process group
     _wait_for_pending()
     content = _collect(model, optimizer, extra_tensors)
-    copied = replace(
-        content, tensors={name: _copy(value) for name, value in content.tensors.items()}
-    )
+    copied = replace(content, tensors={name: _copy(t) for name, t in content.tensors.items()})
     plain, group = json.loads(json.dumps(dict(extra or {}))), cpu_group()
     _pending = PendingSave(lambda: write(folder, copied, plain, group))
     return _pending
@@ -157,12 +155,11 @@ def load_checkpoint(
         if optimizer is not None:
             _prepare(optimizer, plain, saved)
         content = _collect(model, optimizer, extra_tensors)
-        if optimizer is not None:
-            _require_same_states(saved, plain, content)
+        _require_same_states(saved, plain, content)
         fill(saved, content, plain["columns"])
         if optimizer is not None:
             _load_plain(optimizer, plain, content)
-        _purge(model)
+        _tell_caches(model, "purge")
         extra: dict[str, Any] = plain["extra"]
         return extra
 
@@ -239,21 +236,18 @@ def _collect(
     optimizer: KeyedOptimizer | None,
     extra_tensors: Mapping[str, Tensor] | None,
 ) -> Content:
-    for part in model.modules():
-        flush = getattr(part, "flush", None)
-        if callable(flush):
-            flush()
+    _tell_caches(model, "flush")
     content = content_of(model.state_dict(), optimizer)
     content.tensors.update({_EXTRA + name: t for name, t in (extra_tensors or {}).items()})
     return content
 
 
-def _purge(model: nn.Module) -> None:
-    """Let caches of rows forget what they hold: the tables were written past them."""
+def _tell_caches(model: nn.Module, what: str) -> None:
+    """Call ``flush`` or ``purge`` wherever a part of the model has it."""
     for part in model.modules():
-        purge = getattr(part, "purge", None)
-        if callable(purge):
-            purge()
+        method = getattr(part, what, None)
+        if callable(method):
+            method()
 
 
 def _copy(value: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -33,11 +33,7 @@ _gloo: tuple[Any, Any] | None = None
 
 
 class PendingSave:
-    """Represents a save that a thread carries out.
-
-    Args:
-        work: what is done in it.
-    """
+    """Represents a save that a thread carries out."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._error: BaseException | None = None
@@ -86,29 +82,27 @@ def together(group: dist.ProcessGroup | None, work: Callable[[], T]) -> T:
         result = work()
     except Exception as raised:  # noqa: BLE001 - raised again below, on every rank
         error = raised
-    errors: list[str | None] = [None if error is None else str(error)]
-    if group is not None:
-        errors = [None] * dist.get_world_size(group)
-        dist.all_gather_object(errors, None if error is None else str(error), group=group)
+    errors = _of_all_ranks(None if error is None else str(error), group)
     if error is not None:
         raise error
     for rank, other in enumerate(errors):
         if other is not None:
             raise CheckpointError(f"rank {rank} failed: {other}")
-    assert result is not None or error is None
-    return result  # type: ignore[return-value] # work has returned it
+    return cast("T", result)
+
+
+def _of_all_ranks(own: T, group: dist.ProcessGroup | None) -> list[T]:
+    if group is None:
+        return [own]
+    gathered = [own] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, own, group=group)
+    return gathered
 
 
 def write(
     folder: Path, content: Content, extra: dict[str, Any], group: dist.ProcessGroup | None
 ) -> None:
-    """Write one checkpoint; every rank of ``group`` calls it.
-
-    Args:
-        folder: the checkpoint to be.
-        content: this rank's part.
-        extra: plain values, rank 0's.
-        group: all ranks, over the CPU; None: this process is alone.
+    """Write one checkpoint; every rank of ``group`` calls it with its part of the content.
 
     Raises:
         CheckpointError: it cannot be written, on this or another rank.
@@ -133,7 +127,9 @@ def write(
                 no_dist=group is None,
             )
 
-    columns = _merged_columns(content.columns, group)
+    # Rank 0 need not hold a shard of every table.
+    everyone = _of_all_ranks(content.columns, group)
+    columns = {name: bounds for part in everyone for name, bounds in part.items()}
 
     def finish() -> None:
         if not first:
@@ -190,14 +186,3 @@ def _sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _merged_columns(
-    own: dict[str, list[int]], group: dist.ProcessGroup | None
-) -> dict[str, list[int]]:
-    """The merged columns of all ranks: rank 0 need not hold a shard of every table."""
-    if group is None:
-        return own
-    everyone: list[dict[str, list[int]]] = [{}] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, own, group=group)
-    return {name: columns for part in everyone for name, columns in part.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -11,11 +12,13 @@ from tessera.training.distributed.collections.pooled import ShardedEmbeddingBagC
 from tessera.training.distributed.collections.pooled_output import EmbeddingBagCollectionContext
 from tessera.training.distributed.collections.sharded_embedding_module import ShardedEmbeddingModule
 from tessera.training.distributed.comm.awaitable import LazyAwaitable
-from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.plan.sharded_module import Out
 from tessera.training.distributed.sharding.embedding_sharding import TableSharding
+from tessera.training.distributed.tables.interfaces import BaseGroupedFeatureProcessor
 from tessera.training.distributed.travel.kjt_list import KJTList
+from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.optim.fused import FusedOptimizerModule
+from tessera.training.optim.keyed import CombinedOptimizer
 from tessera.training.sparse.jagged_tensor import KeyedTensor
 
 
@@ -30,16 +33,19 @@ class AroundPooledCollection(
     out of sight of ``named_parameters`` and ``state_dict``.
 
     Args:
-        collection: what does the work.
-        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+        module: the plain collection; it and the rest are for `ShardedEmbeddingBagCollection`.
     """
 
     def __init__(
         self,
-        collection: ShardedEmbeddingBagCollection,
-        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None,
+        module: EmbeddingBagCollection,
+        *arguments: Any,
+        feature_processor: BaseGroupedFeatureProcessor | None = None,
     ) -> None:
-        super().__init__(qcomm_codecs_registry)
+        collection = ShardedEmbeddingBagCollection(
+            module, *arguments, feature_processor=feature_processor
+        )
+        super().__init__(collection.qcomm_codecs_registry)
         # In a tuple: its names are not this module's.
         self._inner = (collection,)
         self._input_dists = collection._input_dists  # noqa: SLF001 - shown and pipelined as this module's
@@ -50,6 +56,11 @@ class AroundPooledCollection(
     def shardings(self) -> Mapping[str, TableSharding]:
         """Return the shardings by sharding type."""
         return self._inner[0].shardings
+
+    @property
+    def fused_optimizer(self) -> CombinedOptimizer:
+        """The optimizer of the fused tables here, under the collection's names for them."""
+        return self._inner[0].fused_optimizer
 
     def create_context(self) -> EmbeddingBagCollectionContext:
         """Return a new context, which holds what the steps of one batch share."""

@@ -17,7 +17,6 @@ from torch import nn
 from tessera.training.distributed.collections.around_pooled import AroundPooledCollection
 from tessera.training.distributed.collections.pooled import (
     EmbeddingBagCollectionSharder,
-    ShardedEmbeddingBagCollection,
 )
 from tessera.training.distributed.collections.pooled_output import EmbeddingBagCollectionContext
 from tessera.training.distributed.collections.position_weights import GroupedPositionWeightedModule
@@ -56,8 +55,7 @@ class _WholeBags(BaseGroupedFeatureProcessor):
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         if isinstance(self._processors, nn.ModuleDict):
             return process_each(features, self._processors)
-        processed: KeyedJaggedTensor = self._processors(features)
-        return processed
+        return cast("KeyedJaggedTensor", self._processors(features))
 
 
 def _position_weights(processors: Processors) -> nn.ParameterDict | None:
@@ -67,14 +65,13 @@ def _position_weights(processors: Processors) -> nn.ParameterDict | None:
     if type(processors) is FeatureProcessorDictWrapper:
         return _position_weights(processors._feature_processors)  # noqa: SLF001 - a class of ours, beside the plain module
     if isinstance(processors, nn.ModuleDict):
-        each = dict(processors.items())
-        if all(type(own) is PositionWeightedModule for own in each.values()):
-            return nn.ParameterDict(
-                {
-                    name: cast("PositionWeightedModule", own).position_weight
-                    for name, own in each.items()
-                }
-            )
+        weights = {
+            name: own.position_weight
+            for name, own in processors.items()
+            if type(own) is PositionWeightedModule
+        }
+        if len(weights) == len(processors):
+            return nn.ParameterDict(weights)
     return None
 
 
@@ -98,13 +95,7 @@ def _grouped(
 class ShardedFeatureProcessedEmbeddingBagCollection(AroundPooledCollection[KeyedTensor]):
     """A `FeatureProcessedEmbeddingBagCollection` whose tables live where a plan puts them.
 
-    Args:
-        module: the plain collection.
-        table_name_to_parameter_sharding: the plan.
-        env: who takes part.
-        fused_params: the tables' optimizer (`FusedParams`).
-        device: where this rank computes; None: the CPU.
-        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+    Its arguments are those of `ShardedCollection`.
 
     Raises:
         ValueError: a plan that does not fit the tables, the ranks or the processors.
@@ -120,7 +111,7 @@ class ShardedFeatureProcessedEmbeddingBagCollection(AroundPooledCollection[Keyed
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> None:
         processors = module._feature_processors.to(device or torch.device("cpu"))  # noqa: SLF001 - the plain form of this class
-        collection = ShardedEmbeddingBagCollection(
+        super().__init__(
             module._embedding_bag_collection,  # noqa: SLF001 - the plain form of this class
             table_name_to_parameter_sharding,
             env,
@@ -129,9 +120,8 @@ class ShardedFeatureProcessedEmbeddingBagCollection(AroundPooledCollection[Keyed
             qcomm_codecs_registry,
             feature_processor=_grouped(processors, table_name_to_parameter_sharding),
         )
-        super().__init__(collection, qcomm_codecs_registry)
         self._feature_processors = processors
-        self._embedding_bag_collection = collection
+        self._embedding_bag_collection = self._inner[0]
 
     @property
     def unsharded_module_type(self) -> type[FeatureProcessedEmbeddingBagCollection]:
@@ -169,9 +159,8 @@ class FeatureProcessedEmbeddingBagCollectionSharder(
     """Turns `FeatureProcessedEmbeddingBagCollection` into its sharded form.
 
     Args:
-        ebc_sharder: whose settings and codecs the collection's tables have; None: those given here.
-        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
-        fused_params: keys of `FusedParams`.
+        ebc_sharder: whose settings and codecs the collection's tables have; None: those given here,
+            as to a `CollectionSharder`.
 
     Raises:
         ValueError: an unknown key or value, or settings both here and in ``ebc_sharder``.

@@ -23,15 +23,11 @@ from tessera.training.distributed.collections.pooled_output import (
 )
 from tessera.training.distributed.collections.sharded_collection import ShardedCollection
 from tessera.training.distributed.collections.sharders import CollectionSharder
-from tessera.training.distributed.comm.awaitable import Awaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import ParameterSharding
 from tessera.training.distributed.sharding.embedding_sharding import TableSharding
-from tessera.training.distributed.sharding.interfaces import EmbeddingShardingContext
 from tessera.training.distributed.tables.interfaces import BaseGroupedFeatureProcessor
-from tessera.training.distributed.travel.features_awaitable import KJTListSplitsAwaitable
-from tessera.training.distributed.travel.kjt_list import KJTList
 from tessera.training.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
@@ -83,11 +79,9 @@ class ShardedEmbeddingBagCollection(ShardedCollection[KeyedTensor, EmbeddingBagC
         self._divisors = [self._mean_divisor(sharding) for sharding in shardings]
 
     def _mean_divisor(self, sharding: TableSharding) -> MeanDivisor | None:
-        means = (
-            {table.name for table in self._configs if table.pooling is PoolingType.MEAN}
-            if sharding.strategy.splits_bags
-            else set()
-        )
+        if not sharding.strategy.splits_bags:
+            return None
+        means = {table.name for table in self._configs if table.pooling is PoolingType.MEAN}
         is_mean = [
             table.name in means
             for groups in sharding.layout.groups_per_team()
@@ -102,7 +96,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection[KeyedTensor, EmbeddingBagC
 
     @property
     def unsharded_module_type(self) -> type[EmbeddingBagCollection]:
-        """Return the type of module that this is the sharded form of."""
+        """The type of module that this is the sharded form of."""
         return EmbeddingBagCollection
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
@@ -117,44 +111,23 @@ class ShardedEmbeddingBagCollection(ShardedCollection[KeyedTensor, EmbeddingBagC
         """Return whether ids carry weights."""
         return self._is_weighted
 
-    def input_dist(
+    def _prepared(
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
-    ) -> Awaitable[Awaitable[KJTList]]:
-        """Begin to send ids to the ranks that hold their rows.
-
-        Args:
-            ctx: filled here.
-            features: at least the features of all tables; others are ignored.
-
-        Raises:
-            KeyError: a feature is missing.
-            ValueError: the values are not int32 or int64, weights are missing, or the batch
-                varies per feature without inverse indices.
-        """
-        varies = features.variable_stride_per_key()
-        if varies:
+    ) -> list[KeyedJaggedTensor]:
+        ctx.variable_batch_per_feature = features.variable_stride_per_key()
+        if ctx.variable_batch_per_feature:
             ctx.inverse_indices = features.inverse_indices_or_none()
             if ctx.inverse_indices is None:
                 raise ValueError(
                     "the batch size varies per feature, but there are no inverse_indices to tell "
                     "which bag each sample uses; give them to the KeyedJaggedTensor"
                 )
-        ctx.variable_batch_per_feature = varies
-        with torch.no_grad():
-            parts = self._router.route(features)
-            ctx.mean_factors = [
-                None if divisor is None else divisor.factors(part)
-                for divisor, part in zip(self._divisors, parts, strict=True)
-            ]
-        ctx.sharding_contexts = [
-            EmbeddingShardingContext(
-                batch_size_per_feature_pre_a2a=part.stride_per_key() if varies else [],
-                variable_batch_per_feature=varies,
-            )
-            for part in parts
+        parts = self._router.route(features)
+        ctx.mean_factors = [
+            None if divisor is None else divisor.factors(part)
+            for divisor, part in zip(self._divisors, parts, strict=True)
         ]
-        awaitables = [dist(part) for dist, part in zip(self._input_dists, parts, strict=True)]
-        return KJTListSplitsAwaitable(awaitables, ctx)
+        return parts
 
     def _joined(self, ctx: EmbeddingBagCollectionContext, outputs: list[Tensor]) -> KeyedTensor:
         divided = [

@@ -38,9 +38,7 @@ class MeanDivisor:
     def __init__(
         self, is_mean: Sequence[bool], dims: Sequence[int], order: ColumnOrder | None
     ) -> None:
-        self._is_mean = list(is_mean)
-        self._order = order
-        self._dims = list(dims)
+        self._is_mean, self._dims, self._order = is_mean, list(dims), order
 
     def factors(self, features: KeyedJaggedTensor) -> Tensor:
         """One over the bags' sizes (1 for features that are sums), in the order of the output.
@@ -51,18 +49,12 @@ class MeanDivisor:
         Returns:
             ``[B, sum of D]``; ``[sum of S_f x D]`` where the batch varies per feature.
         """
-        lengths = features.lengths()
-        ones = torch.ones_like(lengths)
-        strides = features.stride_per_key()
+        strides, lengths = features.stride_per_key(), features.lengths()
+        each = [whole.split_with_sizes(strides) for whole in (lengths, torch.ones_like(lengths))]
         divisors = torch.cat(
             [
-                (bags.clamp(min=1) if mean else one)
-                for bags, one, mean in zip(
-                    lengths.split_with_sizes(strides),
-                    ones.split_with_sizes(strides),
-                    self._is_mean,
-                    strict=True,
-                )
+                bags.clamp(min=1) if mean else ones
+                for mean, bags, ones in zip(self._is_mean, *each, strict=True)
             ]
         )
         factors = 1.0 / divisors
@@ -135,11 +127,7 @@ class PooledOutput:
         return widths, piece_of
 
     def join(self, outputs: Sequence[Tensor]) -> KeyedTensor:
-        """Return the output of the collection.
-
-        Args:
-            outputs: per sharding ``[B, D]``.
-        """
+        """The output of the collection, of ``[B, D]`` of each sharding."""
         if len(self._pieces) == 1:
             values = outputs[0]
         elif len(self._pieces) == len(outputs):
@@ -192,13 +180,7 @@ class PooledOutput:
 def construct_output_kt(
     embeddings: list[Tensor], embedding_names: list[str], embedding_dims: list[int]
 ) -> KeyedTensor:
-    """Put vectors side by side and give them their names.
-
-    Args:
-        embeddings: ``[B, some columns]`` each; together they have the columns of all names.
-        embedding_names: in the columns' order.
-        embedding_dims: columns per name.
-    """
+    """``[B, some columns]`` each side by side, with names and their columns in that order."""
     values = embeddings[0] if len(embeddings) == 1 else torch.cat(embeddings, dim=1)
     return KeyedTensor(embedding_names, embedding_dims, values)
 
@@ -221,7 +203,6 @@ class EmbeddingBagCollectionContext(CollectionContext):
     variable_batch_per_feature: bool = False
 
     def _tensors(self) -> list[Tensor]:
-        """Return the factors and the inverse indices."""
         factors = [factors for factors in self.mean_factors if factors is not None]
         return factors if self.inverse_indices is None else [*factors, self.inverse_indices[1]]
 

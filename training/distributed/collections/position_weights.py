@@ -61,12 +61,8 @@ class GroupedPositionWeightedModule(BaseGroupedFeatureProcessor):
             return position_weighted(features, dict(self.position_weights.items()))
         places = features.weights().long().split_with_sizes(features.length_per_key())
         weights = [self._at(key, own) for key, own in zip(features.keys(), places, strict=True)]
-        return features.with_fields(
-            features.values(),
-            torch.cat(weights),
-            features.lengths_or_none(),
-            features.offsets_or_none(),
-        )
+        bags = features.lengths_or_none(), features.offsets_or_none()
+        return features.with_fields(features.values(), torch.cat(weights), *bags)
 
     def _at(self, key: str, places: Tensor) -> Tensor:
         own: Tensor = self.position_weights[key]

@@ -6,7 +6,7 @@ Legend: ``D`` columns.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import torch
@@ -33,10 +33,12 @@ from tessera.training.distributed.sharding.registry import strategy_of
 from tessera.training.distributed.tables.grouped_lookup import GroupedLookup
 from tessera.training.distributed.tables.interfaces import BaseGroupedFeatureProcessor
 from tessera.training.distributed.travel.feature_router import FeatureRouter
+from tessera.training.distributed.travel.features_awaitable import KJTListSplitsAwaitable
 from tessera.training.distributed.travel.kjt_list import KJTList
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from tessera.training.optim.fused import FusedOptimizerModule
 from tessera.training.optim.keyed import CombinedOptimizer
+from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tessera.training.streamable import Multistreamable
 
 
@@ -47,7 +49,7 @@ class CollectionContext(Multistreamable):
         sharding_contexts: one per sharding.
     """
 
-    sharding_contexts: Sequence[EmbeddingShardingContext]
+    sharding_contexts: list[Any]
 
     @abstractmethod
     def _tensors(self) -> list[Tensor]:
@@ -95,7 +97,7 @@ class ShardedCollection(
     process group the state's tables are ``ShardedTensor``s.  Fused tables are updated by the
     backward pass, so no gradient of them ever exists.
 
-    A subclass names the types of its context and output, and says what it sends (`input_dist`)
+    A subclass names the types of its contexts and output, and says what it sends (`_prepared`)
     and what it makes of the vectors that return (`_joined`).
 
     Args:
@@ -119,6 +121,7 @@ class ShardedCollection(
     _holder: ClassVar[str]
     _is_sequence: ClassVar[bool] = False
     _context: Callable[[], Ctx]
+    _sharding_context: type[EmbeddingShardingContext] = EmbeddingShardingContext
     _awaitable: Callable[
         [list[Awaitable[Tensor]], Callable[[list[Tensor]], Out]], LazyAwaitable[Out]
     ]
@@ -205,6 +208,32 @@ class ShardedCollection(
     def create_context(self) -> Ctx:
         """Return a new context, which holds what the steps of one batch share."""
         return self._context()
+
+    @abstractmethod
+    def _prepared(self, ctx: Ctx, features: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
+        """Return the features that each sharding sends; what `_joined` needs is put into ``ctx``."""
+
+    def input_dist(self, ctx: Ctx, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
+        """Begin to send ids to the ranks that hold their rows.
+
+        Args:
+            ctx: filled here.
+            features: at least the features of all tables; others are ignored.
+
+        Raises:
+            IndexError: an id is not a row of its table (where ids are sent once).
+            KeyError: a feature is missing.
+            ValueError: the values are not int32 or int64, weights are missing, or the batch of a
+                pooled collection varies per feature without inverse indices.
+        """
+        with torch.no_grad():
+            sent = self._prepared(ctx, features)
+            awaitables = [dist(part) for dist, part in zip(self._input_dists, sent, strict=True)]
+        ctx.sharding_contexts = [
+            self._sharding_context.of(part, dist)
+            for dist, part in zip(self._input_dists, sent, strict=True)
+        ]
+        return KJTListSplitsAwaitable(awaitables, ctx)
 
     @abstractmethod
     def _joined(self, ctx: Ctx, outputs: list[Tensor]) -> Out:

@@ -15,7 +15,7 @@ from tessera.training.distributed.plan.sharded_module import (
     ShardedModule,
     ShrdCtx,
 )
-from tessera.training.distributed.sharding.mixins import ModuleShardingMixIn
+from tessera.training.distributed.sharding.interfaces import ModuleShardingMixIn
 from tessera.training.distributed.travel.kjt_list import KJTList
 
 
@@ -28,9 +28,6 @@ class ShardedEmbeddingModule(
 
     Inputs and outputs are each rank's own samples.  Its lookups and distributions live in plain
     lists: their parameters appear once, under the unsharded names.
-
-    Args:
-        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
     """
 
     def __init__(self, qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None) -> None:

@@ -139,21 +139,24 @@ class BaseQuantEmbeddingSharder(_SharderOfTables[M], Generic[M]):
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """Return the sharding types of inference: whole tables, rows and columns."""
         del compute_device_type
-        return [
-            ShardingType.TABLE_WISE.value,
-            ShardingType.ROW_WISE.value,
-            ShardingType.COLUMN_WISE.value,
-        ]
+        kinds = ShardingType.TABLE_WISE, ShardingType.ROW_WISE, ShardingType.COLUMN_WISE
+        return [kind.value for kind in kinds]
 
     def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
         """Return the quantized rows of the tables by table name."""
-        tables: dict[str, nn.Parameter] = {}
-        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-            if name.endswith(".weight"):
-                table = name.split(".")[-2]
-                if self._shardable_params is None or table in self._shardable_params:
-                    tables[table] = nn.Parameter(tensor, requires_grad=False)
-        return tables
+        tables = {
+            name.split(".")[-2]: tensor
+            for name, tensor in [*module.named_parameters(), *module.named_buffers()]
+            if name.endswith(".weight")
+        }
+        return self._shardable(tables)
+
+    def _shardable(self, tables: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
+        return {
+            name: nn.Parameter(tensor, requires_grad=False)
+            for name, tensor in tables.items()
+            if self._shardable_params is None or name in self._shardable_params
+        }
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """Return the names of the kernels that a kind of device has."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from tessera.training.distributed.collections.around_pooled import AroundPooledCollection
-from tessera.training.distributed.collections.pooled import ShardedEmbeddingBagCollection
 from tessera.training.distributed.collections.pooled_output import EmbeddingBagCollectionContext
 from tessera.training.distributed.collections.sharders import CollectionSharder
 from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
@@ -24,7 +23,6 @@ from tessera.training.modules.embedding_configs import (
     PoolingType,
 )
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
-from tessera.training.optim.keyed import CombinedOptimizer
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 _TABLE = _FEATURE = "weight"
@@ -33,11 +31,7 @@ _DATA_TYPES = {dtype: kind for kind, dtype in TRAINED_TYPES.items()}
 
 
 class EmbeddingAwaitable(LazyAwaitable[Tensor]):
-    """Waits for pooled vectors.
-
-    Args:
-        awaitable: of a collection with one feature.
-    """
+    """Waits for the vectors of a collection with one feature."""
 
     def __init__(self, awaitable: Awaitable[KeyedTensor]) -> None:
         super().__init__()
@@ -81,15 +75,8 @@ def _as_collection(module: nn.EmbeddingBag) -> EmbeddingBagCollection:
 class ShardedEmbeddingBag(AroundPooledCollection[Tensor]):
     """An ``nn.EmbeddingBag`` whose table lives where a plan puts it.
 
-    Its one parameter and its state are called ``weight``.
-
-    Args:
-        module: the plain module, ``mode`` ``sum`` or ``mean``.
-        table_name_to_parameter_sharding: the placement of ``weight``.
-        env: who takes part.
-        fused_params: the table's optimizer (`FusedParams`).
-        device: where this rank computes; None: the CPU.
-        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+    Its one parameter and its state are called ``weight``, as the table is in the plan.  The
+    module's ``mode`` is ``sum`` or ``mean``; the other arguments are those of `ShardedCollection`.
 
     Raises:
         ValueError: the module does what sharded tables do not, or the plan does not fit.
@@ -104,7 +91,7 @@ class ShardedEmbeddingBag(AroundPooledCollection[Tensor]):
         device: torch.device | None = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> None:
-        collection = ShardedEmbeddingBagCollection(
+        super().__init__(
             _as_collection(module),
             table_name_to_parameter_sharding,
             env,
@@ -112,10 +99,9 @@ class ShardedEmbeddingBag(AroundPooledCollection[Tensor]):
             device,
             qcomm_codecs_registry,
         )
-        super().__init__(collection, qcomm_codecs_registry)
         self._include_last_offset = module.include_last_offset
         self._is_weighted = module.mode == "sum"
-        table = collection.embedding_bags[_TABLE]
+        table = self._inner[0].embedding_bags[_TABLE]
         assert isinstance(table, ShardedTable)
         self._table = (table,)
         for name, parameter in table.named_parameters():
@@ -125,11 +111,6 @@ class ShardedEmbeddingBag(AroundPooledCollection[Tensor]):
     def unsharded_module_type(self) -> type[nn.EmbeddingBag]:
         """Return the type of module that this is the sharded form of."""
         return nn.EmbeddingBag
-
-    @property
-    def fused_optimizer(self) -> CombinedOptimizer:
-        """The optimizer of the table's shards here; its entry is ``embedding_bags.weight.weight``."""
-        return self._inner[0].fused_optimizer
 
     def reset_parameters(self) -> None:
         """Give the table new first values."""
@@ -180,7 +161,6 @@ class ShardedEmbeddingBag(AroundPooledCollection[Tensor]):
         return self._inner[0].input_dist(ctx, features)
 
     def _arriving(self, pooled: LazyAwaitable[KeyedTensor]) -> LazyAwaitable[Tensor]:
-        """The bags' vectors, ``[B, D]``, when they are waited for."""
         return EmbeddingAwaitable(pooled)
 
     def _save_to_state_dict(
@@ -201,15 +181,7 @@ class ShardedEmbeddingBag(AroundPooledCollection[Tensor]):
 
 
 class EmbeddingBagSharder(CollectionSharder[nn.EmbeddingBag, ShardedEmbeddingBag]):
-    """Turns ``nn.EmbeddingBag`` into its sharded form.
-
-    Args:
-        fused_params: keys of `FusedParams`.
-        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
-
-    Raises:
-        ValueError: an unknown key or value.
-    """
+    """Turns ``nn.EmbeddingBag`` into its sharded form; see `CollectionSharder`."""
 
     _plain, _sharded = nn.EmbeddingBag, ShardedEmbeddingBag
 

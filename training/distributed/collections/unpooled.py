@@ -8,31 +8,118 @@ Legend: ``N`` ids, ``D`` columns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tessera.training.distributed.collections.sharded_collection import ShardedCollection
-from tessera.training.distributed.collections.sharders import CollectionSharder
-from tessera.training.distributed.collections.unpooled_output import (
-    EmbeddingCollectionAwaitable,
-    EmbeddingCollectionContext,
-    SequenceOutput,
+from tessera.training.distributed.collections.sharded_collection import (
+    CollectionContext,
+    ShardedCollection,
+    VectorsAwaitable,
 )
-from tessera.training.distributed.comm.awaitable import Awaitable
+from tessera.training.distributed.collections.sharders import CollectionSharder
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import ParameterSharding
 from tessera.training.distributed.sharding.embedding_sharding import TableSharding
+from tessera.training.distributed.sharding.interfaces import OutputColumns, blocks_by_name
 from tessera.training.distributed.sharding.sequence_sharding import SequenceShardingContext
-from tessera.training.distributed.travel.features_awaitable import KJTListSplitsAwaitable
 from tessera.training.distributed.travel.index_dedup import IndexDeduplicator, get_ec_index_dedup
-from tessera.training.distributed.travel.kjt_list import KJTList
 from tessera.training.modules.embedding_configs import EmbeddingConfig
 from tessera.training.modules.embedding_modules import EmbeddingCollection
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+
+class SequenceOutput:
+    """Puts the outputs of all shardings together by name.
+
+    Args:
+        names: the collection's names, in order.
+        columns_per_sharding: per sharding, what each of the features that it sends becomes.
+        need_indices: whether the ids are the weights of the result.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        columns_per_sharding: Sequence[Sequence[OutputColumns]],
+        *,
+        need_indices: bool,
+    ) -> None:
+        # Per name its blocks of columns, from left to right.
+        self._blocks = dict(zip(names, blocks_by_name(names, columns_per_sharding), strict=True))
+        self._need_indices = need_indices
+
+    def join(
+        self, outputs: Sequence[Tensor], sent: Sequence[KeyedJaggedTensor]
+    ) -> dict[str, JaggedTensor]:
+        """The output of the collection.
+
+        Args:
+            outputs: per sharding ``[ids, at least D]``, in the order of the ids.
+            sent: per sharding the features.
+
+        Returns:
+            Of each name ``[N_f, D]`` in the feature's bags.
+        """
+        vectors = [
+            list(output.split_with_sizes(features.length_per_key()))
+            for output, features in zip(outputs, sent, strict=True)
+        ]
+        bags = [features.lengths().split_with_sizes(features.stride_per_key()) for features in sent]
+        ids = [
+            features.values().split_with_sizes(features.length_per_key())
+            for features in sent
+            if self._need_indices
+        ]
+        result: dict[str, JaggedTensor] = {}
+        for name, blocks in self._blocks.items():
+            parts = [
+                part if part.size(1) == block.width else part[:, : block.width]
+                for block in blocks
+                for part in (vectors[block.source][block.place],)
+            ]
+            sharding, place = blocks[0].source, blocks[0].place
+            result[name] = JaggedTensor(
+                parts[0] if len(parts) == 1 else torch.cat(parts, dim=1),
+                ids[sharding][place].long() if self._need_indices else None,
+                bags[sharding][place],
+                validate=False,
+            )
+        return result
+
+
+@dataclass
+class EmbeddingCollectionContext(CollectionContext):
+    """Holds what the steps of one batch share.
+
+    Attributes:
+        sharding_contexts: one per sharding.
+        input_features: per sharding, its features of this rank's samples.
+        reverse_indices: per sharding, ``[N]`` int64: the place of each id among those that were
+            sent; None where all were.
+    """
+
+    sharding_contexts: list[SequenceShardingContext] = field(default_factory=list)
+    input_features: list[KeyedJaggedTensor] = field(default_factory=list)
+    reverse_indices: list[Tensor | None] = field(default_factory=list)
+
+    def _tensors(self) -> list[Tensor]:
+        # The features tell the allocator themselves.
+        return [places for places in self.reverse_indices if places is not None]
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tell the allocator that ``stream`` uses the tensors."""
+        super().record_stream(stream)
+        for features in self.input_features:
+            features.record_stream(stream)
+
+
+class EmbeddingCollectionAwaitable(VectorsAwaitable[dict[str, JaggedTensor]]):
+    """Waits for the vectors of all shardings' ids and joins them."""
 
 
 class ShardedEmbeddingCollection(
@@ -50,6 +137,7 @@ class ShardedEmbeddingCollection(
     embeddings: nn.ModuleDict
     _holder, _is_sequence = "embeddings", True
     _context = EmbeddingCollectionContext
+    _sharding_context = SequenceShardingContext
     _awaitable = EmbeddingCollectionAwaitable
 
     def __init__(  # noqa: PLR0917 - the reference's signature
@@ -120,44 +208,16 @@ class ShardedEmbeddingCollection(
         """Whether the output carries the ids, as weights."""
         return self._need_indices
 
-    def input_dist(
+    def _prepared(
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
-    ) -> Awaitable[Awaitable[KJTList]]:
-        """Begin to send ids to the ranks that hold their rows.
-
-        Args:
-            ctx: filled here.
-            features: at least the features of all tables; others are ignored.
-
-        Raises:
-            IndexError: an id is not a row of its table (where ids are sent once).
-            KeyError: a feature is missing.
-            ValueError: the values are not int32 or int64.
-        """
-        awaitables = []
-        with torch.no_grad():
-            ctx.input_features = self._router.route(features)
-            ctx.sharding_contexts, ctx.reverse_indices = [], []
-            for part, dist, deduplicator in zip(
-                ctx.input_features, self._input_dists, self._deduplicators, strict=True
-            ):
-                sent, places = (
-                    (part, None) if deduplicator is None else (deduplicator.deduplicate(part))
-                )
-                varies = sent.variable_stride_per_key()
-                awaitables.append(dist(sent))
-                ctx.reverse_indices.append(places)
-                ctx.sharding_contexts.append(
-                    SequenceShardingContext(
-                        batch_size_per_feature_pre_a2a=sent.stride_per_key() if varies else [],
-                        variable_batch_per_feature=varies,
-                        features_before_input_dist=sent,
-                        unbucketize_permute_tensor=getattr(
-                            dist, "unbucketize_permute_tensor", None
-                        ),
-                    )
-                )
-        return KJTListSplitsAwaitable(awaitables, ctx)
+    ) -> list[KeyedJaggedTensor]:
+        ctx.input_features = self._router.route(features)
+        sent, ctx.reverse_indices = [], []
+        for part, deduplicator in zip(ctx.input_features, self._deduplicators, strict=True):
+            alone, places = (part, None) if deduplicator is None else deduplicator.deduplicate(part)
+            sent.append(alone)
+            ctx.reverse_indices.append(places)
+        return sent
 
     def _joined(
         self, ctx: EmbeddingCollectionContext, outputs: list[Tensor]
@@ -172,13 +232,7 @@ class ShardedEmbeddingCollection(
 class EmbeddingCollectionSharder(
     CollectionSharder[EmbeddingCollection, ShardedEmbeddingCollection]
 ):
-    """Turns `EmbeddingCollection` into its sharded form; see `CollectionSharder`.
-
-    Args:
-        fused_params: keys of `FusedParams`.
-        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
-        use_index_dedup: see `ShardedEmbeddingCollection`.
-    """
+    """Turns `EmbeddingCollection` into its sharded form; see `CollectionSharder` and that form."""
 
     _plain, _sharded = EmbeddingCollection, ShardedEmbeddingCollection
 

@@ -72,17 +72,12 @@ class All2AllPooledInfo(AllToAll):
     codecs: QuantizedCommCodecs | None = None
     order: ColumnOrder | None = None
 
-    def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor:
+    def finish(self, received: Tensor) -> Tensor:
         """The vectors of this rank's samples, ``[B, sum of D_r]``."""
-        rows = self.batch_size_per_rank[pg.rank()]
+        rows = self.batch_size_per_rank[self.pg.rank()]
         if self.order is not None:
             return self.order.join(received, rows)
         return join_columns(received, rows, self.dim_sum_per_rank)
-
-    def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
-        """The gradient of the vectors looked up here, ``[sum of B_r, own D]``."""
-        own = self.dim_sum_per_rank[pg.rank()]
-        return (received.view(sum(self.batch_size_per_rank), own),)
 
     def lay_out_gradient(self, gradients: tuple[Tensor, ...]) -> Tensor:
         """Columns go back to the ranks whose tables they are of."""
@@ -99,9 +94,9 @@ class All2AllPooledInfo(AllToAll):
             return flat.view(-1)
         return split_columns(gradient, self.dim_sum_per_rank)
 
-    def sizes(self, pg: dist.ProcessGroup) -> tuple[list[int], list[int]]:
+    def sizes(self) -> tuple[list[int], list[int]]:
         """Rows for each rank's samples, and the columns of each rank's tables."""
-        rank = pg.rank()
+        rank = self.pg.rank()
         own_columns, own_rows = self.dim_sum_per_rank[rank], self.batch_size_per_rank[rank]
         return (
             [rows * own_columns for rows in self.batch_size_per_rank],
@@ -178,20 +173,14 @@ class VariableBatchAll2AllPooledInfo(AllToAll):
     input_splits: list[int] | None = None
     output_splits: list[int] | None = None
 
-    def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor:
+    def finish(self, received: Tensor) -> Tensor:
         """Flat: per feature its ``[B, D]`` block, features in the order of the ranks."""
-        del pg
         return received
 
-    def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
-        """Return the gradient, laid out as the input."""
-        del pg
-        return (received,)
-
-    def sizes(self, pg: dist.ProcessGroup) -> tuple[list[int], list[int]]:
+    def sizes(self) -> tuple[list[int], list[int]]:
         """The splits, worked out the first time."""
         if self.input_splits is None or self.output_splits is None:
-            own_dims = self.emb_dim_per_rank_per_feature[pg.rank()]
+            own_dims = self.emb_dim_per_rank_per_feature[self.pg.rank()]
             self.input_splits = [
                 sum(rows * columns for rows, columns in zip(batch, own_dims, strict=True))
                 for batch in self.batch_size_per_rank_per_feature

@@ -86,14 +86,12 @@ class All2AllSequenceInfo(AllToAll):
             vectors = vectors.index_select(0, self._order)
         return vectors.contiguous().view(-1)
 
-    def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor:
+    def finish(self, received: Tensor) -> Tensor:
         """``[N', D]``, in the order in which this rank sent its ids."""
-        del pg
         return received.view(-1, self.embedding_dim)
 
-    def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
+    def finish_gradient(self, received: Tensor) -> tuple[Tensor, ...]:
         """The gradient of the vectors looked up here, ``[N, D]``."""
-        del pg
         gradient = received.view(-1, self.embedding_dim)
         if self._order is None:
             return (gradient,)
@@ -106,9 +104,8 @@ class All2AllSequenceInfo(AllToAll):
             return lengths
         return lengths.view(segments, -1).sum(dim=1)
 
-    def sizes(self, pg: dist.ProcessGroup) -> tuple[list[int], list[int]]:
+    def sizes(self) -> tuple[list[int], list[int]]:
         """Vectors go against the way of the ids."""
-        del pg
         return (
             [rows * self.embedding_dim for rows in self.output_splits],
             [rows * self.embedding_dim for rows in self.input_splits],

@@ -55,14 +55,12 @@ class All2AllVInfo(AllToAll):
         """``[B_global, D]`` each: put side by side, their rows lie in the destinations' order."""
         return torch.cat(inputs, dim=1).view(-1)
 
-    def sizes(self, pg: dist.ProcessGroup) -> tuple[list[int], list[int]]:
+    def sizes(self) -> tuple[list[int], list[int]]:
         """Returns the numbers of elements that each rank sends and gets."""
-        del pg
         return self.input_split_sizes, self.output_split_sizes
 
-    def finish(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
+    def finish(self, received: Tensor) -> tuple[Tensor, ...]:
         """One ``[B_local, columns of rank r]`` per rank."""
-        del pg
         parts = received.split_with_sizes(self.output_split_sizes)
         return tuple(
             # Clones: autograd refuses several outputs that are views of one buffer.
@@ -70,13 +68,8 @@ class All2AllVInfo(AllToAll):
             for part, dims in zip(parts, self.dims_sum_per_rank, strict=True)
         )
 
-    def lay_out_gradient(self, gradients: tuple[Tensor, ...]) -> Tensor:
-        """The gradient of each rank's part, one after the other."""
-        return torch.cat([gradient.reshape(-1) for gradient in gradients])
-
-    def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
+    def finish_gradient(self, received: Tensor) -> tuple[Tensor, ...]:
         """Return one gradient ``[B_global, D]`` per input."""
-        del pg
         columns = split_columns(
             received.view(self.B_global, sum(self.D_local_list)), self.D_local_list
         )
@@ -163,19 +156,12 @@ class All2AllDenseInfo(AllToAll):
     input_splits: list[int]
     codecs = None
 
-    def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor:
+    def finish(self, received: Tensor) -> Tensor:
         """Return the rows in the order of their sources."""
-        del pg
         return received.view(self.batch_size, *self.input_shape[1:])
 
-    def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
-        """Return the gradient in the shape of the input."""
-        del pg
-        return (received.view(self.input_shape),)
-
-    def sizes(self, pg: dist.ProcessGroup) -> tuple[list[int], list[int]]:
+    def sizes(self) -> tuple[list[int], list[int]]:
         """Numbers of the rows."""
-        del pg
         width = torch.Size(self.input_shape[1:]).numel()
         return (
             [rows * width for rows in self.input_splits],

@@ -170,16 +170,9 @@ for _name in _TWO_SIDED:
     setattr(LazyAwaitable, f"__r{_plain}__", _reflect(getattr(operator, _name)))
 
 
-class LazyNoWait(LazyAwaitable[W]):
+class LazyNoWait(NoWait[W], LazyAwaitable[W]):
     """A `LazyAwaitable` whose result is here already.
 
     Args:
         obj: the result.
     """
-
-    def __init__(self, obj: W) -> None:
-        super().__init__()
-        self._obj = obj
-
-    def _wait_impl(self) -> W:
-        return self._obj

@@ -18,6 +18,7 @@ The module has TorchRec's name; the codecs are written in torch and need no FBGE
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, unique
 
@@ -221,35 +222,29 @@ class Int8Codec(_RowCodec):
         return codes.to(torch.float32).mul_(header[:, :1]).add_(header[:, 1:])
 
 
-def _codec(
-    precision: CommType, loss_scale: float | None, row_dim: int | None, *, forward: bool
-) -> QuantizedCommCodec[None]:
-    if precision is CommType.FP16:
-        return HalfCodec(torch.float16, loss_scale)
-    if precision is CommType.BF16:
-        return HalfCodec(torch.bfloat16)
-    if precision is CommType.FP8:
-        return Fp8Codec(row_dim or DEFAULT_ROW_DIM, forward=forward)
-    if precision is CommType.INT8:
-        return Int8Codec(row_dim or DEFAULT_ROW_DIM)
-    return QuantizedCommCodec()
+def _codec(config: QCommsConfig, *, forward: bool) -> QuantizedCommCodec[None]:
+    precision = config.forward_precision if forward else config.backward_precision
+    scale = config.forward_loss_scale if forward else config.backward_loss_scale
+    dims = {
+        CommType.FP8: (config.fp8_quantize_dim_bwd, config.fp8_quantize_dim),
+        CommType.INT8: (config.int8_quantize_dim_bwd, config.int8_quantize_dim),
+    }
+    given = dims.get(precision, (None, None))[1 if forward else 0 :]
+    row_dim = next((dim for dim in given if dim), DEFAULT_ROW_DIM)
+    made: dict[CommType, Callable[[], QuantizedCommCodec[None]]] = {
+        CommType.FP32: QuantizedCommCodec,
+        CommType.FP16: lambda: HalfCodec(torch.float16, scale),
+        CommType.BF16: lambda: HalfCodec(torch.bfloat16),
+        CommType.FP8: lambda: Fp8Codec(row_dim, forward=forward),
+        CommType.INT8: lambda: Int8Codec(row_dim),
+    }
+    return made[precision]()
 
 
 def get_qcomm_codecs(qcomms_config: QCommsConfig | None) -> QuantizedCommCodecs:
     """The codecs of both directions; None: numbers travel as they are."""
     config = qcomms_config or QCommsConfig()
-    dims = {CommType.FP8: config.fp8_quantize_dim, CommType.INT8: config.int8_quantize_dim}
-    back = {CommType.FP8: config.fp8_quantize_dim_bwd, CommType.INT8: config.int8_quantize_dim_bwd}
-    forward, backward = config.forward_precision, config.backward_precision
-    return QuantizedCommCodecs(
-        forward=_codec(forward, config.forward_loss_scale, dims.get(forward), forward=True),
-        backward=_codec(
-            backward,
-            config.backward_loss_scale,
-            back.get(backward) or dims.get(backward),
-            forward=False,
-        ),
-    )
+    return QuantizedCommCodecs(_codec(config, forward=True), _codec(config, forward=False))
 
 
 def get_qcomm_codecs_registry(

@@ -7,8 +7,8 @@ Legend: W ranks, B_r samples of rank r, D columns.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,31 +43,19 @@ def _add_or_gather(
 class _ReduceScatter(Exchange):
     """What the forms have in common: pieces in rank order, one output shape."""
 
-    def lay_out(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """The pieces, which lie in the order of their destinations."""
-        if len(inputs) == 1:
-            return super().lay_out(inputs)
-        return torch.cat([tensor.reshape(-1) for tensor in inputs])
+    input_sizes: Any
 
-    def send(
-        self, pg: dist.ProcessGroup, flat: Tensor, codec: Codec | None, *, back: bool
-    ) -> Pending:
+    def send(self, flat: Tensor, codec: Codec | None, *, back: bool) -> Pending:
         """Add the pieces; backwards, send the gradient of this rank's piece to every rank."""
-        return _add_or_gather(pg, flat, self.piece_shapes(pg), codec, add=not back)
+        return _add_or_gather(self.pg, flat, self.piece_shapes(), codec, add=not back)
 
-    def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor:
+    def finish(self, received: Tensor) -> Tensor:
         """Return this rank's piece of the sum."""
-        return received.view(self.piece_shapes(pg)[pg.rank()])
+        return received.view(self.piece_shapes()[self.pg.rank()])
 
-    def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
-        """Return one gradient for the whole input."""
-        shapes = self.piece_shapes(pg)
-        rows = sum(shape[0] for shape in shapes)
-        return (received.view(rows, *shapes[0][1:]),)
-
-    @abstractmethod
-    def piece_shapes(self, pg: dist.ProcessGroup) -> list[torch.Size]:
+    def piece_shapes(self) -> list[torch.Size]:
         """Return the shape of each rank's output."""
+        return list(self.input_sizes)
 
 
 @dataclass
@@ -81,17 +69,6 @@ class ReduceScatterInfo(_ReduceScatter):
 
     input_sizes: list[torch.Size]
     codecs: QuantizedCommCodecs | None = None
-
-    def piece_shapes(self, pg: dist.ProcessGroup) -> list[torch.Size]:
-        """Return the shapes of the inputs."""
-        del pg
-        return self.input_sizes
-
-    def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
-        """Return one gradient per input."""
-        del pg
-        parts = received.split_with_sizes([shape.numel() for shape in self.input_sizes])
-        return tuple(part.view(shape) for part, shape in zip(parts, self.input_sizes, strict=True))
 
 
 ReduceScatter_Req = step_of("reduce_scatter_pooled", ExchangeRequest, "ReduceScatter_Req")
@@ -132,10 +109,10 @@ class ReduceScatterBaseInfo(_ReduceScatter):
     input_sizes: torch.Size
     codecs: QuantizedCommCodecs | None = None
 
-    def piece_shapes(self, pg: dist.ProcessGroup) -> list[torch.Size]:
+    def piece_shapes(self) -> list[torch.Size]:
         """Return the shapes of equal shares of the rows."""
-        rows = self.input_sizes[0] // pg.size()
-        return [torch.Size((rows, *self.input_sizes[1:]))] * pg.size()
+        rows = self.input_sizes[0] // self.pg.size()
+        return [torch.Size((rows, *self.input_sizes[1:]))] * self.pg.size()
 
 
 ReduceScatterBase_Req = step_of(
@@ -193,11 +170,6 @@ class ReduceScatterVInfo(_ReduceScatter):
     equal_splits: bool
     total_input_size: list[int]
     codecs: QuantizedCommCodecs | None
-
-    def piece_shapes(self, pg: dist.ProcessGroup) -> list[torch.Size]:
-        """Return the shapes of the pieces of the input."""
-        del pg
-        return self.input_sizes
 
 
 ReduceScatterV_Req = step_of("reduce_scatter_v_pooled", ExchangeRequest, "ReduceScatterV_Req")
@@ -280,20 +252,13 @@ class AllGatherBaseInfo(Exchange):
     input_size: torch.Size
     codecs: QuantizedCommCodecs | None = None
 
-    def send(
-        self, pg: dist.ProcessGroup, flat: Tensor, codec: Codec | None, *, back: bool
-    ) -> Pending:
+    def send(self, flat: Tensor, codec: Codec | None, *, back: bool) -> Pending:
         """Send this rank's vectors to all; backwards, add the gradients of each rank's part."""
-        return _add_or_gather(pg, flat, [self.input_size] * pg.size(), codec, add=back)
+        return _add_or_gather(self.pg, flat, [self.input_size] * self.pg.size(), codec, add=back)
 
-    def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor:
+    def finish(self, received: Tensor) -> Tensor:
         """Return the vectors ``[W * B, D]`` in rank order."""
-        return received.view(pg.size() * self.input_size[0], *self.input_size[1:])
-
-    def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
-        """The gradient of this rank's vectors, ``[B, D]``."""
-        del pg
-        return (received.view(self.input_size),)
+        return received.view(self.pg.size() * self.input_size[0], *self.input_size[1:])
 
 
 AllGatherBase_Req = step_of("all_gather_base_pooled", ExchangeRequest, "AllGatherBase_Req")

@@ -21,14 +21,7 @@ _KEEP_BUFFERS: dict[str, Any] = (
 def replicas(
     module: nn.Module, pg: dist.ProcessGroup, device: torch.device, **options: Any
 ) -> DistributedDataParallel:
-    """``module``, whose gradients are averaged over ``pg``; buffers are left to each rank.
-
-    Args:
-        module: on ``device``.
-        pg: the ranks.
-        device: where this rank computes.
-        options: of ``DistributedDataParallel``.
-    """
+    """``module``, on ``device``, whose gradients are averaged; buffers are left to each rank."""
     return DistributedDataParallel(
         module,
         device_ids=None if device.type == "cpu" else [device],

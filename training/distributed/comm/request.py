@@ -52,46 +52,54 @@ class Exchange(ABC):
 
     Attributes:
         codecs: how numbers travel; None: as they are.
+        pg: the ranks; `start_exchange` sets it, and the shapes.
+        input_shapes: of the inputs.
     """
 
     codecs: QuantizedCommCodecs | None
+    pg: dist.ProcessGroup
+    input_shapes: list[torch.Size]
 
     def lay_out(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """The inputs as one flat tensor, in the order in which they are sent."""
-        return inputs[0].contiguous().view(-1)
+        if len(inputs) == 1:
+            return inputs[0].contiguous().view(-1)
+        return torch.cat([tensor.reshape(-1) for tensor in inputs])
 
     @abstractmethod
-    def send(
-        self, pg: dist.ProcessGroup, flat: Tensor, codec: Codec | None, *, back: bool
-    ) -> Pending:
+    def send(self, flat: Tensor, codec: Codec | None, *, back: bool) -> Pending:
         """Start the collective, or with ``back`` that of the gradients."""
 
     @abstractmethod
-    def finish(self, pg: dist.ProcessGroup, received: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def finish(self, received: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Make the outputs of what was received."""
 
     def lay_out_gradient(self, gradients: tuple[Tensor, ...]) -> Tensor:
         """The outputs' gradients as one flat tensor, in the order in which they are sent."""
-        return gradients[0].contiguous().view(-1)
+        return Exchange.lay_out(self, gradients)
 
-    @abstractmethod
-    def finish_gradient(self, pg: dist.ProcessGroup, received: Tensor) -> tuple[Tensor, ...]:
-        """Make the inputs' gradients of what was received; they may share its memory."""
+    def finish_gradient(self, received: Tensor) -> tuple[Tensor, ...]:
+        """Make the inputs' gradients of what was received; they may share its memory.
+
+        Unless an exchange says otherwise, they were received one after the other.
+        """
+        if len(self.input_shapes) == 1:
+            return (received.view(self.input_shapes[0]),)
+        parts = received.split_with_sizes([shape.numel() for shape in self.input_shapes])
+        return tuple(part.view(shape) for part, shape in zip(parts, self.input_shapes, strict=True))
 
 
 class AllToAll(Exchange):
     """An exchange of pieces; gradients go back the way that the vectors came."""
 
     @abstractmethod
-    def sizes(self, pg: dist.ProcessGroup) -> tuple[Sequence[int], Sequence[int]]:
+    def sizes(self) -> tuple[Sequence[int], Sequence[int]]:
         """How many numbers go to each rank and come from each, forwards."""
 
-    def send(
-        self, pg: dist.ProcessGroup, flat: Tensor, codec: Codec | None, *, back: bool
-    ) -> Pending:
+    def send(self, flat: Tensor, codec: Codec | None, *, back: bool) -> Pending:
         """Send each rank its piece."""
-        send, receive = reversed(self.sizes(pg)) if back else self.sizes(pg)
-        return start_all_to_all(pg, flat, send, receive, codec)
+        send, receive = reversed(self.sizes()) if back else self.sizes()
+        return start_all_to_all(self.pg, flat, send, receive, codec)
 
 
 class Request(Awaitable[W], Generic[W]):
@@ -140,7 +148,7 @@ class ExchangeRequest(Function):
         ctx.pg, ctx.myreq, ctx.info = pg, myreq, info
         myreq.info = info
         codec = None if info.codecs is None else info.codecs.forward
-        myreq.pending = info.send(pg, info.lay_out(inputs), codec, back=False)
+        myreq.pending = info.send(info.lay_out(inputs), codec, back=False)
         return inputs[0].new_empty(0)
 
     @staticmethod
@@ -148,7 +156,7 @@ class ExchangeRequest(Function):
     def backward(ctx: Any, *unused: Tensor) -> tuple[Tensor | None, ...]:
         """Wait for the inputs' gradients."""
         del unused
-        gradients = ctx.info.finish_gradient(ctx.pg, ctx.myreq.take_pending())
+        gradients = ctx.info.finish_gradient(ctx.myreq.take_pending())
         if _gradient_division:
             for gradient in gradients:
                 gradient.div_(ctx.pg.size())
@@ -163,10 +171,10 @@ class ExchangeWait(Function):
         ctx: Any, pg: dist.ProcessGroup, myreq: Request[Any], *dummy_tensor: Tensor
     ) -> Tensor | tuple[Tensor, ...]:
         """Wait for the collective and return its outputs."""
-        del dummy_tensor
+        del pg, dummy_tensor
         assert myreq.info is not None
-        ctx.pg, ctx.myreq, ctx.info = pg, myreq, myreq.info
-        return myreq.info.finish(pg, myreq.take_pending())
+        ctx.myreq, ctx.info = myreq, myreq.info
+        return myreq.info.finish(myreq.take_pending())
 
     @staticmethod
     @once_differentiable
@@ -175,7 +183,7 @@ class ExchangeWait(Function):
         info: Exchange = ctx.info
         codec = None if info.codecs is None else info.codecs.backward
         flat = info.lay_out_gradient(grad_output)
-        ctx.myreq.pending = info.send(ctx.pg, flat, codec, back=True)
+        ctx.myreq.pending = info.send(flat, codec, back=True)
         return None, None, grad_output[0].new_empty(0)
 
 
@@ -198,6 +206,7 @@ def start_exchange(
     """Start ``info`` on ``inputs`` and return the request to wait for."""
     if torch.is_grad_enabled() and not any(tensor.requires_grad for tensor in inputs):
         inputs = (inputs[0].detach().requires_grad_(), *inputs[1:])
+    info.pg, info.input_shapes = pg, [tensor.size() for tensor in inputs]
     request: Request[Any] = Request(pg, inputs[0].device)
     request.wait_function = wait_function
     request.dummy_tensor = request_function.apply(pg, request, info, *inputs)  # type: ignore[no-untyped-call] # as above

@@ -29,14 +29,7 @@ _reduce_scatter: Callable[..., Any] = getattr(
 
 
 class Pending:
-    """Waits for a collective that was started.
-
-    Args:
-        work: torch's handle.
-        received: what it fills.
-        kept: what it reads, kept alive until it is done.
-        finish: makes the result of what was received.
-    """
+    """Waits for a collective that was started; keeps what it reads alive until it is done."""
 
     def __init__(
         self,
@@ -110,15 +103,8 @@ def start_all_to_all(
 ) -> Pending:
     """Send piece ``r`` of ``flat`` to rank ``r``.
 
-    Args:
-        pg: the group.
-        flat: ``[sum of send]``, contiguous.
-        send: numbers per destination.
-        receive: numbers per source.
-        codec: how they travel; None: as they are.
-
-    Returns:
-        Of ``[sum of receive]``, in the order of the sources.
+    ``flat`` is ``[sum of send]``, contiguous, with the numbers per destination; the result is
+    ``[sum of receive]``, in the order of the sources.
     """
     codec = _shrinking(codec)
 
@@ -137,14 +123,8 @@ def start_reduce_scatter(
 ) -> Pending:
     """Sum over ranks; rank ``r`` gets piece ``r`` of the sum.
 
-    Args:
-        pg: the group.
-        flat: ``[sum of lengths]``, contiguous; the same sizes on every rank.
-        lengths: numbers per destination.
-        codec: how they travel; they are summed in float32 behind it.
-
-    Returns:
-        Of ``[lengths[own rank]]``.
+    ``flat`` is ``[sum of lengths]``, contiguous, with the same sizes on every rank; the result is
+    ``[lengths[own rank]]``.  What was encoded is summed in float32.
     """
     own = lengths[pg.rank()]
     if flat.is_cuda and _shrinking(codec) is None and len(set(lengths)) == 1:
@@ -161,14 +141,7 @@ def start_all_gather(
 ) -> Pending:
     """Give every rank every rank's numbers.
 
-    Args:
-        pg: the group.
-        flat: ``[lengths[own rank]]``, contiguous.
-        lengths: numbers per rank.
-        codec: how they travel.
-
-    Returns:
-        Of ``[sum of lengths]``, in rank order.
+    ``flat`` is ``[lengths[own rank]]``, contiguous; the result is ``[sum of lengths]``, in rank order.
     """
     if len(set(lengths)) > 1:
         copies = flat.repeat(pg.size())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, cast
 
 import torch
@@ -26,11 +26,14 @@ from tessera.training.distributed.plan.plan_types import (
 from tessera.training.distributed.plan.sharded_module import M
 from tessera.training.distributed.sharding.by_hand import placement
 from tessera.training.distributed.sharding.creation import table_config
-from tessera.training.distributed.sharding.interfaces import EmbeddingShardingInfo
-from tessera.training.distributed.sharding.mixins import FeatureShardingMixIn, ModuleShardingMixIn
+from tessera.training.distributed.sharding.interfaces import (
+    EmbeddingShardingInfo,
+    FeatureShardingMixIn,
+    ModuleShardingMixIn,
+)
 from tessera.training.distributed.sharding.registry import ShardingStrategy, strategy_of
 from tessera.training.distributed.tables.table_shards import GroupedEmbeddingConfig
-from tessera.training.distributed.travel.kjt_list import KJTList, ListOfKJTList
+from tessera.training.distributed.travel.kjt_list import ListOfKJTList
 from tessera.training.modules.tables import embedding_names
 from tessera.training.quant.lookup import QuantizedRows, StoredPart
 from tessera.training.quant.stored_collection import (
@@ -44,19 +47,13 @@ from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tessera.training.streamable import Multistreamable
 
 
+@dataclass
 class QuantCollectionContext(Multistreamable):
-    """What the steps of one batch share.
+    """What the steps of one batch share."""
 
-    Attributes:
-        features: the collection's features, in its order.
-        routes: per sharding, where each id went.
-        sent: per sharding, the features on their devices.
-    """
-
-    def __init__(self) -> None:
-        self.features: KeyedJaggedTensor | None = None
-        self.routes: list[Route] = []
-        self.sent = ListOfKJTList([])
+    features: KeyedJaggedTensor | None = None  # the collection's, in its order
+    routes: list[Route] = field(default_factory=list)  # per sharding, where each id went
+    sent: ListOfKJTList | None = None  # per sharding, the features on their devices
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep the memory until ``stream`` is done with it."""
@@ -68,11 +65,7 @@ class QuantCollectionContext(Multistreamable):
 
 
 class ShardedQuantEbcInputDist(nn.Module):
-    """Sends each sharding its features.
-
-    Args:
-        shardings: one per sharding type.
-    """
+    """Sends each sharding, one per type, its features."""
 
     def __init__(self, shardings: Sequence[InferSharding]) -> None:
         super().__init__()
@@ -80,13 +73,9 @@ class ShardedQuantEbcInputDist(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor) -> tuple[ListOfKJTList, list[Route]]:
         """Each sharding's features on their devices, and where each id went."""
-        sent: list[KJTList] = []
-        routes: list[Route] = []
-        for sharding in cast("list[InferSharding]", list(self._shardings)):
-            features_of_devices, route = sharding.input_dist(features)
-            sent.append(features_of_devices)
-            routes.append(route)
-        return ListOfKJTList(sent), routes
+        shardings = cast("list[InferSharding]", list(self._shardings))
+        begun = [sharding.input_dist(features) for sharding in shardings]
+        return ListOfKJTList([sent for sent, _ in begun]), [route for _, route in begun]
 
 
 def create_infer_embedding_bag_sharding(
@@ -267,10 +256,8 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn, Generic[Config]):
 
     def tbes_configs(self) -> dict[QuantizedRows, list[GroupedEmbeddingConfig]]:
         """The operators of all devices, and the shards that each serves."""
-        operators: dict[QuantizedRows, list[GroupedEmbeddingConfig]] = {}
-        for sharding in self._shardings.values():
-            operators.update(sharding.lookup().get_tbes_to_register())
-        return operators
+        each = [own.lookup().get_tbes_to_register() for own in self._shardings.values()]
+        return {rows: configs for own in each for rows, configs in own.items()}
 
     def blocks(self) -> list[StoredPart]:
         """What is stored, device by device."""
@@ -297,8 +284,10 @@ class ShardedQuantCollection(nn.Module, ModuleShardingMixIn, Generic[Config]):
         ctx.features = selection.select_features(features, self._feature_names)
         if isinstance(ctx.features.values(), Tensor) and ctx.features.values().device.type == "cpu":
             refuse_wrong_ids(ctx.features, self._row_counts, self.configs)
-        ctx.sent, ctx.routes = self._input_dist_module(features)
-        return ctx.sent
+        sent: ListOfKJTList
+        sent, ctx.routes = self._input_dist_module(features)
+        ctx.sent = sent
+        return sent
 
     def compute(self, ctx: QuantCollectionContext, dist_input: ListOfKJTList) -> list[list[Tensor]]:
         """Look up: per sharding, per device."""
@@ -336,14 +325,12 @@ class QuantCollectionSharder(BaseQuantEmbeddingSharder[M]):
         in columns of the table.
         """
         assert isinstance(module, StoredCollection)
-        return {
-            part.name: nn.Parameter(
-                torch.empty(part.rows, part.dim, dtype=torch.uint8, device="meta"),
-                requires_grad=False,
-            )
-            for part in module.rows.parts()
-            if self._shardable_params is None or part.name in self._shardable_params
-        }
+        return self._shardable(
+            {
+                part.name: torch.empty(part.rows, part.dim, dtype=torch.uint8, device="meta")
+                for part in module.rows.parts()
+            }
+        )
 
     def shard(
         self,

@@ -62,7 +62,10 @@ class _MetaInferLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
         self._is_weighted = any(config.is_weighted for config in grouped_configs)
         shards = [table for config in grouped_configs for table in config.embedding_tables]
         self.rows = QuantizedRows(
-            [RowsOf(table, table.local_rows, table.local_cols) for table in shards],
+            [
+                RowsOf(t.name, t.local_rows, t.local_cols, t.data_type, t.num_features())
+                for t in shards
+            ],
             pooled=self._pooled,
             output_dtype=self._output_dtype,
             device=device or torch.device("cpu"),
@@ -117,15 +120,9 @@ class MetaInferGroupedEmbeddingsLookup(_MetaInferLookup):
 
 
 class InferGroupedLookupMixin(BaseEmbeddingLookup[KJTList, list[Tensor]]):
-    """The lookups of all devices.
+    """The lookups of all devices, each over its shards; see `_MetaInferLookup`.
 
     Their tables are buffers of the sharded collection, not of this module: its state is empty.
-
-    Args:
-        grouped_configs_per_rank: the shards of each device.
-        world_size: ``W``.
-        fused_params: ``output_dtype`` and ``row_alignment``.
-        device: the devices' type; None: the CPU.
     """
 
     _of_one_device: ClassVar[
@@ -153,10 +150,8 @@ class InferGroupedLookupMixin(BaseEmbeddingLookup[KJTList, list[Tensor]]):
 
     def get_tbes_to_register(self) -> dict[QuantizedRows, list[GroupedEmbeddingConfig]]:
         """The operators of all devices, and the shards that each serves."""
-        operators: dict[QuantizedRows, list[GroupedEmbeddingConfig]] = {}
-        for lookup in self.lookups():
-            operators.update(lookup.get_tbes_to_register())
-        return operators
+        of_devices = [lookup.get_tbes_to_register() for lookup in self.lookups()]
+        return {rows: configs for own in of_devices for rows, configs in own.items()}
 
     def forward(self, sparse_features: KJTList) -> list[Tensor]:
         """Look up each device's features there; see `_MetaInferLookup.forward`."""

@@ -22,8 +22,12 @@ from tessera.training.distributed.inference.collection import (
 from tessera.training.distributed.sharding.interfaces import blocks_by_name
 from tessera.training.distributed.sharding.layout import output_columns
 from tessera.training.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
-from tessera.training.quant.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from tessera.training.quant.pooled import MeanColumns, named_vectors
+from tessera.training.quant.embedding_modules import (
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    MeanColumns,
+    named_vectors,
+)
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 
@@ -51,7 +55,7 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantCollection[EmbeddingBagConf
         return self._weighted
 
     def output_dist(self, ctx: QuantCollectionContext, output: list[list[Tensor]]) -> KeyedTensor:
-        """The vectors on the first device, in the unsharded module's order."""
+        """The vectors ``[B, sum of D]`` on the first device, in the unsharded module's order."""
         assert ctx.features is not None
         shardings = list(self._shardings.values())
         joined = self._output.join(
@@ -66,18 +70,7 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantCollection[EmbeddingBagConf
         return KeyedTensor(self._embedding_names, self._length_per_key, pooled)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """All steps.
-
-        Args:
-            features: at least the features of all tables, in any order.
-
-        Returns:
-            ``[B, sum of D]`` on the first device; an empty bag gives zeros.
-
-        Raises:
-            IndexError: an id on the CPU is not a row of its table.
-            KeyError: a feature is missing.
-        """
+        """All steps; see the unsharded `forward`.  The vectors are on the first device."""
         ctx = self.create_context()
         return cast(
             "KeyedTensor", self.compute_and_output_dist(ctx, self.input_dist(ctx, features))
@@ -110,8 +103,9 @@ class ShardedQuantEmbeddingCollection(ShardedQuantCollection[EmbeddingConfig]):
     def output_dist(
         self, ctx: QuantCollectionContext, output: list[list[Tensor]]
     ) -> dict[str, JaggedTensor]:
-        """The vectors on the first device, by feature in the unsharded module's order."""
+        """The vectors ``[N_f, D]`` on the first device, by feature in the unsharded order."""
         assert ctx.features is not None
+        assert ctx.sent is not None
         teams: list[tuple[Tensor, list[int]]] = []
         for index, sharding in enumerate(self._shardings.values()):
             teams += sharding.unpooled_vectors(ctx.sent[index], ctx.routes[index], output[index])
@@ -127,18 +121,7 @@ class ShardedQuantEmbeddingCollection(ShardedQuantCollection[EmbeddingConfig]):
         )
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """All steps.
-
-        Args:
-            features: at least the features of all tables, in any order.
-
-        Returns:
-            Of each feature (or ``feature@table``) the vectors ``[N_f, D]`` of its ids.
-
-        Raises:
-            IndexError: an id on the CPU is not a row of its table.
-            KeyError: a feature is missing.
-        """
+        """All steps; see the unsharded `forward`.  The vectors are on the first device."""
         ctx = self.create_context()
         found = self.compute_and_output_dist(ctx, self.input_dist(ctx, features))
         return cast("dict[str, JaggedTensor]", found)

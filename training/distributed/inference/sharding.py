@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from tessera.errors import UserError
 from tessera.training.distributed.comm.environment import ShardingEnv, rank_device
-from tessera.training.distributed.inference import bucketize as infer_bucketize
 from tessera.training.distributed.inference.lookup import (
     InferGroupedEmbeddingsLookup,
     InferGroupedLookupMixin,
@@ -38,7 +37,7 @@ from tessera.training.distributed.travel.one_to_all import (
 )
 from tessera.training.fbgemm import load_sparse_operators
 from tessera.training.modules.embedding_configs import PoolingType
-from tessera.training.quant.lookup import StoredPart
+from tessera.training.quant.lookup import StoredPart, checked_ids
 from tessera.training.quant.rows import STORED_TYPES
 from tessera.training.sparse import selection
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
@@ -144,7 +143,7 @@ class InferSharding(nn.Module, LaidOut):
         own = selection.select_features(features, self._sent)
         if not self._splits_bags:
             return self._one_to_all(own), None
-        by_block = infer_bucketize.sort_by_block(
+        by_block = sort_by_block(
             own,
             self._block_sizes,
             self._row_bounds,
@@ -201,11 +200,8 @@ def _one_operator_each(
 
 
 def _copy_block(info: EmbeddingShardingInfo, block: StoredPart) -> None:
-    """Copy a block of a table's stored rows to its device.
-
-    Every column block keeps the scale and bias of the whole row, so that all devices together
-    give the same numbers as one.
-    """
+    # Every column block keeps the scale and bias of the whole row, so that all devices together
+    # give the same numbers as one.
     if info.param.is_meta or block.rows.is_meta:
         return
     kind, stop = STORED_TYPES[info.embedding_config.data_type], block.column + block.columns
@@ -217,3 +213,65 @@ def _copy_block(info: EmbeddingShardingInfo, block: StoredPart) -> None:
     rows = info.param[block.row : block.row + len(block.rows)]
     own = kind.take_columns(rows, block.column, stop)
     block.rows[:, : own.size(1)] = own
+
+
+def sort_by_block(  # noqa: PLR0917 - TorchScript calls it by position
+    features: KeyedJaggedTensor,
+    block_sizes: Tensor,
+    row_bounds: list[Tensor],
+    blocks: int,
+    places: bool,  # noqa: FBT001 - TorchScript calls it by position
+    row_counts: Tensor,
+    warnings: Tensor,
+) -> tuple[KeyedJaggedTensor, Tensor]:
+    """Sort the ids by block of rows in one step of a traced graph; within a block they keep order.
+
+    Args:
+        features: the ids.
+        block_sizes: ``[F]`` int64, rows of each feature's first block.
+        row_bounds: per feature ``[blocks + 1]`` int64: where each block begins, and the end.
+        blocks: how many.
+        places: whether to work out where each id went.
+        row_counts: ``[F]`` int64, rows of each feature's table.
+        warnings: ``[1]`` int64, counts the ids that are not rows.
+
+    Returns:
+        ``blocks * F`` keys, block by block, each id counted from its block's first row; and
+        ``[N]`` int64, each id's place there (empty unless asked for).
+    """
+    raw, lengths = features.values().long(), features.lengths().long()
+    device = raw.device
+    # An id that is not a row becomes row 0 here, where the whole table's size is known.
+    ids = checked_ids(row_counts.to(device), raw, features.offsets().long(), warnings.to(device))[0]
+    lengths_of_blocks, local_ids, weights, _positions, went = (
+        torch.ops.fbgemm.block_bucketize_sparse_features(
+            lengths,
+            ids,
+            False,
+            places,
+            block_sizes.to(device),
+            blocks,
+            features.weights_or_none(),
+            None,
+            -1,
+            [bounds.to(device) for bounds in row_bounds],
+        )
+    )
+    # The operator reads -1, which is not an id, as the largest number there is.
+    local_ids = local_ids.masked_fill(local_ids > 1 << 40, -1)
+    keys: list[str] = []
+    for _block in range(blocks):
+        keys.extend(features.keys())
+    # A key stands there once per block: split by place, not by name.
+    by_block = KeyedJaggedTensor(
+        keys,
+        local_ids,
+        weights=weights,
+        lengths=lengths_of_blocks,
+        stride=features.stride(),
+        validate=False,
+    )
+    return by_block, ids[:0] if went is None else went
+
+
+torch.fx.wrap("sort_by_block")

@@ -56,10 +56,15 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         init_parameters: whether parts on the ``meta`` device get memory and first values.
         data_parallel_wrapper: what wraps the rest; None: `DefaultDataParallelWrapper`.
 
+    Attributes:
+        plan: on which ranks the tables are.
+
     Raises:
         UserError: several ranks without a process group, or a plan that does not fit the model.
         PlannerError: there is no plan.
     """
+
+    plan: ShardingPlan
 
     def __init__(  # noqa: PLR0917 - the signature TorchRec users know
         self,
@@ -82,11 +87,12 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
                 "device is meta; the model may be there, its tables are trained on cpu or cuda"
             )
         sharders = sharders or get_default_sharders()
-        self._plan = plan or made_plan(module, self._env, self.device, sharders)
+        self.plan = plan or made_plan(module, self._env, self.device, sharders)
         self._data_parallel_wrapper = data_parallel_wrapper or DefaultDataParallelWrapper()
         self._data_parallel_done = False
-        self._dmp_wrapped_module = shard_parts(module, self._plan, self._env, self.device, sharders)
-        self._fused_optimizer = self._combine_fused_optimizers()
+        self._dmp_wrapped_module = shard_parts(module, self.plan, self._env, self.device, sharders)
+        fused = [(path, own) for path, _, own in outermost(self._dmp_wrapped_module, _optimizer_of)]
+        self._fused_optimizer = CombinedOptimizer(fused) if fused else None
         if init_parameters:
             init_parts(self._dmp_wrapped_module, self.device)
         if init_data_parallel:
@@ -106,11 +112,6 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         return get_unwrapped_module(self._dmp_wrapped_module)
 
     @property
-    def plan(self) -> ShardingPlan:
-        """Return the plan, which says on which ranks the tables are."""
-        return self._plan
-
-    @property
     def fused_optimizer(self) -> KeyedOptimizer:
         """The optimizer of all fused tables of this rank, by their names in the model.
 
@@ -120,13 +121,6 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         if self._fused_optimizer is None:
             raise ValueError("the model has no fused tables")
         return self._fused_optimizer
-
-    def _combine_fused_optimizers(self) -> KeyedOptimizer | None:
-        def optimizer_of(part: nn.Module) -> KeyedOptimizer | None:
-            return part.fused_optimizer if isinstance(part, FusedOptimizerModule) else None
-
-        parts = [(path, own) for path, _, own in outermost(self._dmp_wrapped_module, optimizer_of)]
-        return CombinedOptimizer(parts) if parts else None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model."""
@@ -182,14 +176,9 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         }
         return self.module.load_state_dict(own, strict=strict)
 
-    def named_parameters(
-        self,
-        prefix: str = "",
-        recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-        remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-    ) -> Iterator[tuple[str, nn.Parameter]]:
-        """The model's parameters, this rank's shards included."""
-        return self.module.named_parameters(prefix, recurse, remove_duplicate)
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """The model's, this rank's shards included; arguments as for torch's modules."""
+        return self.module.named_parameters(*args, **kwargs)
 
     def bare_named_parameters(
         self,
@@ -199,14 +188,9 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         """The parameters without any wrapper's names, each once."""
         return self.module.named_parameters(prefix, recurse)
 
-    def named_buffers(
-        self,
-        prefix: str = "",
-        recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-        remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the names and buffers of the model."""
-        return self.module.named_buffers(prefix, recurse, remove_duplicate)
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """The model's; arguments as for torch's modules."""
+        return self.module.named_buffers(*args, **kwargs)
 
     def sparse_grad_parameter_names(
         self, destination: list[str] | None = None, prefix: str = ""
@@ -219,6 +203,10 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
             if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse
         )
         return names
+
+
+def _optimizer_of(part: nn.Module) -> KeyedOptimizer | None:
+    return part.fused_optimizer if isinstance(part, FusedOptimizerModule) else None
 
 
 def get_module(module: nn.Module) -> nn.Module:

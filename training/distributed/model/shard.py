@@ -30,7 +30,7 @@ from tessera.training.distributed.planner.generators import (
     balanced_table_wise_plan,
     construct_module_sharding_plan,
     get_default_sharders,
-    get_module_to_default_sharders,
+    sharder_for,
 )
 from tessera.training.distributed.sharding.by_hand import ParameterShardingGenerator
 
@@ -70,34 +70,14 @@ def shard(
         UserError: nothing shards modules of this type.
     """
     env, device = env or default_env(), _device(device)
-    if sharder is None:
-        sharders = get_module_to_default_sharders()
-        if type(module) not in sharders:
-            raise UserError(
-                f"module is {type(module).__name__}, which no default sharder takes; give a "
-                "sharder, or one of "
-                f"{sorted(known.__name__ for known in sharders)}"
-            )
-        sharder = sharders[type(module)]
+    sharder = sharder_for(module, sharder)
     if callable(plan):
         plan = dict.fromkeys(sharder.shardable_parameters(module), plan)
+    local_size = get_local_size(env.world_size)
     placements = construct_module_sharding_plan(
-        module,
-        {name: _generator(own) for name, own in plan.items()},
-        sharder=sharder,
-        local_size=get_local_size(env.world_size),
-        world_size=env.world_size,
-        device_type=device.type,
+        module, plan, sharder, local_size, env.world_size, device.type
     )
     return sharder.shard(module, placements, env, device)
-
-
-def _generator(
-    own: ParameterSharding | ParameterShardingGenerator,
-) -> ParameterShardingGenerator:
-    if isinstance(own, ParameterSharding):
-        return lambda *_: own
-    return own
 
 
 def shard_modules(  # noqa: PLR0917 - the signature TorchRec users know
@@ -144,14 +124,7 @@ def shard_parts(
     device: torch.device,
     sharders: Sequence[ModuleSharder[Any]],
 ) -> nn.Module:
-    """Replace the modules that ``plan`` names by their sharded form.
-
-    Args:
-        module: the model; it is changed.
-        plan: where the tables go, by the modules' paths; other modules stay as they are.
-        env: who takes part.
-        device: where this rank computes.
-        sharders: one per type of module.
+    """Replace the modules that ``plan`` names, and no others, by their sharded form.
 
     Returns:
         ``module``, or its sharded form where it is a collection itself.
@@ -171,8 +144,7 @@ def shard_parts(
         sharded = by_type[type(part)].shard(part, placements, env, device)
         if not path:
             return sharded
-        parent, _, name = path.rpartition(".")
-        setattr(module.get_submodule(parent), name, sharded)
+        module.set_submodule(path, sharded)
     return module
 
 
@@ -207,31 +179,29 @@ def made_plan(
     return planner.collective_plan(module, list(sharders), env.process_group)
 
 
-def init_parameters(module: nn.Module, device: torch.device) -> None:
+def init_parameters(module: nn.Module, device: torch.device) -> bool:
     """Give the parts of ``module`` on the ``meta`` device memory on ``device`` and first values.
+
+    Returns:
+        Whether anything was on the ``meta`` device.
 
     Raises:
         UserError: a part has no ``reset_parameters()`` that could fill it.
     """
-    _init_part(module, device)
-
-
-def _init_part(part: nn.Module, device: torch.device) -> bool:
-    """Whether anything in ``part`` was on the ``meta`` device."""
-    if isinstance(part, ShardedModule):
+    if isinstance(module, ShardedModule):
         return False  # it has begun with values of its own
     # Children first: a collection knows better than its nn.Embeddings how they begin.
-    changed = [_init_part(child, device) for child in part.children()]
-    own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+    changed = [init_parameters(child, device) for child in module.children()]
+    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
     is_meta = any(tensor.is_meta for tensor in own)
-    reset = getattr(part, "reset_parameters", None)
+    reset = getattr(module, "reset_parameters", None)
     if is_meta:
         if reset is None:
             raise UserError(
-                f"{type(part).__name__} is on the meta device and has no reset_parameters(); "
+                f"{type(module).__name__} is on the meta device and has no reset_parameters(); "
                 "build it on a real device"
             )
-        part.to_empty(device=device, recurse=False)
+        module.to_empty(device=device, recurse=False)
     if reset is not None and (is_meta or any(changed)):
         reset()
     return is_meta or any(changed)

@@ -12,21 +12,13 @@ Piece = tuple[list[int], list[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class TableToCut:
-    """Describes a table and the ranks among which it is cut.
-
-    Attributes:
-        rows: of the table.
-        columns: of the table.
-        world_size: number of ranks.
-        local_size: ranks per node.
-        min_partition: fewest columns of a block of columns.
-    """
+    """Describes a table and the ranks among which it is cut."""
 
     rows: int
     columns: int
     world_size: int
-    local_size: int
-    min_partition: int = 1
+    local_size: int  # ranks per node
+    min_partition: int = 1  # the fewest columns of a block of columns
 
     @property
     def whole(self) -> Piece:

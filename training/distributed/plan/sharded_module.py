@@ -35,11 +35,8 @@ class NullShardingContext(Multistreamable):
         """Do nothing: this context holds no tensors."""
 
 
-class NullShardedModuleContext(Multistreamable):
+class NullShardedModuleContext(NullShardingContext):
     """The context of a module that keeps nothing between its steps."""
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Do nothing: this context holds no tensors."""
 
 
 class ModuleNoCopyMixin:
@@ -115,8 +112,6 @@ class ModuleSharder(ABC, Generic[M]):
         qcomm_codecs_registry: codecs by `CommOp` name; None: numbers travel as they are.
     """
 
-    _qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None
-
     def __init__(self, qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None) -> None:
         self._qcomm_codecs_registry = qcomm_codecs_registry
 
@@ -128,17 +123,13 @@ class ModuleSharder(ABC, Generic[M]):
         env: ShardingEnv,
         device: torch.device | None = None,
     ) -> nn.Module:
-        """Return the sharded form of ``module``.
+        """The sharded form of ``module``: a `ShardedModule` where more than one rank takes part.
 
         Args:
             module: what is sharded; on the ``meta`` device its shards get new values.
             params: how each of its parameters is cut and placed.
             env: who takes part.
             device: where this rank computes.
-
-        Returns:
-            The module that takes the place of ``module``; a `ShardedModule` where more than one
-            rank takes part.
         """
 
     @property

@@ -14,10 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tessera.errors import UserError
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.comm.nodes import get_local_size
 from tessera.training.distributed.plan.plan_types import (
     EmbeddingModuleShardingPlan,
+    ParameterSharding,
     ShardingPlan,
     ShardingType,
 )
@@ -60,11 +62,23 @@ def get_sharding_constructor_from_type(
     return strategy_of(sharding_type).by_hand
 
 
-def _sharder_for(module: nn.Module, sharder: ModuleSharder[Any] | None) -> ModuleSharder[Any]:
-    found = sharder or get_module_to_default_sharders().get(type(module))
-    if found is None or not isinstance(module, found.module_type):
-        takes = "no default sharder takes it" if found is None else f"not {type(found).__name__}'s"
-        raise ValueError(f"module is a {type(module).__name__}, {takes}; give its own sharder")
+def sharder_for(module: nn.Module, sharder: ModuleSharder[Any] | None) -> ModuleSharder[Any]:
+    """``sharder``, or where it is None the default one of the module's type.
+
+    Raises:
+        UserError: there is none, or it takes other modules.
+    """
+    by_type = get_module_to_default_sharders() if sharder is None else {}
+    found = sharder or by_type.get(type(module))
+    if found is None:
+        raise UserError(
+            f"module is {type(module).__name__}, which no default sharder takes; give a sharder, or "
+            f"one of {sorted(known.__name__ for known in by_type)}"
+        )
+    if not isinstance(module, found.module_type):
+        raise UserError(
+            f"module is a {type(module).__name__}, not {type(found).__name__}'s; give its own sharder"
+        )
     return found
 
 
@@ -76,15 +90,15 @@ def apply_to_all(
     """The same placement for every table of ``module``.
 
     Raises:
-        ValueError: no sharder takes the module.
+        UserError: no sharder takes the module.
     """
-    tables = _sharder_for(module, sharder).shardable_parameters(module)
+    tables = sharder_for(module, sharder).shardable_parameters(module)
     return dict.fromkeys(tables, parameter_sharding_generator)
 
 
 def construct_module_sharding_plan(  # noqa: PLR0917 - the signature TorchRec users know
     module: nn.Module,
-    per_param_sharding: Mapping[str, ParameterShardingGenerator],
+    per_param_sharding: Mapping[str, ParameterSharding | ParameterShardingGenerator],
     sharder: ModuleSharder[Any] | None = None,
     local_size: int | None = None,
     world_size: int | None = None,
@@ -94,7 +108,8 @@ def construct_module_sharding_plan(  # noqa: PLR0917 - the signature TorchRec us
 
     Args:
         module: what is to be sharded, on any device.
-        per_param_sharding: by table name, one of this module's functions called.
+        per_param_sharding: by table name, its placement, or what `row_wise` and its relatives give,
+            which makes it.
         sharder: None: the default one for the module's type.
         local_size: ranks per node; None: what the environment says.
         world_size: None: the default process group's.
@@ -104,7 +119,7 @@ def construct_module_sharding_plan(  # noqa: PLR0917 - the signature TorchRec us
         ValueError: ``per_param_sharding`` is of other tables than the module's, a placement lies
             outside the world, or no sharder takes the module.
     """
-    sharder = _sharder_for(module, sharder)
+    sharder = sharder_for(module, sharder)
     tables = sharder.shardable_parameters(module)
     if set(tables) != set(per_param_sharding):
         raise ValueError(
@@ -116,7 +131,9 @@ def construct_module_sharding_plan(  # noqa: PLR0917 - the signature TorchRec us
     device_type = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
     return EmbeddingModuleShardingPlan(
         {
-            name: per_param_sharding[name](param, local_size, world_size, device_type, sharder)
+            name: where
+            if isinstance(where := per_param_sharding[name], ParameterSharding)
+            else where(param, local_size, world_size, device_type, sharder)
             for name, param in tables.items()
         }
     )
@@ -146,19 +163,10 @@ def balanced_table_wise_plan(
         rank_of[path, name] = rank
         held[rank] += param.numel()
     local_size = get_local_size(env.world_size)
-    return ShardingPlan(
-        {
-            path: construct_module_sharding_plan(
-                module,
-                {
-                    name: table_wise(rank_of[path, name])
-                    for name in sharder.shardable_parameters(module)
-                },
-                sharder,
-                local_size,
-                env.world_size,
-                device_type,
-            )
-            for path, (module, sharder) in modules.items()
-        }
-    )
+    plan: dict[str, EmbeddingModuleShardingPlan] = {}
+    for path, (module, sharder) in modules.items():
+        whole = {name: table_wise(rank) for (of, name), rank in rank_of.items() if of == path}
+        plan[path] = construct_module_sharding_plan(
+            module, whole, sharder, local_size, env.world_size, device_type
+        )
+    return ShardingPlan(plan)

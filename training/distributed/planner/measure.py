@@ -19,9 +19,8 @@ _REPEATS = 5
 class Bandwidths:
     """Bytes per second, under the names that `Topology` takes.
 
-    Attributes:
-        mem_bw: gathering random rows of 256 bytes, as lookups do.
-        intra_host_bw: an all-to-all among the ranks of the group; None without a group.
+    ``mem_bw`` is that of gathering random rows of 256 bytes, as lookups do, ``intra_host_bw`` that of
+    an all-to-all among the ranks of the group; None without a group.
     """
 
     mem_bw: float

@@ -21,6 +21,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from tessera.training.distributed.comm.leader import invoke_on_rank_and_broadcast_result
 from tessera.training.distributed.plan.plan_types import ShardingPlan
 from tessera.training.distributed.plan.sharded_module import ModuleSharder
 from tessera.training.distributed.planner import constants
@@ -140,18 +141,17 @@ class EmbeddingShardingPlanner(ShardingPlanner):
             pg = dist.group.WORLD
         if pg is None or dist.get_world_size(pg) == 1:
             return self.plan(module, sharders)
-        outcome: list[Any] = [None]
-        if dist.get_rank(pg) == 0:
+
+        def plan_or_error() -> ShardingPlan | PlannerError:
             try:
-                outcome = [self.plan(module, sharders)]
+                return self.plan(module, sharders)
             except PlannerError as error:
-                outcome = [error]
-        # The others must not wait forever for a plan that does not come: errors travel too.
-        dist.broadcast_object_list(outcome, src=dist.get_global_rank(pg, 0), group=pg)
-        if isinstance(outcome[0], PlannerError):
-            raise outcome[0]
-        plan: ShardingPlan = outcome[0]
-        return plan
+                return error
+
+        outcome = invoke_on_rank_and_broadcast_result(pg, 0, plan_or_error)
+        if isinstance(outcome, PlannerError):
+            raise outcome
+        return outcome
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:
         """Where every table of ``module`` goes.

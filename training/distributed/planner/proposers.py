@@ -43,15 +43,10 @@ def _bytes(option: ShardingOption) -> int:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """How a proposal did.
+    """How a proposal did."""
 
-    Attributes:
-        rating: of its plan; None: it does not fit.
-        room: bytes that the ranks have for tables; None: the caller does not say.
-    """
-
-    rating: float | None
-    room: int | None
+    rating: float | None  # of its plan; None: it does not fit
+    room: int | None  # bytes that the ranks have for tables; None: the caller does not say
 
 
 Proposals = Generator[list[ShardingOption], _Outcome, None]

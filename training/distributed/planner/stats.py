@@ -24,13 +24,7 @@ MAX_ROWS = 40
 
 
 class RankUse:
-    """What one rank holds and does.
-
-    Attributes:
-        storage: bytes of its shards.
-        perf: milliseconds of its shards.
-        kinds: number of shards by the short name of their strategy.
-    """
+    """What one rank holds and does; ``kinds`` counts shards by the short name of their strategy."""
 
     def __init__(self) -> None:
         self.storage = Storage()

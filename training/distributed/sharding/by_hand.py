@@ -33,15 +33,14 @@ def _kernel(
     wanted: str | None, sharding_type: str, device_type: str, sharder: ModuleSharder[Any]
 ) -> str:
     offered = sharder.compute_kernels(sharding_type, device_type)
-    if wanted is not None:
-        if wanted not in offered:
-            raise ValueError(
-                f"compute_kernel is {wanted!r}; {sharding_type} on {device_type} has "
-                f"{', '.join(offered)}"
-            )
-        return wanted
-    best = [kernel for kernel in ("fused", "quant") if kernel in offered]
-    return (best or offered)[0]
+    if wanted is None:
+        return next((kernel for kernel in ("fused", "quant") if kernel in offered), offered[0])
+    if wanted not in offered:
+        raise ValueError(
+            f"compute_kernel is {wanted!r}; {sharding_type} on {device_type} has "
+            f"{', '.join(offered)}"
+        )
+    return wanted
 
 
 def placed_by(
@@ -93,32 +92,19 @@ def one_per_rank(pieces: Sequence[Piece]) -> Shards:
 
 
 def check_rank(name: str, rank: int, count: int) -> None:
-    """Refuse a rank or node outside the world.
-
-    Raises:
-        ValueError: naming the argument.
-    """
+    """Raise a ValueError for a rank or node outside the world, naming the argument."""
     if not 0 <= rank < count:
         raise ValueError(f"{name} is {rank}; give 0 to {count - 1}")
 
 
 def ranks_of_node(name: str, node: int, table: TableToCut) -> range:
-    """The ranks of a node.
-
-    Raises:
-        ValueError: there is no such node.
-    """
+    """The ranks of a node, or a ValueError: there is no such node."""
     check_rank(name, node, table.world_size // table.local_size)
     return range(node * table.local_size, (node + 1) * table.local_size)
 
 
 def column_shards(table: TableToCut, ranks: Sequence[int], widths: Sequence[int] | None) -> Shards:
-    """A block of columns on each of ``ranks``.
-
-    Args:
-        table: what is cut.
-        ranks: or nodes, one per block.
-        widths: of the blocks; None: equal ones.
+    """A block of columns on each of ``ranks`` (or nodes), equally wide if ``widths`` is None.
 
     Raises:
         ValueError: widths that do not add up to the table's.

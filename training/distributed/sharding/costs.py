@@ -23,43 +23,27 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What the ranks are given in a step, for one table and one of its shards.
+    """What the ranks are given in a step, for one table and one of its shards."""
 
-    Attributes:
-        batch_size: samples per rank.
-        ranks: how many.
-        ranks_per_host: how many of them share a host.
-        ids_per_sample: of all features of the table together.
-        features: that the table serves.
-        rows_share: of the table's rows in the shard, 0 to 1.
-        is_pooled: whether a bag has one vector; otherwise each id has one.
-    """
-
-    batch_size: int
+    batch_size: int  # samples per rank
     ranks: int
     ranks_per_host: int
-    ids_per_sample: float
-    features: int
-    rows_share: float
-    is_pooled: bool
+    ids_per_sample: float  # of all features of the table together
+    features: int  # that the table serves
+    rows_share: float  # of the table's rows in the shard, 0 to 1
+    is_pooled: bool  # whether a bag has one vector; otherwise each id has one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What the rank of one shard does in a step.
+    """What the rank of one shard does in a step."""
 
-    Attributes:
-        ids: looked up.
-        vectors: computed.
-        sent_vectors: sent to ranks of the whole world, forward and backward.
-        summed_on_host: whether all ``vectors`` are sent within the host before, to be added up.
-        averages_gradient: whether no ids and vectors travel, but the gradient of the whole shard.
-    """
-
-    ids: float
-    vectors: float
-    sent_vectors: float
+    ids: float  # looked up
+    vectors: float  # computed
+    sent_vectors: float  # to ranks of the whole world, forward and backward
+    # Whether all ``vectors`` are sent within the host before, to be added up.
     summed_on_host: bool = False
+    # Whether no ids and vectors travel, but the gradient of the whole shard.
     averages_gradient: bool = False
 
 

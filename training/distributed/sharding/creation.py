@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -55,29 +55,21 @@ def _fused_params_of(
 ) -> dict[str, Any]:
     """The settings of one table's kernel.
 
-    Args:
-        sharder_params: the sharder's, for all tables.
-        placement: its own settings go before those.
-        parameter: an optimizer that ``apply_optimizer_in_backward`` gave it goes before both.
+    The placement's go before the sharder's, and an optimizer that ``apply_optimizer_in_backward``
+    gave the parameter before both.
     """
     own = optimizer_of(parameter) if isinstance(parameter, nn.Parameter) else None
     params = dict(sharder_params or {})
     if own is not None:
         params = {name: value for name, value in params.items() if name in _STORAGE} | own
-    cache = placement.cache_params
-    if cache is not None:
-        params.update(
-            {
-                f"cache_{name}": value
-                for name in ("algorithm", "load_factor", "reserved_memory", "precision")
-                if (value := getattr(cache, name)) is not None
-            }
-        )
+    own_settings = (
+        {f"cache_{name}": value for name, value in vars(placement.cache_params).items()}
+        if placement.cache_params
+        else {}
+    )
     for name in ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype"):
-        value = getattr(placement, name)
-        if value is not None:
-            params[name] = value
-    return params
+        own_settings[name] = getattr(placement, name)
+    return params | {name: value for name, value in own_settings.items() if value is not None}
 
 
 def _completed(
@@ -92,8 +84,7 @@ def _completed(
         return placement
     where = f"rank:{ranks[0]}/{device}"
     spec = EnumerableShardingSpec([ShardMetadata([0, 0], list(parameter.shape), where)])
-    fields = {**vars(placement), "ranks": ranks, "sharding_spec": spec}
-    return ParameterSharding(**fields)
+    return replace(placement, ranks=ranks, sharding_spec=spec)
 
 
 def table_config(
@@ -179,16 +170,7 @@ def create_embedding_bag_sharding(  # noqa: PLR0917 - the signature TorchRec use
     permute_embeddings: bool = False,  # noqa: FBT001, FBT002 - the signature TorchRec users know
     qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
 ) -> TableSharding:
-    """The sharding of pooled tables of one strategy.
-
-    Args:
-        sharding_type: the name of the strategy.
-        sharding_infos: the tables and where they are.
-        env: who takes part.
-        device: where this rank computes; None: the CPU.
-        permute_embeddings: whether the output's columns come in the tables' order, the parts of
-            a vector side by side; otherwise they come rank by rank.
-        qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
+    """The sharding of pooled tables of one strategy, which is named; see `EmbeddingSharding`.
 
     Raises:
         ValueError: an unknown strategy, or placements that do not fit it.

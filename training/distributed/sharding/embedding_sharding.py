@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import torch
 import torch.distributed as dist
@@ -17,17 +17,20 @@ from torch.distributed._shard.metadata import ShardMetadata
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.column_order import ColumnOrder
 from tessera.training.distributed.comm.environment import ShardingEnv
-from tessera.training.distributed.sharding.ids import LocalSparseFeaturesDist
+from tessera.training.distributed.sharding.ids import IdsDist, LocalSparseFeaturesDist
 from tessera.training.distributed.sharding.interfaces import (
     BaseEmbeddingDist,
-    BaseSparseFeaturesDist,
+    C,
     EmbeddingShardingInfo,
+    F,
     OutputColumns,
     Part,
+    T,
+    W,
     blocks_by_name,
 )
 from tessera.training.distributed.sharding.layout import LaidOut, Layout, Way, output_columns
-from tessera.training.distributed.sharding.pooled_vectors import LocalEmbeddingDist, in_order
+from tessera.training.distributed.sharding.pooled_vectors import all_here
 from tessera.training.distributed.sharding.registry import ShardingStrategy
 from tessera.training.distributed.sharding.sequence_sharding import LocalSequenceEmbeddingDist
 from tessera.training.distributed.tables.grouped_lookup import (
@@ -41,12 +44,6 @@ from tessera.training.distributed.tables.interfaces import (
 )
 from tessera.training.distributed.tables.table_shards import ShardedEmbeddingTable
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
-from tessera.training.streamable import Multistreamable
-
-C = TypeVar("C", bound=Multistreamable)
-F = TypeVar("F", bound=Multistreamable)
-T = TypeVar("T")
-W = TypeVar("W")
 
 
 class EmbeddingSharding(LaidOut, Generic[C, F, T, W]):
@@ -63,7 +60,7 @@ class EmbeddingSharding(LaidOut, Generic[C, F, T, W]):
             parts of a vector side by side; otherwise they come team by team.
 
     Attributes:
-        strategy: as given.
+        strategy, qcomm_codecs_registry: as given.
         layout: who holds what.
         order: the order into which received columns are put; None: they are in it already.
 
@@ -72,6 +69,8 @@ class EmbeddingSharding(LaidOut, Generic[C, F, T, W]):
             unpooled blocks of one table that differ in width on one rank: an operator serves one
             width, and a table has one place in the optimizer of a rank.
     """
+
+    qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None
 
     def __init__(
         self,
@@ -86,7 +85,7 @@ class EmbeddingSharding(LaidOut, Generic[C, F, T, W]):
     ) -> None:
         self.strategy = strategy
         self._device = device or torch.device("cpu")
-        self._qcomm_codecs_registry = qcomm_codecs_registry
+        self.qcomm_codecs_registry = qcomm_codecs_registry
         self._is_sequence, self._in_table_order = is_sequence, permute_embeddings
         self._configs = [info.embedding_config for info in sharding_infos]
         self.layout = Layout(
@@ -115,11 +114,6 @@ class EmbeddingSharding(LaidOut, Generic[C, F, T, W]):
         )
         return None if order.is_rank_by_rank else order
 
-    @property
-    def qcomm_codecs_registry(self) -> dict[str, QuantizedCommCodecs] | None:
-        """How vectors are written for the network, by `CommOp` name."""
-        return self._qcomm_codecs_registry
-
     def is_local(self) -> bool:
         """Whether nothing travels, because there is nobody else."""
         return self.layout.pg is None
@@ -135,14 +129,8 @@ class EmbeddingSharding(LaidOut, Generic[C, F, T, W]):
             is_sequence=self._is_sequence,
         )
 
-    def create_input_dist(
-        self, device: torch.device | None = None
-    ) -> BaseSparseFeaturesDist[KeyedJaggedTensor]:
-        """How ids travel; without a process group they stay.
-
-        Args:
-            device: of the ids; None: the sharding's.
-        """
+    def create_input_dist(self, device: torch.device | None = None) -> IdsDist:
+        """How ids, on ``device`` or the sharding's, travel; without a process group they stay."""
         if self.layout.pg is None:
             return LocalSparseFeaturesDist()
         return self.strategy.ids(self._way(self.layout.pg, device))
@@ -188,15 +176,12 @@ class EmbeddingSharding(LaidOut, Generic[C, F, T, W]):
     def create_output_dist(
         self, device: torch.device | None = None
     ) -> BaseEmbeddingDist[Any, Tensor, Tensor]:
-        """How vectors travel back; without a process group they stay.
-
-        Args:
-            device: of the vectors; None: the sharding's.
-        """
+        """How vectors, on ``device`` or the sharding's, travel back, if there is a process group."""
         if self.layout.pg is None:
             if self._is_sequence:
-                return LocalSequenceEmbeddingDist(self.layout.dims_here())
-            return in_order(LocalEmbeddingDist(), self.order)
+                here = self.layout.world.rank
+                return LocalSequenceEmbeddingDist(self.layout.dims_per_rank()[here])
+            return all_here(self.order)
         make = self.strategy.unpooled if self._is_sequence else self.strategy.pooled
         return make(self._way(self.layout.pg, device))
 

@@ -1,7 +1,5 @@
 """How ids are sent to the ranks that hold their rows: the components that strategies choose from.
 
-Each of `ids_stay`, `ids_to_tables` and `ids_to_rows` makes the module of one `Layout`.
-
 Legend: ``W`` ranks, ``F`` features that are sent, ``T`` teams, ``P`` ranks of a team.
 """
 
@@ -19,10 +17,10 @@ from tessera.training.distributed.travel.bucketize import bucketize_kjt_before_a
 from tessera.training.distributed.travel.kjt_all_to_all import KJTAllToAll
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
-IdsDist = BaseSparseFeaturesDist[KeyedJaggedTensor]
+IdsDist = BaseSparseFeaturesDist[KeyedJaggedTensor] | KJTAllToAll
 
 
-class LocalSparseFeaturesDist(IdsDist):
+class LocalSparseFeaturesDist(BaseSparseFeaturesDist[KeyedJaggedTensor]):
     """Ids stay: every row that they need is here."""
 
     def forward(
@@ -32,60 +30,7 @@ class LocalSparseFeaturesDist(IdsDist):
         return NoWait(NoWait(sparse_features))
 
 
-class TwSparseFeaturesDist(IdsDist):
-    """Features to the ranks that hold their tables.
-
-    Args:
-        pg: the ranks.
-        features_per_rank: ``[W]`` features that each rank looks up; they come in the ranks' order.
-    """
-
-    def __init__(self, pg: dist.ProcessGroup, features_per_rank: list[int]) -> None:
-        super().__init__()
-        self._dist = KJTAllToAll(pg=pg, splits=features_per_rank)
-
-    def forward(
-        self, sparse_features: KeyedJaggedTensor
-    ) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
-        """Begin to send ``F`` features."""
-        return self._dist(sparse_features)  # type: ignore[no-any-return] # nn.Module's call is untyped
-
-
-class RowBuckets:
-    """Where each id's row is: the blocks of each feature's table.
-
-    Args:
-        bounds: ``[F]``, where each of the ``P`` blocks of rows begins, and the end.
-        device: of the ids.
-    """
-
-    def __init__(self, bounds: list[list[int]], device: torch.device | None = None) -> None:
-        self.count = len(bounds[0]) - 1 if bounds else 1
-        blocks = [max(bound[1], 1) for bound in bounds]
-        even = all(
-            bound == [min(block * place, bound[-1]) for place in range(self.count + 1)]
-            for bound, block in zip(bounds, blocks, strict=True)
-        )
-        self._block_sizes = torch.tensor(blocks, dtype=torch.int64, device=device)
-        self._bounds = (
-            None if even else [torch.tensor(b, dtype=torch.int64, device=device) for b in bounds]
-        )
-
-    def sort(
-        self, features: KeyedJaggedTensor, *, places: bool, positions: bool
-    ) -> tuple[KeyedJaggedTensor, Tensor | None]:
-        """See `bucketize_kjt_before_all2all`."""
-        return bucketize_kjt_before_all2all(
-            features,
-            num_buckets=self.count,
-            block_sizes=self._block_sizes,
-            output_permute=places,
-            bucketize_pos=positions,
-            block_bucketize_row_pos=self._bounds,
-        )
-
-
-class RwSparseFeaturesDist(IdsDist):
+class RwSparseFeaturesDist(BaseSparseFeaturesDist[KeyedJaggedTensor]):
     """Ids to the ranks that hold their rows, within the teams that look up their features.
 
     Received bags are ordered by the sender's place in its team and then by its team, as the
@@ -113,7 +58,18 @@ class RwSparseFeaturesDist(IdsDist):
         need_pos: bool = False,
     ) -> None:
         super().__init__()
-        self._buckets = RowBuckets(row_bounds, device)
+        self._count = len(row_bounds[0]) - 1 if row_bounds else 1
+        blocks = [max(bounds[1], 1) for bounds in row_bounds]
+        even = all(
+            bounds == [min(block * place, bounds[-1]) for place in range(self._count + 1)]
+            for bounds, block in zip(row_bounds, blocks, strict=True)
+        )
+        self._block_sizes = torch.tensor(blocks, dtype=torch.int64, device=device)
+        self._bounds = (
+            None
+            if even
+            else [torch.tensor(b, dtype=torch.int64, device=device) for b in row_bounds]
+        )
         self._is_sequence, self._need_pos = is_sequence, need_pos
         seats = {
             rank: (team, place)
@@ -140,10 +96,13 @@ class RwSparseFeaturesDist(IdsDist):
         self, sparse_features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
         """Begin to send ``F`` features."""
-        sent, places = self._buckets.sort(
+        sent, places = bucketize_kjt_before_all2all(
             sparse_features,
-            places=self._is_sequence,
-            positions=self._need_pos and sparse_features.weights_or_none() is None,
+            self._count,
+            self._block_sizes,
+            output_permute=self._is_sequence,
+            bucketize_pos=self._need_pos and sparse_features.weights_or_none() is None,
+            block_bucketize_row_pos=self._bounds,
         )
         if self._order is not None:
             if places is not None:
@@ -161,15 +120,14 @@ class RwSparseFeaturesDist(IdsDist):
         return moved_to[places]
 
 
-def ids_stay(way: Way) -> IdsDist:
+def ids_stay(_: Way) -> IdsDist:
     """Every rank has every row."""
-    del way
     return LocalSparseFeaturesDist()
 
 
 def ids_to_tables(way: Way) -> IdsDist:
     """To the rank that holds their feature's table, or to each rank with columns of it."""
-    return TwSparseFeaturesDist(way.pg, way.layout.features_per_team())
+    return KJTAllToAll(way.pg, way.layout.features_per_team())
 
 
 def ids_to_rows(way: Way) -> IdsDist:
@@ -181,5 +139,7 @@ def ids_to_rows(way: Way) -> IdsDist:
         way.layout.row_bounds,
         way.device,
         is_sequence=way.is_sequence,
-        need_pos=way.layout.has_feature_processor(),
+        need_pos=any(
+            table.has_feature_processor for own in way.layout.tables_per_rank for table in own
+        ),
     )

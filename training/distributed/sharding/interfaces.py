@@ -6,12 +6,13 @@ Legend: ``W`` ranks, ``F`` features.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from tessera.training.distributed.comm.awaitable import Awaitable
 from tessera.training.distributed.plan.plan_types import ParameterSharding
@@ -42,6 +43,16 @@ class EmbeddingShardingContext(Multistreamable):
     batch_size_per_rank_per_feature: list[list[int]] = field(default_factory=list)
     batch_size_per_feature_pre_a2a: list[int] = field(default_factory=list)
     variable_batch_per_feature: bool = False
+
+    @classmethod
+    def of(cls, sent: KeyedJaggedTensor, dist: nn.Module) -> Self:
+        """The context of features that ``dist`` has begun to send."""
+        del dist
+        varies = sent.variable_stride_per_key()
+        return cls(
+            batch_size_per_feature_pre_a2a=sent.stride_per_key() if varies else [],
+            variable_batch_per_feature=varies,
+        )
 
     def take_exchange(self, exchange: KJTAllToAllTensorsAwaitable) -> None:
         """Learn the sizes that the ranks have exchanged."""
@@ -80,27 +91,16 @@ class EmbeddingShardingInfo:
 
 @dataclass(frozen=True)
 class OutputColumns:
-    """What some columns of a sharding's output are.
-
-    Attributes:
-        embedding_name: the output's name.
-        first: the first of the table's columns.
-        width: how many.
-    """
+    """What some columns of a sharding's output are."""
 
     embedding_name: str
-    first: int
+    first: int  # of the table's columns
     width: int
 
 
 @dataclass(frozen=True)
 class Part:
-    """One name's columns in the output of one sharding.
-
-    Attributes:
-        feature: whose vectors they are.
-        columns: what they are.
-    """
+    """One name's columns in the output of one sharding, and the feature that they are of."""
 
     feature: str
     columns: OutputColumns
@@ -108,35 +108,48 @@ class Part:
 
 @dataclass(frozen=True)
 class Block:
-    """Where some columns of a named vector are.
+    """Where some columns of a named vector are."""
 
-    Attributes:
-        first: the first of the table's columns.
-        source: the place of the output that holds them.
-        place: their place in that output.
-        width: how many.
-    """
-
-    first: int
-    source: int
-    place: int
+    first: int  # of the table's columns
+    source: int  # place of the output that holds them
+    place: int  # in that output
     width: int
 
 
 def blocks_by_name(
     names: Sequence[str], columns_per_source: Sequence[Sequence[OutputColumns]]
 ) -> list[list[Block]]:
-    """For each of ``names`` the blocks of its columns, from left to right.
-
-    Args:
-        names: of the vectors.
-        columns_per_source: what each output holds, in its order.
-    """
+    """For each of ``names`` the blocks of its columns among some outputs, from left to right."""
     found: dict[str, list[Block]] = {name: [] for name in names}
     for source, columns in enumerate(columns_per_source):
         for place, own in enumerate(columns):
             found[own.embedding_name].append(Block(own.first, source, place, own.width))
     return [sorted(found[name], key=lambda block: block.first) for name in names]
+
+
+class FeatureShardingMixIn(ABC):
+    """What a sharding says about its features."""
+
+    @abstractmethod
+    def feature_names(self) -> list[str]:
+        """The features that it sends, in the order in which it sends them."""
+
+    @abstractmethod
+    def feature_names_per_rank(self) -> list[list[str]]:
+        """The features that each rank receives."""
+
+    def features_per_rank(self) -> list[int]:
+        """How many features each rank receives."""
+        return [len(names) for names in self.feature_names_per_rank()]
+
+
+class ModuleShardingMixIn(ABC):
+    """What a sharded module says about its shardings."""
+
+    @property
+    @abstractmethod
+    def shardings(self) -> Mapping[str, FeatureShardingMixIn]:
+        """The shardings by sharding type."""
 
 
 class BaseSparseFeaturesDist(ABC, nn.Module, Generic[F]):

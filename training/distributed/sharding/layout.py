@@ -21,10 +21,10 @@ from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.comm.nodes import get_local_size
 from tessera.training.distributed.sharding.interfaces import (
     EmbeddingShardingInfo,
+    FeatureShardingMixIn,
     OutputColumns,
     Part,
 )
-from tessera.training.distributed.sharding.mixins import FeatureShardingMixIn
 from tessera.training.distributed.tables.table_shards import (
     EmbeddingComputeKernel,
     GroupedEmbeddingConfig,
@@ -38,13 +38,7 @@ Team = Sequence[int]
 
 @dataclass(frozen=True)
 class World:
-    """Where this rank stands.
-
-    Attributes:
-        rank: this rank.
-        size: number of ranks.
-        local_size: ranks per node.
-    """
+    """This rank, the number of ranks, and the number of ranks per node."""
 
     rank: int
     size: int
@@ -95,18 +89,9 @@ def _shards_of(info: EmbeddingShardingInfo) -> tuple[list[ShardMetadata], Sharde
             f"table {config.name!r}: the plan's shards hold {covered} numbers, the table has "
             f"{config.num_embeddings} x {config.embedding_dim}; make the plan for this table"
         )
-    metadata = ShardedTensorMetadata(
-        shards_metadata=shards,
-        size=torch.Size([config.num_embeddings, config.embedding_dim]),
-        tensor_properties=TensorProperties(
-            dtype=info.param.dtype,
-            layout=torch.strided,
-            requires_grad=False,
-            memory_format=torch.contiguous_format,
-            pin_memory=False,
-        ),
-    )
-    return shards, metadata
+    properties = TensorProperties(dtype=info.param.dtype)
+    size = torch.Size([config.num_embeddings, config.embedding_dim])
+    return shards, ShardedTensorMetadata(shards, size, properties)
 
 
 def tables_on_ranks(
@@ -116,16 +101,7 @@ def tables_on_ranks(
     replicated: bool,
     splits_bags: bool,
 ) -> list[list[ShardedEmbeddingTable]]:
-    """Which rows and columns each rank holds.
-
-    Args:
-        infos: the tables of one sharding.
-        world_size: ``W``.
-        replicated: whether every rank holds every table whole.
-        splits_bags: whether the ids of a bag may be looked up on several ranks.
-
-    Returns:
-        Per rank its shards, in the tables' order and column by column.
+    """``[W]`` lists of each rank's shards, in the tables' order and column by column.
 
     Raises:
         ValueError: a placement that does not cover the table, or outside the world.
@@ -222,9 +198,7 @@ class Layout:
         infos: the tables.
         env: who takes part.
         strategy_name: for messages.
-        teams: see `Team`.
-        replicated: whether every rank holds every table whole.
-        splits_bags: whether the ranks of a team hold successive blocks of rows.
+        teams, replicated, splits_bags: as of the strategy.
         group: groups each rank's shards into those that one operator serves.
 
     Attributes:
@@ -281,32 +255,21 @@ class Layout:
 
     def features_per_team(self) -> list[int]:
         """How many features each team looks up."""
-        return [sum(group.num_features() for group in groups) for groups in self.groups_per_team()]
+        return [len(dims) for dims in self.dims_per_team()]
 
     def dims_per_team(self) -> list[list[int]]:
         """Columns of each feature that each team looks up."""
-        return [_dims(groups) for groups in self.groups_per_team()]
+        return [self.dims_per_rank()[team[0]] for team in self.teams]
 
     def dims_per_rank(self) -> list[list[int]]:
         """``[W]``: columns of each feature that each rank looks up."""
-        return [_dims(groups) for groups in self.groups_per_rank]
-
-    def dims_here(self) -> list[int]:
-        """Columns of each feature that this rank looks up."""
-        return _dims(self.groups_per_rank[self.world.rank])
-
-    def has_feature_processor(self) -> bool:
-        """Whether ids get weights where they are looked up."""
-        return any(
-            group.has_feature_processor for groups in self.groups_per_rank for group in groups
-        )
+        return [
+            [dim for group in groups for dim in group.embedding_dims()]
+            for groups in self.groups_per_rank
+        ]
 
     def refuse_blocks_of_different_widths(self) -> None:
-        """Refuse blocks of one table on one rank that differ in width.
-
-        Raises:
-            ValueError: naming the table, the widths and the rank.
-        """
+        """Raise a ValueError for blocks of one table on one rank that differ in width."""
         for rank, tables in enumerate(self.tables_per_rank):
             widths: dict[str, set[int]] = {}
             for table in tables:
@@ -349,10 +312,6 @@ class Layout:
         return bounds
 
 
-def _dims(groups: Sequence[GroupedEmbeddingConfig]) -> list[int]:
-    return [dim for group in groups for dim in group.embedding_dims()]
-
-
 def feature_names(groups: Sequence[GroupedEmbeddingConfig]) -> list[str]:
     """The features that the groups look up, in order."""
     return [name for group in groups for name in group.feature_names()]
@@ -374,20 +333,12 @@ class LaidOut(FeatureShardingMixIn):
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """What the module is told that takes ids to the rows of a `Layout`, or vectors back.
-
-    Attributes:
-        layout: who holds what.
-        pg: the group of the ranks.
-        device: where this rank computes.
-        codecs: how vectors of an operation are written for the network; None: as they are.
-        order: of the columns of pooled vectors; None: as they come, team by team.
-        is_sequence: whether each id has a vector of its own; otherwise bags are pooled.
-    """
+    """What the module is told that takes ids to the rows of a `Layout`, or vectors back."""
 
     layout: Layout
     pg: dist.ProcessGroup
-    device: torch.device
+    device: torch.device  # where this rank computes
+    # How vectors of an operation are written for the network; None: as they are.
     codecs: Callable[[CommOp], QuantizedCommCodecs | None]
-    order: ColumnOrder | None = None
-    is_sequence: bool = False
+    order: ColumnOrder | None = None  # of pooled columns; None: as they come, team by team
+    is_sequence: bool = False  # whether each id has a vector; otherwise bags are pooled

@@ -1,8 +1,5 @@
 """How pooled vectors travel back to the ranks of their samples: what strategies choose from.
 
-Each of `vectors_stay`, `vectors_to_samples`, `sums_to_samples` and `node_sums_to_samples` makes
-the module of one `Layout`.
-
 Legend: ``W`` ranks, ``L`` ranks per node, ``M`` nodes, ``B`` samples of a rank, ``F`` features that
 are looked up here.
 """
@@ -12,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
 from tessera.training.distributed.comm.codec_types import CommOp
@@ -33,59 +30,25 @@ from tessera.training.distributed.travel.pooled_vectors import (
 PooledDist = BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]
 
 
-class LocalEmbeddingDist(PooledDist):
-    """Vectors stay: they are of this rank's own samples."""
-
-    def forward(
-        self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None
-    ) -> Awaitable[Tensor]:
-        """The vectors as they are."""
-        del sharding_ctx
-        return NoWait(local_embs)
-
-
-class PermutedEmbeddingDist(PooledDist):
-    """Vectors that travel back, their columns put in another order when they have come.
-
-    Args:
-        dist: how they travel.
-        order: of the columns.
-    """
-
-    def __init__(self, dist: PooledDist, order: ColumnOrder) -> None:
-        super().__init__()
-        self._dist = dist
-        self._order = order
-
-    def forward(
-        self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None
-    ) -> Awaitable[Tensor]:
-        """Begin to send; the wait gives ``[B, all columns]``.
-
-        Where the batch varies per feature there are no columns yet, and nothing is permuted.
-        """
-        awaitable: Awaitable[Tensor] = self._dist(local_embs, sharding_ctx)
-        if sharding_ctx is None or not sharding_ctx.variable_batch_per_feature:
-            awaitable.callbacks.append(self._order.permute)
-        return awaitable
-
-
 class PooledEmbeddingDist(PooledDist):
-    """Pooled vectors to the ranks of their samples, by two modules that do the same.
+    """Pooled vectors to the ranks of their samples.
 
     Args:
         fixed: called with vectors ``[sum of B, columns here]`` and the ranks' ``B``, where all
             features have the same number of bags.
         varying: called with flat vectors and the batch's sizes, where they have not.
+        order: into which the columns are put that have come; None: they stay.  Flat vectors have no
+            columns yet, and stay.
     """
 
     def __init__(
         self,
-        fixed: nn.Module,
+        fixed: Callable[[Tensor, list[int] | None], Awaitable[Tensor]],
         varying: Callable[[Tensor, EmbeddingShardingContext], Awaitable[Tensor]],
+        order: ColumnOrder | None = None,
     ) -> None:
         super().__init__()
-        self._fixed, self._varying = fixed, varying
+        self._fixed, self._varying, self._order = fixed, varying, order
 
     def forward(
         self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None
@@ -97,7 +60,10 @@ class PooledEmbeddingDist(PooledDist):
         if sharding_ctx is not None and sharding_ctx.variable_batch_per_feature:
             return self._varying(local_embs, sharding_ctx)
         sizes = None if sharding_ctx is None else sharding_ctx.batch_size_per_rank
-        return self._fixed(local_embs, sizes)  # type: ignore[no-any-return] # nn.Module's call is untyped
+        awaitable = self._fixed(local_embs, sizes)
+        if self._order is not None:
+            awaitable.callbacks.append(self._order.permute)
+        return awaitable
 
 
 class TwRwPooledEmbeddingDist(PooledDist):
@@ -167,14 +133,16 @@ class TwRwPooledEmbeddingDist(PooledDist):
         )
 
 
-def in_order(dist: PooledDist, order: ColumnOrder | None) -> PooledDist:
-    """``dist`` whose columns come in ``order``; None: as they do."""
-    return dist if order is None else PermutedEmbeddingDist(dist, order)
+def all_here(order: ColumnOrder | None) -> PooledDist:
+    """Vectors stay: they are of this rank's own samples."""
+    return PooledEmbeddingDist(
+        lambda vectors, _: NoWait(vectors), lambda vectors, _: NoWait(vectors), order
+    )
 
 
 def vectors_stay(way: Way) -> PooledDist:
     """Every rank has looked up its own samples."""
-    return in_order(LocalEmbeddingDist(), way.order)
+    return all_here(way.order)
 
 
 def _exchange(way: Way, pg: dist.ProcessGroup) -> PooledDist:
@@ -192,13 +160,16 @@ def _exchange(way: Way, pg: dist.ProcessGroup) -> PooledDist:
     )
 
 
-def _sums(way: Way, pg: dist.ProcessGroup, dims: list[int]) -> PooledDist:
+def _sums(
+    way: Way, pg: dist.ProcessGroup, dims: list[int], order: ColumnOrder | None = None
+) -> PooledDist:
     """Parts of vectors of ``dims`` columns, added up on their way in ``pg`` (reduce-scatter)."""
     codecs = way.codecs(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER)
     varying = VariableBatchPooledEmbeddingsReduceScatter(pg, codecs)
     return PooledEmbeddingDist(
         PooledEmbeddingsReduceScatter(pg, codecs),
         lambda vectors, ctx: varying(vectors, ctx.batch_size_per_rank_per_feature, dims),
+        order,
     )
 
 
@@ -209,7 +180,7 @@ def vectors_to_samples(way: Way) -> PooledDist:
 
 def sums_to_samples(way: Way) -> PooledDist:
     """The sum of all ranks' parts to the rank of its sample (reduce-scatter)."""
-    return in_order(_sums(way, way.pg, way.layout.dims_per_team()[0]), way.order)
+    return _sums(way, way.pg, way.layout.dims_per_team()[0], way.order)
 
 
 def node_sums_to_samples(way: Way) -> PooledDist:

@@ -1,14 +1,7 @@
 """The registry of sharding strategies: each is one record that holds all that Tessera knows of it.
 
-A strategy answers, for the tables of a collection that share it:
-
-* how a table is cut into shards (`ShardingStrategy.cut` for the planner, ``by_hand`` for plans
-  that people write), on which ranks the shards may lie (``placed``), and which ranks look up the
-  same features (``teams``);
-* where ids go (``ids``), and what travels back: pooled vectors (``pooled``) or one vector per id
-  (``unpooled``).  Each is a function of a `Way` that makes the module which does it; strategies
-  choose these functions from `ids`, `pooled_vectors` and `sequence_sharding`, or bring their own;
-* what a step costs (``traffic``), and which compute kernels it allows (``kernels``).
+What travels is said by functions of a `Way` that make the module which does it; strategies choose these
+functions from `ids`, `pooled_vectors` and `sequence_sharding`, or bring their own.
 
 The files of `tessera.training.distributed.sharding.strategies` register one record each and are
 imported when a strategy is first asked for.  A program adds its own with `register`, on every rank:

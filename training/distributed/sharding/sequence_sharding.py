@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, distributed, nn
+from typing_extensions import Self
 
 from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
 from tessera.training.distributed.comm.codec_types import CommOp, QuantizedCommCodecs
@@ -51,6 +51,14 @@ class SequenceShardingContext(EmbeddingShardingContext):
     lengths_after_input_dist: Tensor | None = None
     length_per_key_after_input_dist: list[int] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, sent: KeyedJaggedTensor, dist: nn.Module) -> Self:
+        """The context of features that ``dist`` has begun to send."""
+        ctx = super().of(sent, dist)
+        ctx.features_before_input_dist = sent
+        ctx.unbucketize_permute_tensor = getattr(dist, "unbucketize_permute_tensor", None)
+        return ctx
+
     def take_exchange(self, exchange: KJTAllToAllTensorsAwaitable) -> None:
         """Learn the sizes that the ranks have exchanged."""
         super().take_exchange(exchange)
@@ -78,11 +86,7 @@ class SequenceShardingContext(EmbeddingShardingContext):
 
 
 class LocalSequenceEmbeddingDist(BaseEmbeddingDist[SequenceShardingContext, Tensor, Tensor]):
-    """Vectors stay: they are of this rank's own ids.
-
-    Args:
-        dims: ``[F]`` columns.
-    """
+    """Vectors of ``[F]`` columns stay: they are of this rank's own ids."""
 
     def __init__(self, dims: list[int]) -> None:
         super().__init__()
@@ -110,7 +114,7 @@ class SequenceEmbeddingDist(BaseEmbeddingDist[SequenceShardingContext, Tensor, T
 
     def __init__(
         self,
-        pg: dist.ProcessGroup,
+        pg: distributed.ProcessGroup,
         dims_per_rank: list[list[int]],
         device: torch.device | None = None,
         codecs: QuantizedCommCodecs | None = None,
@@ -151,16 +155,13 @@ class SequenceEmbeddingDist(BaseEmbeddingDist[SequenceShardingContext, Tensor, T
 
 
 def as_rows(flat: Tensor, dims: list[int], sizes: list[int], width: int) -> Tensor:
-    """Vectors of features of different widths as rows of one width.
+    """Vectors of features of different widths as rows of one width, filled up with zeros.
 
     Args:
         flat: ``[sum of sizes x dims]``, feature by feature.
         dims: ``[F]`` columns.
         sizes: ``[F]`` vectors.
         width: columns of the result, at least the most of ``dims``.
-
-    Returns:
-        ``[sum of sizes, width]``; what is missing is zero.
     """
     if all(dim == width for dim in dims):
         return flat.view(-1, width) if width else flat.view(0, 0)
@@ -175,7 +176,7 @@ def as_rows(flat: Tensor, dims: list[int], sizes: list[int], width: int) -> Tens
 
 def own_vectors_stay(way: Way) -> LocalSequenceEmbeddingDist:
     """Every rank has looked up its own ids."""
-    return LocalSequenceEmbeddingDist(way.layout.dims_here())
+    return LocalSequenceEmbeddingDist(way.layout.dims_per_rank()[way.layout.world.rank])
 
 
 def vectors_to_senders(way: Way) -> SequenceEmbeddingDist:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,6 @@ from tessera.training.distributed.tables.kernels.optimizer_state import kernel_o
 from tessera.training.distributed.tables.kernels.tbe import TbeTables
 from tessera.training.distributed.tables.table_shards import (
     GroupedEmbeddingConfig,
-    ShardedEmbeddingTable,
 )
 from tessera.training.modules.embedding_configs import PoolingType
 from tessera.training.optim.fused import FusedOptimizer, FusedOptimizerModule, FusedParams
@@ -41,7 +41,12 @@ from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 
 class Kernel(ABC, nn.Module):
-    """Base of the fused and the dense kernels."""
+    """Base of the fused and the dense kernels.
+
+    Attributes:
+        config: the settings of the shards of the group.
+        tables: the shards in the order of their features.
+    """
 
     _pooled = True
     # Not registered: state dicts and parameters of a model name tables, not kernels.
@@ -51,33 +56,24 @@ class Kernel(ABC, nn.Module):
 
     def __init__(self, config: GroupedEmbeddingConfig, device: torch.device | None) -> None:
         super().__init__()
-        self._config = config
+        self.config = config
+        self.tables = config.embedding_tables
         device = device or torch.device("cpu")
         self._is_weighted = config.is_weighted or config.has_feature_processor
         mean = self._pooled and config.pooling is PoolingType.MEAN
         self._weighted_mean = mean and self._is_weighted
         self._group = TableGroup(
-            tables=config.embedding_tables,
+            tables=self.tables,
             pooled=self._pooled,
             mean=mean and not self._is_weighted,
             device=device,
         )
-        if not self._pooled and len({table.local_cols for table in config.embedding_tables}) > 1:
+        lengths = [table.local_cols for table in self.tables]
+        if not self._pooled and len(set(lengths)) > 1:
             raise ValueError(
-                f"tables {config.table_names()} have different row lengths "
-                f"{[table.local_cols for table in config.embedding_tables]}; unpooled ones of one "
-                "group have the same"
+                f"tables {config.table_names()} have different row lengths {lengths}; unpooled ones "
+                "of one group have the same"
             )
-
-    @property
-    def config(self) -> GroupedEmbeddingConfig:
-        """Return the settings of the shards of the group."""
-        return self._config
-
-    @property
-    def tables(self) -> list[ShardedEmbeddingTable]:
-        """Return the shards in the order of their features."""
-        return self._config.embedding_tables
 
     def split_embedding_weights(self) -> list[Tensor]:
         """Per shard its live ``[local_rows, local_cols]``."""
@@ -85,8 +81,7 @@ class Kernel(ABC, nn.Module):
 
     def named_split_embedding_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The same with the tables' names; a name comes once per shard of its table here."""
-        for table, weight in zip(self.tables, self.split_embedding_weights(), strict=True):
-            yield table.name, weight
+        return ((name, weight.detach()) for name, weight in self.named_parameters_by_table())
 
     def parameters_by_table(self) -> Sequence[nn.Parameter]:
         """Return the parameter of each shard.
@@ -106,13 +101,10 @@ class Kernel(ABC, nn.Module):
         yield from self.named_parameters_by_table()
 
     def named_parameters(
-        self,
-        prefix: str = "",
-        recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-        remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+        self, prefix: str = "", *args: Any, **kwargs: Any
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """Called ``<table>.weight``; of dense tables the one that has the gradient of all."""
-        del recurse, remove_duplicate
+        del args, kwargs
         dot = "." if prefix else ""
         for name, weight in self._named_parameters():
             yield f"{prefix}{dot}{name}.weight", weight
@@ -172,7 +164,7 @@ class Kernel(ABC, nn.Module):
             raise
         if bags.strides is None or not self._pooled:
             return vectors
-        return kernel_bags.unpadded(vectors, bags.strides, self._config.embedding_dims())
+        return kernel_bags.unpadded(vectors, bags.strides, self.config.embedding_dims())
 
 
 class FusedKernel(Kernel, FusedOptimizerModule):

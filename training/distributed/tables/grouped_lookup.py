@@ -80,10 +80,11 @@ class GroupedLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
     def __init__(
         self,
         grouped_configs: list[GroupedEmbeddingConfig],
-        pg: dist.ProcessGroup | None,
-        device: torch.device | None,
-        sharding_type: ShardingType | None,
-        output_dtype: torch.dtype | None,
+        pg: dist.ProcessGroup | None = None,
+        device: torch.device | None = None,
+        *,
+        sharding_type: ShardingType | None = None,
+        output_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.grouped_configs = grouped_configs
@@ -126,8 +127,7 @@ class GroupedLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
 
     def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Each shard's values by its table's name; a table with two shards here comes twice."""
-        for table, values in self.table_shards():
-            yield table.name, values
+        return ((table.name, values) for table, values in self.table_shards())
 
     def flush(self) -> None:
         """Write cached rows back to the tables; call it before they are read."""
@@ -140,25 +140,17 @@ class GroupedLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
             kernel.purge()
 
     def named_parameters(
-        self,
-        prefix: str = "",
-        recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-        remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+        self, prefix: str = "", *args: Any, **kwargs: Any
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """What autograd sees: ``<table>.weight`` per fused shard, one parameter per dense group."""
-        del recurse, remove_duplicate
+        del args, kwargs
         for kernel in self.kernels:
             yield from kernel.named_parameters(prefix)
 
-    def named_buffers(
-        self,
-        prefix: str = "",
-        recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-        remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-    ) -> Iterator[tuple[str, Tensor]]:
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
         """Yield nothing: what the kernels keep beside the tables is not part of a model's state."""
-        del prefix, recurse, remove_duplicate
-        yield from ()
+        del args, kwargs
+        return iter(())
 
     def state_dict(  # type: ignore[override] # torch has overloads for positional use
         self,
@@ -224,7 +216,9 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
         sharding_type: ShardingType | None = None,
         output_dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(grouped_configs, pg, device, sharding_type, output_dtype)
+        super().__init__(
+            grouped_configs, pg, device, sharding_type=sharding_type, output_dtype=output_dtype
+        )
         # In a tuple: its parameters belong to the collection, not to this module.
         self._processors = () if feature_processor is None else (feature_processor,)
         scaled = scale_weight_gradients and get_gradient_division() and pg is not None
@@ -315,17 +309,6 @@ class GroupedEmbeddingsLookup(GroupedLookup):
     """
 
     _fused, _dense = BatchedFusedEmbedding, BatchedDenseEmbedding
-
-    def __init__(
-        self,
-        grouped_configs: list[GroupedEmbeddingConfig],
-        pg: dist.ProcessGroup | None = None,
-        device: torch.device | None = None,
-        *,
-        sharding_type: ShardingType | None = None,
-        output_dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(grouped_configs, pg, device, sharding_type, output_dtype)
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Tensor:
         """Look up the vectors of the ids.

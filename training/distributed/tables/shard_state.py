@@ -55,13 +55,7 @@ def table_values(
     pg: dist.ProcessGroup | None,
     elsewhere: Mapping[str, ShardedTensorMetadata] | None = None,
 ) -> dict[str, Any]:
-    """Return the value of each table by its name.
-
-    Args:
-        shards: of this rank.
-        pg: the group that they are spread over.
-        elsewhere: all tables that are spread over ``pg``, for those with no shard here.
-    """
+    """Return the value of each table by its name; ``elsewhere`` names those with no shard here."""
     by_name: dict[str, list[LocalShard]] = {}
     for table, values in shards:
         by_name.setdefault(table.name, []).append((table, values))
@@ -86,11 +80,7 @@ def table_values(
 def load_tables(
     shards: Sequence[LocalShard], values: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
-    """Copy tables into the shards here.
-
-    Args:
-        shards: of this rank.
-        values: by table name, whole tables or ``ShardedTensor``s that have the same shards here.
+    """Copy tables, whole ones or ``ShardedTensor``s with the same shards here, into the shards.
 
     Returns:
         Names that ``values`` lacks, and names that no shard here is of.

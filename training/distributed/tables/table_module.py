@@ -25,6 +25,9 @@ class ShardedTable(nn.Module):
         shards: of this rank, with their live values.
         metadata: all shards of the table; None: it is whole here.
         pg: the ranks.
+
+    Attributes:
+        shards: the shards of this rank with their live values.
     """
 
     def __init__(
@@ -35,21 +38,16 @@ class ShardedTable(nn.Module):
         pg: dist.ProcessGroup | None,
     ) -> None:
         super().__init__()
-        self._name, self._shards = name, list(shards)
+        self._name, self.shards = name, list(shards)
         self._metadata, self._pg = metadata, pg
         for place, (_, parameter) in enumerate(shards):
             self.register_parameter(f"weight_{place}" if place else "weight", parameter)
-
-    @property
-    def shards(self) -> list[tuple[ShardedEmbeddingTable, nn.Parameter]]:
-        """The shards of this rank with their live values."""
-        return self._shards
 
     def value(self, *, keep_vars: bool = False) -> Any:
         """Return the table as state dicts have it."""
         own: list[tuple[ShardedEmbeddingTable, Tensor]] = [
             (table, values if keep_vars and self._metadata is None else values.detach())
-            for table, values in self._shards
+            for table, values in self.shards
         ]
         everywhere = {} if self._metadata is None else {self._name: self._metadata}
         return table_values(own, self._pg, everywhere).get(self._name)
@@ -60,7 +58,7 @@ class ShardedTable(nn.Module):
         Raises:
             ValueError: another shape, or a ``ShardedTensor`` with other shards.
         """
-        load_tables(self._shards, {self._name: value})
+        load_tables(self.shards, {self._name: value})
 
     def _save_to_state_dict(
         self,

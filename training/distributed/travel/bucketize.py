@@ -47,60 +47,41 @@ def bucketize_kjt_before_all2all(  # noqa: PLR0917 - the signature TorchRec user
             f"block_sizes has {block_sizes.numel()} entries; give one for each of {len(keys)} keys"
         )
     load_sparse_operators()
-    ids = kjt.values()
     variable = kjt.variable_stride_per_key()
-    if not kjt.lengths().numel():
-        weights = kjt.values().float() if bucketize_pos else kjt.weights_or_none()
-        return _no_bags(kjt, num_buckets, weights, with_places=output_permute)
-    strides = kjt.stride_per_key()
-    lengths, bucketized, weights, positions, places = (
-        torch.ops.fbgemm.block_bucketize_sparse_features(
-            kjt.lengths().view(-1),
-            ids,
-            bucketize_pos=bucketize_pos,
-            sequence=output_permute,
-            block_sizes=block_sizes.to(ids.dtype),
-            my_size=num_buckets,
-            weights=kjt.weights_or_none(),
-            batch_size_per_feature=(
-                torch.tensor(strides, dtype=ids.dtype, device=ids.device) if variable else None
-            ),
-            max_B=max(strides, default=0) if variable else -1,
-            block_bucketize_pos=(
-                None
-                if block_bucketize_row_pos is None
-                else [bounds.to(ids.dtype) for bounds in block_bucketize_row_pos]
-            ),
+    empty = not kjt.lengths().numel()
+    strides, ids = kjt.stride_per_key(), kjt.values()
+    if empty:
+        # FBGEMM's kernel cannot be started on nothing.
+        lengths, bucketized, weights, positions = kjt.lengths(), ids, kjt.weights_or_none(), ids
+        places = torch.empty(0, dtype=torch.int64, device=ids.device) if output_permute else None
+    else:
+        lengths, bucketized, weights, positions, places = (
+            torch.ops.fbgemm.block_bucketize_sparse_features(
+                kjt.lengths().view(-1),
+                ids,
+                bucketize_pos=bucketize_pos,
+                sequence=output_permute,
+                block_sizes=block_sizes.to(ids.dtype),
+                my_size=num_buckets,
+                weights=kjt.weights_or_none(),
+                batch_size_per_feature=(
+                    torch.tensor(strides, dtype=ids.dtype, device=ids.device) if variable else None
+                ),
+                max_B=max(strides, default=0) if variable else -1,
+                block_bucketize_pos=(
+                    None
+                    if block_bucketize_row_pos is None
+                    else [bounds.to(ids.dtype) for bounds in block_bucketize_row_pos]
+                ),
+            )
         )
-    )
-    per_rank = kjt.stride_per_key_per_rank() * num_buckets if variable else None
-    return (
-        KeyedJaggedTensor(
-            keys=keys * num_buckets,
-            values=bucketized,
-            weights=positions.float() if bucketize_pos else weights,
-            lengths=lengths,
-            stride=None if variable else kjt.stride(),
-            stride_per_key_per_rank=per_rank,
-            validate=False,
-        ),
-        places,
-    )
-
-
-def _no_bags(
-    kjt: KeyedJaggedTensor, num_buckets: int, weights: Tensor | None, *, with_places: bool
-) -> tuple[KeyedJaggedTensor, Tensor | None]:
-    """What a batch without samples becomes: FBGEMM's kernel cannot be started on nothing."""
-    variable = kjt.variable_stride_per_key()
-    empty = KeyedJaggedTensor(
-        keys=kjt.keys() * num_buckets,
-        values=kjt.values(),
-        weights=weights,
-        lengths=kjt.lengths(),
-        stride=None if variable else 0,
+    sorted_ids = KeyedJaggedTensor(
+        keys=keys * num_buckets,
+        values=bucketized,
+        weights=positions.float() if bucketize_pos else weights,
+        lengths=lengths,
+        stride=None if variable else 0 if empty else kjt.stride(),
         stride_per_key_per_rank=kjt.stride_per_key_per_rank() * num_buckets if variable else None,
         validate=False,
     )
-    places = torch.empty(0, dtype=torch.int64, device=kjt.values().device)
-    return empty, places if with_places else None
+    return sorted_ids, places

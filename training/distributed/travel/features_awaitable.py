@@ -22,14 +22,16 @@ from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tessera.training.streamable import Multistreamable
 
 C = TypeVar("C", bound=Multistreamable)
+T = TypeVar("T")
 
 
 Request = Awaitable[Awaitable[KeyedJaggedTensor]] | KJTSplitsAllToAllMeta
 
 
-def _sharding_contexts(ctx: Multistreamable, count: int) -> list[Any]:
-    contexts: list[Any] = getattr(ctx, "sharding_contexts", [])
-    return contexts or [None] * count
+def _with_contexts(ctx: Multistreamable, given: Sequence[T]) -> list[tuple[Any, T]]:
+    """What the shardings gave, each with its sharding's context, where the module has such."""
+    contexts = getattr(ctx, "sharding_contexts", [])
+    return list(zip(contexts, given, strict=bool(contexts)))
 
 
 class KJTListAwaitable(Awaitable[KJTList]):
@@ -37,8 +39,7 @@ class KJTListAwaitable(Awaitable[KJTList]):
 
     Args:
         awaitables: one per sharding.
-        ctx: the module's context; the context of each sharding learns what arrived
-            (``take_features``).
+        ctx: the module's context; the context of each sharding learns what arrives.
     """
 
     def __init__(
@@ -50,21 +51,16 @@ class KJTListAwaitable(Awaitable[KJTList]):
 
     def _wait_impl(self) -> KJTList:
         features = [awaitable.wait() for awaitable in self.awaitables]
-        for context, received in zip(
-            _sharding_contexts(self.ctx, len(features)), features, strict=True
-        ):
-            if context is not None:
-                context.take_features(received)
+        for context, received in _with_contexts(self.ctx, features):
+            context.take_features(received)
         return KJTList(features)
 
 
 def _tensors_begun(
     awaitables: Sequence[Awaitable[KeyedJaggedTensor]], ctx: Multistreamable
 ) -> KJTListAwaitable:
-    for context, awaitable in zip(
-        _sharding_contexts(ctx, len(awaitables)), awaitables, strict=True
-    ):
-        if context is not None and isinstance(awaitable, KJTAllToAllTensorsAwaitable):
+    for context, awaitable in _with_contexts(ctx, awaitables):
+        if isinstance(awaitable, KJTAllToAllTensorsAwaitable):
             context.take_exchange(awaitable)
     return KJTListAwaitable(awaitables, ctx)
 
@@ -75,8 +71,7 @@ class KJTListSplitsAwaitable(Awaitable[Awaitable[KJTList]], Generic[C]):
     Args:
         awaitables: one per sharding; a `KJTSplitsAllToAllMeta` is begun by
             `FusedKJTListSplitsAwaitable` only.
-        ctx: the module's context; the context of each sharding learns the sizes
-            (``take_exchange``).
+        ctx: as of `KJTListAwaitable`.
     """
 
     def __init__(self, awaitables: Sequence[Request], ctx: C) -> None:
@@ -143,11 +138,7 @@ class FusedKJTListSplitsAwaitable(Awaitable[list[KJTListAwaitable]], Generic[C])
 
 
 class ListOfKJTListAwaitable(Awaitable[ListOfKJTList]):
-    """The ids of all shardings, each with one tensor per device, under way.
-
-    Args:
-        awaitables: one per sharding.
-    """
+    """The ids of all shardings, each with one tensor per device, under way."""
 
     def __init__(self, awaitables: Sequence[Awaitable[KJTList]]) -> None:
         super().__init__()
@@ -158,11 +149,7 @@ class ListOfKJTListAwaitable(Awaitable[ListOfKJTList]):
 
 
 class ListOfKJTListSplitsAwaitable(Awaitable[Awaitable[ListOfKJTList]]):
-    """The sizes of all shardings, each with one tensor per device, under way.
-
-    Args:
-        awaitables: one per sharding.
-    """
+    """The sizes of all shardings, each with one tensor per device, under way."""
 
     def __init__(self, awaitables: Sequence[Awaitable[Awaitable[KJTList]]]) -> None:
         super().__init__()

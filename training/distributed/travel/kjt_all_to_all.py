@@ -64,12 +64,8 @@ def get_recat(
 class SplitsAllToAllAwaitable(Awaitable[list[list[int]]]):
     """Exchanges the sizes of what will be received: an all-to-all of host numbers.
 
-    Args:
-        input_tensors: ``[W]`` int64 each: entry r goes to rank r.
-        pg: the ranks.
-
-    ``wait()`` gives per input tensor the ``W`` numbers that were received.  It is the one point where
-    the host waits for the device.
+    Entry r of each input tensor, ``[W]`` int64, goes to rank r of ``pg``.  ``wait()`` gives per
+    input tensor the ``W`` numbers that were received; there alone the host waits for the device.
     """
 
     def __init__(self, input_tensors: list[Tensor], pg: dist.ProcessGroup) -> None:
@@ -124,17 +120,10 @@ def _on_device(sizes: list[list[int]], device: torch.device) -> list[Tensor]:
 class KJTAllToAllTensorsAwaitable(Awaitable[KeyedJaggedTensor]):
     """Waits for ids that are being sent.
 
+    The arguments that are not listed are those of `KJTSplitsAllToAllMeta`.
+
     Args:
-        pg: the ranks.
-        input: what is sent.
-        splits: ``[W]`` features that go to each rank.
-        input_splits: per tensor, entries that go to each rank.
         output_splits: per tensor, entries that come from each rank.
-        input_tensors: the tensors.
-        labels: what each tensor is.
-        keys: ``[F]`` the features that arrive.
-        device: where they arrive.
-        stagger: see `get_recat`.
         stride_per_rank: B_r; None if the batch varies per feature.
         length_per_key: ``[F]`` ids of each feature that arrive; None: the result asks the device.
 
@@ -208,8 +197,7 @@ class KJTSplitsAllToAllMeta:
     """What is to be sent for one sharding, not yet begun: its sizes can go with those of others.
 
     Attributes:
-        pg: the ranks.
-        features: what is sent.
+        features: what is sent to the ranks of ``pg``.
         splits: ``[W]`` features that each rank gets.
         splits_tensors: the sizes to exchange, ``[W]`` each.
         input_splits: per tensor of the features, how much each rank gets of it.
@@ -253,11 +241,7 @@ class KJTSplitsAllToAllMeta:
         )
 
     def send_tensors(self, exchanged: list[list[int]]) -> KJTAllToAllTensorsAwaitable:
-        """Begin to send the tensors, their sizes being known.
-
-        Args:
-            exchanged: for each of ``splits_tensors``, the number that each rank sent.
-        """
+        """Begin to send; ``exchanged`` holds each rank's number for each of ``splits_tensors``."""
         tensors = len(self.labels)
         varies = self.features.variable_stride_per_key()
         first = tensors if varies else tensors + 1
@@ -280,16 +264,8 @@ class KJTSplitsAllToAllMeta:
 class KJTAllToAllSplitsAwaitable(Awaitable[KJTAllToAllTensorsAwaitable]):
     """Sizes under way; ``wait()`` starts the way of the ids.
 
-    Args:
-        pg: the ranks.
-        input: what is sent.
-        splits: ``[W]`` features that go to each rank.
-        labels: what each tensor is.
-        tensor_splits: per tensor, entries that go to each rank.
-        input_tensors: the tensors.
-        keys: ``[F]`` the features that arrive.
-        device: where they arrive.
-        stagger: see `get_recat`.
+    The arguments are those of `KJTSplitsAllToAllMeta`; ``tensor_splits`` are its
+    ``input_splits``.
     """
 
     def __init__(  # noqa: PLR0917 - the reference's signature
@@ -328,6 +304,9 @@ class KJTAllToAll(nn.Module):
             the ranks' order.
         stagger: see `get_recat`.
 
+    Attributes:
+        pg, splits, stagger: as given.
+
     With features A, B for rank 0 and C for rank 1, rank 0 gets A and B of rank 0's samples and
     then of rank 1's, and rank 1 gets C of both.
     """
@@ -336,26 +315,9 @@ class KJTAllToAll(nn.Module):
         super().__init__()
         if len(splits) != pg.size():
             raise ValueError(f"splits {splits} must hold one number per rank ({pg.size()})")
-        self._pg = pg
-        self._splits = splits
-        self._stagger = stagger
+        self.pg, self.splits, self.stagger = pg, splits, stagger
         bounds = [0, *accumulate(splits)]
         self._own = slice(bounds[pg.rank()], bounds[pg.rank() + 1])
-
-    @property
-    def pg(self) -> dist.ProcessGroup:
-        """Return the ranks that exchange features."""
-        return self._pg
-
-    @property
-    def splits(self) -> list[int]:
-        """Return how many features each rank gets, ``[W]``."""
-        return self._splits
-
-    @property
-    def stagger(self) -> int:
-        """Return the ranks per node, as `get_recat` takes them."""
-        return self._stagger
 
     def forward(self, input: KeyedJaggedTensor) -> Awaitable[KJTAllToAllTensorsAwaitable]:  # noqa: A002 - the reference's name
         """Begin to send; the first wait ends the exchange of sizes, the second that of ids.
@@ -368,13 +330,13 @@ class KJTAllToAll(nn.Module):
         """
         with torch.no_grad():
             return KJTAllToAllSplitsAwaitable(
-                pg=self._pg,
+                pg=self.pg,
                 input=input,
-                splits=self._splits,
+                splits=self.splits,
                 labels=input.dist_labels(),
-                tensor_splits=input.dist_splits(self._splits),
+                tensor_splits=input.dist_splits(self.splits),
                 input_tensors=input.dist_tensors(),
                 keys=input.keys()[self._own],
                 device=input.values().device,
-                stagger=self._stagger,
+                stagger=self.stagger,
             )

@@ -1,8 +1,4 @@
-"""Words of sharded embeddings: lists of features, base classes of modules and sharders.
-
-The words of tables and groups are in `tessera.training.distributed.tables.table_shards` and are
-found here too.
-"""
+"""Lists of features: the inputs of sharded modules' lookups."""
 
 from __future__ import annotations
 
@@ -22,8 +18,7 @@ class _Listed(Multistreamable, Generic[Part]):
     """Acts as the list that `_parts` gives."""
 
     @abstractmethod
-    def _parts(self) -> list[Part]:
-        """The parts that the object acts as a list of."""
+    def _parts(self) -> list[Part]: ...
 
     def __len__(self) -> int:
         return len(self._parts())
@@ -58,11 +53,7 @@ class KJTList(_Listed[KeyedJaggedTensor]):
 
 
 class ListOfKJTList(_Listed[KJTList]):
-    """Several `KJTList`, one per sharding type, each with one tensor per device.
-
-    Args:
-        features: the lists.
-    """
+    """Several `KJTList`, one per sharding type, each with one tensor per device."""
 
     def __init__(self, features: list[KJTList]) -> None:
         self.features_list = features

@@ -6,6 +6,8 @@ Legend: ``W`` devices, ``B`` samples, ``D_w`` columns of device ``w``, ``N_w`` i
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
 
@@ -13,10 +15,12 @@ from tessera.training.distributed.comm.environment import rank_device
 from tessera.training.distributed.travel.kjt_list import KJTList
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
+T = TypeVar("T", Tensor, KeyedJaggedTensor)
 
-def _to(tensor: Tensor, device: torch.device) -> Tensor:
+
+def _to(given: T, device: torch.device) -> T:
     # A traced copy would be a step of every CPU graph that does nothing.
-    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
+    return given if device.type == "cpu" else given.to(device, non_blocking=True)
 
 
 class KJTOneToAll(nn.Module):
@@ -45,11 +49,7 @@ class KJTOneToAll(nn.Module):
     def forward(self, kjt: KeyedJaggedTensor) -> KJTList:
         """Cut ``kjt`` by keys and copy each part to its device."""
         parts = kjt.split(self._splits)
-        moved = []
-        for place, device in enumerate(self._devices):
-            part = parts[place]
-            moved.append(part if device.type == "cpu" else part.to(device, non_blocking=True))
-        return KJTList(moved)
+        return KJTList([_to(parts[place], device) for place, device in enumerate(self._devices)])
 
 
 class _AllToOne(nn.Module):
@@ -94,17 +94,11 @@ class EmbeddingsAllToOne(_AllToOne):
 class EmbeddingsAllToOneReduce(_AllToOne):
     """Adds up the vectors of all devices on one, in the devices' order.
 
-    Args:
-        device: where they go.
-        world_size: ``W``.
+    The arguments and errors are those of `EmbeddingsAllToOne`.
     """
 
     def forward(self, tensors: list[Tensor]) -> Tensor:
-        """Add the devices' vectors, ``[B, D]`` each.
-
-        Raises:
-            ValueError: not one tensor per device.
-        """
+        """Add the devices' vectors, ``[B, D]`` each."""
         first, *rest = self._gathered(tensors)
         for tensor in rest:
             first = first + tensor
@@ -114,15 +108,9 @@ class EmbeddingsAllToOneReduce(_AllToOne):
 class SeqEmbeddingsAllToOne(_AllToOne):
     """Brings the unpooled vectors of all devices to one, apart as they are.
 
-    Args:
-        device: where they go.
-        world_size: ``W``.
+    The arguments and errors are those of `EmbeddingsAllToOne`.
     """
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Move the devices' vectors, ``[N_w, D]`` each, to one device.
-
-        Raises:
-            ValueError: not one tensor per device.
-        """
+        """Move the devices' vectors, ``[N_w, D]`` each, to one device."""
         return self._gathered(tensors)

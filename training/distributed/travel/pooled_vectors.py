@@ -30,11 +30,7 @@ Callbacks = list[Callable[[Tensor], Tensor]]
 
 
 class PooledEmbeddingsAwaitable(Awaitable[Tensor]):
-    """Waits for pooled vectors.
-
-    Args:
-        tensor_awaitable: of the collective.
-    """
+    """Waits for pooled vectors, which a collective's ``tensor_awaitable`` gives."""
 
     def __init__(self, tensor_awaitable: Awaitable[Tensor]) -> None:
         super().__init__()
@@ -45,7 +41,13 @@ class PooledEmbeddingsAwaitable(Awaitable[Tensor]):
 
 
 class _PooledExchange(nn.Module):
-    """What the modules that send pooled vectors have in common; see their arguments."""
+    """What the modules that send pooled vectors have in common.
+
+    Args:
+        pg: the ranks.
+        codecs: how numbers travel; None: as they are.
+        callbacks: applied to the result.
+    """
 
     def __init__(
         self,
@@ -72,11 +74,9 @@ class PooledEmbeddingsAllToAll(_PooledExchange):
     """Sends every rank its samples' vectors; see `comm.alltoall_pooled`.
 
     Args:
-        pg: the ranks.
+        pg, callbacks, codecs: as of all of these modules.
         dim_sum_per_rank: ``[W]`` columns of each rank's tables.
         device: where the vectors are; None: the CPU.
-        callbacks: applied to the result.
-        codecs: how numbers travel; None: as they are.
         order: of the output's columns; None: rank by rank.
     """
 
@@ -100,40 +100,28 @@ class PooledEmbeddingsAllToAll(_PooledExchange):
     def forward(
         self, local_embs: Tensor, batch_size_per_rank: list[int] | None = None
     ) -> PooledEmbeddingsAwaitable:
-        """Begin to send, and return what waits for the result.
+        """Begin to send ``[sum of B_r, own columns]``; the wait gives ``[B, sum of columns]``.
 
-        Args:
-            local_embs: ``[sum of B_r, own columns]``.
-            batch_size_per_rank: B_r; None: all ranks have equal shares of the rows.
-
-        Returns:
-            Awaitable of ``[B, sum of columns]``.
+        Without ``batch_size_per_rank`` all ranks have equal shares of the rows.
         """
         if batch_size_per_rank is None:
             ranks = self._pg.size()
             batch_size_per_rank = [local_embs.size(0) // ranks] * ranks
-        awaitable = alltoall_pooled(
-            local_embs,
-            batch_size_per_rank,
-            self._dims,
-            self._dims_tensor,
-            self._sums_tensor,
-            self._pg,
-            self._codecs,
-            order=self._order,
+        dims = self._dims, self._dims_tensor, self._sums_tensor
+        return self._under_way(
+            alltoall_pooled(
+                local_embs, batch_size_per_rank, *dims, self._pg, self._codecs, order=self._order
+            )
         )
-        return self._under_way(awaitable)
 
 
 class VariableBatchPooledEmbeddingsAllToAll(_PooledExchange):
     """`PooledEmbeddingsAllToAll` where every feature has a batch size of its own.
 
     Args:
-        pg: the ranks.
+        pg, callbacks, codecs: as of all of these modules.
         emb_dim_per_rank_per_feature: ``[W][features of rank r]`` columns.
         device: not needed to send flat vectors; it may be given as to the other modules.
-        callbacks: applied to the result.
-        codecs: how numbers travel; None: as they are.
     """
 
     def __init__(
@@ -154,15 +142,12 @@ class VariableBatchPooledEmbeddingsAllToAll(_PooledExchange):
         batch_size_per_rank_per_feature: list[list[int]],
         batch_size_per_feature_pre_a2a: list[int],
     ) -> PooledEmbeddingsAwaitable:
-        """Begin to send; see `comm.alltoall_pooled.variable_batch_alltoall_pooled` for the layout.
+        """Begin to send flat vectors; see `comm.alltoall_pooled.variable_batch_alltoall_pooled`.
 
         Args:
             local_embs: flat.
             batch_size_per_rank_per_feature: ``[W][own features]`` samples of each rank.
             batch_size_per_feature_pre_a2a: own samples per feature, in the ranks' order.
-
-        Returns:
-            Awaitable, flat.
         """
         awaitable = variable_batch_alltoall_pooled(
             local_embs,
@@ -176,24 +161,14 @@ class VariableBatchPooledEmbeddingsAllToAll(_PooledExchange):
 
 
 class PooledEmbeddingsReduceScatter(_PooledExchange):
-    """Adds the ranks' parts of pooled vectors; every rank gets its samples' sums.
-
-    Args:
-        pg: the ranks.
-        codecs: how numbers travel; None: as they are.
-    """
+    """Adds the ranks' parts of pooled vectors; every rank gets its samples' sums."""
 
     def forward(
         self, local_embs: Tensor, input_splits: list[int] | None = None
     ) -> PooledEmbeddingsAwaitable:
-        """Begin to send, and return what waits for the result.
+        """Begin to send ``[sum of B_r, D]``; the wait gives ``[B, D]``.
 
-        Args:
-            local_embs: ``[sum of B_r, D]``.
-            input_splits: B_r; None: all ranks have equal shares of the rows.
-
-        Returns:
-            Awaitable of ``[B, D]``.
+        ``input_splits`` are B_r; without them all ranks have equal shares of the rows.
         """
         if input_splits is None or len(set(input_splits)) == 1:
             awaitable = reduce_scatter_base_pooled(local_embs, self._pg, self._codecs)
@@ -203,12 +178,7 @@ class PooledEmbeddingsReduceScatter(_PooledExchange):
 
 
 class VariableBatchPooledEmbeddingsReduceScatter(_PooledExchange):
-    """`PooledEmbeddingsReduceScatter` where every feature has a batch size of its own.
-
-    Args:
-        pg: the ranks.
-        codecs: how numbers travel; None: as they are.
-    """
+    """`PooledEmbeddingsReduceScatter` where every feature has a batch size of its own."""
 
     def forward(
         self,
@@ -216,15 +186,12 @@ class VariableBatchPooledEmbeddingsReduceScatter(_PooledExchange):
         batch_size_per_rank_per_feature: list[list[int]],
         embedding_dims: list[int],
     ) -> PooledEmbeddingsAwaitable:
-        """Begin to send, and return what waits for the result.
+        """Begin to send flat vectors; the wait gives each feature's ``[B, D]`` block, flat.
 
         Args:
-            local_embs: flat: per rank, per feature, its ``[B, D]`` block.
+            local_embs: per rank, per feature, its ``[B, D]`` block.
             batch_size_per_rank_per_feature: ``[W][F]`` samples.
             embedding_dims: ``[F]`` columns.
-
-        Returns:
-            Awaitable, flat: per feature its ``[B, D]`` block.
         """
         return PooledEmbeddingsAwaitable(
             reduce_scatter_v_per_feature_pooled(
@@ -238,20 +205,8 @@ class VariableBatchPooledEmbeddingsReduceScatter(_PooledExchange):
 
 
 class PooledEmbeddingsAllGather(_PooledExchange):
-    """Gives every rank every rank's vectors.
-
-    Args:
-        pg: the ranks.
-        codecs: how numbers travel; None: as they are.
-    """
+    """Gives every rank every rank's vectors."""
 
     def forward(self, local_emb: Tensor) -> PooledEmbeddingsAwaitable:
-        """Begin to send, and return what waits for the result.
-
-        Args:
-            local_emb: ``[B, D]``, the same shape on every rank.
-
-        Returns:
-            Awaitable of ``[W * B, D]``, in rank order.
-        """
+        """Begin to send ``[B, D]``, alike on every rank; the wait gives ``[W * B, D]`` in rank order."""
         return PooledEmbeddingsAwaitable(all_gather_base_pooled(local_emb, self._pg, self._codecs))

@@ -5,6 +5,7 @@ Legend: W ranks, F own features, B_r batch of rank r, N ids that arrived, D colu
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,15 +20,7 @@ from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 
 
 def ids_per_segment(lengths: Tensor, bags: Tensor) -> Tensor:
-    """Add up successive lengths.
-
-    Args:
-        lengths: ``[sum of bags]``.
-        bags: ``[S]`` lengths per segment.
-
-    Returns:
-        ``[S]`` int64.
-    """
+    """Sums ``[S]`` int64 of successive ``lengths`` ``[sum of bags]``, ``bags`` ``[S]`` of them each."""
     sums = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int64), (1, 0))
     ends = bags.cumsum(0)
     return sums[ends] - sums[ends - bags]
@@ -55,7 +48,7 @@ def permuted_rows(rows: Tensor, order: Tensor) -> Tensor:
 
 
 class SequenceEmbeddingsAwaitable(Awaitable[Tensor]):
-    """Waits for the vectors of ids.
+    """Waits for the vectors ``[N, embedding_dim]`` of ids, which a collective gives.
 
     Args:
         tensor_awaitable: of the collective.
@@ -117,7 +110,7 @@ class SequenceEmbeddingsAllToAll(nn.Module):
         sparse_features_recat: Tensor | None = None,
         batch_size_per_rank_per_feature: list[list[int]] | None = None,
     ) -> SequenceEmbeddingsAwaitable:
-        """Begin to send, and return what waits for the result.
+        """Begin to send; the wait gives ``[sum of input_splits, D]``, as the ids were sent.
 
         Args:
             local_embs: ``[N, D]``, in the order (feature, source, sample).
@@ -129,9 +122,6 @@ class SequenceEmbeddingsAllToAll(nn.Module):
             sparse_features_recat: the order in which received segments (source, feature) were put;
                 None: by feature, then by source.
             batch_size_per_rank_per_feature: ``[W][F]``, where it varies per feature.
-
-        Returns:
-            Awaitable of ``[sum of input_splits, D]``, in the order in which ids were sent.
         """
         forward_recat, backward_recat = self._forward_recat, self._backward_recat
         segments = forward_recat.numel()
@@ -140,23 +130,19 @@ class SequenceEmbeddingsAllToAll(nn.Module):
             forward_recat = torch.argsort(sparse_features_recat)
         bags: list[int] | None = None
         if batch_size_per_rank_per_feature is not None:
-            bags = [
-                b
-                for of_ranks in zip(*batch_size_per_rank_per_feature, strict=True)
-                for b in of_ranks
-            ]
+            bags = list(chain(*zip(*batch_size_per_rank_per_feature, strict=True)))
         elif batch_size_per_rank is not None and len(set(batch_size_per_rank)) > 1:
             bags = batch_size_per_rank * self._features
         varies = bags is not None and segments > 0
         if varies:
             lengths = ids_per_segment(lengths, torch.tensor(bags, device=lengths.device))
+        splits = input_splits, output_splits
         awaitable = alltoall_sequence(
             local_embs,
             forward_recat,
             backward_recat,
             lengths,
-            input_splits,
-            output_splits,
+            *splits,
             varies,
             self._pg,
             self._codecs,

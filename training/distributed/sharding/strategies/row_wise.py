@@ -12,21 +12,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tessera.training.distributed.plan.plan_types import ShardingType
 from tessera.training.distributed.plan.shard_sizes import TableToCut, even_rows, row_blocks
-from tessera.training.distributed.sharding import (
-    by_hand,
-    costs,
-    ids,
-    pooled_vectors,
-    sequence_sharding,
-)
-from tessera.training.distributed.sharding.registry import (
-    PartitionByType,
-    ShardingStrategy,
-    register,
-)
+from tessera.training.distributed.sharding import by_hand, ids, pooled_vectors
+from tessera.training.distributed.sharding.registry import PartitionByType, register
+from tessera.training.distributed.sharding.strategies import table_wise
 
 
 def row_wise(
@@ -52,7 +44,8 @@ def row_wise(
 
 
 STRATEGY = register(
-    ShardingStrategy(
+    replace(
+        table_wise.STRATEGY,
         name=ShardingType.ROW_WISE.value,
         short_name="RW",
         cut=lambda table: row_blocks(even_rows(table.rows, table.world_size), table.columns),
@@ -61,8 +54,6 @@ STRATEGY = register(
         teams=lambda world: [range(world.size)],
         ids=ids.ids_to_rows,
         pooled=pooled_vectors.sums_to_samples,
-        unpooled=sequence_sharding.vectors_to_senders,
-        traffic=costs.to_the_holders,
         splits_bags=True,
         least_ranks=2,
         preference=4,

@@ -46,10 +46,8 @@ class Bags:
 def bags_of(features: KeyedJaggedTensor, *, weighted: bool, weighted_mean: bool) -> Bags:
     """Return the bags of all features in the form that the kernels take.
 
-    Args:
-        features: what a kernel is given.
-        weighted: the lookup needs per-id weights; otherwise those that are there are left out.
-        weighted_mean: divide each weight by the size of its bag.
+    Weights are left out unless the lookup is ``weighted``; for a ``weighted_mean`` each is divided by
+    the size of its bag.
 
     Raises:
         ValueError: ``weighted``, and there are no weights.
@@ -91,13 +89,7 @@ def unpadded(vectors: Tensor, strides_FW: list[list[int]], dims_F: list[int]) ->
 
 
 class BoundsCheck:
-    """FBGEMM's check of ids, for lookups that are not FBGEMM's.
-
-    Args:
-        tables: the shards.
-        mode: see `FusedParams.bounds_check_mode`.
-        device: where ids are.
-    """
+    """FBGEMM's check of ids, for lookups that are not FBGEMM's; see `FusedParams`."""
 
     def __init__(
         self, tables: Sequence[ShardedEmbeddingTable], mode: str | None, device: torch.device

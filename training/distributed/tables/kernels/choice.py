@@ -46,13 +46,7 @@ def build_fused_tables(
     kernel: EmbeddingComputeKernel,
     data_type: DataType,
 ) -> FusedTables:
-    """Return the tables, filled with zeros.
-
-    Args:
-        group: the tables.
-        params: optimizer and storage.
-        kernel: ``fused``, ``fused_uvm`` or ``fused_uvm_caching``.
-        data_type: of the rows: FP32, or FP16 where FBGEMM serves.
+    """Return the tables, filled with zeros; rows are FP32, or FP16 where FBGEMM serves.
 
     Raises:
         UserError: the device cannot do what is asked for.

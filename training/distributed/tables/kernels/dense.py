@@ -16,10 +16,6 @@ from tessera.training.distributed.tables.kernels.row_blocks import BlockLookup, 
 class DenseTables(nn.Module):
     """Tables with dense gradients, as data-parallel training needs them.
 
-    Args:
-        group: the tables.
-        dtype: of the rows.
-
     Attributes:
         flat: all tables, zeros at first: the one parameter of this module.
         weights: per table ``[local_rows, local_cols]``, parameters in the memory of ``flat``

@@ -39,9 +39,9 @@ def kernel_optimizer(
 
     Args:
         tables: what each weight is a shard of; shards of one table become one entry.
-        weights: per shard ``[local_rows, local_cols]``.
-        states: per shard, ``[local_rows, local_cols]`` or ``[local_rows]`` each.
-        step: int64 scalar, shared by all tables.
+        weights: per shard; see `FusedTables`.
+        states: per shard.
+        step: shared by all tables.
         params: the settings to begin with.
         pg: the group that the shards are spread over; None: they are whole tables.
 

@@ -44,10 +44,7 @@ class RowBlock:
 
 
 class RowBlocks:
-    """Holds all tables in blocks, one block per row length.
-
-    Args:
-        group: the tables; unpooled ones have one row length.
+    """Holds all tables in blocks, one block per row length (of unpooled ones there is one).
 
     Attributes:
         blocks: the tables of each row length.

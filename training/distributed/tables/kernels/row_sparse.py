@@ -28,10 +28,6 @@ rule goes over them several times."""
 class RowSparseTables(FusedTables):
     """Tables with one of the optimizers of `tessera.training.optim.row_updates`; float32.
 
-    Args:
-        group: the tables.
-        params: optimizer and bound on the numbers of the output's gradient.
-
     Memory: the tables and the states, and while a batch is updated its U rows of both.
     """
 

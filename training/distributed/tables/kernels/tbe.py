@@ -35,11 +35,7 @@ _IGNORE_DECAY = frozenset({EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD})
 class TbeTables(FusedTables):
     """Holds tables in one operator of FBGEMM's; counts forward passes with gradients as steps.
 
-    Args:
-        group: the tables.
-        params: optimizer and storage.
-        location: FBGEMM's name of the memory: HOST, DEVICE, MANAGED or MANAGED_CACHING.
-        data_type: FP32 or FP16.
+    ``location`` is FBGEMM's name of the memory: HOST, DEVICE, MANAGED or MANAGED_CACHING.
     """
 
     def __init__(
