@@ -44,7 +44,7 @@ struct Running {
       server.methods(i).add("/test/Echo",
                             std::make_unique<test::EchoMethod>(Call::Kind::kUnary, waiting));
     }
-    server.start(listening.descriptor());
+    server.start({listening.descriptor()});
   }
   ~Running() {
     server.stop(std::chrono::steady_clock::now() + 5s);

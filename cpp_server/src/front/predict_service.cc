@@ -1,5 +1,7 @@
 #include "front/predict_service.h"
 
+#include <new>
+
 #include "common/text.h"
 
 namespace tessera {
@@ -68,7 +70,16 @@ void PredictCall::answer(std::span<const OutputView> outputs, const StageTimings
                             .model_version = model_->version(),
                             .timings = timings};
   const std::size_t bytes = protocol_->response_bytes(parts);
-  protocol_->write(parts, begin_reply(bytes));
+  std::byte* out = nullptr;
+  try {
+    out = begin_reply(bytes);
+  } catch (const std::bad_alloc&) {
+    fail({{Code::kResourceExhausted,
+           text("there is no memory for an answer of ", bytes, " bytes; try again later")},
+          RejectReason::kQueueFull});
+    return;
+  }
+  protocol_->write(parts, out);
   const TimePoint encoded = context_.clock.now();
   model_->metrics().observe_stage(Stage::kEncode, seconds(encoded - encoding));
   if (cancelled.load(std::memory_order_relaxed)) {

@@ -198,9 +198,11 @@ Server::~Server() { release(); }
 EventLoop& Server::loop(std::size_t index) { return threads_[index]->loop(); }
 MethodTable& Server::methods(std::size_t index) { return threads_[index]->methods(); }
 
-void Server::start(int descriptor) {
-  listener_ = std::make_unique<Listener>(descriptor, threads_, limits_, counters_);
-  listener_->listen();
+void Server::start(const std::vector<int>& descriptors) {
+  for (const int descriptor : descriptors) {
+    listeners_.push_back(std::make_unique<Listener>(descriptor, threads_, limits_, counters_));
+    listeners_.back()->listen();
+  }
   for (const auto& thread : threads_) thread->start();
 }
 
@@ -209,10 +211,10 @@ void Server::announce_end() {
 }
 
 void Server::stop(TimePoint until) {
-  if (listener_ == nullptr) return;
+  if (listeners_.empty()) return;
   std::binary_semaphore stopped(0);
   Once::post(threads_.front()->loop(), [&] {
-    listener_->stop();
+    for (const auto& listener : listeners_) listener->stop();
     stopped.release();
   });
   stopped.acquire();
@@ -228,7 +230,7 @@ void Server::stop(TimePoint until) {
 
 void Server::release() {
   for (const auto& thread : threads_) thread->end();
-  listener_.reset();
+  listeners_.clear();
   threads_.clear();
 }
 
