@@ -102,9 +102,8 @@ def test_a_reader_that_has_seen_enough_is_no_error():
 TERMINATED = """
 import os, signal, sys
 from tessera import cli
-from tessera.training.data import datagen
 # The signal comes when the file is whole but has not got its name yet.
-datagen.os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGTERM)
+os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGTERM)
 sys.exit(cli.main(["datagen", "--rows", "5", "--workers", "1", "--out", sys.argv[1]]))
 """
 

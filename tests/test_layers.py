@@ -141,6 +141,7 @@ def test_the_files_of_a_room_import_in_no_circle(room):
 # may import itself and what stands before it.
 TRAINING_ORDER = (
     "lazy_names",
+    "durable",
     "field_checks",
     "variants",
     "bounded_yaml",

@@ -5,9 +5,13 @@
 
 #include <deque>
 #include <functional>
+#include <limits>
+#include <new>
 #include <stdexcept>
 
+#include "batching/buffer.h"
 #include "batching/merger.h"
+#include "common/out_of_memory.h"
 #include "request/decoder.h"
 #include "request/packed.h"
 #include "support.h"
@@ -120,8 +124,8 @@ class Observer final : public ExecutionObserver {
  public:
   void on_pass(const PassTimings& pass, Duration) override { samples.push_back(pass.samples); }
   void on_retry(std::size_t parts, const std::string&) override { retried += parts; }
-  Status on_failure(const std::string& error) override {
-    return {Code::kInternal, "failed: " + error};
+  Refusal on_failure(const std::exception& failure) override {
+    return {{Code::kInternal, std::string("failed: ") + failure.what()}, std::nullopt};
   }
 
   std::vector<std::int64_t> samples;
@@ -221,6 +225,26 @@ TEST_F(ExecutorTest, OneBadRequestDoesNotFailItsNeighbours) {
   EXPECT_EQ(bad.answers, 0);
   EXPECT_EQ(observer.retried, 3u);
   EXPECT_EQ(runner.passes, 4);  // together, then each alone
+}
+
+TEST(OutOfMemory, IsToldFromOtherFailures) {
+  EXPECT_TRUE(out_of_memory(std::bad_alloc()));
+  EXPECT_TRUE(out_of_memory(std::bad_array_new_length()));
+  EXPECT_TRUE(out_of_memory(std::runtime_error(
+      "The following operation failed in the TorchScript interpreter.\nRuntimeError: [enforce fail "
+      "at alloc_cpu.cpp:119] . DefaultCPUAllocator: not enough memory: you tried to allocate "
+      "40000000 bytes. Error code 12 (Cannot allocate memory)")));
+  EXPECT_FALSE(out_of_memory(std::runtime_error("index out of range")));
+}
+
+TEST(BufferTest, KeepsWhatItHasWhereItCannotGrow) {
+  Buffer<std::int64_t> buffer;
+  EXPECT_EQ(buffer.take(100).size(), 100u);
+  volatile std::size_t too_many = std::numeric_limits<std::size_t>::max() / 4;
+  EXPECT_THROW(buffer.take(too_many), std::bad_alloc);
+  EXPECT_EQ(buffer.bytes(), 256 * sizeof(std::int64_t));
+  EXPECT_EQ(buffer.take(257).size(), 257u);
+  EXPECT_EQ(buffer.bytes(), 514 * sizeof(std::int64_t));
 }
 
 TEST_F(ExecutorTest, APartThatFailsFailsItsRequestOnce) {

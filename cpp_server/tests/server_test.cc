@@ -100,6 +100,27 @@ TEST(Signals, ARepeatWithinASecondIsTheSameSignal) {
   EXPECT_EQ(signals.read(SIGTERM, begin + milliseconds(1'000)), SignalMeaning::kEnd);
 }
 
+TEST(Signals, ComeToTheWaitingThreadAsDoWakes) {
+  sigset_t before;
+  pthread_sigmask(SIG_SETMASK, nullptr, &before);
+  block_signals();
+  {
+    SignalWaiter waiter;
+    const auto send = [](int number) { ::pthread_kill(::pthread_self(), number); };
+    send(SIGHUP);
+    EXPECT_EQ(waiter.wait(kNever), SIGHUP);
+    send(SIGTERM);
+    send(SIGTERM);  // one that is pending already is the same
+    EXPECT_EQ(waiter.wait(kNever), SIGTERM);
+    EXPECT_EQ(waiter.wait(TimePoint{}), std::nullopt);
+    std::jthread other([&] { waiter.wake(); });
+    EXPECT_EQ(waiter.wait(kNever), std::nullopt);
+    send(SIGINT);
+    EXPECT_EQ(waiter.wait(kNever), SIGINT);
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
 TEST(Flags, RefuseWithTheRemedy) {
   EXPECT_EQ(usage_error({}), "--model is missing; give at least one MODEL.pt");
   EXPECT_EQ(usage_error({"--model", "=x"}), "--model is '=x'; give MODEL.pt or NAME=MODEL.pt");

@@ -25,8 +25,10 @@ constexpr int64_t kIdsPerThread = 1024;
 template <class T>
 T* scratch(std::unique_ptr<T[]>& memory, int64_t& capacity, int64_t count) {
   if (capacity < count) {
-    capacity = std::max(count, 2 * capacity);
-    memory.reset(new T[static_cast<size_t>(capacity)]);
+    const int64_t wanted = std::max(count, 2 * capacity);
+    // Where that fails, what there was is still there.
+    memory.reset(new T[static_cast<size_t>(wanted)]);
+    capacity = wanted;
   }
   return memory.get();
 }

@@ -67,11 +67,7 @@ class Memory:
 
     @classmethod
     def of(cls, pid: int) -> Memory:
-        """Read process ``pid``.
-
-        Raises:
-            ProcessLookupError: there is no such process, or it has just ended.
-        """
+        """Read process ``pid``; a `ProcessLookupError` where it is not there any more."""
         try:
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
             status = Path(f"/proc/{pid}/status").read_text()
@@ -181,7 +177,6 @@ def _mb(size: int) -> str:
 
 
 def report_server(megabytes: Sequence[float], folder: Path, seconds: float) -> None:
-    """Print the server's table."""
     print(f"\nServer, int8, MB; load: {IN_FLIGHT} requests of 10 samples in flight, {seconds:g} s")
     heads = ("tables", "file", "RSS loaded", "PSS loaded", "RSS under load", "peak RSS")
     print_head(*heads, "RSS under load per table byte", "peak per table byte")
@@ -199,7 +194,6 @@ def report_server(megabytes: Sequence[float], folder: Path, seconds: float) -> N
 
 
 def report_trainer(megabytes: Sequence[float], folder: Path) -> None:
-    """Print the trainer's table."""
     data = folder / "clicks.tsv"
     datagen = [sys.executable, "-m", "tessera", "datagen", "--rows", str(TRAINING_ROWS)]
     subprocess.run([*datagen, "--out", str(data)], check=True, stdout=subprocess.DEVNULL)

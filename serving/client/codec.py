@@ -30,11 +30,7 @@ _SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "xds:")
 
 
 def check_address(address: str) -> str:
-    """``address`` itself, if it is ``HOST:PORT`` or one of gRPC's URI forms.
-
-    Raises:
-        UserError: it is neither.
-    """
+    """``address``; a `UserError` where it is neither ``HOST:PORT`` nor one of gRPC's URI forms."""
     if isinstance(address, str) and address.startswith(_SCHEMES):
         return address
     match = _HOST_PORT.fullmatch(address) if isinstance(address, str) else None
@@ -47,11 +43,7 @@ def check_address(address: str) -> str:
 
 
 def check_timeout(timeout_s: float) -> float:
-    """``timeout_s`` itself, if it is a positive number of seconds.
-
-    Raises:
-        UserError: it is not.
-    """
+    """``timeout_s``; a `UserError` where it is not a positive number of seconds."""
     if not isinstance(timeout_s, Real) or not timeout_s > 0:
         raise UserError(f"timeout_s is {timeout_s!r}; it must be a positive number of seconds")
     return timeout_s
@@ -140,11 +132,7 @@ class _Attempts:
         return max(0.0, self._deadline - time.monotonic())
 
     def wait_s(self, rpc_error: Any) -> float:
-        """How long to wait before the next attempt.
-
-        Raises:
-            PredictError: there is to be none.
-        """
+        """The seconds before the next attempt; a `PredictError` where there is to be none."""
         error = error_for_status(rpc_error.code(), rpc_error.details(), self._address)
         wait_s = next(self._waits_s, None) if isinstance(error, Unavailable) else None
         if wait_s is None or wait_s >= self.remaining_s():

@@ -48,18 +48,20 @@ class Draw:
     missing_dense: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.ids not in ("power_law", "uniform"):
-            raise UserError(f"ids is {self.ids!r}; it must be 'power_law' or 'uniform'")
-        if self.bags not in ("geometric", "uniform", "one"):
-            raise UserError(f"bags is {self.bags!r}; it must be 'geometric', 'uniform' or 'one'")
-        if not self.exponent > 0:
-            raise UserError(f"exponent is {self.exponent}; it must be positive")
-        if not self.mean_bag > 0:
-            raise UserError(f"mean_bag is {self.mean_bag}; it must be positive")
-        if self.max_bag < 1:
-            raise UserError(f"max_bag is {self.max_bag}; it must be at least 1")
-        if not 0 <= self.missing_dense <= 1:
-            raise UserError(f"missing_dense is {self.missing_dense}; it must be from 0 to 1")
+        rules = {
+            "ids": (self.ids in {"power_law", "uniform"}, "'power_law' or 'uniform'"),
+            "bags": (
+                self.bags in {"geometric", "uniform", "one"},
+                "'geometric', 'uniform' or 'one'",
+            ),
+            "exponent": (self.exponent > 0, "positive"),
+            "mean_bag": (self.mean_bag > 0, "positive"),
+            "max_bag": (self.max_bag >= 1, "at least 1"),
+            "missing_dense": (0 <= self.missing_dense <= 1, "from 0 to 1"),
+        }
+        for name, (holds, must) in rules.items():
+            if not holds:
+                raise UserError(f"{name} is {getattr(self, name)!r}; it must be {must}")
 
 
 class RequestDrawer:

@@ -85,11 +85,7 @@ class PredictorClient(Client):
         return self._decode(response, arrays.batch_size)
 
     def send(self, request: bytes, *, timeout_s: float | None = None) -> bytes:
-        """Send an encoded ``PredictionRequest`` and return the encoded response.
-
-        Raises:
-            PredictError: as `predict`.
-        """
+        """Send an encoded ``PredictionRequest``, with `predict`'s errors; the encoded response."""
         attempts = self._attempts(timeout_s)
         while True:
             try:

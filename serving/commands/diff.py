@@ -15,7 +15,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tessera.serving.commands.numbers import distance, not_negative
+from tessera.serving.commands.flags import distance, not_negative
 from tessera.serving.inspect.summary import table_of
 
 if TYPE_CHECKING:

@@ -40,12 +40,8 @@ class Change:
 class AnswerDifference:
     """How far one output's answers are apart.
 
-    Attributes:
-        output: its name.
-        samples: requests that both answered.
-        differing: those of them whose answers have other bits.
-        max_abs: the largest difference; NaN against a number counts as infinite.
-        mean_abs: the mean difference.
+    ``samples`` are the requests that both answered, ``differing`` those whose answers have other
+    bits.  In ``max_abs`` and ``mean_abs``, NaN against a number counts as infinite.
     """
 
     output: str
@@ -90,15 +86,9 @@ class Comparison:
 
 
 def compare(a: str | Path, b: str | Path, *, samples: int, seed: int = 0) -> Comparison:
-    """Load two packages and compare them.
+    """Load two packages and compare them, on the CPU where one is for GPUs and there is no GPU.
 
-    Args:
-        a: the first package's file.
-        b: the second's.
-        samples: random requests to score beside the golden ones of both.
-        seed: of the random requests.
-
-    A package for GPUs answers on the CPU where there is no GPU.
+    Scored are the golden requests of both and ``samples`` random ones, drawn from ``seed``.
 
     Raises:
         PackageError: one of them cannot be loaded.
@@ -194,7 +184,6 @@ def _inputs_differ(a: InputSchema, b: InputSchema) -> str:
 
 
 def _batches(a: LoadedPackage, b: LoadedPackage, samples: int, seed: int) -> Iterator[HostBatch]:
-    """The golden requests of both, then random ones."""
     for package in (a, b):
         content = Records(package.path).read(GOLDEN_RECORD, max_bytes=_MAX_GOLDEN_BYTES)
         yield read_golden(content)[0]
@@ -251,11 +240,7 @@ def differences(
 ) -> Iterator[AnswerDifference]:
     """Put the same requests to both.
 
-    Args:
-        names: outputs; those that one does not have, or has in another width, are left out.
-        a: one model.
-        b: the other.
-        batches: the requests.
+    Of ``names``, outputs that one does not have, or has in another width, are left out.
     """
     apart: dict[str, list[Tensor]] = {}
     for batch in batches:

@@ -26,13 +26,9 @@ def summarize(manifest: Manifest) -> str:
 
 
 def describe(manifest: Manifest, *, path: str, file_bytes: int, shares_rows: bool) -> str:
-    """Everything that ``tessera inspect`` shows.
+    """Everything that ``tessera inspect`` shows of the file ``path``.
 
-    Args:
-        manifest: the package's.
-        path: the file.
-        file_bytes: its size.
-        shares_rows: whether it looks shared features up once.
+    ``shares_rows`` says whether the model looks shared features up once.
     """
     versions, schema = manifest.versions, manifest.schema
     written = f"tessera {versions.tessera}, torch {versions.torch}, fbgemm {versions.fbgemm or '-'}"

@@ -1,16 +1,22 @@
 """The C++ server's own tests and programs, where they are built."""
 
 import collections
+import contextlib
+import itertools
 import os
 import queue
+import re
+import socket
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import pytest
 
 from tessera.serving.client import Draw, RequestDrawer, encode_request, read_schema
+from tessera.serving.protocol import predictor_pb2 as pb
 from tests.package_factory import make_package
 from tests.patience import PATIENCE_S
 
@@ -127,12 +133,101 @@ def test_load_generator(bare_server, package, tmp_path, loop):
     assert float(row["batch_samples"]) >= 3
 
 
+@contextlib.contextmanager
+def predictor_that(answer):
+    """The port of a server of another implementation, whose Predict is ``answer(request, context)``."""
+    handler = grpc.method_handlers_generic_handler(
+        "predictor.Predictor", {"Predict": grpc.unary_unary_rpc_method_handler(answer)}
+    )
+    server = grpc.server(ThreadPoolExecutor(8), handlers=[handler])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield port
+    server.stop(None)
+
+
+def load_on(port, package, *flags):
+    command = [BUILD / "tessera-load", "--address", f"127.0.0.1:{port}", "--model-file", package]
+    return run(*command, "--warm-up-s", "0", "--duration-s", "0.5", *flags)
+
+
+def test_load_generator_reads_statuses_and_sizes(package):
+    content = pb.PredictionResponse(predictions={"default": pb.FloatVec(data=[1.0] * 7)})
+    codes = itertools.cycle(
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.FAILED_PRECONDITION, None)
+    )
+
+    def answer(_request, context):
+        code = next(codes)
+        if code:
+            context.abort(code, "no")
+        return content.SerializeToString()
+
+    with predictor_that(answer) as port:
+        done = load_on(port, package, "--in-flight", "4", "--samples", "2")
+    assert done.returncode == 1, done.stderr
+    assert re.search(r"[1-9]\d* RESOURCE_EXHAUSTED", done.stdout)
+    assert re.search(r"[1-9]\d* FAILED_PRECONDITION", done.stdout)
+    assert re.search(r"[1-9]\d* answers of the wrong size", done.stdout)
+
+
+def test_load_generator_keeps_its_deadlines(package):
+    ended = threading.Event()
+    with predictor_that(lambda _request, _context: ended.wait(PATIENCE_S) and b"") as port:
+        done = load_on(port, package, "--in-flight", "2", "--timeout-ms", "50")
+        ended.set()
+    assert done.returncode == 1, done.stderr
+    assert re.search(r"[1-9]\d* DEADLINE_EXCEEDED", done.stdout)
+    assert "UNAVAILABLE" not in done.stdout
+
+
+def test_load_generator_takes_large_messages_both_ways(package):
+    """More than the windows that HTTP/2 begins with, in many frames."""
+    rows = 1_000
+    large = pb.PredictionResponse(predictions={"default": pb.FloatVec(data=[0.5] * 200 * rows)})
+
+    def answer(request, _context):
+        assert len(request) > 1 << 16
+        return large.SerializeToString()
+
+    with predictor_that(answer) as port:
+        done = load_on(port, package, "--in-flight", "3", "--samples", str(rows))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_load_generator_comes_back_after_a_restart(package):
+    """A connection that ends costs the calls that were on it; the next one serves the rest."""
+    one = pb.PredictionResponse(predictions={"default": pb.FloatVec(data=[1.0])})
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        command = [BUILD / "tessera-load", "--address", f"127.0.0.1:{port}", "--in-flight", "3"]
+        command += ["--model-file", package, "--warm-up-s", "0", "--duration-s", "2"]
+        process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True)
+        listener.accept()[0].close()
+    handler = grpc.method_handlers_generic_handler(
+        "predictor.Predictor",
+        {"Predict": grpc.unary_unary_rpc_method_handler(lambda *_: one.SerializeToString())},
+    )
+    server = grpc.server(ThreadPoolExecutor(2), handlers=[handler])
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    server.start()
+    out, _ = process.communicate(timeout=PATIENCE_S)
+    server.stop(None)
+    assert process.returncode == 1
+    assert re.search(r"[1-9]\d* UNAVAILABLE", out)
+    assert re.search(r"answered +[1-9]", out)
+
+
 def test_load_generator_says_what_failed(package):
     command = [BUILD / "tessera-load", "--model-file", package, "--warm-up-s", "0"]
     command += ["--duration-s", "0.2", "--timeout-ms", "2000", "--in-flight", "1"]
     done = run(*command, "--address", "127.0.0.1:1")
     assert done.returncode == 1
     assert "UNAVAILABLE" in done.stdout
+    for address in ("127.0.0.1", ":5", "::1:5", "127.0.0.1:x", "nobody.invalid:5"):
+        done = run(*command, "--address", address)
+        assert done.returncode == 2
+        assert done.stderr.startswith("tessera-load: error: --address is")
     assert run(*command).returncode == 2
 
 

@@ -4,6 +4,7 @@ import errno
 import gzip
 import json
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -199,7 +200,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(
     def full(_file: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(datagen.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UserError, match=r"a\.tsv.*cannot be written .No space left on device"):
         generate(tmp_path / "a.tsv", rows=10, seed=0)
     assert list(tmp_path.iterdir()) == []

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tessera.errors import UserError
+from tessera.training.durable import replacing
 from tessera.training.trainer.display import Display
-from tessera.training.trainer.files import write_atomically
 from tessera.training.trainer.logs import MetricsLog, read_metrics
 from tessera.training.trainer.metrics import BinaryMetrics, Evaluation
 from tessera.training.trainer.report import render_report
@@ -101,16 +101,17 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
     assert events.Scalars("valid/auc")[0].value == pytest.approx(0.7)
 
 
-def test_write_atomically_leaves_the_old_file_when_writing_fails(tmp_path):
+def test_the_old_file_stays_when_its_replacement_cannot_be_written(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
 
-    def fail(stream):
-        stream.write(b"new")
-        raise OSError(28, "No space left on device")
+    def fail():
+        with replacing(path) as stream:
+            stream.write(b"new")
+            raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        write_atomically(path, fail)
+        fail()
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -108,11 +108,9 @@ def test_what_is_not_defined_is_nan_and_none_in_json(labels):
 def test_calibration_bins_partition_the_rows():
     random = np.random.default_rng(0)
     logits, labels = random.normal(size=103), random.integers(0, 2, 103)
-    bins = calibration_bins(logits, labels, bins=10)
-    assert sum(part.rows for part in bins) == 103
-    assert {part.rows for part in bins} == {10, 11}
-    predictions = [part.mean_prediction for part in bins]
-    assert predictions == sorted(predictions)
-    total = sum(part.rows * part.mean_label for part in bins)
-    assert total == pytest.approx(labels.sum())
-    assert len(calibration_bins(logits[:3], labels[:3], bins=10)) == 3
+    rows, predictions, seen = calibration_bins(logits, labels, bins=10)
+    assert rows.sum() == 103
+    assert set(rows) == {10, 11}
+    assert list(predictions) == sorted(predictions)
+    assert (rows * seen).sum() == pytest.approx(labels.sum())
+    assert [len(part) for part in calibration_bins(logits[:3], labels[:3], bins=10)] == [3, 3, 3]

@@ -97,11 +97,7 @@ def print_head(*names: str) -> None:
 
 
 def in_own_process(target: Callable[..., None], *arguments: object) -> None:
-    """Call ``target`` in a process of its own, so that nothing of it stays in this one.
-
-    Raises:
-        SystemExit: it failed.
-    """
+    """Call ``target`` in a process, of which nothing stays in this one; exit where it fails."""
     process = multiprocessing.get_context("spawn").Process(target=target, args=arguments)
     process.start()
     process.join()

@@ -16,11 +16,10 @@ import functools
 import gzip
 import json
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +29,7 @@ from tessera.errors import UserError
 from tessera.training.data.criteo_write import format_rows
 from tessera.training.data.generating_model import GeneratingModel
 from tessera.training.data.processes import map_in_order
+from tessera.training.durable import replacing
 
 CHUNK_ROWS = 1 << 15
 AUC_BINS = 1 << 20
@@ -105,8 +105,8 @@ def generate(
     )
     score = _Score()
     with contextlib.ExitStack() as stack:
-        text = stack.enter_context(_replacing(out))
-        beside = stack.enter_context(_replacing(probabilities_path(out))) if probabilities else None
+        text = stack.enter_context(_written(out))
+        beside = stack.enter_context(_written(probabilities_path(out))) if probabilities else None
         if beside is not None:
             header = {"descr": "<f4", "fortran_order": False, "shape": (rows,)}
             np.lib.format.write_array_header_1_0(beside, header)
@@ -124,30 +124,24 @@ def generate(
         for name, value in vars(truth).items():
             content[name] = None if math.isnan(value) else value
         content["model"] = _model(seed, positive_rate).to_json()
-        facts = stack.enter_context(_replacing(truth_path(out)))
+        facts = stack.enter_context(_written(truth_path(out)))
         facts.write(json.dumps(content, indent=1).encode())
     return truth
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the name ``path`` when the block ends without an error."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        try:
+def _written(path: Path) -> Iterator[IO[bytes]]:
+    """`replacing`, which tells the user of a full disk."""
+    try:
+        with replacing(path) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise
-            raise UserError(
-                f"out='{path}': cannot be written ({error.strerror}); free some space, or name"
-                " another file"
-            ) from error
-        finally:
-            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise UserError(
+            f"out='{path}': cannot be written ({error.strerror}); free some space, or name"
+            " another file"
+        ) from error
 
 
 @dataclass(frozen=True)

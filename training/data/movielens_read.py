@@ -81,23 +81,20 @@ class MovieLens:
 
 @dataclass(frozen=True)
 class Layout:
-    """File names and separator of one layout."""
+    """File names and separators of one layout, and how its lines become users and items."""
 
     ratings: str
     items: str
     users: str
     ratings_separator: str
     separator: str
+    user: Callable[[Sequence[str]], tuple[int, User]]
+    item: Callable[[Sequence[str]], tuple[int, Item]]
+    item_columns: int
 
     def files(self, folder: Path) -> list[Path]:
         """The files in ``folder``."""
         return [folder / name for name in (self.ratings, self.items, self.users)]
-
-
-LAYOUTS = (
-    Layout("u.data", "u.item", "u.user", "\t", "|"),
-    Layout("ratings.dat", "movies.dat", "users.dat", "::", "::"),
-)
 
 
 def find_layout(folder: Path) -> Layout:
@@ -128,12 +125,8 @@ def read_movielens(folder: Path) -> MovieLens:
     """
     layout = find_layout(folder)
     table = _Table(layout.separator)
-    if layout.separator == "|":
-        users = dict(table.read(folder / layout.users, 5, _user_100k))
-        items = dict(table.read(folder / layout.items, 5 + len(GENRES), _item_100k))
-    else:
-        users = dict(table.read(folder / layout.users, 5, _user_1m))
-        items = dict(table.read(folder / layout.items, 3, _item_1m))
+    users = dict(table.read(folder / layout.users, 5, layout.user))
+    items = dict(table.read(folder / layout.items, layout.item_columns, layout.item))
 
     def rating(fields: Sequence[str]) -> tuple[int, int, int, int]:
         user = _integer("user", fields[0], 0, MAX_ID)
@@ -142,12 +135,8 @@ def read_movielens(folder: Path) -> MovieLens:
             raise _BadField("user", fields[0], f"no such user in {layout.users}")
         if item not in items:
             raise _BadField("item", fields[1], f"no such item in {layout.items}")
-        return (
-            user,
-            item,
-            _integer("rating", fields[2], 1, 5),
-            _integer("time", fields[3], 0, 2**62),
-        )
+        stars, time = _integer("rating", fields[2], 1, 5), _integer("time", fields[3], 0, 2**62)
+        return user, item, stars, time
 
     rated = _Table(layout.ratings_separator, table.malformed)
     ratings = list(rated.read(folder / layout.ratings, 4, rating))
@@ -239,3 +228,9 @@ def _item_1m(fields: Sequence[str]) -> tuple[int, Item]:
 def _year(title: str) -> int | None:
     found = re.search(r"\((\d{4})\)\s*$", title)
     return int(found[1]) if found else None
+
+
+LAYOUTS = (
+    Layout("u.data", "u.item", "u.user", "\t", "|", _user_100k, _item_100k, 5 + len(GENRES)),
+    Layout("ratings.dat", "movies.dat", "users.dat", "::", "::", _user_1m, _item_1m, 3),
+)

@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tessera.errors import UserError
+from tessera.training.durable import sync
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
@@ -86,14 +87,12 @@ def open_or_build(
     name = re.sub(r"[^A-Za-z0-9._]+", "_", label)[:60]
     identity = _digest([[entry["path"] for entry in before], dict(options)])
     folder = cache_dir / f"{name}-{identity}-{_digest([FORMAT_VERSION, before])}"
-    found = _open(folder)
-    if found is not None:
+    if (found := _open(folder)) is not None:
         return found
     stem = f".{name}-{identity}"
     try:
         with _locked(cache_dir / f"{stem}.lock"):
-            found = _open(folder)
-            if found is not None:
+            if (found := _open(folder)) is not None:
                 return found
             with _temporary(cache_dir / f"{stem}.tmp") as temporary:
                 details = dict(build(temporary))
@@ -103,7 +102,7 @@ def open_or_build(
                 _seal(temporary, sources=before, options=options, details=details)
                 _remove_others(cache_dir, f"{name}-{identity}-")
                 temporary.rename(folder)
-                _sync(cache_dir)
+                sync(cache_dir)
     except OSError as error:
         raise _unwritable(cache_dir, error) from error
     found = _open(folder)
@@ -184,7 +183,7 @@ def _seal(
     """Flush every file, then write the manifest and flush that."""
     files = sorted(path for path in folder.iterdir())
     for file in files:
-        _sync(file)
+        sync(file)
     manifest = {
         "format": "tessera prepared data",
         "version": FORMAT_VERSION,
@@ -197,16 +196,8 @@ def _seal(
     path = folder / MANIFEST
     sealed = {**manifest, "digest": _digest(manifest)}
     path.write_text(json.dumps(sealed, indent=1), encoding="utf-8")
-    _sync(path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path)
+    sync(folder)
 
 
 def _remove_others(cache_dir: Path, prefix: str) -> None:

@@ -3,7 +3,7 @@
 # isort: skip_file
 # fmt: off
 # ruff: noqa: PLC0414 - type checkers offer a name that is imported as itself
-from tessera.training.distributed.collections.sharded_embedding_module import (
+from tessera.training.distributed.collections.sharded_collection import (
     ShardedEmbeddingModule as ShardedEmbeddingModule,
 )
 from tessera.training.distributed.collections.sharders import (

@@ -23,7 +23,8 @@ from typing import IO, Any, get_origin, get_type_hints
 import torch
 
 from tessera.training.distributed.checkpoint.errors import CheckpointError
-from tessera.training.trainer.files import latest_checkpoint, write_atomically
+from tessera.training.durable import replacing
+from tessera.training.trainer.files import latest_checkpoint
 
 FORMAT = "tessera-checkpoint"
 VERSION = 1
@@ -73,7 +74,8 @@ def write_file(path: Path, checkpoint: Checkpoint) -> None:
     """
     content = {"format": FORMAT, "version": VERSION, **vars(checkpoint)}
     try:
-        write_atomically(path, lambda stream: _torch_save(content, stream))
+        with replacing(path) as stream:
+            _torch_save(content, stream)
     except OSError as error:
         older = latest_checkpoint(path.parent)
         kept = f"; the last whole checkpoint is {older}" if older else ""

@@ -1,54 +1,22 @@
-"""Files of a run: written whole or not at all, and the names of checkpoints.
+"""The names of a run's checkpoints.
 
 Needs no torch, so that the command line can look at a run at once.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
-from tessera.training.distributed.checkpoint.folder_names import PARTIAL_SUFFIX
+from tessera.training.durable import PARTIAL_SUFFIX
 
-TEMPORARY_SUFFIX = PARTIAL_SUFFIX
 _CHECKPOINT_NAME = re.compile(r"step-(\d{10})\.(pt|shards)")
-
-
-def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Let ``write`` fill a new file that then takes the place of ``path``.
-
-    The new file has a hidden name in the same folder until it is whole and on the disk; the
-    rename is on the disk when this returns.
-
-    Raises:
-        OSError: the file cannot be written; ``path`` is as it was.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
-    try:
-        with temporary.open("wb") as stream:
-            write(stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
 
 
 def remove_leftovers(folder: Path) -> None:
     """Delete what killed writers left in ``folder``; nobody else may be writing there."""
-    for leftover in folder.glob(f".*{TEMPORARY_SUFFIX}"):
+    for leftover in folder.glob(f".*{PARTIAL_SUFFIX}"):
         remove(leftover)
 
 

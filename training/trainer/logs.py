@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from tessera.errors import UserError
-from tessera.training.trainer.files import write_atomically
+from tessera.training.durable import replacing
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -95,4 +95,5 @@ def _cut_back(path: Path, step: int) -> None:
     writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()
     writer.writerows(row for row in rows if int(row["step"]) <= step)
-    write_atomically(path, lambda stream: stream.write(text.getvalue().encode()))
+    with replacing(path) as stream:
+        stream.write(text.getvalue().encode())

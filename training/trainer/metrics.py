@@ -164,28 +164,15 @@ def sigmoid(logits: FloatArray) -> npt.NDArray[np.float64]:
     return np.asarray(np.where(x >= 0, 1.0, small) / (1.0 + small))
 
 
-@dataclass(frozen=True, kw_only=True)
-class CalibrationBin:
-    """Rows of similar prediction: their number, mean prediction and mean label."""
-
-    rows: int
-    mean_prediction: float
-    mean_label: float
-
-
 def calibration_bins(
     logits: FloatArray, labels: npt.NDArray[Any], *, bins: int
-) -> list[CalibrationBin]:
-    """Rows sorted by logit ``[N]`` and cut into at most ``bins`` parts of (nearly) equal size."""
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Rows sorted by logit ``[N]`` and cut into at most ``bins`` parts of (nearly) equal size.
+
+    Of each part: its number of rows, mean prediction and mean label.
+    """
     order = np.argsort(logits, kind="stable")
-    predictions = sigmoid(logits[order])
-    sorted_labels = labels[order].astype(np.float64)
-    parts = [part for part in np.array_split(np.arange(len(order)), bins) if len(part)]
-    return [
-        CalibrationBin(
-            rows=len(part),
-            mean_prediction=float(predictions[part].mean()),
-            mean_label=float(sorted_labels[part].mean()),
-        )
-        for part in parts
-    ]
+    parts = [part for part in np.array_split(order, bins) if len(part)]
+    predictions = [sigmoid(logits[part]).mean() for part in parts]
+    seen = [labels[part].astype(np.float64).mean() for part in parts]
+    return np.array([len(part) for part in parts]), np.array(predictions), np.array(seen)

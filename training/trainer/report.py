@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -130,11 +129,9 @@ def _draw_curves(
 
 
 def _draw_calibration(axes: Axes, *, metrics: BinaryMetrics) -> None:
-    bins = calibration_bins(metrics.logits, metrics.labels, bins=CALIBRATION_BINS)
-    predicted = [part.mean_prediction for part in bins]
-    seen = [part.mean_label for part in bins]
+    rows, predicted, seen = calibration_bins(metrics.logits, metrics.labels, bins=CALIBRATION_BINS)
     # Twice the standard error of a share of n rows: where 95% of right groups would lie.
-    error = [2 * math.sqrt(y * (1 - y) / part.rows) for y, part in zip(seen, bins, strict=True)]
+    error = 2 * np.sqrt(seen * (1 - seen) / rows)
     top = 1.05 * max([*predicted, *seen, 1e-9])
     axes.plot([0, top], [0, top], color=GREY, linestyle=":", label="perfect")
     axes.errorbar(predicted, seen, yerr=error, color=BLUE, fmt="o", ms=4, lw=1, label="model")

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from tessera.errors import UserError
-from tessera.training.trainer.files import latest_checkpoint, write_atomically
+from tessera.training.durable import replacing
+from tessera.training.trainer.files import latest_checkpoint
 
 LOCK = ".lock"
 
@@ -84,7 +85,8 @@ class RunFolder:
 
     def write_text(self, path: Path, text: str) -> None:
         """Write one of this folder's files atomically."""
-        write_atomically(path, lambda stream: stream.write(text.encode()))
+        with replacing(path) as stream:
+            stream.write(text.encode())
 
     def write_final(self, content: dict[str, Any]) -> None:
         """Write ``final.json``, which marks the run as finished."""

@@ -17,8 +17,10 @@ class Buffer {
   std::span<T> take(std::size_t count) {
     if (count > capacity_) {
       // Doubled, so that slowly growing batches do not allocate each time.
-      capacity_ = std::max<std::size_t>(2 * count, 256);
-      data_ = std::make_unique_for_overwrite<T[]>(capacity_);
+      const std::size_t wanted = std::max<std::size_t>(2 * count, 256);
+      // Where that fails, what there was is still there.
+      data_ = std::make_unique_for_overwrite<T[]>(wanted);
+      capacity_ = wanted;
     }
     return {data_.get(), count};
   }

@@ -13,18 +13,16 @@ Executor::Executor(const InputSchema& schema, Session& session, const Clock& clo
     : schema_(schema), session_(session), clock_(clock), observer_(observer), merger_(schema) {}
 
 void Executor::execute(std::span<const Part> parts) {
-  std::string error;
   try {
     run(parts);
     return;
   } catch (const std::exception& failure) {
-    error = failure.what();
+    if (parts.size() == 1) {
+      parts[0].request->drop(observer_.on_failure(failure));
+      return;
+    }
+    observer_.on_retry(parts.size(), failure.what());
   }
-  if (parts.size() == 1) {
-    parts[0].request->drop({observer_.on_failure(error), std::nullopt});
-    return;
-  }
-  observer_.on_retry(parts.size(), error);
   for (const Part& part : parts) execute({&part, 1});
 }
 
@@ -57,6 +55,7 @@ void Executor::run(std::span<const Part> parts) {
     rows.push_back(values.data());
   }
   views_.resize(schema_.outputs.size());
+  // Nothing throws from here on: a part that cannot be delivered fails by itself.
   for (const Part& part : parts) {
     for (std::size_t i = 0; i < views_.size(); ++i) {
       const auto count = static_cast<std::size_t>(part.samples() * schema_.outputs[i].width);

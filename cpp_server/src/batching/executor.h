@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <span>
 #include <string>
@@ -29,7 +30,7 @@ class ExecutionObserver {
   // A batch of several parts failed; each is tried alone.
   virtual void on_retry(std::size_t parts, const std::string& error) = 0;
   // A part failed alone. Returns what its client is told.
-  virtual Status on_failure(const std::string& error) = 0;
+  virtual Refusal on_failure(const std::exception& failure) = 0;
 };
 
 class Executor {

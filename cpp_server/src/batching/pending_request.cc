@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cassert>
+#include <new>
 
+#include "common/out_of_memory.h"
 #include "request/packed.h"
 
 namespace tessera {
@@ -13,6 +15,8 @@ std::int64_t micros(Duration duration) {
 }
 
 }  // namespace
+
+Refusal out_of_memory_refusal() { return {out_of_memory_status(), RejectReason::kQueueFull}; }
 
 std::string_view reason_name(RejectReason reason) {
   switch (reason) {
@@ -53,26 +57,37 @@ void PendingRequest::deliver(std::size_t part, std::span<const OutputView> rows,
     answer(rows, timings);
     return;
   }
-  Joined& joined = *joined_;
-  {
-    const MutexLock lock(joined.mutex);
+  bool is_last = false;
+  if (!join(*joined_, part, rows, timings, is_last)) {
+    drop(out_of_memory_refusal());
+  } else if (is_last) {
+    finish_joined(*joined_);
+  }
+}
+
+bool PendingRequest::join(Joined& joined, std::size_t part, std::span<const OutputView> rows,
+                          const StageTimings& timings, bool& is_last) {
+  const MutexLock lock(joined.mutex);
+  try {
     joined.names.clear();
     for (std::size_t i = 0; i < rows.size(); ++i) {
       joined.pieces[part * rows.size() + i].assign(rows[i].data, rows[i].data + rows[i].count);
       joined.names.push_back(rows[i].name);
     }
-    StageTimings& sum = joined.timings;
-    sum.decode_us = timings.decode_us;
-    sum.queue_us = std::max(sum.queue_us, timings.queue_us);
-    sum.assemble_us += timings.assemble_us;
-    sum.transfer_us += timings.transfer_us;
-    sum.forward_us += timings.forward_us;
-    sum.split_us += timings.split_us;
-    sum.batch_requests = std::max(sum.batch_requests, timings.batch_requests);
-    sum.batch_samples = std::max(sum.batch_samples, timings.batch_samples);
-    if (--joined.left > 0) return;
+  } catch (const std::bad_alloc&) {
+    return false;
   }
-  finish_joined(joined);
+  StageTimings& sum = joined.timings;
+  sum.decode_us = timings.decode_us;
+  sum.queue_us = std::max(sum.queue_us, timings.queue_us);
+  sum.assemble_us += timings.assemble_us;
+  sum.transfer_us += timings.transfer_us;
+  sum.forward_us += timings.forward_us;
+  sum.split_us += timings.split_us;
+  sum.batch_requests = std::max(sum.batch_requests, timings.batch_requests);
+  sum.batch_samples = std::max(sum.batch_samples, timings.batch_samples);
+  is_last = --joined.left == 0;
+  return true;
 }
 
 void PendingRequest::drop(const Refusal& refusal) {
@@ -108,14 +123,20 @@ void PendingRequest::finish_joined(Joined& joined) {
     return;
   }
   const std::size_t outputs = names.size();
-  std::vector<std::vector<float>> whole(outputs);
+  std::vector<std::vector<float>> whole;
   std::vector<OutputView> views;
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    std::vector<float>& target = whole[i % outputs];
-    target.insert(target.end(), pieces[i].begin(), pieces[i].end());
-  }
-  for (std::size_t i = 0; i < outputs; ++i) {
-    views.push_back({names[i], whole[i].data(), whole[i].size()});
+  try {
+    whole.resize(outputs);
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      std::vector<float>& target = whole[i % outputs];
+      target.insert(target.end(), pieces[i].begin(), pieces[i].end());
+    }
+    for (std::size_t i = 0; i < outputs; ++i) {
+      views.push_back({names[i], whole[i].data(), whole[i].size()});
+    }
+  } catch (const std::bad_alloc&) {
+    fail(out_of_memory_refusal());
+    return;
   }
   answer(views, timings);
 }

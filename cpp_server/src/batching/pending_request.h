@@ -57,6 +57,10 @@ struct Refusal {
   std::optional<RejectReason> reason;
 };
 
+// Of a request for which the system has no memory: it alone is refused, and counts as one for which
+// there was no room.
+Refusal out_of_memory_refusal();
+
 class PendingRequest {
  public:
   PendingRequest() = default;
@@ -75,7 +79,8 @@ class PendingRequest {
   void expect_parts(std::size_t parts, std::size_t outputs);
 
   // The scores of part `part`; `rows` is what each output has of them, in the schema's order.
-  // The memory is used during the call only.
+  // The memory is used during the call only. Where there is no memory to keep them until the other
+  // parts have come, the request fails.
   void deliver(std::size_t part, std::span<const OutputView> rows, const PassTimings& pass);
 
   // The part was not computed; the request fails with the first refusal of its parts.
@@ -104,6 +109,9 @@ class PendingRequest {
   };
 
   StageTimings stage_timings(const PassTimings& pass) const;
+  // False: there was no memory for the part, and it has not been counted.
+  bool join(Joined& joined, std::size_t part, std::span<const OutputView> rows,
+            const StageTimings& timings, bool& is_last);
   void finish_joined(Joined& joined);
 
   std::unique_ptr<Joined> joined_;

@@ -1,6 +1,7 @@
 #include "batching/request_queue.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 namespace tessera {
@@ -33,33 +34,62 @@ bool RequestQueue::push(std::vector<Part>& parts, TimePoint now,
     purge(now, dropped);
     if (!fits(samples)) return false;
   }
-  std::deque<Part>& level = by_priority_[parts.front().request->priority];
-  for (Part& part : parts) {
-    parts_ += 1;
-    samples_ += part.samples();
-    ids_ += part.ids;
-    level.push_back(std::move(part));
+  const auto level = by_priority_.try_emplace(parts.front().request->priority).first;
+  const std::size_t before = level->second.size();
+  std::int64_t ids = 0;
+  try {
+    for (Part& part : parts) {
+      ids += part.ids;
+      level->second.push_back(std::move(part));
+    }
+  } catch (const std::bad_alloc&) {
+    level->second.resize(before);
+    if (before == 0) by_priority_.erase(level);
+    throw;
   }
+  parts_ += static_cast<std::int64_t>(parts.size());
+  samples_ += samples;
+  ids_ += ids;
   requests_ += 1;
   return true;
 }
 
 void RequestQueue::purge(TimePoint now, std::vector<DroppedPart>& dropped) {
+  // Nothing below allocates.
+  dropped.reserve(dropped.size() + static_cast<std::size_t>(parts_));
   for (auto level = by_priority_.begin(); level != by_priority_.end();) {
-    std::deque<Part> kept;
-    for (Part& part : level->second) {
-      const auto reason = drop_reason(part, now);
+    std::deque<Part>& parts = level->second;
+    auto kept = parts.begin();
+    for (auto part = parts.begin(); part != parts.end(); ++part) {
+      const auto reason = drop_reason(*part, now);
       if (reason.has_value()) {
-        forget(part);
-        dropped.push_back({std::move(part), *reason});
+        forget(*part);
+        dropped.push_back({std::move(*part), *reason});
       } else {
-        kept.push_back(std::move(part));
+        if (kept != part) *kept = std::move(*part);
+        ++kept;
       }
     }
-    level->second = std::move(kept);
-    level = level->second.empty() ? by_priority_.erase(level) : std::next(level);
+    parts.erase(kept, parts.end());
+    level = parts.empty() ? by_priority_.erase(level) : std::next(level);
   }
 }
+
+namespace {
+
+// Whether `parts` has room for one more; false where there is no memory for it.
+template <typename T>
+bool has_room(std::vector<T>& parts) {
+  if (parts.size() < parts.capacity()) return true;
+  try {
+    parts.reserve(2 * parts.capacity() + 16);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
 
 void RequestQueue::cut(std::int64_t max_samples, std::int64_t max_ids, TimePoint now,
                        std::vector<Part>& taken, std::vector<DroppedPart>& dropped) {
@@ -77,6 +107,7 @@ void RequestQueue::cut(std::int64_t max_samples, std::int64_t max_ids, TimePoint
           samples + part.samples() > max_samples || ids + part.ids > max_ids ||
           (sharing != nullptr && shared.any() && shared.features != sharing->features);
       if (!reason.has_value() && !taken.empty() && full) return;
+      if (!(reason.has_value() ? has_room(dropped) : has_room(taken))) return;
       forget(part);
       if (reason.has_value()) {
         dropped.push_back({std::move(part), *reason});

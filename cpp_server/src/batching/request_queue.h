@@ -36,13 +36,14 @@ class RequestQueue {
   explicit RequestQueue(QueueLimits limits) : limits_(limits) {}
 
   // Takes all of `parts` (of one request), or none: false when there is no room even without
-  // those that need not be computed, which are moved to `dropped`.
+  // those that need not be computed, which are moved to `dropped`. Throws std::bad_alloc, and has
+  // taken none then.
   bool push(std::vector<Part>& parts, TimePoint now, std::vector<DroppedPart>& dropped);
 
   // Moves the first parts that fit together to `taken` and those before them that need not be
   // computed to `dropped`. The first part to compute is taken whatever its size, so that none waits
-  // for ever. Parts that share other features than those before them do not fit: a batch has one
-  // set of them.
+  // for ever; where there is no memory for a longer list of them, the batch is smaller. Parts that
+  // share other features than those before them do not fit: a batch has one set of them.
   void cut(std::int64_t max_samples, std::int64_t max_ids, TimePoint now, std::vector<Part>& taken,
            std::vector<DroppedPart>& dropped);
 

@@ -1,48 +1,69 @@
 // The HTTP port: /metrics, /healthz, /readyz and the status page /. One thread, one answer per
-// connection, bounded connections and sizes, a time limit for slow clients.
+// connection.
+//
+// A probe is answered however many others hold connections: there are at most so many, and where a
+// new one finds no room, the oldest without a complete request is closed in its favour (it is idle
+// or slow; who sends a request at once is older for a moment only). Each has a time for its first
+// byte, for its request, and for the answer to be read. Where the system has no descriptor for a
+// new client, the oldest is closed as well, and the client is asked for again a moment later.
 //
 // Contract: the constructor listens and starts the thread, the destructor ends it; the page
 // functions are called on that thread and must outlive it.
 #pragma once
 
 #include <functional>
+#include <list>
+#include <memory>
 #include <string>
 #include <thread>
 
+#include "front/http_connection.h"
 #include "front/socket.h"
+#include "http2/event_loop.h"
+#include "server/log.h"
 
 namespace tessera {
 
-struct HttpAnswer {
-  int status = 200;
-  std::string content_type = "text/plain; charset=utf-8";
-  std::string body;
+struct HttpOptions {
+  std::string host;
+  int port = 0;  // 0: any free one
+  int max_connections = 128;
+  HttpTimes times{};
 };
 
-class HttpFront {
+class HttpFront : private http2::EventLoop::Handler {
  public:
-  // `answer` gives the page of a path. `tick` is called about once a second.
+  // `answer` gives the page of a path. `tick` is called about once a second. `log`, which hears of
+  // clients that could not be accepted, must outlive the front.
   // Throws UsageError when the address cannot be had.
-  HttpFront(const std::string& host, int port,
-            std::function<HttpAnswer(const std::string& path)> answer, std::function<void()> tick);
-  ~HttpFront();
+  HttpFront(const HttpOptions& options, PageFunction answer, std::function<void()> tick,
+            const Log& log);
+  ~HttpFront() override;
   HttpFront(const HttpFront&) = delete;
   HttpFront& operator=(const HttpFront&) = delete;
 
   int port() const { return socket_.port(); }
 
  private:
-  void run();
+  using Connections = std::list<std::unique_ptr<HttpConnection>>;
 
+  void on_ready(std::uint32_t events) override;
+  // Lets one client in; false: there is none, or no room for it.
+  bool accept_one();
+  void close_oldest();
+  void stop_accepting(int error);
+  void second_passed();
+
+  const HttpOptions options_;
+  const PageFunction answer_;
+  const std::function<void()> tick_;
+  const Log& log_;
   ListeningSocket socket_;
-  std::function<HttpAnswer(const std::string&)> answer_;
-  std::function<void()> tick_;
-  int wake_ = -1;  // an eventfd: written to end the thread
+  http2::EventLoop loop_;
+  http2::EventLoop::Timer second_;
+  http2::EventLoop::Timer accept_again_;
+  Connections connections_;  // the oldest first
   std::thread thread_;
 };
-
-// What an HTTP client that sent `head` (everything up to the empty line) is answered with.
-std::string http_response(const std::string& head,
-                          const std::function<HttpAnswer(const std::string&)>& answer);
 
 }  // namespace tessera

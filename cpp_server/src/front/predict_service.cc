@@ -16,6 +16,18 @@ void PredictCall::start(Bytes message) {
     fail({{Code::kUnavailable, "the server is draining"}, RejectReason::kDraining});
     return;
   }
+  try {
+    parse_and_submit(message);
+  } catch (const std::bad_alloc&) {
+    context_.log.client_warning("out_of_memory",
+                                {{"message_bytes", static_cast<std::int64_t>(message.size())}});
+    free_memory();
+    fail(out_of_memory_refusal());
+  }
+}
+
+// Throws std::bad_alloc, and has neither answered nor submitted the call then.
+void PredictCall::parse_and_submit(Bytes message) {
   if (!protocol_->parse(message)) {
     fail({Status::invalid(text("the message (", message.size(), " bytes) is not a valid ",
                                protocol_->message_name())),
@@ -70,16 +82,14 @@ void PredictCall::answer(std::span<const OutputView> outputs, const StageTimings
                             .model_version = model_->version(),
                             .timings = timings};
   const std::size_t bytes = protocol_->response_bytes(parts);
-  std::byte* out = nullptr;
+  std::byte* reply = nullptr;
   try {
-    out = begin_reply(bytes);
+    reply = begin_reply(bytes);
   } catch (const std::bad_alloc&) {
-    fail({{Code::kResourceExhausted,
-           text("there is no memory for an answer of ", bytes, " bytes; try again later")},
-          RejectReason::kQueueFull});
+    fail(out_of_memory_refusal());
     return;
   }
-  protocol_->write(parts, out);
+  protocol_->write(parts, reply);
   const TimePoint encoded = context_.clock.now();
   model_->metrics().observe_stage(Stage::kEncode, seconds(encoded - encoding));
   if (cancelled.load(std::memory_order_relaxed)) {

@@ -71,6 +71,7 @@ class PredictCall : public PendingRequest {
  private:
   void answer(std::span<const OutputView> outputs, const StageTimings& timings) final;
   void fail(const Refusal& refusal) final;
+  void parse_and_submit(Bytes message);
   void count(Code code);
   bool hold(std::size_t message_bytes);
 

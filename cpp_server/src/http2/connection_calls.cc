@@ -170,6 +170,7 @@ void Connection::refuse(Call& call, const Status& status) {
   call.reading_ = false;
   call.reader_.reset(0, context_.counters);
   call.on_refused(status);
+  if (call.kind_ == Call::Kind::kUnary) call.in_other_hands_ = true;  // ours
   call.finish(status);
 }
 

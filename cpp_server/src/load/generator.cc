@@ -1,73 +1,58 @@
 #include "load/generator.h"
 
-#include <grpcpp/generic/generic_stub.h>
-#include <grpcpp/grpcpp.h>
-
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <random>
+#include <span>
 #include <thread>
 #include <utility>
 
-#include "common/grpc_setup.h"
+#include "http2/event_loop.h"
+#include "load/address.h"
+#include "load/grpc_channel.h"
 #include "predictor.pb.h"
 
 namespace tessera {
 namespace {
 
-using Steady = std::chrono::steady_clock;
-
 constexpr const char* kMethod = "/predictor.Predictor/Predict";
 
-std::string name_of(const grpc::Status& status) {
-  static const std::map<grpc::StatusCode, std::string> names = {
-      {grpc::StatusCode::OK, "OK"},
-      {grpc::StatusCode::INVALID_ARGUMENT, "INVALID_ARGUMENT"},
-      {grpc::StatusCode::NOT_FOUND, "NOT_FOUND"},
-      {grpc::StatusCode::RESOURCE_EXHAUSTED, "RESOURCE_EXHAUSTED"},
-      {grpc::StatusCode::DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"},
-      {grpc::StatusCode::CANCELLED, "CANCELLED"},
-      {grpc::StatusCode::UNAVAILABLE, "UNAVAILABLE"},
-      {grpc::StatusCode::INTERNAL, "INTERNAL"}};
-  const auto found = names.find(status.error_code());
-  return found == names.end() ? "OTHER" : found->second;
-}
-
-struct Call {
-  std::unique_ptr<grpc::ClientContext> context;
-  std::unique_ptr<grpc::ClientAsyncResponseReader<grpc::ByteBuffer>> reader;
-  grpc::ByteBuffer answer;
-  grpc::Status status;
-  TimePoint intended{};
-};
-
-// One connection, its completion queue and its share of the load; one thread.
-class Connection {
+// One connection and its share of the load; one thread.
+class Connection : private GrpcChannel::Caller {
  public:
-  Connection(const TrafficOptions& options, const std::vector<grpc::ByteBuffer>& requests,
-             std::int64_t samples, int index)
+  Connection(const TrafficOptions& options, const Address& address,
+             const std::vector<std::string>& requests, std::int64_t samples, int index)
       : options_(options),
         requests_(requests),
         samples_(samples),
         random_(options.seed + static_cast<std::uint64_t>(index)),
-        next_request_(static_cast<std::size_t>(index)) {
-    grpc::ChannelArguments arguments;
-    // Otherwise connections to one address share a socket.
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    arguments.SetMaxReceiveMessageSize(-1);
-    channel_ =
-        grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), arguments);
-    stub_ = std::make_unique<grpc::GenericStub>(channel_);
-  }
+        next_request_(static_cast<std::size_t>(index)),
+        channel_(loop_, address, kMethod, options.timeout, *this),
+        next_([this] { send_due(); }) {}
 
   void run(TimePoint begin) {
     measure_from_ = begin + options_.warm_up;
     end_ = measure_from_ + options_.duration;
     if (options_.rate > 0) {
-      run_open(begin);
+      due_ = begin;
+      loop_.schedule(next_, begin);
     } else {
-      run_closed(begin);
+      const int share = std::max(1, options_.in_flight / options_.connections);
+      for (int i = 0; i < share; ++i) send(begin);
     }
+    loop_.run();
+  }
+
+  // The calls that were measured, by how they ended.
+  std::map<std::string, std::uint64_t> codes() const {
+    std::map<std::string, std::uint64_t> named;
+    for (std::size_t code = 0; code < counts_.size(); ++code) {
+      if (counts_[code] > 0) {
+        named[std::string(grpc_code_name(static_cast<GrpcCode>(code)))] = counts_[code];
+      }
+    }
+    return named;
   }
 
   TrafficResult result;
@@ -78,34 +63,47 @@ class Connection {
 
  private:
   void send(TimePoint intended) {
-    auto call = std::make_unique<Call>();
-    call->intended = intended;
-    call->context = std::make_unique<grpc::ClientContext>();
-    call->context->set_deadline(
-        std::chrono::system_clock::now() +
-        std::chrono::duration_cast<std::chrono::system_clock::duration>(options_.timeout));
-    call->reader = stub_->PrepareUnaryCall(call->context.get(), kMethod,
-                                           requests_[next_request_++ % requests_.size()], &queue_);
-    call->reader->StartCall();
-    Call* const raw = call.release();  // the queue gives it back
-    raw->reader->Finish(&raw->answer, &raw->status, raw);
+    const std::string& request = requests_[next_request_++ % requests_.size()];
     ++open_;
+    channel_.call(std::as_bytes(std::span(request)), intended);
   }
 
-  void finish(void* tag) {
-    const std::unique_ptr<Call> call(static_cast<Call*>(tag));
+  // Open loop: sends what is due, and comes back when the next request is.
+  void send_due() {
+    const double rate = options_.rate / options_.connections;
+    std::exponential_distribution<double> gap(rate);
+    const TimePoint now = std::chrono::steady_clock::now();
+    while (due_ <= now && due_ < end_) {
+      send(due_);
+      const double wait = options_.poisson ? gap(random_) : 1 / rate;
+      due_ += std::chrono::duration_cast<Duration>(std::chrono::duration<double>(wait));
+    }
+    if (due_ < end_) {
+      loop_.schedule(next_, due_);
+    } else if (open_ == 0) {
+      loop_.stop();
+    }
+  }
+
+  void finished(TimePoint intended, GrpcCode code, std::string_view answer) override {
     --open_;
-    const TimePoint now = Steady::now();
-    if (call->intended < measure_from_ || call->intended >= end_) return;
-    ++result.codes[name_of(call->status)];
-    if (!call->status.ok()) return;
-    result.latency.record((now - call->intended).count());
+    const TimePoint now = std::chrono::steady_clock::now();
+    if (intended >= measure_from_ && intended < end_) measure(now - intended, code, answer);
+    if (options_.rate == 0 && now < end_) {
+      send(now);
+    } else if (open_ == 0 && (options_.rate == 0 || due_ >= end_)) {
+      loop_.stop();
+    }
+  }
+
+  void measure(Duration latency, GrpcCode code, std::string_view answer) {
+    ++counts_[static_cast<std::size_t>(code) % counts_.size()];
+    if (code != 0) return;
+    result.latency.record(latency.count());
     // Every 16th answer is read: enough for the means, and little of the client's time.
     if (result.latency.count() % 16 != 1) return;
-    grpc::Slice slice;
     predictor::PredictionResponse response;
-    if (!call->answer.DumpToSingleSlice(&slice).ok() ||
-        !response.ParseFromArray(slice.begin(), static_cast<int>(slice.size())) ||
+    if (!response.ParseFromArray(answer.data(), static_cast<int>(answer.size())) ||
         response.predictions().empty() ||
         response.predictions().begin()->second.data_size() % samples_ != 0) {
       ++result.answers_wrong_size;
@@ -117,50 +115,18 @@ class Connection {
     sum_queue_us += static_cast<double>(response.timings().queue_us());
   }
 
-  void run_open(TimePoint begin) {
-    const double rate = options_.rate / options_.connections;
-    std::exponential_distribution<double> gap(rate);
-    TimePoint next = begin;
-    while (next < end_ || open_ > 0) {
-      const TimePoint now = Steady::now();
-      while (next <= now && next < end_) {
-        send(next);
-        const double wait = options_.poisson ? gap(random_) : 1 / rate;
-        next += std::chrono::duration_cast<Duration>(std::chrono::duration<double>(wait));
-      }
-      void* tag = nullptr;
-      bool ok = false;
-      const TimePoint until = next < end_ ? next : now + std::chrono::seconds(1);
-      const auto state = queue_.AsyncNext(
-          &tag, &ok,
-          std::chrono::system_clock::now() +
-              std::chrono::duration_cast<std::chrono::system_clock::duration>(until - now));
-      if (state == grpc::CompletionQueue::GOT_EVENT) finish(tag);
-    }
-  }
-
-  void run_closed(TimePoint begin) {
-    const int share = std::max(1, options_.in_flight / options_.connections);
-    for (int i = 0; i < share; ++i) send(begin);
-    void* tag = nullptr;
-    bool ok = false;
-    while (open_ > 0 && queue_.Next(&tag, &ok)) {
-      finish(tag);
-      const TimePoint now = Steady::now();
-      if (now < end_) send(now);
-    }
-  }
-
   const TrafficOptions& options_;
-  const std::vector<grpc::ByteBuffer>& requests_;
+  const std::vector<std::string>& requests_;
   const std::int64_t samples_;
   std::mt19937_64 random_;
   std::size_t next_request_;
-  std::shared_ptr<grpc::Channel> channel_;
-  std::unique_ptr<grpc::GenericStub> stub_;
-  grpc::CompletionQueue queue_;
+  http2::EventLoop loop_;
+  GrpcChannel channel_;
+  http2::EventLoop::Timer next_;
+  std::array<std::uint64_t, 17> counts_{};  // by code
   TimePoint measure_from_{};
   TimePoint end_{};
+  TimePoint due_{};  // open loop: when the next request is to be sent
   int open_ = 0;
 };
 
@@ -168,19 +134,17 @@ class Connection {
 
 TrafficResult run_traffic(const TrafficOptions& options, const std::vector<std::string>& requests,
                           std::int64_t samples) {
-  prepare_grpc();
-  std::vector<grpc::ByteBuffer> buffers;
-  for (const std::string& request : requests) {
-    const grpc::Slice slice(request);
-    buffers.emplace_back(&slice, 1);
-  }
+  const Address address = resolve(options.address);
+  std::vector<std::string> framed;
+  framed.reserve(requests.size());
+  for (const std::string& request : requests) framed.push_back(framed_message(request));
   std::vector<std::unique_ptr<Connection>> connections;
   connections.reserve(static_cast<std::size_t>(options.connections));
   for (int i = 0; i < options.connections; ++i) {
-    connections.push_back(std::make_unique<Connection>(options, buffers, samples, i));
+    connections.push_back(std::make_unique<Connection>(options, address, framed, samples, i));
   }
   {
-    const TimePoint begin = Steady::now() + std::chrono::milliseconds(10);
+    const TimePoint begin = std::chrono::steady_clock::now() + std::chrono::milliseconds(10);
     std::vector<std::jthread> threads;
     threads.reserve(connections.size());
     for (const auto& connection : connections) {
@@ -193,7 +157,7 @@ TrafficResult run_traffic(const TrafficOptions& options, const std::vector<std::
   for (const auto& connection : connections) {
     const TrafficResult& part = connection->result;
     total.latency.merge(part.latency);
-    for (const auto& [code, count] : part.codes) total.codes[code] += count;
+    for (const auto& [code, count] : connection->codes()) total.codes[code] += count;
     total.answers_wrong_size += part.answers_wrong_size;
     total.batch_samples += connection->sum_batch_samples;
     total.server_forward_us += connection->sum_forward_us;

@@ -7,6 +7,7 @@
 #include <system_error>
 #include <utility>
 
+#include "common/out_of_memory.h"
 #include "common/text.h"
 
 namespace tessera {
@@ -25,7 +26,8 @@ Refusal refusal_of(RejectReason reason) {
   return {{Code::kCancelled, "the client cancelled the request"}, reason};
 }
 
-void drop_all(std::vector<DroppedPart>& dropped) {
+// Not by an exception: the requests are nobody's but ours.
+void drop_all(std::vector<DroppedPart>& dropped) noexcept {
   for (const DroppedPart& part : dropped) part.part.request->drop(refusal_of(part.reason));
   dropped.clear();
 }
@@ -185,10 +187,14 @@ void ServedModel::on_retry(std::size_t parts, const std::string& error) {
                       {{"requests", static_cast<std::int64_t>(parts)}, {"error", error}});
 }
 
-Status ServedModel::on_failure(const std::string& error) {
+Refusal ServedModel::on_failure(const std::exception& failure) {
+  if (out_of_memory(failure)) {
+    log_.client_warning("out_of_memory", {{"model", name()}, {"error", failure.what()}});
+    return out_of_memory_refusal();
+  }
   const std::string id = new_error_id();
-  log_.error("internal_error", {{"error_id", id}, {"model", name()}, {"error", error}});
-  return {Code::kInternal, "internal error, id " + id + " in the server's log"};
+  log_.error("internal_error", {{"error_id", id}, {"model", name()}, {"error", failure.what()}});
+  return {{Code::kInternal, "internal error, id " + id + " in the server's log"}, std::nullopt};
 }
 
 }  // namespace tessera

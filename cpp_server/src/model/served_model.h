@@ -44,7 +44,7 @@ class ServedModel final : private ExecutionObserver {
   const RequestBytes& request_bytes() const { return request_bytes_; }
 
   // Takes responsibility for a decoded request: it will be answered or failed, perhaps before
-  // this returns.
+  // this returns. Throws std::bad_alloc, and the request is still the caller's then.
   void submit(PendingRequest& request);
 
   // Logs the SHA-256 of the package's file, or why it cannot be had, once that is known.
@@ -58,7 +58,7 @@ class ServedModel final : private ExecutionObserver {
   void work(WorkerKind kind, Session& session, ModelMetrics::DeviceCounters& device);
   void on_pass(const PassTimings& pass, Duration split) override;
   void on_retry(std::size_t parts, const std::string& error) override;
-  Status on_failure(const std::string& error) override;
+  Refusal on_failure(const std::exception& failure) override;
 
   const LoadedPackage package_;
   ModelMetrics& metrics_;

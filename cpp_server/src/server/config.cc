@@ -151,6 +151,10 @@ std::vector<Flag> own_flags(ServerConfig& config) {
           "what requests and answers inside the server may take, of all models together, bytes; "
           "messages that are still being received may take about as much again",
           config.max_inflight_bytes, 1'024, std::int64_t{1} << 50),
+      number_flag("max-http-connections",
+                  "connections of the HTTP port; a new one takes the place of the oldest without a "
+                  "complete request",
+                  config.max_http_connections, 1, 65'536),
       number_flag("drain-propagation-ms", "between NOT_SERVING and the first refusal, milliseconds",
                   config.drain_propagation_ms, 0),
       {"drain-limit-s", "S",

@@ -44,6 +44,7 @@ struct ServerConfig {
   int worker_niceness = 5;  // nice levels behind the threads of the network
   int max_message_bytes = 64 * 1024 * 1024;
   std::int64_t max_inflight_bytes = std::int64_t{1} << 30;  // of all models together
+  int max_http_connections = 128;
   // Limits of the gRPC port's connections; connection_limits() adds those of messages above.
   http2::Limits connections;
   std::int64_t drain_propagation_ms = 1'000;

@@ -112,12 +112,16 @@ void Server::open() {
   for (const ModelSource& source : config_.models) paths.push_back(source.path);
   log_.info("start", {{"tessera", kVersion}, {"models", paths}});
   http_ = std::make_unique<HttpFront>(
-      config_.host, config_.http_port, [this](const std::string& path) { return page(path); },
+      HttpOptions{.host = config_.host,
+                  .port = config_.http_port,
+                  .max_connections = config_.max_http_connections},
+      [this](const std::string& path) { return page(path); },
       [this] {
         status_page_.tick();
         const std::int64_t unused = heap_.tick();
         if (unused > 0) log_.debug("heap_trimmed", {{"unused_bytes", unused}});
-      });
+      },
+      log_);
   port_ = grpc_.start(
       {.host = config_.host, .port = config_.port, .limits = connection_limits(config_)},
       default_workers());

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -57,23 +57,27 @@ def choose_types(tables: Sequence[SourceTable], choice: TypeChoice) -> dict[str,
         UserError: a pattern that fits no table, a table that its type cannot hold, or a quantized
             table that is asked for in another type or that the backend cannot look up.
     """
-    names = [table.name for table in tables]
-    for pattern in choice.by_pattern:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise UserError(
-                f"table-dtype {pattern!r} fits no table; the tables are {', '.join(names)}"
-            )
+    check_patterns("table-dtype", choice.by_pattern, tables)
     return {table.name: _choose(table, choice) for table in tables}
+
+
+def check_patterns(flag: str, by_pattern: Mapping[str, str], tables: Sequence[SourceTable]) -> None:
+    """Refuse a pattern, given by ``flag``, that fits no table."""
+    names = [table.name for table in tables]
+    for pattern in by_pattern:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise UserError(f"{flag} {pattern!r} fits no table; the tables are {', '.join(names)}")
+
+
+def fitting(by_pattern: Mapping[str, str], table: SourceTable) -> Iterator[str]:
+    """What the patterns that fit a table's name stand for, in their order."""
+    return (value for pattern, value in by_pattern.items() if fnmatchcase(table.name, pattern))
 
 
 def _choose(table: SourceTable, choice: TypeChoice) -> RowType:
     if isinstance(table, QuantizedTable):
         return _given(table, choice)
-    named = next(
-        (kind for pattern, kind in choice.by_pattern.items() if fnmatchcase(table.name, pattern)),
-        choice.default,
-    )
-    kind = row_type(named)
+    kind = row_type(next(fitting(choice.by_pattern, table), choice.default))
     if choice.max_error is None:
         return kind
     wider = [
@@ -92,11 +96,7 @@ def _choose(table: SourceTable, choice: TypeChoice) -> RowType:
 def _given(table: QuantizedTable, choice: TypeChoice) -> RowType:
     """The type that a quantized table has, which nothing else may name."""
     kind = table.kind
-    others = [
-        name
-        for pattern, name in choice.by_pattern.items()
-        if fnmatchcase(table.name, pattern) and name != kind.name
-    ]
+    others = [name for name in fitting(choice.by_pattern, table) if name != kind.name]
     if others:
         raise UserError(
             f"table {table.name!r} is quantized to {kind.name} already, and table-dtype asks for "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-PARTIAL_SUFFIX = ".partial"
+from tessera.training.durable import PARTIAL_SUFFIX
+
 _REPLACED_SUFFIX = f".old{PARTIAL_SUFFIX}"
 
 

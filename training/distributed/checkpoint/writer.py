@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import threading
 import warnings
@@ -23,6 +22,7 @@ from tessera.training.distributed.checkpoint.folder_names import (
     restore_replaced,
 )
 from tessera.training.distributed.checkpoint.layout import Content
+from tessera.training.durable import sync
 
 FORMAT = "tessera-sharded-checkpoint"
 VERSION = 1
@@ -145,9 +145,8 @@ def write(
         }
         with (partial / PLAIN_FILE).open("w") as stream:
             json.dump(plain, stream, allow_nan=True)
-            stream.flush()
-            os.fsync(stream.fileno())
-        _sync_folder(partial)
+        sync(partial / PLAIN_FILE)
+        sync(partial)
         if folder.exists():
             old = replaced_path(folder)
             shutil.rmtree(old, ignore_errors=True)
@@ -156,7 +155,7 @@ def write(
             shutil.rmtree(old, ignore_errors=True)
         else:
             partial.rename(folder)
-        _sync_folder(folder.parent)
+        sync(folder.parent)
 
     try:
         together(group, prepare)
@@ -178,11 +177,3 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tessera.training.distributed.collections.pooled import ShardedEmbeddingBagCollection
 from tessera.training.distributed.collections.pooled_output import EmbeddingBagCollectionContext
-from tessera.training.distributed.collections.sharded_embedding_module import ShardedEmbeddingModule
+from tessera.training.distributed.collections.sharded_collection import ShardedEmbeddingModule
 from tessera.training.distributed.comm.awaitable import LazyAwaitable
 from tessera.training.distributed.plan.sharded_module import Out
 from tessera.training.distributed.sharding.embedding_sharding import TableSharding

@@ -13,13 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from tessera.training.distributed.collections.parts import ShardedTables
-from tessera.training.distributed.collections.sharded_embedding_module import ShardedEmbeddingModule
 from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.comm.replicas import replicas
 from tessera.training.distributed.plan.plan_types import ParameterSharding
-from tessera.training.distributed.plan.sharded_module import Out
+from tessera.training.distributed.plan.sharded_module import (
+    CompIn,
+    DistOut,
+    Out,
+    ShardedModule,
+    ShrdCtx,
+)
 from tessera.training.distributed.sharding.creation import (
     create_sharding_infos_by_sharding,
     tables_of,
@@ -28,7 +33,10 @@ from tessera.training.distributed.sharding.embedding_sharding import (
     EmbeddingSharding,
     TableSharding,
 )
-from tessera.training.distributed.sharding.interfaces import EmbeddingShardingContext
+from tessera.training.distributed.sharding.interfaces import (
+    EmbeddingShardingContext,
+    ModuleShardingMixIn,
+)
 from tessera.training.distributed.sharding.registry import strategy_of
 from tessera.training.distributed.tables.grouped_lookup import GroupedLookup
 from tessera.training.distributed.tables.interfaces import BaseGroupedFeatureProcessor
@@ -42,14 +50,50 @@ from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tessera.training.streamable import Multistreamable
 
 
-class CollectionContext(Multistreamable):
-    """Holds what the steps of one batch share.
+class ShardedEmbeddingModule(
+    ShardedModule[CompIn, DistOut, Out, ShrdCtx],
+    ModuleShardingMixIn,
+    Generic[CompIn, DistOut, Out, ShrdCtx],
+):
+    """A collection whose tables are spread over ranks.
 
-    Attributes:
-        sharding_contexts: one per sharding.
+    Inputs and outputs are each rank's own samples.  Its lookups and distributions live in plain
+    lists: their parameters appear once, under the unsharded names.
     """
 
-    sharding_contexts: list[Any]
+    def __init__(self, qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None) -> None:
+        super().__init__(qcomm_codecs_registry)
+        self._input_dists: list[nn.Module] = []
+        self._lookups: list[nn.Module] = []
+        self._output_dists: list[nn.Module] = []
+
+    def prefetch(self, dist_input: KJTList, forward_stream: torch.Stream | None = None) -> None:
+        """Bring the rows of a later batch into the caches of the tables that have one."""
+        for lookup, features in zip(self._lookups, dist_input, strict=True):
+            while isinstance(lookup, nn.parallel.DistributedDataParallel):
+                lookup = lookup.module  # noqa: PLW2901 - unwrapped step by step
+            prefetch = getattr(lookup, "prefetch", None)
+            if prefetch is not None:
+                prefetch(sparse_features=features, forward_stream=forward_stream)
+
+    def extra_repr(self) -> str:
+        """The lookups and distributions, which the module's own print would leave out."""
+        parts = (
+            ("lookups", self._lookups),
+            ("_input_dists", self._input_dists),
+            ("_output_dists", self._output_dists),
+        )
+        return "\n".join(
+            "\n ".join([f"({name}): ", *[str(m).replace("\n", "\n ") for m in modules]])
+            for name, modules in parts
+            if modules
+        )
+
+
+class CollectionContext(Multistreamable):
+    """Holds what the steps of one batch share."""
+
+    sharding_contexts: list[Any]  # one per sharding
 
     @abstractmethod
     def _tensors(self) -> list[Tensor]:
@@ -203,7 +247,7 @@ class ShardedCollection(
 
     def reset_parameters(self) -> None:
         """Give every table new first values."""
-        self._tables.reset()
+        self._tables.fill()
 
     def create_context(self) -> Ctx:
         """Return a new context, which holds what the steps of one batch share."""

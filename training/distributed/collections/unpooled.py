@@ -24,7 +24,6 @@ from tessera.training.distributed.collections.sharders import CollectionSharder
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.plan.plan_types import ParameterSharding
-from tessera.training.distributed.sharding.embedding_sharding import TableSharding
 from tessera.training.distributed.sharding.interfaces import OutputColumns, blocks_by_name
 from tessera.training.distributed.sharding.sequence_sharding import SequenceShardingContext
 from tessera.training.distributed.travel.index_dedup import IndexDeduplicator, get_ec_index_dedup
@@ -77,11 +76,10 @@ class SequenceOutput:
         ]
         result: dict[str, JaggedTensor] = {}
         for name, blocks in self._blocks.items():
-            parts = [
-                part if part.size(1) == block.width else part[:, : block.width]
-                for block in blocks
-                for part in (vectors[block.source][block.place],)
-            ]
+            parts = []
+            for block in blocks:
+                part = vectors[block.source][block.place]
+                parts.append(part if part.size(1) == block.width else part[:, : block.width])
             sharding, place = blocks[0].source, blocks[0].place
             result[name] = JaggedTensor(
                 parts[0] if len(parts) == 1 else torch.cat(parts, dim=1),
@@ -172,20 +170,19 @@ class ShardedEmbeddingCollection(
         )
         dedup = use_index_dedup or get_ec_index_dedup()
         self._deduplicators = [
-            self._deduplicator(sharding)
-            if dedup and not sharding.is_local() and not sharding.strategy.replicated
+            IndexDeduplicator(
+                [
+                    rows
+                    for groups in sharding.layout.groups_per_team()
+                    for group in groups
+                    for rows in group.feature_hash_sizes()
+                ],
+                self._device,
+            )
+            if dedup and sharding.layout.pg is not None and not sharding.strategy.replicated
             else None
             for sharding in self._shardings.values()
         ]
-
-    def _deduplicator(self, sharding: TableSharding) -> IndexDeduplicator:
-        rows = [
-            size
-            for groups in sharding.layout.groups_per_team()
-            for group in groups
-            for size in group.feature_hash_sizes()
-        ]
-        return IndexDeduplicator(rows, self._device)
 
     @property
     def unsharded_module_type(self) -> type[EmbeddingCollection]:

@@ -1,6 +1,7 @@
 """Pooled vectors travel from the ranks that hold the tables to the ranks that hold the samples.
 
-Legend: W ranks, B_r batch of rank r, B own batch, D_r columns of rank r's tables.
+The functions take ``group``, the ranks (None: the default group), and ``codecs``, how numbers travel
+(None: as they are).  Legend: W ranks, B_r batch of rank r, B own batch, D_r columns of rank r's tables.
 """
 
 from __future__ import annotations
@@ -121,15 +122,8 @@ def alltoall_pooled(  # noqa: PLR0917 - the reference's signature
 ) -> Awaitable[Tensor]:
     """Send every rank its samples' vectors and put those that arrive side by side.
 
-    Args:
-        a2a_pooled_embs_tensor: ``[sum of B_r, own D]``, the samples in rank order.
-        batch_size_per_rank: B_r.
-        dim_sum_per_rank: D_r.
-        dim_sum_per_rank_tensor: see `All2AllPooledInfo`.
-        cumsum_dim_sum_per_rank_tensor: see `All2AllPooledInfo`.
-        group: the ranks; None: the default group.
-        codecs: how numbers travel; None: as they are.
-        order: of the output's columns; None: rank by rank.
+    ``a2a_pooled_embs_tensor`` is ``[sum of B_r, own D]``, the samples in rank order; the other
+    arguments are those of `All2AllPooledInfo`.
 
     Returns:
         Awaitable of ``[B, sum of D_r]``.
@@ -212,14 +206,8 @@ def variable_batch_alltoall_pooled(  # noqa: PLR0917 - the reference's signature
 ) -> Awaitable[Tensor]:
     """Like `alltoall_pooled`, where every feature has a batch size of its own.
 
-    Args:
-        a2a_pooled_embs_tensor: flat: per destination, per feature of this rank, its ``[B, D]``
-            block.
-        batch_size_per_rank_per_feature: see `VariableBatchAll2AllPooledInfo`.
-        batch_size_per_feature_pre_a2a: see `VariableBatchAll2AllPooledInfo`.
-        emb_dim_per_rank_per_feature: see `VariableBatchAll2AllPooledInfo`.
-        group: the ranks; None: the default group.
-        codecs: how numbers travel; None: as they are.
+    ``a2a_pooled_embs_tensor`` is flat: per destination, per feature of this rank, its ``[B, D]``
+    block.  The other arguments are those of `VariableBatchAll2AllPooledInfo`.
 
     Returns:
         Awaitable, flat: per feature its ``[B, D]`` block, features in the order of the ranks.

@@ -9,6 +9,8 @@ Legend: ``W`` devices, ``B`` samples, ``D`` columns, ``N`` ids.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +23,7 @@ from tessera.training.distributed.inference.lookup import (
     InferGroupedPooledEmbeddingsLookup,
 )
 from tessera.training.distributed.sharding.interfaces import EmbeddingShardingInfo
-from tessera.training.distributed.sharding.layout import LaidOut, Layout
+from tessera.training.distributed.sharding.layout import LaidOut, Layout, group_of
 from tessera.training.distributed.sharding.registry import ShardingStrategy
 from tessera.training.distributed.tables.table_shards import (
     EmbeddingComputeKernel,
@@ -182,21 +184,11 @@ def _one_operator_each(
     tables_per_rank: list[list[ShardedEmbeddingTable]],
 ) -> list[list[GroupedEmbeddingConfig]]:
     """Quantized tables of all types and widths share the one operator of their device."""
-    return [
-        [
-            GroupedEmbeddingConfig(
-                data_type=tables[0].data_type,
-                pooling=PoolingType.SUM,
-                is_weighted=tables[0].is_weighted,
-                has_feature_processor=False,
-                compute_kernel=EmbeddingComputeKernel.QUANT,
-                embedding_tables=tables,
-            )
-        ]
-        if tables
-        else []
-        for tables in tables_per_rank
-    ]
+    shared: dict[str, Any] = {
+        "pooling": PoolingType.SUM,
+        "compute_kernel": EmbeddingComputeKernel.QUANT,
+    }
+    return [[replace(group_of(own), **shared)] if own else [] for own in tables_per_rank]
 
 
 def _copy_block(info: EmbeddingShardingInfo, block: StoredPart) -> None:

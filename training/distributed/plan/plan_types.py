@@ -47,7 +47,7 @@ class CacheAlgorithm(Enum):
     LFU = 1
 
 
-@dataclass
+@dataclass(unsafe_hash=True)
 class CacheParams:
     """The HBM cache of a ``fused_uvm_caching`` table; None: FBGEMM's default.
 
@@ -63,22 +63,15 @@ class CacheParams:
     reserved_memory: float | None = None
     precision: DataType | None = None
 
-    def __hash__(self) -> int:
-        return hash((self.algorithm, self.load_factor, self.reserved_memory, self.precision))
-
 
 @unique
 class BoundsCheckMode(Enum):
     """What a lookup does with an id that is not a row of its table."""
 
-    FATAL = 0
-    """Raises an error (on a GPU at a later synchronization)."""
-    WARNING = 1
-    """Takes row 0 and prints a warning once."""
-    IGNORE = 2
-    """Takes row 0."""
-    NONE = 3
-    """Does not look: the result is undefined."""
+    FATAL = 0  # raises an error (on a GPU at a later synchronization)
+    WARNING = 1  # takes row 0 and prints a warning once
+    IGNORE = 2  # takes row 0
+    NONE = 3  # does not look: the result is undefined
 
 
 @dataclass

@@ -14,6 +14,7 @@ from tessera.training.distributed.planner import constants
 from tessera.training.distributed.planner.shard_estimators import (
     EmbeddingPerfEstimator,
     EmbeddingStorageEstimator,
+    type_name,
 )
 from tessera.training.distributed.planner.types import (
     Enumerator,
@@ -25,7 +26,7 @@ from tessera.training.distributed.planner.types import (
     ShardingOption,
     Topology,
 )
-from tessera.training.distributed.sharding.registry import ShardingStrategy, strategy_of
+from tessera.training.distributed.sharding.registry import strategy_of
 
 # Kernels whose rows do not all lie in device memory.
 _OFF_DEVICE = frozenset({"fused_uvm", "fused_uvm_caching"})
@@ -86,7 +87,7 @@ class EmbeddingEnumerator(Enumerator):
             raise PlannerError(
                 f"constraints name table {unknown[0]!r}; the model's tables are {sorted(seen)[:20]}"
             )
-        sharder_map = {_type_name(sharder.module_type): sharder for sharder in sharders}
+        sharder_map = {type_name(sharder.module_type): sharder for sharder in sharders}
         for estimator in self._estimators:
             estimator.estimate(options, sharder_map)
         return options
@@ -149,14 +150,13 @@ class EmbeddingEnumerator(Enumerator):
             return [kind for kind in offered if kind in wanted]
         # Table-wise first: later strategies that come to the same are dropped.
         order = sorted(offered, key=lambda kind: kind != ShardingType.TABLE_WISE.value)
-        return [kind for kind in order if self._is_worth_while(strategy_of(kind))]
-
-    def _is_worth_while(self, strategy: ShardingStrategy) -> bool:
-        topology = self._topology
-        return (
-            topology.world_size >= strategy.least_ranks
-            and topology.num_hosts >= strategy.least_hosts
-        )
+        ranks, hosts = self._topology.world_size, self._topology.num_hosts
+        strategies = {kind: strategy_of(kind) for kind in order}
+        return [
+            kind
+            for kind, strategy in strategies.items()
+            if ranks >= strategy.least_ranks and hosts >= strategy.least_hosts
+        ]
 
     def _kernels(
         self, sharder: ModuleSharder[Any], kind: str, constraint: ParameterConstraints | None
@@ -169,10 +169,6 @@ class EmbeddingEnumerator(Enumerator):
         if constraint.enforce_hbm:
             offered = [kernel for kernel in offered if kernel not in _OFF_DEVICE]
         return offered
-
-
-def _type_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def shardable_modules(

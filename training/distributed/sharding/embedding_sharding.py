@@ -114,10 +114,6 @@ class EmbeddingSharding(LaidOut, Generic[C, F, T, W]):
         )
         return None if order.is_rank_by_rank else order
 
-    def is_local(self) -> bool:
-        """Whether nothing travels, because there is nobody else."""
-        return self.layout.pg is None
-
     def _way(self, pg: dist.ProcessGroup, device: torch.device | None) -> Way:
         codecs = self.qcomm_codecs_registry or {}
         return Way(

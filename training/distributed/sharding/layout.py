@@ -129,9 +129,12 @@ def tables_on_ranks(
     return ranks
 
 
-def _same_fused_params(table: ShardedEmbeddingTable) -> str:
-    # By value: dicts have no hash, and equal ones print alike when their keys are in order.
-    return repr(sorted((table.fused_params or {}).items(), key=lambda item: item[0]))
+def group_of(alike: list[ShardedEmbeddingTable]) -> GroupedEmbeddingConfig:
+    """The group of shards that are like the first."""
+    own = {own.name for own in fields(GroupedEmbeddingConfig)} - {"embedding_tables"}
+    return GroupedEmbeddingConfig(
+        **{name: getattr(alike[0], name) for name in own}, embedding_tables=alike
+    )
 
 
 def group_tables(
@@ -146,31 +149,20 @@ def group_tables(
     for tables in tables_per_rank:
         groups: dict[tuple[Any, ...], list[ShardedEmbeddingTable]] = {}
         for table in tables:
+            settings = sorted((table.fused_params or {}).items(), key=lambda item: item[0])
             key = (
                 table.data_type,
                 table.pooling,
                 table.is_weighted,
                 table.has_feature_processor,
                 table.compute_kernel,
-                _same_fused_params(table),
+                # By value: dicts have no hash, and equal ones print alike when keys are in order.
+                repr(settings),
                 # Vectors that are not pooled lie in rows of one length.
                 table.local_cols if table.pooling is PoolingType.NONE else None,
             )
             groups.setdefault(key, []).append(table)
-        grouped_per_rank.append(
-            [
-                GroupedEmbeddingConfig(
-                    data_type=alike[0].data_type,
-                    pooling=alike[0].pooling,
-                    is_weighted=alike[0].is_weighted,
-                    has_feature_processor=alike[0].has_feature_processor,
-                    compute_kernel=alike[0].compute_kernel,
-                    embedding_tables=alike,
-                    fused_params=alike[0].fused_params,
-                )
-                for alike in groups.values()
-            ]
-        )
+        grouped_per_rank.append([group_of(alike) for alike in groups.values()])
     return grouped_per_rank
 
 

@@ -1,7 +1,7 @@
 """The registry of sharding strategies: each is one record that holds all that Tessera knows of it.
 
-What travels is said by functions of a `Way` that make the module which does it; strategies choose these
-functions from `ids`, `pooled_vectors` and `sequence_sharding`, or bring their own.
+What travels is said by functions of a `Way` that make the module which does it; strategies choose
+these functions from `ids`, `pooled_vectors` and `sequence_sharding`, or bring their own.
 
 The files of `tessera.training.distributed.sharding.strategies` register one record each and are
 imported when a strategy is first asked for.  A program adds its own with `register`, on every rank:
@@ -42,17 +42,10 @@ UnpooledDist = BaseEmbeddingDist[Any, Tensor, Tensor]
 class PartitionByType(Enum):
     """On which ranks the planner may put the shards of a table."""
 
-    DEVICE = "device"
-    """Any shard on any rank."""
-
-    HOST = "host"
-    """All shards on the ranks of one host."""
-
-    UNIFORM = "uniform"
-    """Shard ``i`` on rank ``i``."""
-
-    MULTI_HOST = "multi_host"
-    """Groups of shards, each on one host."""
+    DEVICE = "device"  # any shard on any rank
+    HOST = "host"  # all shards on the ranks of one host
+    UNIFORM = "uniform"  # shard ``i`` on rank ``i``
+    MULTI_HOST = "multi_host"  # groups of shards, each on one host
 
 
 def trained_kernels(device_type: str) -> list[str]:

@@ -1,0 +1,186 @@
+// The HTTP port's connections: who is answered, who makes room, and who has taken too long.
+#include "front/http_front.h"
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kBigBytes = 32 * 1024 * 1024;
+constexpr const char* kGet = "GET /hello HTTP/1.1\r\nHost: x\r\n\r\n";
+
+class Client {
+ public:
+  Client() : descriptor_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {}
+  ~Client() { ::close(descriptor_); }
+  Client(Client&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  Client& connect(int port) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(::connect(descriptor_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    return *this;
+  }
+
+  Client& say(const std::string& text) {
+    EXPECT_EQ(::send(descriptor_, text.data(), text.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(text.size()));
+    return *this;
+  }
+
+  // Everything up to the end of the connection, or so many bytes.
+  std::string hear(std::size_t most = 2 * kBigBytes) {
+    std::string all;
+    std::array<char, 65'536> bytes{};
+    while (all.size() < most) {
+      const ssize_t got = ::recv(descriptor_, bytes.data(), std::min(bytes.size(), most), 0);
+      if (got <= 0) break;
+      all.append(bytes.data(), static_cast<std::size_t>(got));
+    }
+    return all;
+  }
+
+ private:
+  int descriptor_;
+};
+
+std::ptrdiff_t descriptors() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+}
+
+void wait_for_descriptors(std::ptrdiff_t count) {
+  while (descriptors() != count) ::usleep(1'000);
+}
+
+HttpAnswer page(const std::string& path) {
+  return {.body = path == "/big" ? std::string(kBigBytes, 'x') : "page of " + path};
+}
+
+// A front on a free port, in which nobody has taken too long unless a test says so.
+struct HttpFrontTest : testing::Test {
+  static constexpr Duration kLong = std::chrono::hours(1);
+
+  HttpFront& start(int max_connections, HttpTimes times = {kLong, kLong, kLong, kLong}) {
+    const HttpOptions options{
+        .host = "127.0.0.1", .port = 0, .max_connections = max_connections, .times = times};
+    front = std::make_unique<HttpFront>(
+        options, page, [] {}, log);
+    return *front;
+  }
+
+  Client client() {
+    Client made;
+    made.connect(front->port());
+    return made;
+  }
+
+  std::string ask() { return client().say(kGet).hear(); }
+
+  const Log log{LogLevel::kError, true, -1};
+  std::unique_ptr<HttpFront> front;
+};
+
+TEST_F(HttpFrontTest, AnswersARequestInPiecesAndEndsTheConnection) {
+  start(4);
+  Client slow = client();
+  slow.say("GET /hello HTTP").say("/1.1\r\nHost: x\r\n").say("\r\n");
+  const std::string answer = slow.hear();
+  EXPECT_TRUE(answer.starts_with("HTTP/1.1 200 OK\r\n")) << answer;
+  EXPECT_TRUE(answer.ends_with("page of /hello")) << answer;
+}
+
+TEST_F(HttpFrontTest, AnswersWhoIsTooLongAndWhoSendsABody) {
+  start(4);
+  EXPECT_TRUE(client().say(std::string(17'000, 'x')).hear().starts_with("HTTP/1.1 400 "));
+  const std::string post = "POST /hello HTTP/1.1\r\nContent-Length: 9\r\n\r\nsome body";
+  EXPECT_TRUE(client().say(post).hear().starts_with("HTTP/1.1 405 "));
+}
+
+TEST_F(HttpFrontTest, TheOldestWithoutACompleteRequestMakesRoom) {
+  start(3);
+  Client silent = client();
+  Client slow = client();
+  slow.say("GET /he");
+  Client busy = client();
+  busy.say("GET /big HTTP/1.1\r\n\r\n");
+  EXPECT_EQ(busy.hear(1).size(), 1u);  // its answer is on its way
+  EXPECT_NE(ask(), "");
+  EXPECT_EQ(silent.hear(), "");
+  const Client another = client();
+  EXPECT_NE(ask(), "");
+  EXPECT_EQ(slow.hear(), "");
+  EXPECT_GT(busy.hear().size(), kBigBytes);
+}
+
+TEST_F(HttpFrontTest, WhoDoesNotTakeTheAnswerGoesWhenNobodyElseCan) {
+  start(2);
+  std::vector<Client> stuck;
+  for (int i = 0; i < 2; ++i) {
+    stuck.push_back(client());
+    stuck.back().say("GET /big HTTP/1.1\r\n\r\n").hear(1);
+  }
+  EXPECT_NE(ask(), "");
+}
+
+TEST_F(HttpFrontTest, EveryStepHasItsLimit) {
+  const Duration brief = std::chrono::milliseconds(20);
+  start(4, {.first_byte = brief, .request = kLong, .answer = kLong, .ending = kLong});
+  EXPECT_EQ(client().hear(), "");
+  start(4, {.first_byte = kLong, .request = brief, .answer = kLong, .ending = kLong});
+  EXPECT_EQ(client().say("GET /").hear(), "");
+  start(4, {.first_byte = kLong, .request = kLong, .answer = brief, .ending = kLong});
+  const std::ptrdiff_t before = descriptors();
+  Client stuck = client();
+  stuck.say("GET /big HTTP/1.1\r\n\r\n").hear(1);
+  wait_for_descriptors(before + 1);  // the server's end is closed
+  EXPECT_LT(stuck.hear().size(), kBigBytes);
+}
+
+TEST_F(HttpFrontTest, AnswersManyMoreClientsThanItMayHold) {
+  start(8);
+  std::vector<Client> idle;
+  for (int i = 0; i < 400; ++i) {
+    idle.push_back(client());
+    if (i % 2 == 1) idle.back().say(std::string(kGet).substr(0, static_cast<std::size_t>(i) % 30));
+    if (i % 50 == 0) {
+      EXPECT_NE(ask(), "");
+    }
+  }
+}
+
+TEST_F(HttpFrontTest, WithoutDescriptorsTheOldestMakesRoom) {
+  start(100);
+  const std::ptrdiff_t before = descriptors();
+  Client silent = client();
+  wait_for_descriptors(before + 2);
+  Client waiting;
+  const int lowest_free = ::dup(0);
+  ::close(lowest_free);
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  const rlimit full{static_cast<rlim_t>(lowest_free), limit.rlim_max};
+  ::setrlimit(RLIMIT_NOFILE, &full);
+  EXPECT_NE(waiting.connect(front->port()).say(kGet).hear(), "");
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+  EXPECT_EQ(silent.hear(), "");
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,76 @@
+"""The HTTP port answers whoever asks, however many others hold connections without asking."""
+
+import contextlib
+import itertools
+import resource
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.conformance_harness import TIMEOUT_S, RunningServer, cpp_program
+
+GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+CONNECTIONS = 32
+HOLDERS = 1_000
+
+
+def descriptors(server):
+    return {int(entry.name) for entry in Path(f"/proc/{server.process.pid}/fd").iterdir()}
+
+
+def http_client(server, stack):
+    host, _, port = server.http_address.rpartition(":")
+    return stack.enter_context(socket.create_connection((host, int(port)), TIMEOUT_S))
+
+
+def probe(server, stack):
+    """The first line of an answer to a client of its own."""
+    client = http_client(server, stack)
+    client.sendall(GET)
+    return client.makefile("rb").readline()
+
+
+def test_probes_are_answered_while_a_thousand_hold_connections(kind, package):
+    flags = ["--model", package, "--max-http-connections", CONNECTIONS]
+    flags += ["--drain-propagation-ms", 0]
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 2 * HOLDERS), most))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (limit, most))
+        server = stack.enter_context(RunningServer(kind, *flags))
+        before = len(descriptors(server))
+        for number in range(HOLDERS):
+            holder = http_client(server, stack)
+            # Silent ones, ones with a part of a request, and ones that sent a byte at a time.
+            with contextlib.suppress(ConnectionError):
+                if number % 3:
+                    holder.sendall(GET[: number % len(GET)])
+            if number % 100 == 99:
+                assert b" 200 " in probe(server, stack)
+        server.wait_for(lambda: len(descriptors(server)) <= before + CONNECTIONS + 4)
+        assert server.http("/readyz") == (200, "ready\n")
+
+
+def test_without_descriptors_the_log_stays_quiet(kind, package, drawn):
+    """Clients that ask take the places of those that do not, and few lines tell of it."""
+    if kind == "cpp" and b"__ubsan_handle" in cpp_program().read_bytes():
+        pytest.skip("UndefinedBehaviorSanitizer opens a pipe to see whether an object is there")
+    with (
+        RunningServer(kind, "--model", package, "--drain-propagation-ms", 0) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        pid = server.process.pid
+        server.predict(drawn.samples(1))
+        idle = [http_client(server, stack) for _ in range(20)]
+        server.wait_for(lambda: len(descriptors(server)) >= len(idle))
+        held = descriptors(server)
+        lowest_free = next(number for number in itertools.count() if number not in held)
+        _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_free, most))
+        for _ in range(5):
+            assert b" 200 " in probe(server, stack)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        server.predict(drawn.samples(1))
+        lines = [line for line in server.log if line["event"] == "http_accept_failed"]
+        assert len(lines) <= 2 * len(idle)
