@@ -38,11 +38,9 @@ def pair_is_known(torch_version: str, fbgemm_version: str) -> bool:
     return _TORCH_OF_FBGEMM.get(_minor(fbgemm_version)) == _minor(torch_version)
 
 
-class _VersionPairFilter(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "compatible with PyTorch" not in record.getMessage() and (
-            "_fbgemm_torch_compat_table" not in record.getMessage()
-        )
+def _is_other_than_version_remark(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    return "compatible with PyTorch" not in text and "_fbgemm_torch_compat_table" not in text
 
 
 @contextmanager
@@ -63,16 +61,16 @@ def root_logger_untouched() -> Iterator[None]:
 @contextmanager
 def _quiet_about_known_pairs(*, known: bool) -> Iterator[None]:
     """Drop FBGEMM's remark on versions where the pair is known to fit, and nothing else."""
-    root, remark_filter = logging.getLogger(), _VersionPairFilter()
+    root = logging.getLogger()
     if known:
-        root.addFilter(remark_filter)
+        root.addFilter(_is_other_than_version_remark)
     try:
         with root_logger_untouched(), warnings.catch_warnings():
             # Lookups for solid-state tables are absent from every CPU build.
             warnings.filterwarnings("ignore", r"[\s\S]*Failed to import: fbgemm_gpu")
             yield
     finally:
-        root.removeFilter(remark_filter)
+        root.removeFilter(_is_other_than_version_remark)
 
 
 def import_training_tables() -> ModuleType:

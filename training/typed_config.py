@@ -156,8 +156,6 @@ class _Builder:
         for member in members:
             if isinstance(member, type) and type(value) is member:
                 return value
-        if value is None and type(None) in members:
-            return None
         structured = [
             member
             for member in members

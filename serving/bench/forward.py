@@ -125,11 +125,7 @@ class OwnModule(nn.Module):
 
 
 def check_same(paths: tuple[Path, Path], batches: list[HostBatch]) -> None:
-    """Hold two packages' graphs and answers against each other.
-
-    Raises:
-        SystemExit: they differ.
-    """
+    """Hold two packages' graphs and answers against each other; exit where they differ."""
     first, second = (load_package(path).runner for path in paths)
     scripted = [torch.jit.load(str(path)) for path in paths]  # type: ignore[no-untyped-call] # torch's own has no types
     graphs = [[node.name for node in read_graph(module).nodes] for module in scripted]
@@ -164,7 +160,6 @@ def in_bfloat16(eager: nn.Module) -> nn.Module:
 
 
 def make_runners(rows: int, hashing: Hashing, folder: Path) -> dict[str, Runner]:
-    """The forms of one model."""
     model = dlrm(rows, hashing)
     runners: dict[str, Runner] = {}
     for backend in BACKENDS:

@@ -51,13 +51,9 @@ POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Memory:
-    """A process's memory in bytes; for other fields see proc(5).
+    """A process's resident memory and its peak in bytes; for other fields see proc(5).
 
-    Attributes:
-        rss: resident pages.
-        pss: resident pages, shared ones divided among their users.
-        anonymous: the part of ``rss`` that no file backs.
-        peak_rss: the largest ``rss`` so far.
+    In ``pss``, shared pages are divided among their users; ``anonymous`` is what no file backs.
     """
 
     rss: int
@@ -67,11 +63,7 @@ class Memory:
 
     @classmethod
     def of(cls, pid: int) -> Memory:
-        """Read process ``pid``.
-
-        Raises:
-            ProcessLookupError: there is no such process, or it has just ended.
-        """
+        """Read process ``pid``; a `ProcessLookupError` where it is not there any more."""
         try:
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
             status = Path(f"/proc/{pid}/status").read_text()
@@ -115,12 +107,8 @@ def measure_server(rows: int, folder: Path, seconds: float) -> ServerMemory:
         busy = asyncio.run(_load(server.address, requests, server.process.pid, seconds))
     size = path.stat().st_size
     path.unlink()
-    return ServerMemory(
-        table_bytes=sum(table.bytes for table in manifest.tables),
-        file_bytes=size,
-        loaded=loaded,
-        busy=busy,
-    )
+    tables = sum(table.bytes for table in manifest.tables)
+    return ServerMemory(table_bytes=tables, file_bytes=size, loaded=loaded, busy=busy)
 
 
 def _make_package(rows: int, path: Path) -> None:
@@ -181,7 +169,6 @@ def _mb(size: int) -> str:
 
 
 def report_server(megabytes: Sequence[float], folder: Path, seconds: float) -> None:
-    """Print the server's table."""
     print(f"\nServer, int8, MB; load: {IN_FLIGHT} requests of 10 samples in flight, {seconds:g} s")
     heads = ("tables", "file", "RSS loaded", "PSS loaded", "RSS under load", "peak RSS")
     print_head(*heads, "RSS under load per table byte", "peak per table byte")
@@ -190,16 +177,13 @@ def report_server(megabytes: Sequence[float], folder: Path, seconds: float) -> N
         found = measure_server(rows, folder, seconds)
         base = base or found
         more = found.table_bytes - base.table_bytes
-        ratios = ["", ""]
-        if more:
-            ratios[0] = f"{(found.busy.rss - base.busy.rss) / more:.2f}"
-            ratios[1] = f"{(found.busy.peak_rss - base.busy.peak_rss) / more:.2f}"
+        grown = (found.busy.rss - base.busy.rss, found.busy.peak_rss - base.busy.peak_rss)
+        ratios = [f"{size / more:.2f}" if more else "" for size in grown]
         sizes = (found.table_bytes, found.file_bytes, found.loaded.rss, found.loaded.pss)
-        print_row(*map(_mb, sizes), _mb(found.busy.rss), _mb(found.busy.peak_rss), *ratios)
+        print_row(*map(_mb, (*sizes, found.busy.rss, found.busy.peak_rss)), *ratios)
 
 
 def report_trainer(megabytes: Sequence[float], folder: Path) -> None:
-    """Print the trainer's table."""
     data = folder / "clicks.tsv"
     datagen = [sys.executable, "-m", "tessera", "datagen", "--rows", str(TRAINING_ROWS)]
     subprocess.run([*datagen, "--out", str(data)], check=True, stdout=subprocess.DEVNULL)

@@ -63,65 +63,51 @@ torch.save({k: quantize(v, 8) if v.dim() == 2 and len(v) > 1024 else v for k, v 
            sys.argv[2])
 """
 
+_OPEN = "stream = open(sys.argv[1], 'rb', buffering=0); buffer = bytearray(1 << 20)"
+_DROP_PAGES = """
+with open(sys.argv[1], "rb") as file:
+    os.fsync(file.fileno())
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+"""
+_IMPORT = "from tessera.serving.package.loading import load_package"
+_READ = "while stream.readinto(buffer): pass"
 _LOADS = {
-    "load_package": """
-import sys, time, torch
-from tessera.serving.package.loading import load_package
-begin = time.perf_counter()
-load_package(sys.argv[1])
-print(time.perf_counter() - begin)
-""",
-    "torch.jit.load": """
-import sys, time, torch, warnings
+    "load_package": (_IMPORT, "load_package(sys.argv[1])"),
+    "torch.jit.load": (
+        """
+import warnings
 from tessera.kernels.libraries import load_libraries
 from tessera.serving.package.records import Records
-from pathlib import Path
 warnings.simplefilter("ignore")
 load_libraries(Records(Path(sys.argv[1])).manifest().operator_libraries)
-begin = time.perf_counter()
-torch.jit.load(sys.argv[1])
-print(time.perf_counter() - begin)
 """,
-    "page cache": """
-import sys, time
-buffer = bytearray(1 << 20)
-stream = open(sys.argv[1], "rb", buffering=0)
-begin = time.perf_counter()
-while stream.readinto(buffer): pass
-print(time.perf_counter() - begin)
-""",
-    "copy": """
-import sys, time, torch
-from pathlib import Path
-size = Path(sys.argv[1]).stat().st_size
-begin = time.perf_counter()
+        "torch.jit.load(sys.argv[1])",
+    ),
+    "page cache": (_OPEN, _READ),
+    "copy": (
+        f"{_OPEN}; size = Path(sys.argv[1]).stat().st_size",
+        """
 buffer = memoryview(torch.empty(size, dtype=torch.uint8).numpy())
-stream = open(sys.argv[1], "rb", buffering=0)
 done = 0
 while done < size: done += stream.readinto(buffer[done:done + (4 << 20)])
-print(time.perf_counter() - begin)
 """,
-    "disk": """
-import os, sys, time
-buffer = bytearray(1 << 20)
-stream = open(sys.argv[1], "rb", buffering=0)
-os.fsync(stream.fileno())
-os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-begin = time.perf_counter()
-while stream.readinto(buffer): pass
-print(time.perf_counter() - begin)
-""",
-    "load_package, cold": """
-import os, sys, time, torch
-from tessera.serving.package.loading import load_package
-with open(sys.argv[1], "rb") as stream:
-    os.fsync(stream.fileno())
-    os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-begin = time.perf_counter()
-load_package(sys.argv[1])
-print(time.perf_counter() - begin)
-""",
+    ),
+    "disk": (_OPEN + _DROP_PAGES, _READ),
+    "load_package, cold": (_IMPORT + _DROP_PAGES, "load_package(sys.argv[1])"),
 }
+"""What is done before the clock starts, and what it measures."""
+
+
+def _timed(before: str, work: str) -> str:
+    """A program that prints the seconds that ``work`` takes."""
+    return f"""
+import os, sys, time, torch
+from pathlib import Path
+{before}
+begin = time.perf_counter()
+{work}
+print(time.perf_counter() - begin)
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +121,7 @@ class Run:
 
 
 def run(command: Sequence[str]) -> Run:
-    """Run a command to its end and watch its memory.
-
-    Exits with its error output where it fails.
-    """
+    """Run a command to its end and watch its memory; exit with its error output where it fails."""
     with tempfile.TemporaryFile("w+") as errors:
         begin = time.perf_counter()
         environment = {**os.environ, "SOURCE_DATE_EPOCH": "1"}
@@ -160,12 +143,8 @@ def run(command: Sequence[str]) -> Run:
         if process.returncode:
             errors.seek(0)
             sys.exit(f"{command[:4]} ended with {process.returncode}: {errors.read()}")
-    return Run(
-        printed=printed,
-        seconds=seconds,
-        anonymous=anonymous,
-        resident=usage.ru_maxrss * 1024,
-    )
+    resident = usage.ru_maxrss * 1024
+    return Run(printed=printed, seconds=seconds, anonymous=anonymous, resident=resident)
 
 
 def _anonymous(pid: int) -> int:
@@ -224,7 +203,6 @@ def make_checkpoint(path: Path, rows: int) -> None:
 
 
 def measure(size_mb: int, dtype: str, folder: Path, rounds: int) -> dict[str, float | str]:
-    """All figures of one table size."""
     rows = max(FEWEST_ROWS, size_mb * 1_000_000 // (TABLES * DIM * 4))
     checkpoint, package = folder / "step-0000000000.pt", folder / "model.pt"
     in_own_process(make_checkpoint, checkpoint, rows)
@@ -238,7 +216,9 @@ def measure(size_mb: int, dtype: str, folder: Path, rounds: int) -> dict[str, fl
     checkpoint_bytes = checkpoint.stat().st_size
     for file in (checkpoint, copy):
         file.unlink()
-    commands = {name: [sys.executable, "-c", code, str(package)] for name, code in _LOADS.items()}
+    commands = {
+        name: [sys.executable, "-c", _timed(*load), str(package)] for name, load in _LOADS.items()
+    }
     loads = in_turns({name: partial(run, command) for name, command in commands.items()}, rounds)
     seconds = medians({n: [float(one.printed) for one in runs] for n, runs in loads.items()})
     file_bytes = package.stat().st_size

@@ -54,12 +54,8 @@ METHOD = "/predictor.Predictor/Predict"
 class Measurement:
     """One round of one server.
 
-    Attributes:
-        rate: requests per second.
-        p50_ms: median latency at the client, milliseconds.
-        p99_ms: 99th percentile, milliseconds.
-        batch: mean requests of a forward pass.
-        cpu_us: CPU time of the server's process per request, microseconds.
+    ``batch`` is the mean number of requests of a forward pass, ``cpu_us`` the CPU time of the
+    server's process per request.
     """
 
     rate: float
@@ -135,7 +131,6 @@ def measure(
 
 
 def median_of(rounds: list[Measurement]) -> Measurement:
-    """Each figure's median over the rounds."""
     rows = [asdict(found) for found in rounds]
     return Measurement(**medians({name: [row[name] for row in rows] for name in rows[0]}))
 

@@ -54,13 +54,7 @@ SHAPES = ((100, 1), (500, 1), (100, 50), (500, 50))
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One ranking request.
-
-    Attributes:
-        dense: ``[N, 13]`` float32.
-        user: ``[20, ids]`` int64.
-        item: ``[6, N]`` int64.
-    """
+    """One ranking request: dense ``[N, 13]`` float32, user ``[20, ids]``, item ``[6, N]`` int64."""
 
     dense: torch.Tensor
     user: torch.Tensor

@@ -68,29 +68,15 @@ class Shared:
         return cls(features, np.zeros(batch_size, dtype=np.int32))
 
 
-@dataclass(frozen=True)
-class GroupArrays:
-    """The features of one group, feature-major.
-
-    Attributes:
-        lengths: ``[F, B]`` int32.
-        values: ``[N]`` int32 or int64.
-        weights: ``[N]`` float32 or None.
-    """
-
-    lengths: Array
-    values: Array
-    weights: Array | None = None
+class GroupArrays(Bags):
+    """The bags of a group's features, feature-major: lengths ``[F, B]`` int32, int32 or int64 ids."""
 
 
 @dataclass(frozen=True)
 class SharedArrays:
-    """`Shared`, feature-major.
+    """`Shared`, feature-major: the ``F`` features' names and ids, with lengths ``[F, U]``.
 
-    Attributes:
-        names: the ``F`` features given here.
-        group: their ids; lengths are ``[F, U]``.
-        row_index: ``[B]`` int32.
+    ``row_index`` is ``[B]`` int32.
     """
 
     names: tuple[str, ...]

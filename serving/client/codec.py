@@ -5,15 +5,14 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
 from typing import Any
 
 import grpc
 
 from tessera.errors import UserError
-from tessera.serving.client.arrays import Array, BagsLike, RequestArrays, Shared
-from tessera.serving.client.assemble import assemble
+from tessera.serving.client.arrays import RequestArrays
 from tessera.serving.client.encode import encode_request
 from tessera.serving.client.errors import ServerBug, Unavailable, error_for_status
 from tessera.serving.client.prediction import Prediction, decode_response
@@ -30,11 +29,7 @@ _SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "xds:")
 
 
 def check_address(address: str) -> str:
-    """``address`` itself, if it is ``HOST:PORT`` or one of gRPC's URI forms.
-
-    Raises:
-        UserError: it is neither.
-    """
+    """``address``; a `UserError` where it is neither ``HOST:PORT`` nor one of gRPC's URI forms."""
     if isinstance(address, str) and address.startswith(_SCHEMES):
         return address
     match = _HOST_PORT.fullmatch(address) if isinstance(address, str) else None
@@ -47,11 +42,7 @@ def check_address(address: str) -> str:
 
 
 def check_timeout(timeout_s: float) -> float:
-    """``timeout_s`` itself, if it is a positive number of seconds.
-
-    Raises:
-        UserError: it is not.
-    """
+    """``timeout_s``; a `UserError` where it is not a positive number of seconds."""
     if not isinstance(timeout_s, Real) or not timeout_s > 0:
         raise UserError(f"timeout_s is {timeout_s!r}; it must be a positive number of seconds")
     return timeout_s
@@ -103,14 +94,6 @@ class Client:
         # Bytes pass through: encoding is a step of its own, which load generators do ahead.
         self._call = self._channel.unary_unary(METHOD, None, None)
 
-    def _assemble(
-        self,
-        dense: Array | Sequence[Sequence[float]] | None,
-        sparse: Mapping[str, BagsLike],
-        shared: Shared | None,
-    ) -> RequestArrays:
-        return assemble(dense, sparse, shared=shared, schema=self._schema)
-
     def _encode(self, arrays: RequestArrays, model: str, version: str, priority: int) -> bytes:
         return encode_request(
             arrays, model=model, version=version, priority=priority, compact_ids=self._compact_ids
@@ -140,11 +123,7 @@ class _Attempts:
         return max(0.0, self._deadline - time.monotonic())
 
     def wait_s(self, rpc_error: Any) -> float:
-        """How long to wait before the next attempt.
-
-        Raises:
-            PredictError: there is to be none.
-        """
+        """The seconds before the next attempt; a `PredictError` where there is to be none."""
         error = error_for_status(rpc_error.code(), rpc_error.details(), self._address)
         wait_s = next(self._waits_s, None) if isinstance(error, Unavailable) else None
         if wait_s is None or wait_s >= self.remaining_s():

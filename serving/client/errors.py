@@ -62,9 +62,5 @@ _TYPES: dict[grpc.StatusCode, type[PredictError]] = {
 
 
 def error_for_status(code: grpc.StatusCode, message: str | None, address: str) -> PredictError:
-    """The exception for a call to ``address`` that ended with ``code``.
-
-    A status without a type of its own (such as CANCELLED or UNIMPLEMENTED) becomes a plain
-    `PredictError`.
-    """
+    """The exception for a call to ``address`` that ended with ``code``; else a `PredictError`."""
     return _TYPES.get(code, PredictError)(code, message or "no message", address)

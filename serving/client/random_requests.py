@@ -48,34 +48,28 @@ class Draw:
     missing_dense: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.ids not in ("power_law", "uniform"):
-            raise UserError(f"ids is {self.ids!r}; it must be 'power_law' or 'uniform'")
-        if self.bags not in ("geometric", "uniform", "one"):
-            raise UserError(f"bags is {self.bags!r}; it must be 'geometric', 'uniform' or 'one'")
-        if not self.exponent > 0:
-            raise UserError(f"exponent is {self.exponent}; it must be positive")
-        if not self.mean_bag > 0:
-            raise UserError(f"mean_bag is {self.mean_bag}; it must be positive")
-        if self.max_bag < 1:
-            raise UserError(f"max_bag is {self.max_bag}; it must be at least 1")
-        if not 0 <= self.missing_dense <= 1:
-            raise UserError(f"missing_dense is {self.missing_dense}; it must be from 0 to 1")
+        rules = {
+            "ids": (self.ids in {"power_law", "uniform"}, "'power_law' or 'uniform'"),
+            "bags": (
+                self.bags in {"geometric", "uniform", "one"},
+                "'geometric', 'uniform' or 'one'",
+            ),
+            "exponent": (self.exponent > 0, "positive"),
+            "mean_bag": (self.mean_bag > 0, "positive"),
+            "max_bag": (self.max_bag >= 1, "at least 1"),
+            "missing_dense": (0 <= self.missing_dense <= 1, "from 0 to 1"),
+        }
+        for name, (holds, must) in rules.items():
+            if not holds:
+                raise UserError(f"{name} is {getattr(self, name)!r}; it must be {must}")
 
 
 class RequestDrawer:
     """Draws requests that the model with ``schema`` accepts.
 
-    The same seed gives the same requests.  Not to be shared between threads.
-
-    Args:
-        schema: the model's inputs.
-        draw: how requests look.
-        seed: of the generator.
-        shared: names of ``id_list`` features that `ranking` gives once for the user; the first
-            half of the ``id_list`` features where nothing is said.
-
-    Raises:
-        UserError: a name in ``shared`` is not an ``id_list`` feature of the model.
+    The same seed gives the same requests.  Not to be shared between threads.  ``shared`` names the
+    ``id_list`` features that `ranking` gives once for the user (None: the first half of them); a
+    name that is not one is a `UserError`.
     """
 
     def __init__(
@@ -177,12 +171,8 @@ def power_law_quantile(u: Array, universe: Array, exponent: float) -> Array:
     """The rank (from 0, as a whole float) below which a share ``u`` of a power law lies.
 
     The continuous law with density proportional to ``x**-exponent`` on ``[1, universe + 1)``,
-    inverted in closed form and rounded down: one pass, however many rows there are.
-
-    Args:
-        u: ``[N]`` in ``[0, 1)``.
-        universe: ``[N]`` numbers of ranks.
-        exponent: positive.
+    inverted in closed form and rounded down: one pass, however many rows there are.  ``u`` is
+    ``[N]`` in ``[0, 1)``, ``universe`` ``[N]`` numbers of ranks, the exponent positive.
     """
     top = universe.astype(np.float64) + 1.0
     if abs(exponent - 1.0) < 1e-9:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tessera.errors import UserError
+from tessera.serving.commands.flags import add_package
 from tessera.serving.inspect.summary import describe
 from tessera.serving.package.records import Records
 
@@ -27,9 +28,7 @@ _MAX_CODE_BYTES = 64 << 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    parser.add_argument(
-        "model", metavar="MODEL.pt", type=Path, help="the file that package-model wrote"
-    )
+    add_package(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--json", action="store_true", help="print the manifest as it is stored, in JSON"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tessera.errors import UserError
 from tessera.kernels.row_type_names import ROW_TYPE_NEEDS
-from tessera.serving.commands.numbers import positive
+from tessera.serving.commands.flags import fields_of, positive
 from tessera.serving.inspect.summary import human_bytes, summarize
 
 if TYPE_CHECKING:
@@ -45,9 +45,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name", help="the model's name in servers and metrics (default: the file's name)"
     )
-    parser.add_argument("--model-version", default="1", help="the model's version (default 1)")
+    parser.add_argument(
+        "--model-version",
+        dest="version",
+        metavar="MODEL_VERSION",
+        default="1",
+        help="the model's version (default 1)",
+    )
     parser.add_argument(
         "--output-name",
+        dest="output",
+        metavar="OUTPUT_NAME",
         default="default",
         help="the name of the scores, where the model gives one output (default 'default')",
     )
@@ -55,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_places(parser)
     parser.add_argument(
         "--leaf-module",
+        dest="leaf_modules",
         metavar="NAME",
         action="append",
         default=[],
@@ -63,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--sign",
+        dest="sign_key",
         metavar="KEY.pem",
         type=Path,
         help="sign the package with this private Ed25519 key, as 'tessera keygen' writes it "
@@ -94,6 +104,7 @@ def _add_storage(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--table-dtype",
+        dest="table_dtypes",
         metavar="PATTERN=DTYPE",
         action="append",
         default=[],
@@ -182,7 +193,7 @@ def run(args: argparse.Namespace) -> int:
     """Package the model and print what came out."""
     if (args.run_or_checkpoint is None) == (args.factory is None):
         raise UserError("give either RUN_OR_CHECKPOINT or --factory PKG.MODULE:FUNCTION")
-    if args.factory is None and args.leaf_module:
+    if args.factory is None and args.leaf_modules:
         raise UserError("--leaf-module is for a --factory's module; leave it out for a run")
     if args.factory is not None and (args.no_evaluate or args.evaluate_rows is not None):
         raise UserError(
@@ -202,24 +213,15 @@ def _options(args: argparse.Namespace) -> PackageOptions:
     from tessera.serving.packaging.options import PackageOptions  # noqa: PLC0415 - loads torch
     from tessera.serving.packaging.tables.shard import read_plan  # noqa: PLC0415 - likewise
 
-    chosen = {} if args.backend is None else {"backend": args.backend}
-    return PackageOptions(
-        name=args.out.stem if args.name is None else args.name,
-        version=args.model_version,
-        dtype=args.dtype,
-        table_dtypes=dict(args.table_dtype),
-        max_table_error=args.max_table_error,
-        dense_dtype=args.dense_dtype,
-        device=args.device,
-        shards=args.shards,
-        sharding=args.sharding,
-        table_sharding=dict(args.table_sharding),
-        plan=None if args.plan is None else read_plan(args.plan),
-        output=args.output_name,
-        leaf_modules=tuple(args.leaf_module),
-        sign_key=args.sign,
-        **chosen,
-    )
+    chosen = fields_of(PackageOptions, args) | {
+        "name": args.out.stem if args.name is None else args.name,
+        "table_dtypes": dict(args.table_dtypes),
+        "table_sharding": dict(args.table_sharding),
+        "plan": None if args.plan is None else read_plan(args.plan),
+    }
+    if args.backend is None:
+        del chosen["backend"]
+    return PackageOptions(**chosen)
 
 
 def _package(args: argparse.Namespace, options: PackageOptions) -> Manifest:

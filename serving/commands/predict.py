@@ -45,7 +45,7 @@ from tessera.serving.client import (
 from tessera.serving.client.arrays import Array
 from tessera.serving.client.jsonl import read_batches
 from tessera.serving.client.latency import LatencySummary
-from tessera.serving.commands.numbers import not_negative, positive
+from tessera.serving.commands.flags import not_negative, positive
 from tessera.serving.package.schema import InputSchema
 
 EXIT_NOT_ANSWERED = 1
@@ -152,12 +152,11 @@ def _random_answers(
 ) -> Iterator[tuple[Prediction, int]]:
     drawer = RequestDrawer(schema, seed=args.seed)
     for begin in range(0, args.random, args.batch):
-        size = min(args.batch, args.random - begin)
-        arrays = drawer.samples(size)
+        arrays = drawer.samples(min(args.batch, args.random - begin))
         began = time.perf_counter()
         prediction = client.predict_arrays(arrays, model=args.model, version=args.model_version)
         latencies_s.append(time.perf_counter() - began)
-        yield prediction, size
+        yield prediction, arrays.batch_size
 
 
 def _line_answers(
@@ -217,7 +216,6 @@ def _shortest(value: np.float32) -> float | None:
 
 
 def _failed(error: PredictError) -> int:
-    """Say in one line why there is no answer; returns the exit status."""
     if isinstance(error, Unavailable):
         raise UserError(
             f"no answer from a server at {error.address} ({error.message}); is the address right"

@@ -11,6 +11,9 @@ SIGTERM or SIGINT: health turns NOT_SERVING at once, after --drain-propagation-m
 UNAVAILABLE, every accepted request is answered, exit status 0.  A repeat within a second is the
 same signal; a later one ends at once.  SIGHUP changes nothing.
 
+With --processes N, N processes answer on the same ports; see its help.  SIGTERM to the first process
+drains them all, and one that ends by itself is replaced and counted (tessera_worker_restarts_total).
+
 Exit status: 0 drained; 1 the drain limit passed or a second signal came with requests
 unanswered; 2 a flag, a package or a port has to be changed.
 """
@@ -20,9 +23,8 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
 
+from tessera.serving.commands.flags import fields_of
 from tessera.serving.server.config import ModelLimits, ModelSource, ServerConfig
 
 _EXAMPLE = ServerConfig(models=(ModelSource(path="MODEL.pt"),))
@@ -46,6 +48,10 @@ _BOUNDS = {
     "max_queue_samples": "samples that may wait",
 }
 _SERVER = {
+    "processes": "processes that answer, with the tables in one memory, one port and one metrics page; "
+    "they share --workers (each has one at least) and --max-inflight-bytes, while the bounds per model are of "
+    "each; only for packages made for CPUs; a client's connection stays with one of them, so that clients need "
+    "several connections to use all",
     "max_message_bytes": "largest message, bytes",
     "max_inflight_bytes": "what requests and answers inside the server may take, of all models "
     "together, bytes; messages that are still being received may take about as much again",
@@ -133,9 +139,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve; see the module's docstring."""
     config = ServerConfig(
         **{
-            **_fields_of(ServerConfig, args),
+            **fields_of(ServerConfig, args),
             "models": tuple(args.models),
-            "limits": ModelLimits(**_fields_of(ModelLimits, args)),
+            "limits": ModelLimits(**fields_of(ModelLimits, args)),
             "public_keys": tuple(args.public_keys),
         }
     )
@@ -169,11 +175,6 @@ def parse_model(text: str) -> ModelSource:
     if not name or not path:
         raise argparse.ArgumentTypeError(f"{text!r} is neither MODEL.pt nor NAME=MODEL.pt")
     return ModelSource(path=path, name=name)
-
-
-def _fields_of(kind: type[Any], args: argparse.Namespace) -> dict[str, Any]:
-    """The flags' values for the fields of a dataclass that they are named after."""
-    return {f.name: getattr(args, f.name) for f in fields(kind) if hasattr(args, f.name)}
 
 
 def _add_numbers(

@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from tessera.serving.commands.flags import add_package
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    parser.add_argument(
-        "model", metavar="MODEL.pt", type=Path, help="the file that package-model wrote"
-    )
+    add_package(parser)
     parser.add_argument(
         "--key",
         metavar="KEY.pem",

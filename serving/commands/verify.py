@@ -12,15 +12,14 @@ import sys
 from pathlib import Path
 
 from tessera.errors import UserError
+from tessera.serving.commands.flags import add_package
 from tessera.serving.package.manifest import GoldenInfo, Signature
 from tessera.serving.package.records import PackageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    parser.add_argument(
-        "model", metavar="MODEL.pt", type=Path, help="the file that package-model wrote"
-    )
+    add_package(parser)
     parser.add_argument(
         "--public-key",
         metavar="FILE",

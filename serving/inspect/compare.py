@@ -40,12 +40,8 @@ class Change:
 class AnswerDifference:
     """How far one output's answers are apart.
 
-    Attributes:
-        output: its name.
-        samples: requests that both answered.
-        differing: those of them whose answers have other bits.
-        max_abs: the largest difference; NaN against a number counts as infinite.
-        mean_abs: the mean difference.
+    ``samples`` are the requests that both answered, ``differing`` those whose answers have other
+    bits.  In ``max_abs`` and ``mean_abs``, NaN against a number counts as infinite.
     """
 
     output: str
@@ -57,13 +53,12 @@ class AnswerDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two packages side by side.
+    """Two packages side by side: what differs.
 
     Attributes:
-        about: names, times, versions and signatures that differ; never of weight.
-        schema: inputs and outputs that differ.
-        tables: tables that differ in size or type, and the dense layers' type.
-        sizes: bytes of the files and of the weights, where they differ.
+        about: names, times, versions and signatures; never of weight.
+        tables: the tables' sizes or types, and the dense layers' type.
+        sizes: bytes of the files and of the weights.
         answers: one entry per output that both have.
         not_compared: why there are no answers; empty where there are.
     """
@@ -90,15 +85,9 @@ class Comparison:
 
 
 def compare(a: str | Path, b: str | Path, *, samples: int, seed: int = 0) -> Comparison:
-    """Load two packages and compare them.
+    """Load two packages and compare them, on the CPU where one is for GPUs and there is no GPU.
 
-    Args:
-        a: the first package's file.
-        b: the second's.
-        samples: random requests to score beside the golden ones of both.
-        seed: of the random requests.
-
-    A package for GPUs answers on the CPU where there is no GPU.
+    Scored are the golden requests of both and ``samples`` random ones, drawn from ``seed``.
 
     Raises:
         PackageError: one of them cannot be loaded.
@@ -165,9 +154,8 @@ def _by_name(
     one, other = ({item.name: item for item in items} for items in (a, b))
     for name in dict.fromkeys([*one, *other]):
         if name not in one or name not in other:
-            there, missing = "there", "missing"
-            sides = (there, missing) if name in one else (missing, there)
-            yield Change(what=f"{kind} {name}", a=sides[0], b=sides[1])
+            a_has, b_has = ("there" if name in side else "missing" for side in (one, other))
+            yield Change(what=f"{kind} {name}", a=a_has, b=b_has)
         else:
             fields = names or list(vars(one[name]))
             yield from _fields(one[name], other[name], fields, f"{kind} {name}: ")
@@ -194,7 +182,6 @@ def _inputs_differ(a: InputSchema, b: InputSchema) -> str:
 
 
 def _batches(a: LoadedPackage, b: LoadedPackage, samples: int, seed: int) -> Iterator[HostBatch]:
-    """The golden requests of both, then random ones."""
     for package in (a, b):
         content = Records(package.path).read(GOLDEN_RECORD, max_bytes=_MAX_GOLDEN_BYTES)
         yield read_golden(content)[0]
@@ -251,11 +238,7 @@ def differences(
 ) -> Iterator[AnswerDifference]:
     """Put the same requests to both.
 
-    Args:
-        names: outputs; those that one does not have, or has in another width, are left out.
-        a: one model.
-        b: the other.
-        batches: the requests.
+    Of ``names``, outputs that one does not have, or has in another width, are left out.
     """
     apart: dict[str, list[Tensor]] = {}
     for batch in batches:

@@ -22,15 +22,11 @@ _DENSE = ("linear", "matmul", "mm", "interaction", "attention")
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One operator, input or output.
+    """One operator (such as ``tessera.lookup``), input or output; ``number`` is its place in `Graph`.
 
-    Attributes:
-        number: its place in `Graph.nodes`.
-        name: the operator, such as ``tessera.lookup``, or the input's or output's name.
-        kind: what it is; decides its colour.
-        arguments: as they are written, in order: ``%3`` for node 3, numbers, names of weights.
-        weights: name, shape and type of each tensor of the model that it uses.
-        inputs: the nodes that it takes something from, each once.
+    ``arguments`` are as they are written, in order: ``%3`` for node 3, numbers, names of weights;
+    ``weights`` have name, shape and type of each tensor of the model that it uses; ``inputs`` are
+    the nodes that it takes something from, each once.
     """
 
     number: int
@@ -49,11 +45,9 @@ class Graph:
 
 
 def read_graph(module: Any, sizes: Mapping[str, int] | None = None) -> Graph:
-    """The graph of a scripted module's ``forward``, everything that it calls included.
+    """The graph of a `torch.jit.ScriptModule`'s ``forward``, everything that it calls included.
 
-    Args:
-        module: a `torch.jit.ScriptModule`.
-        sizes: the bytes of tensors that are not in ``module`` as they are in the package.
+    ``sizes`` are the bytes of tensors that are not in ``module`` as they are in the package.
     """
     return Graph(nodes=tuple(_Reader(module, sizes or {}).read()))
 
@@ -78,12 +72,9 @@ def graph_text(graph: Graph) -> str:
 class _Value:
     """What one value of TorchScript's graph is here.
 
-    Attributes:
-        text: how an argument of it is written.
-        inputs: the nodes behind it.
-        weights: the tensors of the model behind it.
-        path: of an attribute, from the module down.
-        entries: of a dictionary.
+    ``text`` is how an argument of it is written, ``inputs`` and ``weights`` are the nodes and the
+    model's tensors behind it, ``path`` is an attribute's, from the module down, and ``entries`` are a
+    dictionary's.
     """
 
     text: str

@@ -58,12 +58,7 @@ class _Box:
 
 
 def graph_svg(graph: Graph, *, title: str) -> str:
-    """The picture as the text of an SVG file.
-
-    Args:
-        graph: what to draw; inputs that nothing takes are left out.
-        title: the line above it.
-    """
+    """The text of an SVG file with ``title`` above; inputs that nothing takes are left out."""
     boxes, ways = _layers(graph)
     layers = _in_order(boxes)
     _place(layers, boxes)

@@ -22,14 +22,10 @@ _LONGEST_BAG = 2000
 
 
 class Answers:
-    """What a module answers to requests of every size.
-
-    Args:
-        eager: the module over stored tables, with a package's six inputs.
-        schema: its inputs and outputs.
+    """What a module over stored tables, with a package's six inputs, answers to requests of every size.
 
     Raises:
-        UserError: it fails, or gives a NaN.
+        UserError: the module fails, or gives a NaN.
     """
 
     def __init__(self, eager: Callable[..., Any], schema: InputSchema) -> None:
@@ -57,34 +53,26 @@ class Answers:
         return all(_close(found[name], value) for name, value in expected.items())
 
     def check(self, form: Callable[..., Any], instead: Callable[..., Any] | None = None) -> None:
-        """Hold a form of the module against the module, or against another form.
-
-        Raises:
-            UserError: an answer depends on the batch size.
-        """
+        """Hold a form of the module against it or another form; refuse other answers."""
         for what, batch in self._batches.items():
             expected = self._expected[what]
             if instead is not None:
                 expected = TorchScriptRunner(instead).forward(batch)
+            wrong, cause = "", None
             try:
                 found = TorchScriptRunner(form).forward(batch)
             except RuntimeError as error:
-                raise UserError(_frozen(f"the traced graph fails on {what}")) from error
-            for name, value in expected.items():
-                if not _close(found[name], value):
-                    raise UserError(
-                        _frozen(
-                            f"output {name!r} of {what} differs between the module and its traced "
-                            "graph"
-                        )
-                    )
-
-
-def _frozen(what: str) -> str:
-    return (
-        f"{what}, which has a number of the sample batch or of a constant in it; take batch sizes "
-        "from the arguments' own shapes inside forward"
-    )
+                wrong, cause = f"the traced graph fails on {what}", error
+            else:
+                for name, value in expected.items():
+                    if not _close(found[name], value):
+                        wrong = f"output {name!r} of {what} differs between the module and its traced graph"
+                        break
+            if wrong:
+                raise UserError(
+                    f"{wrong}, which has a number of the sample batch or of a constant in it; take "
+                    "batch sizes from the arguments' own shapes inside forward"
+                ) from cause
 
 
 def _answer(eager: Callable[..., Any], batch: HostBatch, what: str) -> dict[str, Tensor]:

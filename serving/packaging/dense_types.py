@@ -14,13 +14,10 @@ from tessera.kernels.linear import pack_linear, pack_linear_bf16
 
 @dataclass(frozen=True, kw_only=True)
 class DenseType:
-    """One way to store a dense layer.
+    """One way to store a dense layer, called ``name`` in ``--dense-dtype`` and in the manifest.
 
-    Attributes:
-        name: as in ``--dense-dtype`` and in the manifest.
-        operator_name: of ``torch.ops.tessera``.
-        pack: lays weight ``[N, K]`` and bias ``[N]`` (or None), both float32, out for it.
-        weight_bytes: of one weight.
+    ``pack`` lays weight ``[N, K]`` and bias ``[N]`` (or None), both float32, out for the operator of
+    ``torch.ops.tessera``.
     """
 
     name: str

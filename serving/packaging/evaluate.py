@@ -30,15 +30,10 @@ def evaluate(
     max_rows: int | None = None,
     on_rows: Callable[[int], object] = lambda rows: rows,
 ) -> Evaluation | None:
-    """Compare ``runner`` with ``module`` over the same rows.
+    """Compare ``runner``, the packaged module, with the float32 ``module`` over the same rows.
 
-    Args:
-        module: the float32 module, run in evaluation mode; its first output are probabilities.
-        runner: the packaged module.
-        schema: its inputs and outputs.
-        batches: the validation set.
-        max_rows: stop at the batch in which this many rows are reached.
-        on_rows: called with the number of rows after each batch.
+    The first output of both are probabilities.  After each batch, ``on_rows`` is called with its
+    number of rows; the batch in which ``max_rows`` are reached is the last.
 
     Returns:
         The metrics of both; None where there are no rows.

@@ -109,13 +109,7 @@ def _check_choice(field_name: str, value: object, choices: Sequence[str]) -> Non
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """The sample batch, understood.
-
-    Attributes:
-        kinds: of each argument of the module, in order.
-        values: the arguments.
-        batch_size: ``B``.
-    """
+    """The sample batch of ``B`` samples, understood: each argument with its kind, in order."""
 
     kinds: tuple[ArgumentKind, ...]
     values: tuple[Tensor | KeyedJaggedTensor, ...]
@@ -132,11 +126,7 @@ class Arguments:
 
 
 def read_inputs(schema: ModelInputs | None) -> ModelInputs:
-    """What the user said of the inputs, or else the defaults.
-
-    Raises:
-        UserError: it is something else.
-    """
+    """What the user said of the inputs, or else the defaults; refuses anything else."""
     if schema is None:
         return ModelInputs()
     if not isinstance(schema, ModelInputs):
@@ -145,11 +135,7 @@ def read_inputs(schema: ModelInputs | None) -> ModelInputs:
 
 
 def read_arguments(sample_batch: Sequence[Tensor | KeyedJaggedTensor]) -> Arguments:
-    """Tell which argument is which.
-
-    Raises:
-        UserError: something else than the module docstring allows, or batch sizes that differ.
-    """
+    """Tell which argument is which; refuses what the module docstring does not allow."""
     if isinstance(sample_batch, Tensor | KeyedJaggedTensor):
         sample_batch = (sample_batch,)
     if not isinstance(sample_batch, Sequence):
@@ -188,11 +174,7 @@ def _describe(value: object) -> str:
 
 
 def named_outputs(output: Output, name: str) -> dict[str, Tensor]:
-    """The tensors of a module's result by their names; works on traced results too.
-
-    Raises:
-        UserError: a result of another kind.
-    """
+    """The tensors of a module's result by their names, traced results too; refuses other kinds."""
     if isinstance(output, KeyedTensor):
         return output.to_dict()
     if isinstance(output, dict):
@@ -206,11 +188,7 @@ def named_outputs(output: Output, name: str) -> dict[str, Tensor]:
 
 
 def output_specs(outputs: Mapping[str, Tensor], batch_size: int) -> tuple[OutputSpec, ...]:
-    """The widths of a sample's outputs.
-
-    Raises:
-        UserError: an output that is not a tensor ``[B]`` or ``[B, k]``, or has no simple name.
-    """
+    """The widths of outputs ``[B]`` or ``[B, k]`` with simple names; refuses others."""
     specs = []
     for name, value in outputs.items():
         if not isinstance(name, str) or not OUTPUT_NAME.fullmatch(name):
@@ -240,12 +218,7 @@ def module_schema(
 ) -> InputSchema:
     """The package's schema.
 
-    Args:
-        inputs: what the user said.
-        arguments: the sample batch.
-        found: the module's tables.
-        hash_specs: by feature, what the module's own `FeatureHasher` does.
-        outputs: the outputs.
+    ``hash_specs`` says by feature what the module's own `FeatureHasher` does.
 
     Raises:
         UserError: names that do not fit the sample batch, or a feature that needs a rule.
@@ -262,14 +235,17 @@ def module_schema(
             f"features names {unknown[0]!r}, which the sample batch has not; it has "
             f"{', '.join([*plain, *scored])}"
         )
-    groups: list[tuple[str, Group]] = [(name, "id_list") for name in plain]
-    groups += [(name, "id_score_list") for name in scored]
+    groups: dict[str, Group] = {
+        **dict.fromkeys(plain, "id_list"),
+        **dict.fromkeys(scored, "id_score_list"),
+    }
     return InputSchema(
         dense_features=_dense_names(inputs, arguments),
         dense_missing=inputs.dense_missing,
         dense_transform=inputs.dense_transform,
         features=tuple(
-            _feature(name, group, inputs, found, hash_specs.get(name)) for name, group in groups
+            _feature(name, group, inputs, found, hash_specs.get(name))
+            for name, group in groups.items()
         ),
         outputs=outputs,
     )

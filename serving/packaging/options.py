@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,21 +28,23 @@ class PackageOptions:
     Attributes:
         name: the model's name: letters, digits, ``.``, ``_`` and ``-``.
         version: its version, of the same letters.
-        dtype: weight type of the tables that nothing below names.
+        dtype: how the tables' elements are stored, where nothing below names a table: ``int8``,
+            ``int8b``, ``int4``, ``int2``, ``fp8``, ``fp16``, ``bf16`` or ``fp32``.
         table_dtypes: by a pattern of table names (``*`` and ``?``), their weight type; the first
             that fits counts.
         max_table_error: a table whose relative RMSE is larger keeps a wider type.
-        dense_dtype: how the weights of dense layers are stored, a name of
-            `tessera.serving.packaging.dense_types.DENSE_TYPES`.
+        dense_dtype: how the weights of `torch.nn.Linear` layers are stored, ``fp32`` or ``bf16`` (the
+            tessera backend only); layers inside ``leaf_modules`` stay float32.
         backend: whose lookup operator; `default_backend` where none is named.
-        device: the kind of device that the model will run on.
+        device: the kind of device that the model will run on, ``cpu`` or ``cuda``.
         shards: over how many devices of one process the tables are spread.
-        sharding: how; see `tessera.serving.packaging.tables.shard`.
+        sharding: ``auto``, ``table_wise``, ``row_wise`` or ``column_wise``; see
+            `tessera.serving.packaging.tables.shard`.
         table_sharding: by a pattern of table names, how those are spread.
         plan: which rows and columns of which table lie in which shard, instead of the last three.
         output: the output's name, where the module returns a tensor.
-        leaf_modules: qualified names or class names of submodules that ``torch.fx`` does not look
-            into.
+        leaf_modules: qualified names or class names of submodules that TorchScript compiles
+            whole, because ``torch.fx`` cannot trace them.
         sign_key: a PEM file with the private Ed25519 key to sign with; None: not signed.
 
     Raises:
@@ -77,24 +79,28 @@ class PackageOptions:
             raise UserError(
                 f"leaf_modules is {self.leaf_modules!r}; give a list, [{self.leaf_modules!r}]"
             )
-        self._check_types()
+        self._check_backend()
         self._check_places()
         if self.sign_key is not None:
             read_private_key(self.sign_key)
 
-    def _check_types(self) -> None:
+    def _check_backend(self) -> None:
         backend = lookup_backend(self.backend)
         for kind in self.types.kinds():
             if kind not in backend.weight_types and kind in ROW_TYPES:
-                usable = ", ".join(name for name in ROW_TYPES if name in backend.weight_types)
                 raise UserError(
                     f"dtype {kind!r} cannot be looked up by the {self.backend} backend, which has "
-                    f"{usable}; give one of these, or another --backend"
+                    f"{', '.join(backend.weight_types)}; give one of these, or another --backend"
                 )
+        _one_of("dense_dtype", self.dense_dtype, DENSE_TYPES)
+        if self.dense_dtype not in backend.dense_types:
+            raise UserError(
+                f"dense_dtype is {self.dense_dtype}, which the {self.backend} backend does not have; "
+                "package with --backend tessera or with --dense-dtype fp32"
+            )
 
     def _check_places(self) -> None:
         _one_of("device", self.device, DEVICES)
-        self._check_dense()
         for value in (self.sharding, *self.table_sharding.values()):
             _one_of("sharding", value, SHARDINGS)
         if not isinstance(self.shards, int) or self.shards < 1:
@@ -111,14 +117,6 @@ class PackageOptions:
                 "--shards and --device cuda"
             )
 
-    def _check_dense(self) -> None:
-        _one_of("dense_dtype", self.dense_dtype, tuple(DENSE_TYPES))
-        if self.dense_dtype not in lookup_backend(self.backend).dense_types:
-            raise UserError(
-                f"dense_dtype is {self.dense_dtype}, which the {self.backend} backend does not have; "
-                "package with --backend tessera or with --dense-dtype fp32"
-            )
-
     @property
     def types(self) -> TypeChoice:
         """The choice of the tables' types."""
@@ -126,13 +124,11 @@ class PackageOptions:
             default=self.dtype,
             by_pattern=self.table_dtypes,
             max_error=self.max_table_error,
-            usable=tuple(
-                name for name in ROW_TYPES if name in lookup_backend(self.backend).weight_types
-            ),
+            usable=lookup_backend(self.backend).weight_types,
         )
 
 
-def _one_of(what: str, value: str, allowed: Sequence[str]) -> None:
+def _one_of(what: str, value: str, allowed: Collection[str]) -> None:
     if value not in allowed:
         raise UserError(f"{what} is {value!r}; give one of {', '.join(allowed)}")
 
@@ -141,10 +137,9 @@ def _one_of(what: str, value: str, allowed: Sequence[str]) -> None:
 class Origin:
     """What is known of the weights, for the manifest.
 
-    Attributes:
-        source: the checkpoint's file name and step, or the module's class.
-        metrics: by split, the metrics that training stored.
-        created: UTC time for the manifest, ISO 8601 with ``Z``; empty: the time of packaging.
+    ``source`` is the checkpoint's file name and step, or the module's class; ``metrics`` are those
+    that training stored, by split; ``created`` is UTC time, ISO 8601 with ``Z`` (empty: that of
+    packaging).
     """
 
     source: Mapping[str, str] = field(default_factory=dict)

@@ -56,40 +56,23 @@ def package_model(
 ) -> Manifest:
     """Quantize, shard, trace, script and package any module with embedding collections.
 
-    Args:
-        module: takes, in any order and each at most once, a float32 tensor ``[B, F]``, a
-            `KeyedJaggedTensor` and a `KeyedJaggedTensor` with weights; returns a tensor, a
-            dictionary of tensors or a `KeyedTensor`, each tensor ``[B]`` or ``[B, k]``.  It is
-            left as it is, and packaged in evaluation mode.
-        schema: what inputs and outputs are called and how ids are treated; None: the defaults of
-            `ModelInputs`.
-        sample_batch: the module's arguments for one or more samples.  Only their kinds, names and
-            widths count.
-        out: the file to make or replace.
-        name: the model's name; None: the file's.
-        version: its version.
-        dtype: how the tables' elements are stored: ``int8``, ``int8b``, ``int4``, ``int2``, ``fp8``,
-            ``fp16``, ``bf16`` or ``fp32``.
-        table_dtypes: the same for single tables, by a pattern of their names.
-        max_table_error: the largest relative RMSE of a table; one that loses more keeps a wider
-            type.
-        dense_dtype: how the weights of `torch.nn.Linear` layers are stored, ``fp32`` or ``bf16`` (the
-            tessera backend only); layers inside ``leaf_modules`` stay float32.
-        backend: ``tessera`` or ``fbgemm``; None: the former where it is built.
-        device: ``cpu`` or ``cuda``.
-        shards: over how many devices the tables are spread.
-        sharding: ``auto``, ``table_wise``, ``row_wise`` or ``column_wise``.
-        table_sharding: the same for single tables, by a pattern of their names.
-        plan: which rows and columns of which table lie in which shard, instead of these three.
-        leaf_modules: qualified names or class names of submodules that TorchScript compiles
-            whole, because ``torch.fx`` cannot trace them.
-        sign_key: a PEM file with the private Ed25519 key to sign with.
-        report: write here what every weight type would cost and save: HTML where the name ends
-            in ``.html``, text otherwise.
-        validation: batches of the module's arguments, each with the labels ``[B]`` of its first
-            output, which are probabilities; the manifest then holds the metrics before and after
-            quantization.
-        progress: show a progress bar where stderr is a terminal.
+    * ``module`` takes, in any order and each at most once, a float32 tensor ``[B, F]``, a
+      `KeyedJaggedTensor` and a `KeyedJaggedTensor` with weights; it returns a tensor, a dictionary
+      of tensors or a `KeyedTensor`, each tensor ``[B]`` or ``[B, k]``.  It is left as it is, and
+      packaged in evaluation mode.
+    * ``schema`` says what inputs and outputs are called and how ids are treated; None: the defaults
+      of `ModelInputs`.
+    * ``sample_batch`` holds the module's arguments for one or more samples.  Only their kinds, names
+      and widths count.
+    * ``out`` is the file to make or replace, whose name is the model's where ``name`` is None.
+    * ``backend`` is ``tessera`` where that is built, else ``fbgemm``, if it is None.
+    * ``validation`` holds batches of the module's arguments, each with the labels ``[B]`` of its
+      first output, which are probabilities; the manifest then holds the metrics before and after
+      quantization.
+    * ``report`` is where to write what every weight type would cost and save: HTML where the name
+      ends in ``.html``, text otherwise.
+    * ``progress`` shows a progress bar where stderr is a terminal.
+    * The others are fields of `PackageOptions`.
 
     Returns:
         The manifest that the file now holds.
@@ -97,10 +80,9 @@ def package_model(
     Raises:
         UserError: something that cannot be packaged; says what, where and how to go on.
     """
-    out = checked_out(out)
     inputs = read_inputs(schema)
     options = PackageOptions(
-        name=out.stem if name is None else name,
+        name=Path(out).stem if name is None else name,
         version=version,
         dtype=dtype,
         table_dtypes=table_dtypes or {},
@@ -145,14 +127,8 @@ def package_run(
 ) -> Manifest:
     """Package a run folder's best checkpoint, or one checkpoint file.
 
-    Args:
-        run_or_checkpoint: what ``tessera train`` wrote.
-        out: the file to make or replace.
-        options: see `PackageOptions`.
-        evaluate_rows: measure on about this many validation rows; None: on all.
-        skip_evaluation: do not measure; the data is then not needed.
-        report: write here what every weight type would cost and save.
-        progress: show progress bars where stderr is a terminal.
+    About ``evaluate_rows`` validation rows are measured (None: all of them), and with
+    ``skip_evaluation`` none, whose data is then not needed.  For the others, see `package_source`.
 
     Raises:
         UserError: no checkpoint, missing validation data, operators that are not installed, or
@@ -211,15 +187,8 @@ def package_source(
 ) -> Manifest:
     """Package a module that is in memory.
 
-    Args:
-        source: the module, what its inputs are called, and a sample batch.
-        out: the file to make or replace.
-        options: see `PackageOptions`.
-        origin: see `Origin`.
-        validation: see `package_model`; with a report it is gone through once per type.
-        evaluate_rows: see `package_run`.
-        report: write here what every weight type would cost and save.
-        progress: show progress bars where stderr is a terminal.
+    ``evaluate_rows`` is explained at `package_run`, the others at `package_model`; with a report, the
+    validation set is gone through once per type.
 
     Returns:
         The manifest that the file now holds.
@@ -267,26 +236,16 @@ def write_model(
     dense_transform: str = "",
     batches: Iterable[Batch] = (),
 ) -> Manifest:
-    """Package a ranking model that is in memory; see `package_source`.
+    """Package a ranking model that is in memory; see `ranking_source` and `package_source`.
 
-    Args:
-        model: float32, with plain tables; left as it is.
-        out: the file to make or replace.
-        options: see `PackageOptions`.
-        origin: see `Origin`.
-        dense_transform: what training did to the raw dense values, in words.
-        batches: the validation set; empty: nothing is measured.
+    ``batches`` are the validation set; where there are none, nothing is measured.
     """
     source = ranking_source(model, dense_transform=dense_transform)
     return package_source(source, out, options, origin=origin, validation=labelled(batches))
 
 
 def checked_out(out: str | Path) -> Path:
-    """The file to write.
-
-    Raises:
-        UserError: it is a folder, or its folder does not exist.
-    """
+    """The file to write; a `UserError` where it is a folder, or its folder does not exist."""
     out = Path(out).expanduser()
     if out.is_dir():
         raise UserError(f"--out {out} is a folder; give a file name, such as {out / 'model.pt'}")

@@ -17,15 +17,10 @@ fx.wrap("first_rows")
 
 
 class Predict(nn.Module):
-    """Builds the module's arguments and names its outputs.
+    """Builds the arguments of a module over stored tables, and names its outputs.
 
-    Args:
-        module: over stored tables (`tessera.serving.packaging.collections.swap`).
-        arguments: the kinds of its arguments, in order.
-        schema: the served inputs and outputs.
-        samples: the outputs for some batch: their shapes and types.
-        padded: whether the module gets whole blocks of samples; see
-            `tessera.serving.packaging.passes.padding`.
+    ``arguments`` are their kinds, in order; ``samples`` the outputs for some batch, with their shapes
+    and types.  A ``padded`` module gets whole blocks of samples (`tessera.serving.packaging.passes.padding`).
     """
 
     def __init__(

@@ -18,26 +18,18 @@ _SAMPLES = 2
 
 
 class ServedRanking(nn.Module):
-    """A ranking model with the head that it is served with: logits become probabilities.
-
-    Args:
-        model: takes its features in one `KeyedJaggedTensor`.
-    """
+    """A ranking model with the head that it is served with: logits become probabilities."""
 
     def __init__(self, model: RankingModel) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, dense: Tensor, *ids: KeyedJaggedTensor) -> Tensor:
-        """Score a batch.
+        """Score a batch: ``dense`` ``[B, F_dense]`` float32, NaN where missing, and raw ids.
 
-        Args:
-            dense: ``[B, F_dense]`` float32, NaN where missing.
-            ids: raw ids of the features without weights, of those with weights, or of both groups
-                in this order; or of all features in one.
-
-        Returns:
-            Probabilities, in the shape of the model's logits, ``[B]`` or ``[B, T]`` float32.
+        The ids are those of the features without weights, of those with weights, or of both groups in
+        this order; or of all features in one.  Returns probabilities, in the shape of the model's
+        logits, ``[B]`` or ``[B, T]`` float32.
         """
         sparse = ids[0] if len(ids) == 1 else _joined(*ids)
         return torch.sigmoid(self.model(dense, sparse))
@@ -55,11 +47,9 @@ def _joined(plain: KeyedJaggedTensor, scored: KeyedJaggedTensor) -> KeyedJaggedT
 
 
 def ranking_source(model: RankingModel, *, dense_transform: str = "") -> Source:
-    """The model with its served head, what its inputs are called, and a sample batch.
+    """The float32 ``model`` with its served head, what its inputs are called, and a sample batch.
 
-    Args:
-        model: float32, with plain tables; left as it is.
-        dense_transform: what training did to the raw dense values, in words.
+    ``dense_transform`` says what training did to the raw dense values, in words.
     """
     inputs = ModelInputs(
         dense_features=model.dense_names, dense_missing="nan", dense_transform=dense_transform

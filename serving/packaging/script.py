@@ -12,15 +12,13 @@ from tessera.serving.package.torchscript import expected_deprecation
 
 
 def script(graph_module: fx.GraphModule) -> torch.jit.ScriptModule:
-    """Script a traced module, in evaluation mode and without gradients.
-
-    Args:
-        graph_module: the traced module.
-
-    Raises:
-        UserError: TorchScript cannot compile it.
-    """
-    _drop_unused(graph_module)
+    """Script a traced module, in evaluation mode and without gradients, or raise a `UserError`."""
+    # Tensors that the graph no longer reads.
+    read = {str(node.target) for node in graph_module.graph.nodes if node.op == "get_attr"}
+    tensors = (graph_module.named_parameters, graph_module.named_buffers)
+    for name, _ in [pair for named in tensors for pair in named(recurse=False)]:
+        if name not in read:
+            delattr(graph_module, name)
     graph_module.eval().requires_grad_(requires_grad=False)
     with expected_deprecation(), warnings.catch_warnings():
         # About annotations in torch's own GraphModule.
@@ -31,17 +29,6 @@ def script(graph_module: fx.GraphModule) -> torch.jit.ScriptModule:
             raise UserError(_refused(error)) from error
     assert isinstance(scripted, torch.jit.ScriptModule)
     return scripted
-
-
-def _drop_unused(graph_module: fx.GraphModule) -> None:
-    """Forget tensors that the graph no longer reads."""
-    read = {str(node.target) for node in graph_module.graph.nodes if node.op == "get_attr"}
-    for name, _ in [
-        *graph_module.named_parameters(recurse=False),
-        *graph_module.named_buffers(recurse=False),
-    ]:
-        if name not in read:
-            delattr(graph_module, name)
 
 
 def _refused(error: Exception) -> str:

@@ -53,17 +53,13 @@ class ServableModel:
     """A model in its served form, before it is a file.
 
     Attributes:
-        schema: inputs and outputs.
-        tables: the stored tables.
-        plan: where they lie.
-        dense_bytes: bytes of the model's other parameters in float32.
+        dense_bytes: bytes of the parameters that are not tables, in float32.
         dense_bytes_saved: how many fewer they are as packaged.
         packed: the module with stored tables in the place of its own; takes what the module takes,
             raw ids instead of rows where a `FeatureRule` says so.
         eager: the same with a package's six inputs.
         graph: the same, traced and changed by the passes, run by Python op by op; what the
             scripted one must equal bit for bit.
-        scripted: the same as TorchScript.
     """
 
     schema: InputSchema
@@ -103,12 +99,8 @@ def make_servable(
 ) -> ServableModel:
     """Quantize, trace and script a module, without writing a package.
 
-    Args:
-        source: the module, what its inputs are called, and its arguments for some samples (see
-            `tessera.serving.packaging.inputs`).  The module is left as it is.
-        options: see `PackageOptions`.
-        progress: show a progress bar where stderr is a terminal.
-        allocate: see `tessera.serving.packaging.tables.quantize.quantize_tables`.
+    The module of ``source`` is left as it is.  ``allocate`` makes the tables' buffers; see
+    `tessera.serving.packaging.tables.quantize.quantize_tables`.
 
     Raises:
         UserError: something that cannot be packaged; says what and how to go on.
@@ -164,7 +156,6 @@ def make_servable(
 
 
 def _check_module(module: nn.Module, options: PackageOptions) -> None:
-    """Refuse what is not a module, and names of leaf modules that it does not have."""
     if not isinstance(module, nn.Module):
         raise UserError(f"module is a {type(module).__name__}; give a torch.nn.Module")
     parts = dict(module.named_modules())
@@ -180,11 +171,6 @@ def _check_module(module: nn.Module, options: PackageOptions) -> None:
 
 
 def _run_sample(packed: nn.Module, arguments: Arguments, output: str) -> dict[str, Tensor]:
-    """The module's outputs for the sample batch.
-
-    Raises:
-        UserError: the module fails.
-    """
     try:
         with torch.inference_mode():
             found = packed(*arguments.values)

@@ -24,9 +24,7 @@ batch: what a ``--factory`` returns."""
 
 
 def load_source(name: str) -> Source:
-    """Call the factory ``package.module:function``.
-
-    The working directory is searched first.
+    """Call the factory ``package.module:function``, which the working directory is searched for first.
 
     Raises:
         UserError: there is no such function, or it returns something else.

@@ -17,9 +17,8 @@ _FOLDER = "tessera.serving.packaging"
 def named_in_packages(home: str) -> Callable[[Named], Named]:
     """A decorator that fixes the name of a function or class in TorchScript archives.
 
-    Args:
-        home: the file below ``serving/packaging``, without ``.py``, that it lived in when format
-            version 3 was settled.
+    ``home`` is the file below ``serving/packaging``, without ``.py``, that it lived in when format
+    version 3 was settled.
     """
 
     def name(thing: Named) -> Named:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tessera.errors import UserError
+from tessera.serving.packaging.collections.hashing import values_in
 from tessera.serving.packaging.users_code import first_line, users_place
 
 # Their Python looks at shapes, but TorchScript compiles them whole.
@@ -52,13 +53,10 @@ _REMEDY = (
 
 
 class _FlatTracer(fx.Tracer):
-    """Goes into torch's own layers too.
+    """Goes into torch's own layers too, but into none of ``leaves`` (qualified or class names).
 
     Scripted as modules, each of them would be a class in the archive, and torch writes the
     fields of such a class in an order that differs from run to run.
-
-    Args:
-        leaves: qualified names or class names of modules that are left whole.
     """
 
     def __init__(self, leaves: Collection[str]) -> None:
@@ -104,30 +102,22 @@ class _FlatTracer(fx.Tracer):
 
 
 def is_left_whole(module: nn.Module, path: str, leaf_modules: Collection[str]) -> bool:
-    """Whether the tracer does not look into a submodule.
-
-    Args:
-        module: the submodule.
-        path: its qualified name.
-        leaf_modules: qualified names or class names that the user gave.
-    """
+    """Whether the tracer does not look into a submodule, which has the qualified name ``path``."""
     named = path in leaf_modules or type(module).__name__ in leaf_modules
     return named or isinstance(module, _TORCHS_LEAVES)
 
 
 def trace(module: nn.Module, *, leaf_modules: Collection[str] = ()) -> fx.GraphModule:
-    """Trace ``module`` (in evaluation mode) and drop what its result does not need.
+    """Trace ``module`` (in evaluation mode; from tensors to tensors) and drop what is not needed.
 
-    Args:
-        module: takes tensors, returns tensors.
-        leaf_modules: qualified names or class names of submodules that are not looked into;
-            TorchScript compiles them.
+    ``leaf_modules`` are qualified names or class names of submodules that are not looked into;
+    TorchScript compiles them.
 
     Raises:
         UserError: the module's Python depends on values; names file, line and what to do.
     """
     try:
-        with _traceable_factories(), _jagged_functions_entered(), _batch_norms_unchecked():
+        with _changed_torch(), _jagged_functions_entered():
             graph = _FlatTracer(leaf_modules).trace(module)
     except Exception as error:
         raise UserError(explain(error)) from error
@@ -162,15 +152,19 @@ def _flat(module: nn.Module, graph: fx.Graph) -> fx.GraphModule:
 
 
 @contextmanager
-def _traceable_factories() -> Iterator[None]:
-    """While tracing, let `FACTORIES` take traced sizes."""
-    for original in FACTORIES:
-        setattr(torch, original.__name__, _traceable(original))
+def _changed_torch() -> Iterator[None]:
+    """While tracing, let `FACTORIES` take traced sizes, and batch norms any number of dimensions."""
+    changes: list[tuple[Any, str, Any]] = [(torch, f.__name__, _traceable(f)) for f in FACTORIES]
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    changes += [(kind, "_check_input_dim", lambda *_: None) for kind in norms]  # its only branch
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
+    for change in changes:
+        setattr(*change)
     try:
         yield
     finally:
-        for original in FACTORIES:
-            setattr(torch, original.__name__, original)
+        for original in originals:
+            setattr(*original)
 
 
 @contextmanager
@@ -190,20 +184,6 @@ def _jagged_functions_entered() -> Iterator[None]:
         wrapped.update(entered)
 
 
-@contextmanager
-def _batch_norms_unchecked() -> Iterator[None]:
-    """While tracing, leave out that batch norms look at how many dimensions there are."""
-    kinds: tuple[Any, ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    originals = [kind._check_input_dim for kind in kinds]  # noqa: SLF001 - its only branch
-    for kind in kinds:
-        kind._check_input_dim = lambda *_: None  # noqa: SLF001 - likewise
-    try:
-        yield
-    finally:
-        for kind, original in zip(kinds, originals, strict=True):
-            kind._check_input_dim = original  # noqa: SLF001 - likewise
-
-
 def _takes_jagged(function: Callable[..., Any]) -> bool:
     if not str(getattr(function, "__module__", "")).startswith("tessera."):
         return False
@@ -214,8 +194,7 @@ def _takes_jagged(function: Callable[..., Any]) -> bool:
 def _traceable(factory: Callable[..., Tensor]) -> Callable[..., Any]:
     @functools.wraps(factory)
     def call(*args: Any, **kwargs: Any) -> Any:
-        found = (value for value in _leaves((args, kwargs)) if isinstance(value, fx.Proxy))
-        proxy = next(found, None)
+        proxy = next(values_in((args, kwargs), fx.Proxy), None)
         if proxy is None:
             return factory(*args, **kwargs)
         return proxy.tracer.create_proxy("call_function", factory, args, kwargs)
@@ -223,23 +202,11 @@ def _traceable(factory: Callable[..., Tensor]) -> Callable[..., Any]:
     return call
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    """What lies in nested tuples, lists and dictionaries."""
-    if isinstance(value, tuple | list | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(item)
-    else:
-        yield value
-
-
 def explain(error: Exception) -> str:
     """What a module's author has to know: where, what and how to go on."""
-    return f"the module cannot be traced{users_place(error)}: {_meaning(error)}; {_REMEDY}"
-
-
-def _meaning(error: Exception) -> str:
+    meaning = first_line(error)
     if isinstance(error, fx.proxy.TraceError) and "control flow" in str(error):
-        return (
+        meaning = (
             "this branch depends on the values of a request, and the traced graph has no branches"
         )
-    return first_line(error)
+    return f"the module cannot be traced{users_place(error)}: {meaning}; {_REMEDY}"

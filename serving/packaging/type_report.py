@@ -10,11 +10,9 @@ from pathlib import Path
 import jinja2
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from torch import Tensor
 
 import tessera
 from tessera.errors import UserError
-from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving.inspect.summary import human_bytes, table_of
 from tessera.serving.package.manifest import Evaluation, TableInfo
 from tessera.serving.package.replace import replacing
@@ -35,15 +33,12 @@ Measure = Callable[[Runner, InputSchema], Evaluation | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One way to store the weights.
+    """One way to store the weights, what each table loses by it, and the metrics, if there are any.
 
     Attributes:
         name: a weight type for all tables, `CHOSEN`, or `SAME_TABLES` where only the dense layers differ
             from that.
-        dense: the dense layers' type.
         bytes: of all weights.
-        tables: what each table is and loses.
-        evaluation: metrics on the validation set; None where there is none.
         largest_change: the largest difference of an output from the fp32 model's over the golden
             requests.
     """
@@ -84,18 +79,14 @@ def compare_types(options: PackageOptions, make: Make, measure: Measure) -> Type
     """Make the model once per weight type that the backend has, and as ``options`` say.
 
     Tables of one type come with dense layers in float32; the choice of ``options`` also with each
-    other type of dense layers that it could have.  The models stay on one CPU: where tables lie changes neither bytes nor errors.
-
-    Args:
-        options: what is packaged.
-        make: makes a model's served form.
-        measure: its metrics.
+    other type of dense layers that it could have.  The models stay on one CPU: where tables lie
+    changes neither bytes nor errors.
 
     Raises:
         UserError: ``options`` do not fit the model.
     """
     here = replace(options, shards=1, sharding="auto", table_sharding={}, plan=None)
-    usable = [name for name in ROW_TYPES if name in lookup_backend(options.backend).weight_types]
+    backend = lookup_backend(options.backend)
 
     def make_as(name: str, dense: str) -> ServableModel:
         if name in {CHOSEN, SAME_TABLES}:
@@ -104,14 +95,13 @@ def compare_types(options: PackageOptions, make: Make, measure: Measure) -> Type
             replace(here, dtype=name, table_dtypes={}, max_table_error=None, dense_dtype=dense)
         )
 
-    dense_types = lookup_backend(options.backend).dense_types
     exact = make_as("fp32", "fp32")
     inputs = golden_batch(exact.schema)
     expected = _runner(exact).forward(inputs)
     wanted = [
         (CHOSEN, options.dense_dtype),
-        *((SAME_TABLES, dense) for dense in dense_types if dense != options.dense_dtype),
-        *((name, "fp32") for name in usable),
+        *((SAME_TABLES, dense) for dense in backend.dense_types if dense != options.dense_dtype),
+        *((name, "fp32") for name in backend.weight_types),
     ]
     choices, impossible = [], []
     for name, dense in wanted:
@@ -123,6 +113,7 @@ def compare_types(options: PackageOptions, make: Make, measure: Measure) -> Type
             impossible.append((name, str(error)))
             continue
         runner = _runner(servable)
+        found = runner.forward(inputs)
         choices.append(
             Choice(
                 name=name,
@@ -130,7 +121,7 @@ def compare_types(options: PackageOptions, make: Make, measure: Measure) -> Type
                 bytes=servable.bytes_packaged,
                 tables=tuple(table.info for table in servable.tables.tables),
                 evaluation=measure(runner, servable.schema),
-                largest_change=_largest_change(runner.forward(inputs), expected),
+                largest_change=max(float((found[n] - v).abs().max()) for n, v in expected.items()),
             )
         )
     choices.sort(key=lambda choice: (choice.bytes, choice.name))
@@ -139,10 +130,6 @@ def compare_types(options: PackageOptions, make: Make, measure: Measure) -> Type
 
 def _runner(servable: ServableModel) -> Runner:
     return TorchScriptRunner(optimize(servable.scripted))
-
-
-def _largest_change(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    return max(float((found[name] - value).abs().max()) for name, value in expected.items())
 
 
 HEAD = (
@@ -163,9 +150,10 @@ HEAD = (
 def _rows(report: TypeReport) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for choice in report.choices:
-        quality = None if choice.evaluation is None else choice.evaluation.packaged
-        before = None if choice.evaluation is None else choice.evaluation.fp32.normalised_entropy
-        after = None if quality is None else quality.normalised_entropy
+        quality = before = after = None
+        if choice.evaluation is not None:
+            quality = choice.evaluation.packaged
+            before, after = choice.evaluation.fp32.normalised_entropy, quality.normalised_entropy
         change = None if before is None or after is None else after - before
         rows.append(
             (
@@ -202,11 +190,7 @@ def _table_rows(report: TypeReport) -> list[tuple[str, ...]]:
 
 def _about(report: TypeReport) -> str:
     measured = report.chosen.evaluation
-    rows = (
-        "no validation rows were measured"
-        if measured is None
-        else f"{measured.rows} validation rows"
-    )
+    rows = f"{measured.rows} validation rows" if measured else "no validation rows were measured"
     return (
         f"model {report.model}; {rows}; the largest change of an output is over the package's "
         "golden requests, against tables and dense layers in fp32"
@@ -240,11 +224,7 @@ def as_html(report: TypeReport) -> str:
 
 
 def check_place(path: Path) -> None:
-    """For before the long way to a report.
-
-    Raises:
-        UserError: the folder of ``path`` does not exist, or ``path`` is not a file.
-    """
+    """Refuse a place where no report can be written, before the long way to it."""
     if path.exists() and not path.is_file():
         raise UserError(f"--report {path} exists and is not a file; name another")
     if not path.parent.is_dir():
@@ -252,11 +232,7 @@ def check_place(path: Path) -> None:
 
 
 def write_report(report: TypeReport, path: Path) -> None:
-    """Write HTML where the name ends in ``.html`` or ``.htm``, text otherwise.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Write HTML where the name ends in ``.html`` or ``.htm``, text otherwise."""
     html = path.suffix.lower() in {".html", ".htm"}
     with replacing(path) as draft:
         draft.write_text(as_html(report) if html else as_text(report), encoding="utf-8")

@@ -21,6 +21,9 @@ The folders are the request's way through the program; cpp_server/src has the sa
     model/         loaded packages, served models, and the registry that finds them by name
     metrics/       what is counted, and the page that shows it
     server         the life of it all: ports, loading, readiness, drain
+    supervisor     several processes that are one server: ports, loading, forking, replacing, drain
+    worker_process what they do: a server each, and one for the HTTP port's pages; forked,
+                   shared_slots: how they begin, and what they tell one another
     background     a server on a thread of its own, or in a process of its own
 
 Threads: the event loop's thread owns everything but the workers' own buffers, so there are no

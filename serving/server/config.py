@@ -8,7 +8,7 @@ cannot work, naming the field, the value and the remedy.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn
 
 from tessera.errors import UserError
@@ -45,6 +45,7 @@ _MOST = {
     "worker_niceness": 19,
 }
 
+_MOST_PROCESSES = 256
 _LARGEST_MESSAGE = (1 << 31) - 1
 _LONGEST_DRAIN_S = 1_000_000
 
@@ -146,6 +147,8 @@ class ServerConfig:
         verify_golden: replay the package's golden answers before serving it.
         require_signature: serve only packages that one of ``public_keys`` has signed.
         public_keys: PEM files with an Ed25519 public key each.
+        processes: processes that answer; those of more than one share the tables, the port and
+            ``max_inflight_bytes``.
         gpus: CUDA's numbers of the GPUs for packages made for GPUs; empty: every one.
     """
 
@@ -162,6 +165,7 @@ class ServerConfig:
     verify_golden: bool = True
     require_signature: bool = False
     public_keys: tuple[str, ...] = ()
+    processes: int = 1
     gpus: tuple[int, ...] = ()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "text"] = "json"
@@ -196,6 +200,10 @@ class ServerConfig:
                 f"gRPC takes messages of {_LARGEST_MESSAGE} bytes at most",
             )
         _at_least(1, max_http_connections=self.max_http_connections)
+        self._check_processes()
+        self._check_drain()
+
+    def _check_processes(self) -> None:
         if self.max_inflight_bytes < self.max_message_bytes:
             _refuse(
                 "max_inflight_bytes",
@@ -203,7 +211,26 @@ class ServerConfig:
                 f"a message of max_message_bytes={self.max_message_bytes} could never come in: "
                 "raise the one or lower the other",
             )
-        self._check_drain()
+        _at_least(1, processes=self.processes)
+        if self.processes > _MOST_PROCESSES:
+            _refuse("processes", self.processes, f"give {_MOST_PROCESSES} at most")
+        if self.max_inflight_bytes // self.processes < self.max_message_bytes:
+            _refuse(
+                "max_inflight_bytes",
+                self.max_inflight_bytes,
+                f"a message of max_message_bytes={self.max_message_bytes} could never come into one "
+                f"of {self.processes} processes: raise the one or lower the other",
+            )
+
+    def of_one_process(self) -> ServerConfig:
+        """The same for one of the processes: its share of the workers and of the bytes."""
+        workers = max(1, self.limits.workers // self.processes)
+        return replace(
+            self,
+            processes=1,
+            limits=replace(self.limits, workers=workers),
+            max_inflight_bytes=self.max_inflight_bytes // self.processes,
+        )
 
     def _check_drain(self) -> None:
         _at_least(0, drain_propagation_ms=self.drain_propagation_ms)

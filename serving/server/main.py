@@ -12,6 +12,7 @@ from tessera.serving.server.log import make_logger
 from tessera.serving.server.log_writer import LogWriter
 from tessera.serving.server.server import Server
 from tessera.serving.server.signals import HANDLED_SIGNALS
+from tessera.serving.server.supervisor import Supervisor
 
 
 def serve_until_signal(config: ServerConfig) -> int:
@@ -23,6 +24,8 @@ def serve_until_signal(config: ServerConfig) -> int:
     # Whatever else writes to sys.stderr (warnings, tracebacks of threads) may not wait, either.
     with LogWriter.of_stderr() as writer, contextlib.redirect_stderr(writer):
         log = make_logger(config.log_level, config.log_format, writer)
+        if config.processes > 1:
+            return Supervisor(config, log).run()
         return asyncio.run(_serve(config, log, writer))
 
 

@@ -29,6 +29,7 @@ from tessera.serving.server.front.health_service import HealthService, Serving
 from tessera.serving.server.front.http_front import HttpFront
 from tessera.serving.server.front.kserve_metadata import KserveMetadata
 from tessera.serving.server.front.message_receiver import MessageReceiver
+from tessera.serving.server.front.pages import MakePages, Pages
 from tessera.serving.server.front.predict_service import PredictService
 from tessera.serving.server.front.status_page import StatusPage
 from tessera.serving.server.metrics.metrics_page import MetricsPage
@@ -38,6 +39,7 @@ from tessera.serving.server.model.loader import (
     ModelIdentity,
     ModelLoader,
     PackageLoader,
+    identify_all,
 )
 from tessera.serving.server.model.registry import Registry
 from tessera.serving.server.model.replicas import Replicas
@@ -71,6 +73,8 @@ class Server:
         loader: where models come from; package files if None.
         log: a logger as `make_logger` makes it.
         dropped_log_lines: how many lines ``log`` has lost so far.
+        make_pages: makes what shows the metrics and the state; the HTTP port if None.
+        shares_port: whether other processes of the same server listen on the same gRPC port.
 
     Attributes:
         port: the gRPC port, once the server has started.
@@ -87,6 +91,8 @@ class Server:
         log: Any,
         dropped_log_lines: Callable[[], int],
         loader: ModelLoader | None = None,
+        make_pages: MakePages | None = None,
+        shares_port: bool = False,
     ) -> None:
         self.port = 0
         self.http_port = 0
@@ -97,7 +103,7 @@ class Server:
             public_keys=config.public_keys,
             gpus=config.gpus,
         )
-        self._models = _identify(config.models, self._loader)
+        self._models = identify_all(config.models, self._loader)
         names = [identity.name for _, identity in self._models]
         self._registry = Registry(names)
         self._metrics = MetricsPage(tessera.__version__, dropped_log_lines)
@@ -111,6 +117,7 @@ class Server:
         self._admission = Admission()
         self._budget = ByteBudget(config.max_inflight_bytes)
         self._draining = False
+        self._http = (make_pages or self._make_http_front)(self._metrics, self.state)
         self._grpc = GrpcFront(
             predict_service=PredictService(
                 registry=self._registry,
@@ -124,6 +131,7 @@ class Server:
                 limits=config.limits,
                 version=tessera.__version__,
                 state=self.state,
+                counted=self._http.counted,
                 log=self._log,
             ),
             health=self._health,
@@ -132,12 +140,15 @@ class Server:
                 max_bytes=config.max_inflight_bytes, max_message_bytes=config.max_message_bytes
             ),
             max_message_bytes=config.max_message_bytes,
+            shares_port=shares_port,
         )
-        self._http = HttpFront(
-            metrics=self._metrics,
-            status_page=StatusPage(list(self._counters.values()), time.monotonic),
-            state=self.state,
-            max_connections=config.max_http_connections,
+
+    def _make_http_front(self, metrics: MetricsPage, state: Callable[[], str]) -> Pages:
+        return HttpFront(
+            metrics=metrics,
+            status_page=StatusPage(metrics.models, time.monotonic),
+            state=state,
+            max_connections=self._config.max_http_connections,
             log=self._log,
         )
 
@@ -376,18 +387,3 @@ def _gpus(model: LoadedModel) -> tuple[int, ...]:
     return tuple(
         sorted(int(device[5:]) for device in model.table_bytes if device.startswith("cuda:"))
     )
-
-
-def _identify(
-    sources: tuple[ModelSource, ...], loader: ModelLoader
-) -> list[tuple[ModelSource, ModelIdentity]]:
-    models = [(source, loader.identify(source)) for source in sources]
-    seen: dict[str, str] = {}
-    for source, identity in models:
-        if identity.name in seen:
-            raise UserError(
-                f"--model: {seen[identity.name]} and {source.path} are both named "
-                f"{identity.name!r}; give one another name with --model NAME={source.path}"
-            )
-        seen[identity.name] = source.path
-    return models

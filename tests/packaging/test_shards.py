@@ -20,7 +20,7 @@ from tessera.serving.package.loading import load_package
 from tessera.serving.package.manifest import ShardingPlan
 from tessera.serving.package.runner import HostBatch
 from tessera.serving.package.schema import FeatureSpec
-from tessera.serving.packaging.lookups.tessera_backend import TesseraBackend
+from tessera.serving.packaging.lookups.backends import BACKENDS
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import write_model
 from tessera.serving.packaging.ranking import ranking_source
@@ -70,7 +70,7 @@ class OneRows(OneLookup):
 @settings(max_examples=40)
 @given(data=st.data())
 def test_any_mix_of_cuts_and_types_gives_the_bits_of_one_shard(data: st.DataObject) -> None:
-    usable = st.sampled_from(sorted(TesseraBackend.weight_types))
+    usable = st.sampled_from(sorted(BACKENDS["tessera"].weight_types))
     kinds = [ROW_TYPES[name] for name in data.draw(st.lists(usable, min_size=1, max_size=4))]
     shards = data.draw(st.integers(2, 3))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
@@ -109,7 +109,7 @@ def test_any_mix_of_cuts_and_types_gives_the_bits_of_one_shard(data: st.DataObje
         )
     given_ = [f if data.draw(st.booleans()) or not n else None for n, f in enumerate(features)]
     names = data.draw(st.permutations([f.name for f in given_ if f is not None]))
-    backend = TesseraBackend()
+    backend = BACKENDS["tessera"]
     whole = OneLookup(backend.lookup(one, given_, names))
     spread = script(trace(OneLookup(backend.lookup(many, given_, names))))
     for size in (1, data.draw(st.integers(2, 9))):

@@ -10,7 +10,7 @@ from tessera.kernels.libraries import load_libraries
 from tessera.kernels.quantize import quantize_table
 from tessera.kernels.row_types import row_type
 from tessera.serving.package.schema import FeatureSpec
-from tessera.serving.packaging.lookups.tessera_backend import TesseraBackend
+from tessera.serving.packaging.lookups.backends import BACKENDS
 from tessera.serving.packaging.tables.quantize import FloatTable, quantize_tables
 from tessera.serving.packaging.tables.shard import plan_shards
 
@@ -19,7 +19,7 @@ KIND = row_type("int8b")
 
 @pytest.fixture(scope="module", autouse=True)
 def operators() -> None:
-    load_libraries(TesseraBackend().operator_libraries)
+    load_libraries(BACKENDS["tessera"].operator_libraries)
 
 
 def table(rows: int = 50, dim: int = 64) -> FloatTable:
@@ -63,7 +63,7 @@ def test_rows_are_those_of_the_kernels_quantization(
 
 def test_lookups_read_what_is_stored() -> None:
     stored = quantize_tables([table()], KIND)
-    module = TesseraBackend().lookup(stored, [feature()], ["f"])
+    module = BACKENDS["tessera"].lookup(stored, [feature()], ["f"])
     ids = torch.tensor([3, 49, 0, 7, 7])
     pooled = module(ids, torch.tensor([1, 1, 3]), None)
     values = stored.values("t")[ids]
@@ -78,8 +78,8 @@ def test_cuts_give_the_bits_of_one_shard(way: str, shards: int) -> None:
     plan = plan_shards([given], {"t": KIND}, shards=shards, by_pattern={"t": way})
     one, many = quantize_tables([given], KIND), quantize_tables([given], KIND, plan=plan)
     assert torch.equal(many.values("t"), one.values("t"))
-    single = TesseraBackend().lookup(one, [feature()], ["f"])
-    spread = TesseraBackend().lookup(many, [feature()], ["f"])
+    single = BACKENDS["tessera"].lookup(one, [feature()], ["f"])
+    spread = BACKENDS["tessera"].lookup(many, [feature()], ["f"])
     for ids, lengths in (
         (torch.arange(50), torch.full((10,), 5)),
         (torch.tensor([49]), torch.tensor([0, 1, 0])),

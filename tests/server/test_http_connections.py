@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from tessera.serving.server.front.http_connections import HttpConnections, HttpTimes
+from tessera.serving.server.front.http_connections import HttpConnections, HttpTimes, listen_on
 from tests.patience import PATIENCE_S
 from tests.server.server_harness import config, serving
 
@@ -45,7 +45,9 @@ async def listening(most, times=LONG):
     holder, log = [], Log()
     connections = HttpConnections(lambda: Lines(holder), max_connections=most, log=log, times=times)
     holder.append(connections)
-    port = await connections.listen("127.0.0.1", 0)
+    listeners = listen_on("127.0.0.1", 0)
+    connections.accept_from(listeners)
+    port = listeners[0].getsockname()[1]
     try:
         yield connections, port, log
     finally:

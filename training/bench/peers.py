@@ -41,11 +41,8 @@ Scores = npt.NDArray[np.float64]
 class Plain:
     """Rows as numpy has them.
 
-    Attributes:
-        dense: ``[n, F_dense]``, NaN where missing.
-        lengths: ``[F, n]``.
-        values: per feature, the ids of all its bags.
-        labels: ``[n]``.
+    Dense ``[n, F_dense]``, NaN where missing; lengths ``[F, n]``; per feature, the ids of all its
+    bags; labels ``[n]``.
     """
 
     dense: npt.NDArray[np.float32]
@@ -55,7 +52,6 @@ class Plain:
 
 
 def plain(view: DatasetView) -> Plain:
-    """All rows of a view."""
     batch = view.dataset.batch(view.slice(0, len(view)))
     features = len(view.dataset.sparse_names)
     lengths = batch.sparse_features.lengths().numpy().reshape(features, -1)

@@ -17,12 +17,7 @@ from torch.multiprocessing.spawn import spawn
 def in_ranks(work: Callable[..., Any], ranks: int, backend: str, *arguments: Any) -> Any:
     """Call ``work(*arguments)`` in every rank; returns what it returns in rank 0, as JSON has it.
 
-    Args:
-        work: a function of a module, which the process group and this rank's GPU, if any, are set
-            up for.
-        ranks: how many processes.
-        backend: of the process group; with NCCL in it, each rank has a GPU.
-        arguments: what can be pickled.
+    ``work`` is a function of a module.  With NCCL in the ``backend``, each rank has a GPU.
     """
     with tempfile.TemporaryDirectory() as folder:
         spawn(_rank, (ranks, backend, folder, work, arguments), nprocs=ranks)  # type: ignore[no-untyped-call] # torch leaves it untyped

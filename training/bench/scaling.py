@@ -212,7 +212,6 @@ def work(settings: Settings) -> dict[str, Any]:
 
 
 def measure_world(world: int, settings: Settings) -> dict[str, Any]:
-    """What rank 0 of a world of ``world`` ranks measured."""
     backend = "cpu:gloo,cuda:nccl" if settings.device == "cuda" else "gloo"
     found: dict[str, Any] = in_ranks(work, world, backend, settings)
     return found
@@ -240,7 +239,6 @@ def main() -> None:
 
 
 def print_table(found: dict[int, Any]) -> None:
-    """Samples per second by world, and how they compare."""
     first = min(found)
     base = {name: found[first]["contenders"][name]["samples_per_s"] / first for name in CONTENDERS}
     print("ranks  contender   samples/s  efficiency  over plain  NCCL   GB/s between ranks")

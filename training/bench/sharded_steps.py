@@ -26,14 +26,9 @@ Step = Callable[[int], Outputs]
 
 @dataclass(frozen=True)
 class Setting:
-    """What is measured.
+    """What is measured: ranks on ``cpu`` or ``cuda``, and tables ``rows`` by ``dim``, one feature each.
 
     Attributes:
-        ranks: processes.
-        device: ``cpu`` or ``cuda``.
-        tables: number of tables, one feature each.
-        rows: of each table.
-        dim: columns.
         batch: samples per rank.
         ids: most ids per bag; a bag has 0 to this many, drawn evenly.
         rounds: per way of cutting.
@@ -59,13 +54,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Library:
-    """What differs between the libraries: where their names are, and how features are built.
-
-    Attributes:
-        name: the library's name as it is printed.
-        root: the package that its modules are below.
-        fused_params: the tables' optimizer in the library's words.
-    """
+    """A library's name, the package of its modules, and the tables' optimizer in its words."""
 
     name: str
     root: str
@@ -77,7 +66,6 @@ class Library:
 
 
 def libraries() -> list[Library]:
-    """Tessera, and TorchRec if it is installed."""
     fused = {"learning_rate": LEARNING_RATE, "eps": EPS}
     found = [
         Library("tessera", "tessera.training", {"optimizer": "exact_row_wise_adagrad", **fused})
@@ -90,14 +78,12 @@ def libraries() -> list[Library]:
 
 
 def device_of(setting: Setting) -> torch.device:
-    """This rank's device."""
     if setting.device == "cpu":
         return torch.device("cpu")
     return torch.device("cuda", dist.get_rank())
 
 
 def plain_module(library: Library, setting: Setting, *, pooled: bool) -> nn.Module:
-    """The collection before sharding."""
     module = "modules.embedding_modules"
     collection = library.get(module, "EmbeddingBagCollection" if pooled else "EmbeddingCollection")
     config = library.get(
@@ -176,11 +162,8 @@ def draw(setting: Setting, seed: int, rank: int) -> tuple[Tensor, Tensor]:
 def stepper(library: Library, setting: Setting, kind: str, *, pooled: bool) -> Step:
     """A function that takes one step of a sharded collection, on the batch of the given number.
 
-    Args:
-        library: whose collection it is.
-        setting: sizes of tables and batches.
-        kind: how the tables are cut, one of TorchRec's helpers in ``sharding_plan``.
-        pooled: an ``EmbeddingBagCollection``, else an ``EmbeddingCollection``.
+    The tables are cut by ``kind``, one of TorchRec's helpers in ``sharding_plan``.  The collection is
+    an ``EmbeddingBagCollection`` where ``pooled``, else an ``EmbeddingCollection``.
     """
     device = device_of(setting)
     where = "embeddingbag" if pooled else "embedding"

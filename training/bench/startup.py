@@ -10,21 +10,14 @@ installed.
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from functools import partial
-from typing import Any
 
 import torch
 
-from tessera.training import (
-    EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
-    EmbeddingBagConfig,
-)
 from tessera.training.bench.harness import arguments, in_turns, machine, medians, seconds_of
-from tessera.training.distributed.planner import EmbeddingShardingPlanner, Topology
+from tessera.training.bench.sharded_steps import Library, libraries
 from tessera.training.distributed.planner.stats import NoopEmbeddingStats
 
 TABLES, RANKS, RANKS_PER_HOST, BATCH = 1000, 64, 8, 512
@@ -37,33 +30,14 @@ def import_seconds(module: str) -> float:
 
 
 def sizes() -> list[tuple[int, int]]:
-    """Rows and columns of the tables."""
     return [(1000 * (1 + index % 97), 64 if index % 3 else 128) for index in range(TABLES)]
 
 
-def our_plan() -> float:
-    """Seconds for a plan of ours."""
+def plan_seconds(library: Library) -> float:
+    """Seconds for a library's plan of the tables, with its default settings."""
+    config = library.get("modules.embedding_configs", "EmbeddingBagConfig")
     tables = [
-        EmbeddingBagConfig(rows, columns, name=f"t{index}", feature_names=[f"f{index}"])
-        for index, (rows, columns) in enumerate(sizes())
-    ]
-    model = EmbeddingBagCollection(tables, device=torch.device("meta"))
-    topology = Topology(RANKS, "cuda", local_world_size=RANKS_PER_HOST)
-    planner = EmbeddingShardingPlanner(topology, batch_size=BATCH, stats=NoopEmbeddingStats())
-    taken = seconds_of(lambda: planner.plan(model, [EmbeddingBagCollectionSharder()]))
-    report = planner.report
-    assert report is not None, "a planner that planned has a report"
-    print(f"{report.num_options} ways, {report.num_proposals} proposals")
-    return taken
-
-
-def torchrec_plan() -> float:
-    """Seconds for TorchRec's plan of the same tables, with its default settings."""
-    peer: Any = __import__("torchrec")
-    embeddingbag: Any = __import__("torchrec.distributed.embeddingbag", fromlist=["x"])
-    planner: Any = __import__("torchrec.distributed.planner", fromlist=["x"])
-    tables = [
-        peer.EmbeddingBagConfig(
+        config(
             num_embeddings=rows,
             embedding_dim=columns,
             name=f"t{index}",
@@ -71,10 +45,19 @@ def torchrec_plan() -> float:
         )
         for index, (rows, columns) in enumerate(sizes())
     ]
-    model = peer.EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
-    topology = planner.Topology(RANKS, "cuda", local_world_size=RANKS_PER_HOST)
-    maker = planner.EmbeddingShardingPlanner(topology=topology, batch_size=BATCH)
-    return seconds_of(lambda: maker.plan(model, [embeddingbag.EmbeddingBagCollectionSharder()]))
+    collection = library.get("modules.embedding_modules", "EmbeddingBagCollection")
+    model = collection(tables=tables, device=torch.device("meta"))
+    topology = library.get("distributed.planner", "Topology")(
+        RANKS, "cuda", local_world_size=RANKS_PER_HOST
+    )
+    maker = library.get("distributed.planner", "EmbeddingShardingPlanner")
+    quiet = {"stats": NoopEmbeddingStats()} if library.name == "tessera" else {}
+    planner = maker(topology=topology, batch_size=BATCH, **quiet)
+    sharder = library.get("distributed.embeddingbag", "EmbeddingBagCollectionSharder")()
+    taken = seconds_of(lambda: planner.plan(model, [sharder]))
+    if library.name == "tessera":
+        print(f"{planner.report.num_options} ways, {planner.report.num_proposals} proposals")
+    return taken
 
 
 def main() -> None:
@@ -85,9 +68,9 @@ def main() -> None:
     imports = {name: partial(import_seconds, name) for name in ("torch", "tessera.training")}
     alone, ours = medians(in_turns(imports, rounds)).values()
     print(f"import torch {alone:.2f} s, import tessera.training {ours:.2f} s: {ours / alone:.2f}x")
-    print(f"plan of {TABLES} tables on {RANKS} ranks: {our_plan():.2f} s")
-    if importlib.util.find_spec("torchrec") is not None:
-        print(f"TorchRec's: {torchrec_plan():.2f} s")
+    for library in libraries():
+        taken = plan_seconds(library)
+        print(f"{library.name}'s plan of {TABLES} tables on {RANKS} ranks: {taken:.2f} s")
 
 
 if __name__ == "__main__":

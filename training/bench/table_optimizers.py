@@ -54,7 +54,6 @@ TORCHS: dict[EmbOptimType, Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 def group(optimizer: EmbOptimType) -> GroupedEmbeddingConfig:
-    """The tables, whole, on one rank."""
     tables = [
         ShardedEmbeddingTable(
             num_embeddings=ROWS,

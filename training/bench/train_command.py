@@ -131,7 +131,6 @@ def running(command: list[str], said: IO[bytes]) -> Iterator[subprocess.Popen[by
 
 
 def children_of(parent: int) -> list[int]:
-    """The processes that ``parent`` started."""
     found = []
     for status in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError):  # it has ended meanwhile

@@ -143,7 +143,6 @@ def measure(setting: Setting, kind: str, *, pooled: bool) -> dict[str, Any]:
 
 
 def work(setting: Setting, cases: list[tuple[str, bool]]) -> list[dict[str, Any]]:
-    """One rank: measure everything; rank 0 prints it, too."""
     torch.set_num_threads(1)
     results = []
     for kind, pooled in cases:
@@ -154,7 +153,6 @@ def work(setting: Setting, cases: list[tuple[str, bool]]) -> list[dict[str, Any]
 
 
 def line(result: dict[str, Any]) -> str:
-    """A row of the printed table."""
     name = f"{result['kind']}, {'pooled' if result['pooled'] else 'unpooled'}"
     ours = f"{1 / result['tessera']:8.1f}"
     theirs = f"{1 / result['torchrec']:8.1f}" if "torchrec" in result else "       -"

@@ -78,14 +78,15 @@ class DataConfig:
         value = getattr(self, name)
         if not isinstance(value, (str, tuple)):
             raise UserError(f"{name}={value!r}: give a path, or a tuple of paths")
-        if any(not item for item in self.paths(name)):
+        if not all(self.paths(name)):
             raise UserError(f"{name}={value!r}: an empty path; leave it out")
-        if self.format == "movielens" and name != "path" and value:
-            raise UserError(
-                f"{name}={value!r}: only Criteo files can be split by hand; leave it out"
-            )
-        if self.format == "movielens" and name == "path" and len(self.paths(name)) != 1:
+        if self.format != "movielens":
+            return
+        if name == "path" and len(self.paths(name)) != 1:
             raise UserError(f"path={value!r}: give MovieLens' one folder")
+        if name != "path" and value:
+            remedy = "only Criteo files can be split by hand; leave it out"
+            raise UserError(f"{name}={value!r}: {remedy}")
 
     def _check_fractions(self) -> None:
         check.share(self, "valid_fraction test_fraction")

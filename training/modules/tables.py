@@ -15,6 +15,7 @@ from tessera.training.modules.embedding_configs import (
     EmbeddingBagConfig,
     EmbeddingConfig,
 )
+from tessera.training.sparse.checks import check_id_dtype
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 
@@ -168,8 +169,7 @@ def check_features(features: KeyedJaggedTensor, tables: Sequence[BaseEmbeddingCo
     values = features.values()
     if not isinstance(values, Tensor):
         return
-    if values.dtype not in {torch.int32, torch.int64}:
-        raise ValueError(f"values has dtype {values.dtype}; ids are int32 or int64")
+    check_id_dtype(values)
     places = features.index_per_key()
     missing = [key for table in tables for key in table.feature_names if key not in places]
     if missing:

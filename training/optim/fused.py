@@ -21,27 +21,14 @@ __all__ = [
 _DECAY_MODES = ("decouple", "l2")
 # FBGEMM's WeightDecayMode by value; the modes that it has besides these are not here.
 _FBGEMM_DECAY_MODES = {1: "l2", 2: "decouple"}
-_CACHE_FIELDS = (
-    "cache_load_factor",
-    "cache_algorithm",
-    "cache_reserved_memory",
-    "cache_precision",
-    "prefetch_pipeline",
+# Settings, what they may be, and the same in words.
+_BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    ("learning_rate eps weight_decay cache_reserved_memory", lambda x: x >= 0, "0 or more"),
+    ("eta", lambda x: 0 <= x < float("inf"), "a finite number, 0 or more"),
+    ("beta1 beta2 momentum", lambda x: 0 <= x < 1, "0 or more, below 1"),
+    ("max_gradient", lambda x: x > 0, "above 0"),
+    ("cache_load_factor", lambda x: 0 < x <= 1, "above 0, to 1"),
 )
-_NOT_NEGATIVE = (lambda value: value >= 0, "0 or more")
-_BELOW_1 = (lambda value: 0 <= value < 1, "0 or more, below 1")
-_BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
-    "learning_rate": _NOT_NEGATIVE,
-    "eps": _NOT_NEGATIVE,
-    "weight_decay": _NOT_NEGATIVE,
-    "cache_reserved_memory": _NOT_NEGATIVE,
-    "eta": (lambda value: 0 <= value < float("inf"), "a finite number, 0 or more"),
-    "beta1": _BELOW_1,
-    "beta2": _BELOW_1,
-    "momentum": _BELOW_1,
-    "max_gradient": (lambda value: value > 0, "above 0"),
-    "cache_load_factor": (lambda value: 0 < value <= 1, "above 0, to 1"),
-}
 _CHOICES = {
     "output_dtype": ("fp32", "fp16", "bf16"),
     "bounds_check_mode": ("fatal", "warning", "ignore", "none"),
@@ -123,10 +110,11 @@ class FusedParams:
                     f"fused_params: {name} is {getattr(self, name)}, but {self.optimizer.value} has "
                     "none; leave it out"
                 )
-        for name, (allows, wanted) in _BOUNDS.items():
-            value = getattr(self, name)
-            if value is not None and not allows(value):
-                raise ValueError(f"fused_params: {name} is {value}; give {wanted}")
+        for names, allows, wanted in _BOUNDS:
+            for name in names.split():
+                value = getattr(self, name)
+                if value is not None and not allows(value):
+                    raise ValueError(f"fused_params: {name} is {value}; give {wanted}")
         if self.gradient_clipping is False and self.max_gradient is not None:
             raise ValueError(
                 "fused_params: max_gradient is given but gradient_clipping is False; leave one out"
@@ -166,7 +154,9 @@ class FusedParams:
     @property
     def cache_settings(self) -> list[str]:
         """Names of the settings of a GPU's cache of rows that were given."""
-        return [name for name in _CACHE_FIELDS if getattr(self, name) is not None]
+        names = [field.name for field in fields(self)]
+        of_cache = [name for name in names if name.startswith("cache_")] + ["prefetch_pipeline"]
+        return [name for name in of_cache if getattr(self, name) is not None]
 
     @classmethod
     def from_dict(cls, fused_params: Mapping[str, Any]) -> FusedParams:

@@ -157,7 +157,7 @@ class WarmupOptimizer(OptimizerWrapper):
         return nn.Parameter(torch.empty(0))
 
     def _set_rate(self) -> None:
-        step, stage = (int(value) for value in self._position)
+        step, stage = self._position.tolist()
         rate = self._lr * self._stages[stage].factor(step)
         for group in self.param_groups:
             group[self._lr_param] = rate
@@ -165,11 +165,10 @@ class WarmupOptimizer(OptimizerWrapper):
     def step(self, closure: Any = None) -> Any:
         """One step of the wrapped optimizer; then the rate of the next one is set."""
         loss = super().step(closure)
-        step, stage = (int(value) for value in self._position)
-        step += 1
+        self._position[0] += 1
+        step, stage = self._position.tolist()
         if step > self._stages[stage].max_iters:
-            stage += 1
-        self._position.copy_(torch.tensor([step, stage]))
+            self._position[1] += 1
         self._set_rate()
         return loss
 

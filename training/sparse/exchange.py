@@ -141,15 +141,13 @@ class Exchangeable(KeyedBags):
 
     def offset_per_key_or_none(self) -> list[int] | None:
         """The bounds of the keys' ids if they are known without work."""
-        if self._offset_per_key is None and self._length_per_key is None:
-            return None
-        return self.offset_per_key()
+        known = self._offset_per_key is not None or self._length_per_key is not None
+        return self.offset_per_key() if known else None
 
     def length_per_key_or_none(self) -> list[int] | None:
         """Return the number of ids per key if it is known without work, else None."""
-        if self._offset_per_key is None and self._length_per_key is None:
-            return None
-        return self.length_per_key()
+        known = self._offset_per_key is not None or self._length_per_key is not None
+        return self.length_per_key() if known else None
 
     def inverse_indices(self) -> tuple[list[str], Tensor]:
         """Keys and ``[F, B]``: the bag of its key that each sample uses.
@@ -255,12 +253,8 @@ class Exchangeable(KeyedBags):
 
     def pin_memory(self) -> Self:
         """The same bags in page-locked memory, for fast asynchronous copies to a GPU."""
+        fields = self.weights_or_none(), self.lengths_or_none(), self.offsets_or_none()
         weights, lengths, offsets = (
-            None if field is None else field.pin_memory()
-            for field in (
-                self.weights_or_none(),
-                self.lengths_or_none(),
-                self.offsets_or_none(),
-            )
+            None if field is None else field.pin_memory() for field in fields
         )
         return self.with_fields(self.values().pin_memory(), weights, lengths, offsets)

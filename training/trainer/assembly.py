@@ -46,8 +46,7 @@ class Assembly:
         hasher: turns raw ids into rows, on the model's device.
         logit_layers: see `RankingModel.logit_layers`.
         dense_optimizer: of every parameter that is not a table.
-        dense_learning_rate: peak learning rate of these.
-        embedding_learning_rate: peak learning rate of the tables.
+        peaks: the peak learning rates of these and of the tables.
         ranks: who trains together.
     """
 
@@ -55,8 +54,7 @@ class Assembly:
     hasher: FeatureHasher
     logit_layers: tuple[str, ...]
     dense_optimizer: torch.optim.Optimizer
-    dense_learning_rate: float
-    embedding_learning_rate: float
+    peaks: tuple[float, float]
     ranks: Ranks
     _factor: float | None = None
 
@@ -81,7 +79,8 @@ class Assembly:
     def learning_rates(self) -> tuple[float, float]:
         """The learning rates of the last step, of the dense part and of the tables."""
         factor = 1.0 if self._factor is None else self._factor
-        return self.dense_learning_rate * factor, self.embedding_learning_rate * factor
+        dense, embedding = self.peaks
+        return dense * factor, embedding * factor
 
     def state(self) -> dict[str, Any]:
         """The `Checkpoint` fields ``model``, ``fused_optimizer`` and ``dense_optimizer``.
@@ -196,11 +195,8 @@ def assemble(
         hasher=ranking.hasher.to(device),
         logit_layers=ranking.logit_layers(),
         dense_optimizer=_DENSE[dense.name](
-            list(parameters.values()),
-            lr=dense.learning_rate,
-            weight_decay=dense.weight_decay,
+            list(parameters.values()), lr=dense.learning_rate, weight_decay=dense.weight_decay
         ),
-        dense_learning_rate=dense.learning_rate,
-        embedding_learning_rate=embedding.learning_rate,
+        peaks=(dense.learning_rate, embedding.learning_rate),
         ranks=ranks,
     )

@@ -103,7 +103,11 @@ def train(
     with joined_ranks(device) as ranks, contextlib.ExitStack() as stack:
         finished = ranks.on_first(lambda: _look_at(folder, config, resume=resume))
         if finished:
-            return _finished_result(folder)
+            final = folder.read_final()
+            best = folder.root / str(final["best_checkpoint"])
+            return RunResult(
+                folder=out, status="finished", step=final["step"], best_checkpoint=best, final=final
+            )
         stack.enter_context(_torch_state(config.train))
         splits = ranks.first_then_others(
             lambda: open_data(config.data, progress=progress and ranks.first)
@@ -330,14 +334,3 @@ def _check_splits(splits: DataSplits, config: ExperimentConfig) -> None:
             "train.metric='auc': all validation rows have the same label, so that no AUC is"
             " defined; set train.metric=log_loss or hold out other rows"
         )
-
-
-def _finished_result(folder: RunFolder) -> RunResult:
-    final = folder.read_final()
-    return RunResult(
-        folder=folder.root,
-        status="finished",
-        step=int(final["step"]),
-        best_checkpoint=folder.root / str(final["best_checkpoint"]),
-        final=final,
-    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -17,6 +17,8 @@ from torch.utils.hooks import RemovableHandle
 
 from tessera.training.modules.hashing import FeatureHasher, HashSpec
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+
+Value = TypeVar("Value")
 
 
 class KeepIds(nn.Module):
@@ -61,7 +63,7 @@ class HashedIds(TorchFunctionMode):
         """Note a read of hashed ids, and call the function."""
         del types
         if not self._lookups:
-            for value in tensors_in((args, kwargs or {})):
+            for value in values_in((args, kwargs or {}), Tensor):
                 if id(value) in self._hashed:
                     self.elsewhere.add(self._hashed[id(value)][0])
         return func(*args, **(kwargs or {}))
@@ -101,10 +103,10 @@ class HashedIds(TorchFunctionMode):
         self._lookups -= 1
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors that lie in nested tuples, lists and dictionaries."""
-    if isinstance(value, tuple | list | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(item)
-    elif isinstance(value, Tensor):
-        yield value
+def values_in(nested: Any, kind: type[Value]) -> Iterator[Value]:
+    """What of a kind lies in nested tuples, lists and dictionaries."""
+    if isinstance(nested, tuple | list | dict):
+        for item in nested.values() if isinstance(nested, dict) else nested:
+            yield from values_in(item, kind)
+    elif isinstance(nested, kind):
+        yield nested

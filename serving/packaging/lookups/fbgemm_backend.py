@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tessera.errors import UserError
-from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving.package.schema import FeatureSpec
+from tessera.serving.packaging.lookups.tessera_plan import columns_of
 from tessera.serving.packaging.tables.stored import StoredTables
 from tessera.training.modules.hashing import FeatureHasher, HashSpec
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
@@ -22,36 +22,8 @@ _FBGEMM_MEAN = 1
 _FBGEMM_NONE = 2
 
 
-class FbgemmBackend:
-    """FBGEMM's table-batched operator for stored (inference) rows."""
-
-    name: str = "fbgemm"
-    operator_libraries: tuple[str, ...] = (
-        "fbgemm_gpu_tbe_inference",
-        "fbgemm_gpu_sparse_async_cumsum",
-    )
-    weight_types: frozenset[str] = frozenset(
-        name for name, kind in ROW_TYPES.items() if "fbgemm" in kind.backends
-    )
-    dense_types: tuple[str, ...] = ("fp32",)
-
-    def lookup(
-        self, tables: StoredTables, features: Sequence[FeatureSpec | None], names: Sequence[str]
-    ) -> nn.Module:
-        """See `LookupBackend.lookup`."""
-        return FbgemmLookup(tables, features, names)
-
-    def lookup_rows(self, tables: StoredTables, features: Sequence[FeatureSpec]) -> nn.Module:
-        """See `LookupBackend.lookup_rows`."""
-        return FbgemmRows(tables, features)
-
-
 class _FbgemmTables(nn.Module):
-    """The operator's many arguments that follow from tables and features.
-
-    Raises:
-        UserError: a table in several pieces, which this operator cannot read.
-    """
+    """The operator's many arguments that follow from features and tables, each in one piece."""
 
     def __init__(self, tables: StoredTables, features: Sequence[FeatureSpec]) -> None:
         super().__init__()
@@ -120,7 +92,7 @@ class FbgemmLookup(_FbgemmTables):
     ) -> None:
         wanted = [feature for feature in features if feature is not None]
         super().__init__(tables, wanted)
-        dims = [feature.dim for feature in wanted]
+        dims = {feature.name: feature.dim for feature in wanted}
         averaged = [feature.pooling == "mean" for feature in wanted]
         self._pooling = _FBGEMM_MEAN if all(averaged) else _FBGEMM_SUM
         self._mixed = any(averaged) and not all(averaged)
@@ -130,16 +102,16 @@ class FbgemmLookup(_FbgemmTables):
         self.averaged: Tensor
         self.feature_of_column: Tensor
         if self._mixed:
+            widths = torch.tensor(list(dims.values()))
             self.register_buffer("averaged", torch.tensor(averaged).unsqueeze(1))
             self.register_buffer(
-                "feature_of_column", torch.arange(len(dims)).repeat_interleave(torch.tensor(dims))
+                "feature_of_column", torch.arange(len(dims)).repeat_interleave(widths)
             )
         self.columns: Tensor
         self._reorder = list(names) != self._names
         if self._reorder:
-            end = dict(zip(self._names, accumulate(dims), strict=True))
-            width = dict(zip(self._names, dims, strict=True))
-            columns = [torch.arange(end[name] - width[name], end[name]) for name in names]
+            begins = columns_of(wanted, self._names)
+            columns = [torch.arange(begins[name], begins[name] + dims[name]) for name in names]
             self.register_buffer("columns", torch.cat(columns))
 
     def forward(self, ids: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:

@@ -7,6 +7,7 @@ knows them (`tessera.serving.package.devices`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,15 +29,15 @@ def beside(tensor: Tensor, other: Tensor) -> Tensor:
 
 @named_in_packages("shard_parts")
 def shifted(rows: Tensor, lengths: Tensor, begins: Tensor) -> Tensor:
-    """Rows counted from a shard's first one.
+    """Rows ``[N]``, feature-major, counted from a shard's first one.
 
-    Args:
-        rows: ``[N]``, feature-major.
-        lengths: ``[F * B]``.
-        begins: ``[F]`` int64, the shard's first row of each feature's table.
+    ``lengths`` are ``[F * B]``; ``begins`` ``[F]`` int64, the shard's first row of each table.
     """
     counts = lengths.view(begins.size(0), -1).sum(dim=1)
     return rows - torch.repeat_interleave(begins, counts, output_size=rows.size(0))
+
+
+Rows = TypeVar("Rows", bound="ShardRows")
 
 
 class ShardRows(nn.Module):
@@ -48,14 +49,25 @@ class ShardRows(nn.Module):
         self.register_buffer("rows", rows)
 
 
-class Shard(ShardRows):
+class PlannedRows(ShardRows):
+    """A buffer of stored rows, read where it is, and what the operator is to look up in it.
+
+    ``features`` stand in the order of the ids.
+    """
+
+    def __init__(self, rows: Tensor, features: Sequence[FeatureLookup], *, for_gpu: bool) -> None:
+        super().__init__(rows)
+        plan = make_plan(features)
+        self.launch = launch_hint(plan, shares=for_gpu)
+        self.plan: Tensor
+        self.register_buffer("plan", plan)
+
+
+class Shard(PlannedRows):
     """What one shard holds for a lookup.
 
-    Args:
-        rows: its buffer.
-        features: the operator's description of each feature, in the order of the ids.
-        begins: the first row of each feature's table that is here, where ids are counted from it.
-        for_gpu: whether the rows are laid out for a GPU.
+    ``begins`` are the first rows of the features' tables that are here, where ids are counted from
+    them.
     """
 
     def __init__(
@@ -66,27 +78,16 @@ class Shard(ShardRows):
         *,
         for_gpu: bool,
     ) -> None:
-        super().__init__(rows)
-        plan = make_plan(features)
-        self.launch = launch_hint(plan, shares=for_gpu)
-        self.plan: Tensor
+        super().__init__(rows, features, for_gpu=for_gpu)
         self.begins: Tensor
-        self.register_buffer("plan", plan)
         self.register_buffer("begins", torch.tensor(begins, dtype=torch.int64))
 
 
-def shard_in(module: nn.Module, name: str) -> Shard:
+def shard_in(module: nn.Module, name: str, kind: type[Rows]) -> Rows:
     """The shard that is submodule ``name``."""
     shard = module.get_submodule(name)
-    assert isinstance(shard, Shard)
+    assert isinstance(shard, kind)
     return shard
-
-
-def rows_in(module: nn.Module, name: str) -> Tensor:
-    """The buffer of the shard that is submodule ``name``."""
-    shard = module.get_submodule(name)
-    assert isinstance(shard, ShardRows)
-    return shard.rows
 
 
 def is_cut_by_rows(table: StoredTable) -> bool:

@@ -32,7 +32,6 @@ from tessera.serving.packaging.lookups.shard_parts import (
     is_cut_by_rows,
     partial_lookup,
     piece_in,
-    rows_in,
     shard_in,
     shifted,
 )
@@ -47,13 +46,7 @@ fx.wrap("pool_stored_rows")
 
 
 class ShardedLookup(nn.Module):
-    """See `tessera.serving.packaging.lookups.backends.LookupBackend.lookup`.
-
-    Args:
-        tables: the stored rows, in several shards.
-        features: in the order of the ids; None: ids to leave out.
-        names: the same features in the order of the output's columns.
-    """
+    """`LookupBackend.lookup` over rows in several shards."""
 
     def __init__(
         self,
@@ -114,6 +107,7 @@ class ShardedLookup(nn.Module):
         by_name = {f.name: place for place, f in enumerate(features) if f is not None}
         self._cut_places = [by_name[name] for name in self._cut]
         self._cut_dims = [stored[name].info.dim for name in self._cut]
+        self._cut_shards = [f"{SHARD}{number}_cut" for number in range(len(tables.buffers))]
         if self._for_gpu:
             starts = [0, *accumulate(self._cut_dims)]
             column = dict(zip(self._cut, starts, strict=False))
@@ -130,14 +124,11 @@ class ShardedLookup(nn.Module):
                         continue
                     begins.append(piece.placement.row_begin)
                     local.append(partial_lookup(feature, stored[feature.name], piece, column))
-                self.add_module(
-                    f"{SHARD}{number}_cut", Shard(buffer, local, begins, for_gpu=tables.for_gpu)
-                )
-            self._cut_shards = [f"{SHARD}{number}_cut" for number in range(len(tables.buffers))]
+                shard = Shard(buffer, local, begins, for_gpu=tables.for_gpu)
+                self.add_module(self._cut_shards[number], shard)
             return
-        for number, buffer in enumerate(tables.buffers):
-            self.add_module(f"{SHARD}{number}_cut", ShardRows(buffer))
-        self._cut_shards = [f"{SHARD}{number}_cut" for number in range(len(tables.buffers))]
+        for name, buffer in zip(self._cut_shards, tables.buffers, strict=True):
+            self.add_module(name, ShardRows(buffer))
         for number, name in enumerate(self._cut):
             feature = next(f for f in features if f is not None and f.name == name)
             places, plan, book = gathering(feature, tables)
@@ -153,7 +144,7 @@ class ShardedLookup(nn.Module):
             rows = self.hasher(raw).values()
         parts = []
         for name, width in self._shards:
-            shard = shard_in(self, name)
+            shard = shard_in(self, name, Shard)
             part = torch.ops.tessera.lookup(
                 shard.rows,
                 shard.plan,
@@ -171,7 +162,7 @@ class ShardedLookup(nn.Module):
 
     def _cut_by_rows(self, rows: Tensor, lengths: Tensor, weights: Tensor | None) -> list[Tensor]:
         if not self._for_gpu:
-            buffers = [rows_in(self, name) for name in self._cut_shards]
+            buffers = [shard_in(self, name, ShardRows).rows for name in self._cut_shards]
             return [
                 pool_stored_rows(
                     buffers,
@@ -191,7 +182,7 @@ class ShardedLookup(nn.Module):
             ]
         total: Tensor | None = None
         for name in self._cut_shards:
-            shard = shard_in(self, name)
+            shard = shard_in(self, name, Shard)
             there = beside(lengths, shard.rows)
             partial = torch.ops.tessera.lookup(
                 shard.rows,

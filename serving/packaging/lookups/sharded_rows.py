@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -25,7 +27,7 @@ fx.wrap("beside")
 
 
 class ShardedRows(nn.Module):
-    """See `tessera.serving.packaging.lookups.backends.LookupBackend.lookup_rows`; one feature.
+    """`LookupBackend.lookup_rows` over rows in several shards, of one feature.
 
     A vector cut by rows is found in one shard and is zero in the others, so that their sum is the
     vector itself.
@@ -60,7 +62,7 @@ class ShardedRows(nn.Module):
             rows = self.hasher(KeyedJaggedTensor([self._name], ids, lengths=lengths)).values()
         parts = []
         for name, dim, begin in self._shards:
-            shard = shard_in(self, name)
+            shard = shard_in(self, name, Shard)
             own = rows - begin if self._by_rows else rows
             part = torch.ops.tessera.lookup_rows(
                 shard.rows,
@@ -72,8 +74,5 @@ class ShardedRows(nn.Module):
             )
             parts.append(beside(part, ids))
         if self._by_rows:
-            total = parts[0]
-            for part in parts[1:]:
-                total = total + part
-            return total
+            return functools.reduce(operator.add, parts)
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

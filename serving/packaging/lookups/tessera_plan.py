@@ -32,11 +32,7 @@ def columns_of(features: Sequence[FeatureSpec | None], names: Sequence[str]) -> 
 def feature_lookup(
     feature: FeatureSpec, stored: tuple[StoredPiece, RowType], column: int
 ) -> FeatureLookup:
-    """The operator's description of one feature over one piece of its table.
-
-    Raises:
-        UserError: a piece of more than `MAX_ROWS` rows.
-    """
+    """The operator's description of one feature over one piece of its table; see `table_place`."""
     return FeatureLookup(
         table=table_place(feature.table, *stored),
         out_column=column,
@@ -47,11 +43,7 @@ def feature_lookup(
 
 
 def table_place(name: str, piece: StoredPiece, kind: RowType) -> TablePlace:
-    """Where a piece lies, in the operator's words.
-
-    Raises:
-        UserError: a piece of more than `MAX_ROWS` rows.
-    """
+    """Where a piece lies, in the operator's words; a `UserError` if it has over `MAX_ROWS` rows."""
     if piece.rows > MAX_ROWS:
         raise UserError(
             f"table {name!r} has {piece.rows} rows in one piece; the tessera backend takes up to "

@@ -17,14 +17,10 @@ RELUS = (torch.relu, nn.functional.relu, "relu", "relu_")
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """A linear function of fixed float32 weights.
+    """A linear function of fixed float32 weights ``[out, in]`` and a bias ``[out]`` or None.
 
-    Attributes:
-        weight: ``[out, in]``.
-        bias: ``[out]`` or None.
-        key: which tensors these are: equal for two calls of one layer.
-        dimensions: how many dimensions its input has.
-        contiguous_rows: whether the input's rows are contiguous.
+    ``key`` says which tensors these are: it is equal for two calls of one layer.  ``dimensions`` and
+    ``contiguous_rows`` are its input's.
     """
 
     weight: Tensor
@@ -58,11 +54,8 @@ class Call(Protocol):
 def replace_linears(module: fx.GraphModule, call: Call) -> None:
     """Put what ``call`` inserts in the place of each linear function and of the ReLU behind it.
 
-    Functions whose weights are computed, or are not float32, are left as they are.
-
-    Args:
-        module: changed in place; its tensors were observed.
-        call: see `Call`.
+    The tensors of ``module`` were observed.  Functions whose weights are computed, or are not
+    float32, are left as they are.
     """
     graph = module.graph
     nodes = graph.find_nodes(op="call_function", target=nn.functional.linear)

@@ -21,13 +21,7 @@ SMALLEST_PACKED = 1 << 16
 
 @named_in_packages("pack")
 class PackedLinear(nn.Module):
-    """``x W^T + b``, then ReLU if asked for.
-
-    Args:
-        weight: ``[out, in]`` float32 on the CPU.
-        bias: ``[out]`` or None.
-        relu: whether a ReLU follows.
-    """
+    """``x W^T + b`` of ``weight`` ``[out, in]`` float32 on the CPU, then ReLU if asked for."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, relu: bool) -> None:
         super().__init__()

@@ -26,14 +26,7 @@ ROW_BLOCK = 4
 
 @named_in_packages("same_bits")
 def pad_dense(dense: Tensor) -> Tensor:
-    """Add rows of zeros up to a multiple of `ROW_BLOCK`.
-
-    Args:
-        dense: ``[B, F]``.
-
-    Returns:
-        ``[B rounded up, F]``.
-    """
+    """Rows of zeros up to a multiple of `ROW_BLOCK` behind ``dense`` ``[B, F]``."""
     missing = -dense.size(0) % 4  # ROW_BLOCK; TorchScript knows no module constants
     if missing == 0:
         return dense
@@ -42,14 +35,10 @@ def pad_dense(dense: Tensor) -> Tensor:
 
 @named_in_packages("same_bits")
 def pad_lengths(lengths: Tensor, dense: Tensor) -> Tensor:
-    """Add samples with empty bags up to a multiple of `ROW_BLOCK`.
+    """Samples with empty bags up to a multiple of `ROW_BLOCK` behind the others.
 
-    Args:
-        lengths: ``[F * B]`` feature-major.
-        dense: ``[B, ...]``, before its own padding.
-
-    Returns:
-        ``[F * B rounded up]``.
+    ``lengths`` are ``[F * B]`` feature-major, and so is the result; ``dense`` ``[B, ...]`` is not
+    padded yet.
     """
     rows = dense.size(0)
     missing = -rows % 4  # ROW_BLOCK
@@ -60,15 +49,7 @@ def pad_lengths(lengths: Tensor, dense: Tensor) -> Tensor:
 
 @named_in_packages("same_bits")
 def first_rows(output: Tensor, dense: Tensor) -> Tensor:
-    """What an output has for the samples before the padding.
-
-    Args:
-        output: ``[B rounded up, ...]``.
-        dense: ``[B, ...]``, before its own padding.
-
-    Returns:
-        ``[B, ...]``.
-    """
+    """What an output ``[B rounded up, ...]`` has for the ``B`` samples of ``dense``."""
     return output[: dense.size(0)]
 
 

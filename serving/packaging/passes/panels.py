@@ -18,11 +18,7 @@ from tessera.serving.packaging.passes.registry import Pass, Target
 
 @Pass(name="panels", order=20, backend="tessera", device="cpu")
 def pack_panels(module: fx.GraphModule, target: Target) -> int:
-    """Replace every linear function by ``tessera::linear`` or ``linear_bf16``, in place.
-
-    Returns:
-        By how many bytes the weights are smaller than in float32.
-    """
+    """Make every linear function ``tessera::linear`` or its kin in place; the bytes saved."""
     kind = DENSE_TYPES[target.dense_dtype]
     saved = 0
     packed: dict[tuple[int, int], list[str]] = {}  # a layer may be called several times

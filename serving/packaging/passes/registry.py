@@ -19,13 +19,7 @@ from tessera.serving.packaging import passes as folder
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a package is for.
-
-    Attributes:
-        backend: whose operators it calls, a name of ``lookups.backends.BACKENDS``.
-        device: ``cpu`` or ``cuda``.
-        dense_dtype: how the dense layers' weights are stored, ``fp32`` or ``bf16``.
-    """
+    """What a package is for: a backend's name, ``cpu`` or ``cuda``, ``fp32`` or ``bf16``."""
 
     backend: str
     device: str
@@ -57,11 +51,7 @@ class Pass:
     dense_dtype: str | None = None
 
     def __call__(self, change: Callable[[fx.GraphModule, Target], int | None]) -> Run:
-        """Add the function to those that `run_passes` chooses from.
-
-        Raises:
-            ValueError: another pass has its name.
-        """
+        """Register the function; a `ValueError` where another pass has the name."""
 
         @functools.wraps(change)
         def run(module: fx.GraphModule, target: Target) -> int:
@@ -90,7 +80,6 @@ def passes_for(target: Target) -> list[Pass]:
 def run_passes(module: fx.GraphModule, target: Target) -> int:
     """Run every pass for ``target`` over a traced module whose tensors were observed, in place.
 
-    Returns:
-        By how many bytes the weights are smaller than in float32.
+    Returns by how many bytes the weights are smaller than in float32.
     """
     return sum(_PASSES[chosen.name][1](module, target) for chosen in passes_for(target))

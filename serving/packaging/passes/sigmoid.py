@@ -20,15 +20,7 @@ SIGMOIDS = (torch.sigmoid, "sigmoid")
 
 @named_in_packages("same_bits")
 def sigmoid_of_rows(logits: Tensor, dense: Tensor) -> Tensor:
-    """``sigmoid`` of the first ``B`` logits, all by vector instructions.
-
-    Args:
-        logits: ``[B rounded up]`` float32.
-        dense: ``[B, ...]``, before its padding.
-
-    Returns:
-        ``[B]`` float32.
-    """
+    """``sigmoid`` of the first logits, as many as ``dense`` has rows, by vector instructions."""
     rows = dense.size(0)
     missing = -logits.size(0) % 32  # VECTOR_BLOCK
     if missing > 0:

@@ -14,12 +14,9 @@ SEEN = "tensor"
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """A node's tensor for some batch; its sizes beyond the first two may be others for another batch.
+    """A node's tensor for some batch; for another, its sizes beyond the first two may be others.
 
-    Attributes:
-        shape: its sizes.
-        dtype: its elements' type.
-        contiguous_rows: whether the elements of its last dimension follow each other in memory.
+    ``contiguous_rows`` says whether the elements of its last dimension follow each other in memory.
     """
 
     shape: tuple[int, ...]

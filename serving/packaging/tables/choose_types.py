@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -17,15 +17,14 @@ WIDER = ("int2", "int4", "int8", "fp16", "fp32")
 
 @dataclass(frozen=True, kw_only=True)
 class TypeChoice:
-    """How the tables' types are chosen.
+    """How the tables' types are chosen, among those that are ``usable`` by the backend.
 
     Attributes:
-        default: of tables that no pattern fits.
-        by_pattern: by a pattern of table names (``*`` and ``?``); the first that fits counts.
+        by_pattern: by a pattern of table names (``*`` and ``?``); the first that fits counts, and
+            ``default`` where none does.
         max_error: the largest relative RMSE that a table may have: ``rmse`` over the root mean
             square of its float32 elements.  A table that loses more takes the next wider type of
             `WIDER` that does not.  None: there is no bound.
-        usable: the types that the backend has.
 
     Raises:
         UserError: an unknown type, or a bound that is not above 0.
@@ -57,23 +56,27 @@ def choose_types(tables: Sequence[SourceTable], choice: TypeChoice) -> dict[str,
         UserError: a pattern that fits no table, a table that its type cannot hold, or a quantized
             table that is asked for in another type or that the backend cannot look up.
     """
-    names = [table.name for table in tables]
-    for pattern in choice.by_pattern:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise UserError(
-                f"table-dtype {pattern!r} fits no table; the tables are {', '.join(names)}"
-            )
+    check_patterns("table-dtype", choice.by_pattern, tables)
     return {table.name: _choose(table, choice) for table in tables}
+
+
+def check_patterns(flag: str, by_pattern: Mapping[str, str], tables: Sequence[SourceTable]) -> None:
+    """Refuse a pattern, given by ``flag``, that fits no table."""
+    names = [table.name for table in tables]
+    for pattern in by_pattern:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise UserError(f"{flag} {pattern!r} fits no table; the tables are {', '.join(names)}")
+
+
+def fitting(by_pattern: Mapping[str, str], table: SourceTable) -> Iterator[str]:
+    """What the patterns that fit a table's name stand for, in their order."""
+    return (value for pattern, value in by_pattern.items() if fnmatchcase(table.name, pattern))
 
 
 def _choose(table: SourceTable, choice: TypeChoice) -> RowType:
     if isinstance(table, QuantizedTable):
         return _given(table, choice)
-    named = next(
-        (kind for pattern, kind in choice.by_pattern.items() if fnmatchcase(table.name, pattern)),
-        choice.default,
-    )
-    kind = row_type(named)
+    kind = row_type(next(fitting(choice.by_pattern, table), choice.default))
     if choice.max_error is None:
         return kind
     wider = [
@@ -92,11 +95,7 @@ def _choose(table: SourceTable, choice: TypeChoice) -> RowType:
 def _given(table: QuantizedTable, choice: TypeChoice) -> RowType:
     """The type that a quantized table has, which nothing else may name."""
     kind = table.kind
-    others = [
-        name
-        for pattern, name in choice.by_pattern.items()
-        if fnmatchcase(table.name, pattern) and name != kind.name
-    ]
+    others = [name for name in fitting(choice.by_pattern, table) if name != kind.name]
     if others:
         raise UserError(
             f"table {table.name!r} is quantized to {kind.name} already, and table-dtype asks for "

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -71,7 +72,7 @@ def quantize_tables(
     mapped from files, little more than one table's buffer is resident at a time.
 
     Args:
-        tables: the trained tables.
+        tables: the tables.
         kinds: the storage type, of all tables or by a table's name.
         plan: which piece of which table lies in which shard; None: everything in one.
         for_gpu: begin each row at a multiple of 16 bytes, and keep scales in the padding behind the
@@ -90,7 +91,8 @@ def quantize_tables(
         check_width(table, by_name[table.name])
     placements = one_device(tables) if plan is None else plan.placements
     pieces, sizes = lay_out(placements, by_name, for_gpu=for_gpu)
-    buffers = tuple((allocate or _zeros)(size) for size in sizes)
+    allocate = allocate or partial(torch.zeros, dtype=torch.uint8)
+    buffers = tuple(allocate(size) for size in sizes)
     mapped = [MappedPages(buffer) for buffer in buffers]
     stored = []
     for table in tables:
@@ -120,11 +122,7 @@ def one_device(tables: Sequence[SourceTable], *, device: str = "cpu") -> tuple[P
 
 
 def check_width(table: SourceTable, kind: RowType) -> None:
-    """Refuse a table whose rows do not fill whole bytes.
-
-    Raises:
-        UserError: naming table, dimension and what to do.
-    """
+    """Refuse a table whose rows do not fill whole bytes, by a `UserError`."""
     dim, multiple = table.dim, kind.group_columns
     if dim % multiple:
         needs = "an even one" if multiple == 2 else f"a multiple of {multiple}"
@@ -135,11 +133,7 @@ def check_width(table: SourceTable, kind: RowType) -> None:
 
 
 def measure(table: SourceTable, kind: RowType) -> TableInfo:
-    """What ``kind`` would cost a table, without keeping it.
-
-    Raises:
-        UserError: the type cannot hold the table.
-    """
+    """What ``kind`` would cost a table, without keeping it; a `UserError` where it cannot hold it."""
     check_width(table, kind)
     return _store(table, _fitted(table, kind), (), (), lambda rows: rows)
 
@@ -160,10 +154,6 @@ def _fitted(table: SourceTable, kind: RowType) -> RowType:
     return kind.fitted(chunks())
 
 
-def _zeros(size: int) -> Tensor:
-    return torch.zeros(size, dtype=torch.uint8)
-
-
 def _store(
     table: SourceTable,
     kind: RowType,
@@ -181,7 +171,11 @@ def _store(
             book.copy_(kind.book.view(torch.uint8))
     rows, dim = table.rows, table.dim
     step = max(1, _CHUNK_ELEMENTS // dim)
-    read = _taken_over(table) if isinstance(table, QuantizedTable) else _encoded(table, kind)
+    read: _ReadRows
+    if isinstance(table, QuantizedTable):
+        read = lambda begin, end: (table.stored(begin, end), 0.0, 0.0, 0.0)  # noqa: E731
+    else:
+        read = _encoded(table, kind)
 
     def store(begin: int) -> tuple[int, float, float, float]:
         """Some rows: their number, largest error, and sums of squares of errors and elements."""
@@ -231,10 +225,6 @@ def _encoded(table: FloatTable, kind: RowType) -> _ReadRows:
         return found
 
     return read
-
-
-def _taken_over(table: QuantizedTable) -> _ReadRows:
-    return lambda begin, end: (table.stored(begin, end), 0.0, 0.0, 0.0)
 
 
 @contextmanager

@@ -15,12 +15,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tessera.errors import UserError
 from tessera.kernels.row_types import RowType
 from tessera.serving.package.manifest import Placement, ShardingPlan
+from tessera.serving.packaging.tables.choose_types import check_patterns, fitting
 from tessera.serving.packaging.tables.quantize import SourceTable
 
 SHARDINGS = ("auto", "table_wise", "row_wise", "column_wise")
@@ -37,25 +37,16 @@ def plan_shards(
 ) -> ShardingPlan:
     """Spread the tables.
 
-    Args:
-        tables: the tables.
-        kinds: each table's type by its name.
-        shards: how many.
-        device: ``cpu`` or ``cuda``; shard ``k`` of the latter is on ``cuda:k``.
-        sharding: one of `SHARDINGS`.
-        by_pattern: by a pattern of table names, another of them; the first that fits counts.
+    ``kinds`` has each table's type by its name.  Of the ``device`` ``cuda``, shard ``k`` is on
+    ``cuda:k``.  ``sharding`` is one of `SHARDINGS`, and ``by_pattern`` gives another by a pattern of
+    table names, the first that fits.
 
     Raises:
         UserError: a pattern that fits no table, a table too small to be cut that often, or a
             shard that would hold nothing.
     """
     by_pattern = by_pattern or {}
-    names = [table.name for table in tables]
-    for pattern in by_pattern:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise UserError(
-                f"table-sharding {pattern!r} fits no table; the tables are {', '.join(names)}"
-            )
+    check_patterns("table-sharding", by_pattern, tables)
     sizes = {t.name: t.rows * kinds[t.name].row_bytes(t.dim) for t in tables}
     ways = {table.name: _way(table, sizes, shards, sharding, by_pattern) for table in tables}
     filled = [0] * shards
@@ -85,8 +76,7 @@ def plan_shards(
 def read_plan(path: Path) -> ShardingPlan:
     """A plan from a JSON file: ``{"num_shards": N, "placements": [...]}``, as in a manifest.
 
-    Raises:
-        UserError: the file cannot be read, or is not a plan.
+    A file that cannot be read, or is not a plan, is a `UserError`.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -99,12 +89,10 @@ def read_plan(path: Path) -> ShardingPlan:
             f"--plan {path} is not a plan ({error}); 'tessera inspect --json' of a package with "
             "shards shows one"
         ) from error
-    numbers = [
-        (one.shard, one.row_begin, one.row_end, one.column_begin, one.column_end)
-        for one in placements
-    ]
-    flat = [plan.num_shards, *(number for own in numbers for number in own)]
-    if not all(type(number) is int for number in flat):
+    numbers = [plan.num_shards]
+    for one in placements:
+        numbers += [one.shard, one.row_begin, one.row_end, one.column_begin, one.column_end]
+    if not all(type(number) is int for number in numbers):
         raise UserError(f"--plan {path}: shards, rows and columns are whole numbers")
     return plan
 
@@ -149,7 +137,6 @@ def check_plan(
 def _check_pieces(
     name: str, pieces: Sequence[Placement], rows: int, dim: int, kind: RowType
 ) -> None:
-    """Refuse pieces that do not make a whole table."""
     by_rows = _follow(0, rows, [(p.row_begin, p.row_end) for p in pieces])
     by_columns = _follow(0, dim, [(p.column_begin, p.column_end) for p in pieces])
     all_rows = all((p.row_begin, p.row_end) == (0, rows) for p in pieces)
@@ -185,9 +172,7 @@ def _way(
     sharding: str,
     by_pattern: Mapping[str, str],
 ) -> str:
-    chosen = next(
-        (way for pattern, way in by_pattern.items() if fnmatchcase(table.name, pattern)), sharding
-    )
+    chosen = next(fitting(by_pattern, table), sharding)
     if chosen != "auto":
         return chosen
     too_large = sizes[table.name] > sum(sizes.values()) / shards

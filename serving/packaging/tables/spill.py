@@ -29,13 +29,10 @@ _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
 class Spill:
-    """Makes buffers whose memory is a file of ``folder`` that nobody else sees.
+    """Makes buffers whose memory is a file that nobody else sees.
 
-    Args:
-        folder: on a disk with room for the quantized tables.
-
-    Attributes:
-        buffers: those made so far that are in a file.
+    They lie in ``folder``, on a disk with room for the quantized tables; ``buffers`` are those made so
+    far.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -74,11 +71,7 @@ class Spill:
 
 
 class SpilledRoom:
-    """Keeps the tensors of a checkpoint of several ranks in files, as `Spill` does buffers.
-
-    Args:
-        folder: on a disk with room for the float32 tables.
-    """
+    """Keeps the tensors of a checkpoint of several ranks in files, as `Spill` does buffers."""
 
     def __init__(self, folder: Path) -> None:
         self._spill = Spill(folder)
@@ -95,14 +88,11 @@ class SpilledRoom:
 
 
 class MappedPages:
-    """Lets a mapped tensor's pages go once they have been used.
+    """Lets the pages of a mapped tensor on the CPU go once they have been used.
 
     Values stay as they are, and the pages stay in the page cache; they are just no longer this
     process's.  For a tensor in ordinary memory, or a private mapping (of a checkpoint) that somebody
-    has written to, nothing happens.
-
-    Args:
-        tensor: on the CPU; from now on nobody writes to it, unless its mapping is shared.
+    has written to, nothing happens.  From now on nobody writes to a tensor whose mapping is private.
     """
 
     def __init__(self, tensor: Tensor) -> None:

@@ -48,13 +48,7 @@ class StoredPiece:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTable:
-    """One table.
-
-    Attributes:
-        info: the manifest's entry: name, sizes, type and errors.
-        kind: its rows' type.
-        pieces: where its parts are.
-    """
+    """One table: the manifest's entry, the type of its rows, and where its pieces are."""
 
     info: TableInfo
     kind: RowType
@@ -63,13 +57,7 @@ class StoredTable:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTables:
-    """All tables of a model.
-
-    Attributes:
-        buffers: ``[bytes]`` uint8, one per shard.
-        tables: in the order given.
-        for_gpu: whether they are laid out for GPUs.
-    """
+    """All tables of a model, in the order given, in a buffer ``[bytes]`` uint8 per shard."""
 
     buffers: tuple[Tensor, ...]
     tables: tuple[StoredTable, ...]
@@ -122,15 +110,8 @@ def lay_out(
             end = start + rows * stride + kind.book_bytes
             scales = end - kind.book_bytes if kind.blocks else start if header else 0
             place = (start + header, stride, scales, stride if header else 0)
-        pieces.append(
-            StoredPiece(
-                placement=at,
-                data_offset=place[0],
-                data_stride=place[1],
-                scale_offset=place[2],
-                scale_stride=place[3],
-            )
-        )
+        names = ("data_offset", "data_stride", "scale_offset", "scale_stride")
+        pieces.append(StoredPiece(placement=at, **dict(zip(names, place, strict=True))))
         sizes[at.shard] = _round_up(end, table_alignment)
     return pieces, sizes
 

@@ -15,14 +15,9 @@ from tessera.training.quant.lookup import StoredPart
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizedTable:
-    """A table whose rows are packaged byte for byte.
+    """A table whose rows, of type ``kind``, are packaged byte for byte.
 
-    Attributes:
-        name: the table's.
-        rows: how many.
-        dim: columns.
-        kind: what its rows are.
-        blocks: where they are; together they hold every row and column.
+    The blocks together hold every row and column.
     """
 
     name: str

@@ -31,13 +31,9 @@ def write_package(
     describes.  The file is written and synced in a folder of its own beside ``path`` and then
     renamed, so that a server never sees half of it and a failure leaves the old file as it was.
 
-    Args:
-        path: the file to make or replace; its folder must exist.
-        module: the scripted model.
-        golden: the content of ``golden.bin``.
-        manifest: makes the manifest once every other record's hash is known.
-        spilled: buffers of ``module`` to copy from where they are; see
-            `tessera.serving.packaging.write.stream`.
+    ``golden`` is the content of ``golden.bin``; ``manifest`` makes the manifest once every other
+    record's hash is known; ``spilled`` are buffers of ``module`` to copy from where they are (see
+    `tessera.serving.packaging.write.stream`).
 
     Raises:
         UserError: the folder cannot be written to, or the disk is full.

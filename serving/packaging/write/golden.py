@@ -92,7 +92,6 @@ def _batch(
     samples: int,
     generator: torch.Generator,
 ) -> HostBatch:
-    """``bags`` of each feature, normal dense values and random weights."""
     plain_lengths, plain_values = _jagged([bags(f) for f in schema.group("id_list")])
     scored_lengths, scored_values = _jagged([bags(f) for f in schema.group("id_score_list")])
     dense = torch.randn(samples, len(schema.dense_features), generator=generator)

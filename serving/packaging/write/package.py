@@ -18,7 +18,6 @@ from tessera.serving.package.golden import write_golden
 from tessera.serving.package.manifest import (
     FORMAT_VERSION,
     Evaluation,
-    GoldenInfo,
     Manifest,
     RecordInfo,
     Versions,
@@ -47,14 +46,8 @@ def write_servable(
 ) -> Manifest:
     """Record golden answers and write the file.
 
-    Args:
-        servable: the served form.
-        runner: runs it, as a loader would.
-        out: the file to make or replace.
-        options: see `PackageOptions`.
-        origin: see `Origin`.
-        evaluation: the metrics before and after quantization, if they were measured.
-        spilled: the tables' buffers that are in files.
+    ``runner`` runs the served form as a loader would; ``spilled`` are the tables' buffers that are in
+    files.
 
     Raises:
         UserError: the file cannot be written.
@@ -62,16 +55,37 @@ def write_servable(
     inputs = golden_batch(servable.schema)
     answers = runner.forward(inputs)
 
+    backend = lookup_backend(options.backend)
+    info = golden_info(inputs, answers, device=options.device, dense_dtype=options.dense_dtype)
+
     def manifest(records: Mapping[str, RecordInfo]) -> Manifest:
-        made = _manifest(
-            options=options,
-            origin=origin,
-            servable=servable,
-            evaluation=evaluation,
-            golden=golden_info(
-                inputs, answers, device=options.device, dense_dtype=options.dense_dtype
+        made = Manifest(
+            format_version=FORMAT_VERSION,
+            name=options.name,
+            version=options.version,
+            created=_created(origin),
+            versions=Versions(
+                tessera=tessera.__version__,
+                torch=torch.__version__,
+                fbgemm=fbgemm_version(),
+                torch_min=TORCH_MIN,
+                torch_below=TORCH_BELOW,
             ),
-            records=records,
+            backend=backend.name,
+            operator_libraries=backend.operator_libraries,
+            schema=servable.schema,
+            dtype=servable.dtype,
+            dense_dtype=options.dense_dtype,
+            tables=tuple(table.info for table in servable.tables.tables),
+            bytes_fp32=servable.bytes_fp32,
+            bytes_packaged=servable.bytes_packaged,
+            plan=servable.plan,
+            device=options.device,
+            source=dict(origin.source),
+            training_metrics={split: dict(metrics) for split, metrics in origin.metrics.items()},
+            evaluation=evaluation,
+            golden=info,
+            records=dict(records),
         )
         if options.sign_key is None:
             return made
@@ -79,46 +93,6 @@ def write_servable(
 
     golden = write_golden(inputs, answers)
     return write_package(out, servable.scripted, golden, manifest, spilled=spilled)
-
-
-def _manifest(
-    *,
-    options: PackageOptions,
-    origin: Origin,
-    servable: ServableModel,
-    evaluation: Evaluation | None,
-    golden: GoldenInfo,
-    records: Mapping[str, RecordInfo],
-) -> Manifest:
-    backend = lookup_backend(options.backend)
-    return Manifest(
-        format_version=FORMAT_VERSION,
-        name=options.name,
-        version=options.version,
-        created=_created(origin),
-        versions=Versions(
-            tessera=tessera.__version__,
-            torch=torch.__version__,
-            fbgemm=fbgemm_version(),
-            torch_min=TORCH_MIN,
-            torch_below=TORCH_BELOW,
-        ),
-        backend=backend.name,
-        operator_libraries=backend.operator_libraries,
-        schema=servable.schema,
-        dtype=servable.dtype,
-        dense_dtype=options.dense_dtype,
-        tables=tuple(table.info for table in servable.tables.tables),
-        bytes_fp32=servable.bytes_fp32,
-        bytes_packaged=servable.bytes_packaged,
-        plan=servable.plan,
-        device=options.device,
-        source=dict(origin.source),
-        training_metrics={split: dict(metrics) for split, metrics in origin.metrics.items()},
-        evaluation=evaluation,
-        golden=golden,
-        records=dict(records),
-    )
 
 
 def _created(origin: Origin) -> str:

@@ -13,7 +13,6 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import torch
 from torch import Tensor
@@ -36,11 +35,9 @@ _STAND_IN_BYTES = 1_000_003
 class Draft:
     """The records of a saved module, the spilled buffers' included.
 
-    Args:
-        path: where the draft archive is written; its stem is `TOP_FOLDER`.
-        module: the scripted model; unchanged afterwards.
-        spilled: ``[bytes]`` uint8 buffers of ``module`` that torch's writer is not to touch.
-        extra: further files by name, as for `torch.jit.save`.
+    The draft archive is written at ``path``, whose stem is `TOP_FOLDER`, with ``extra`` files as for
+    `torch.jit.save`.  ``module`` is unchanged afterwards; torch's writer does not touch its
+    ``spilled`` buffers ``[bytes]`` uint8.
     """
 
     def __init__(
@@ -88,7 +85,6 @@ class Draft:
         }
 
     def _real(self, info: zipfile.ZipInfo) -> Tensor | None:
-        """The buffer that a record stands in for."""
         is_storage = info.filename.startswith(f"{TOP_FOLDER}/data/")
         return self._by_size.get(info.file_size) if is_storage else None
 
@@ -120,7 +116,6 @@ def _replace(module: torch.jit.ScriptModule, name: str, buffer: Tensor) -> None:
 
 
 def _pieces(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[bytes]:
-    content: IO[bytes]
     with archive.open(info) as content:
         while piece := content.read(_CHUNK_BYTES):
             yield piece

@@ -62,6 +62,7 @@ class GrpcFront:
         budget: of the bytes that calls hold.
         receiver: bounds the messages that are being received.
         max_message_bytes: largest request or response.
+        shares_port: whether other processes of the same server listen on the same port.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class GrpcFront:
         budget: ByteBudget,
         receiver: MessageReceiver,
         max_message_bytes: int,
+        shares_port: bool,
     ) -> None:
         self._predict_service = predict_service
         self._metadata = metadata
@@ -91,7 +93,7 @@ class GrpcFront:
                 # gRPC may unpack a message before it looks at its size, to a thousand times what came.
                 ("grpc.compression_enabled_algorithms_bitset", _NO_COMPRESSION),
                 # A second server on the port must fail, not share its calls.
-                ("grpc.so_reuseport", 0),
+                ("grpc.so_reuseport", int(shares_port)),
                 # Clients may ping as often as they like, also between calls: the defaults
                 # send GOAWAY to a client that pings more often than every five minutes.
                 ("grpc.keepalive_permit_without_calls", 1),

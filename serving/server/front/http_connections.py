@@ -13,7 +13,7 @@ import contextlib
 import errno
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
@@ -48,6 +48,43 @@ class _State(Enum):
     IDLE = "every request has its answer"
 
 
+def bind_all(host: str, port: int) -> list[socket.socket]:
+    """A socket on each address of ``host``, all of the same port; they do not listen yet.
+
+    Raises:
+        OSError: an address cannot be had.
+    """
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    bound: list[socket.socket] = []
+    try:
+        for family, address in dict.fromkeys((family, address) for family, *_, address in found):
+            each = socket.socket(family, socket.SOCK_STREAM)
+            bound.append(each)
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            # Where any port will do, every address has the first one's.
+            each.bind((address[0], port, *address[2:]))
+            port = int(each.getsockname()[1])
+    except OSError:
+        for each in bound:
+            each.close()
+        raise
+    return bound
+
+
+def listen_on(host: str, port: int) -> list[socket.socket]:
+    """A listening socket on each address of ``host``, all of the same port.
+
+    Raises:
+        OSError: an address cannot be had.
+    """
+    listeners = bind_all(host, port)
+    for listener in listeners:
+        listener.listen(_BACKLOG)
+    return listeners
+
+
 class HttpConnections:
     """Accepts connections and hands them to a protocol of HTTP.
 
@@ -75,30 +112,14 @@ class HttpConnections:
         self._tasks: list[asyncio.Task[None]] = []
         self._listeners: list[socket.socket] = []
 
-    async def listen(self, host: str, port: int) -> int:
-        """Listen on every address of ``host``; returns the port.
-
-        Raises:
-            OSError: an address cannot be had.
-        """
+    def accept_from(self, listeners: Sequence[socket.socket]) -> None:
+        """Accept connections from now on; ``listeners``, which listen, are closed by `stop`."""
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        for family, address in dict.fromkeys((family, address) for family, *_, address in found):
-            listener = socket.socket(family, socket.SOCK_STREAM)
-            self._listeners.append(listener)
+        self._listeners = list(listeners)
+        for listener in listeners:
             listener.setblocking(False)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            # Where any port will do, every address has the first one's.
-            listener.bind((address[0], port, *address[2:]))
-            port = int(listener.getsockname()[1])
-            listener.listen(_BACKLOG)
-        self._tasks = [loop.create_task(self._accept(listener)) for listener in self._listeners]
+            self._tasks.append(loop.create_task(self._accept(listener)))
         self._tasks.append(loop.create_task(self._sweep()))
-        return port
 
     async def stop(self) -> None:
         """Close the port and every connection."""

@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import logging
 import math
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any
 
@@ -21,12 +22,17 @@ from jinja2 import Environment, StrictUndefined, select_autoescape
 
 import tessera
 from tessera.errors import UserError
-from tessera.serving.server.front.http_connections import HttpConnections
+from tessera.serving.server.front.http_connections import HttpConnections, listen_on
 from tessera.serving.server.front.status_page import StatusPage
 from tessera.serving.server.metrics.metrics_page import MetricsPage
+from tessera.serving.server.metrics.model_metrics import ModelMetrics
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SNAPSHOT_SECONDS = 1.0
+
+
+def _nothing() -> None:
+    """What most servers do before their figures are looked at."""
 
 
 class HttpFront:
@@ -35,6 +41,7 @@ class HttpFront:
     Args:
         metrics: rendered by ``/metrics``.
         status_page: shown by ``/``.
+        refresh: called before either is looked at.
         state: ``ready`` or the word for why it is not.
         max_connections: the most connections at a time.
         log: where trouble with connections goes.
@@ -48,7 +55,9 @@ class HttpFront:
         state: Callable[[], str],
         max_connections: int,
         log: Any,
+        refresh: Callable[[], None] = _nothing,
     ) -> None:
+        self._refresh = refresh
         self._max_connections = max_connections
         self._log = log
         self._connections: HttpConnections | None = None
@@ -74,6 +83,12 @@ class HttpFront:
         Raises:
             UserError: the address cannot be had.
         """
+        listeners = open_http_port(host, port)
+        await self.start_on(listeners)
+        return int(listeners[0].getsockname()[1])
+
+    async def start_on(self, listeners: Sequence[socket.socket]) -> None:
+        """Answer on sockets that listen; they are closed by `stop`."""
         app = web.Application(middlewares=[self._tell_request])
         app.router.add_get("/metrics", self._get_metrics)
         app.router.add_get("/healthz", self._get_healthz)
@@ -87,15 +102,12 @@ class HttpFront:
         self._connections = HttpConnections(
             self._runner.server, max_connections=self._max_connections, log=self._log
         )
-        try:
-            bound = await self._connections.listen(host, port)
-        except OSError as error:
-            raise UserError(
-                f"the HTTP address {host}:{port} cannot be listened on ({error.strerror}); "
-                "choose another --http-port or --host"
-            ) from error
+        self._connections.accept_from(listeners)
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
-        return bound
+
+    def counted(self, model: ModelMetrics) -> ModelMetrics:
+        """Give ``model`` back: this process is the whole server."""
+        return model
 
     async def stop(self) -> None:
         """Close the port."""
@@ -111,6 +123,7 @@ class HttpFront:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_SNAPSHOT_SECONDS)
+            self._refresh()
             self._status_page.tick()
 
     @web.middleware
@@ -120,6 +133,7 @@ class HttpFront:
         return await handler(request)
 
     async def _get_metrics(self, _request: web.Request) -> web.Response:
+        self._refresh()
         return web.Response(body=self._metrics.render(), headers={"Content-Type": _METRICS_TYPE})
 
     async def _get_healthz(self, _request: web.Request) -> web.Response:
@@ -130,6 +144,7 @@ class HttpFront:
         return web.Response(text=f"{state}\n", status=200 if state == "ready" else 503)
 
     async def _get_page(self, _request: web.Request) -> web.Response:
+        self._refresh()
         page = self._template.render(
             state=self._state(),
             rows=self._status_page.rows(),
@@ -137,6 +152,21 @@ class HttpFront:
             uptime=round(time.monotonic() - self._began),
         )
         return web.Response(text=page, content_type="text/html")
+
+
+def open_http_port(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen on the HTTP port.
+
+    Raises:
+        UserError: the address cannot be had.
+    """
+    try:
+        return listen_on(host, port)
+    except OSError as error:
+        raise UserError(
+            f"the HTTP address {host}:{port} cannot be listened on ({error.strerror}); "
+            "choose another --http-port or --host"
+        ) from error
 
 
 class _Forward(logging.Handler):

@@ -147,13 +147,28 @@ class MetricsPage:
     Args:
         server_version: the label of ``tessera_build_info``.
         dropped_log_lines: how many lines the log has lost so far.
+        process: tells the ``process_*`` families; those of the calling process if None.
     """
 
-    def __init__(self, server_version: str, dropped_log_lines: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        server_version: str,
+        dropped_log_lines: Callable[[], int],
+        process: Collector | None = None,
+    ) -> None:
+        self.dropped_log_lines = dropped_log_lines
         self._registry = CollectorRegistry()
         self._collector = MetricsCollector(server_version, dropped_log_lines)
         self._registry.register(self._collector)
-        ProcessCollector(registry=self._registry)
+        if process is None:
+            ProcessCollector(registry=self._registry)
+        else:
+            self._registry.register(process)
+
+    @property
+    def models(self) -> list[ModelMetrics]:
+        """The models, in the order in which they are served."""
+        return self._collector.models
 
     @property
     def unresolved(self) -> ModelMetrics:

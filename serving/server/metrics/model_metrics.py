@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tessera.serving.server.batching.policy import CutReason
 from tessera.serving.server.errors import Code, RejectReason
@@ -22,6 +23,8 @@ LATENCY_BUCKETS = (
 REQUEST_BUCKETS = tuple(float(1 << power) for power in range(13))
 SAMPLE_BUCKETS = tuple(float(1 << power) for power in range(17))
 ID_BUCKETS = tuple(float(1 << power) for power in range(23))
+
+_NUMBERS = ("answered_seconds", "answered_samples", "ids", "out_of_range_ids")
 
 STAGES = ("decode", "queue", "assemble", "transfer", "forward", "split", "encode")
 
@@ -57,6 +60,21 @@ class ModelMetrics:
     def __init__(self, model: str, version: str) -> None:
         self.model = model
         self.version = version
+        self.reset()
+        self.load_seconds = 0.0
+        self.ready = False
+        self.device = "cpu"
+        self.info: ModelInfo | None = None
+        self.queue_requests: Callable[[], int] = _zero
+        self.queue_samples: Callable[[], int] = _zero
+        self.inflight_batches: Callable[[], int] = _zero
+        # Of those, by device; empty until the model is loaded.
+        self.inflight_by_device: dict[str, Callable[[], int]] = {}
+        # By device and kind.
+        self.memory_bytes: dict[tuple[str, str], Callable[[], int]] = {}
+
+    def reset(self) -> None:
+        """Begin to count anew."""
         self.requests = dict.fromkeys(Code, 0)
         self.rejected = dict.fromkeys(RejectReason, 0)
         self.batches = dict.fromkeys(CutReason, 0)
@@ -70,17 +88,37 @@ class ModelMetrics:
         self.batch_ids = Histogram(ID_BUCKETS)
         self.ids = 0
         self.out_of_range_ids = 0
-        self.load_seconds = 0.0
-        self.ready = False
-        self.device = "cpu"
-        self.info: ModelInfo | None = None
-        self.queue_requests: Callable[[], int] = _zero
-        self.queue_samples: Callable[[], int] = _zero
-        self.inflight_batches: Callable[[], int] = _zero
-        # Of those, by device; empty until the model is loaded.
-        self.inflight_by_device: dict[str, Callable[[], int]] = {}
-        # By device and kind.
-        self.memory_bytes: dict[tuple[str, str], Callable[[], int]] = {}
+
+    def counted(self) -> dict[str, Any]:
+        """Everything that only grows, as `add` takes it and JSON can write it."""
+        return {
+            "tables": [list(table.values()) for table in self._tables()],
+            "histograms": [[*histogram.counts, histogram.sum] for histogram in self._histograms()],
+            "numbers": [getattr(self, name) for name in _NUMBERS],
+            "last_answer_ms": self.last_answer_ms,
+        }
+
+    def add(self, counted: dict[str, Any]) -> None:
+        """Count what another one has counted, too."""
+        for table, counts in zip(self._tables(), counted["tables"], strict=True):
+            for key, count in zip(list(table), counts, strict=True):
+                table[key] += count
+        for histogram, (*buckets, total) in zip(
+            self._histograms(), counted["histograms"], strict=True
+        ):
+            for bucket, count in enumerate(buckets):
+                histogram.counts[bucket] += count
+            histogram.sum += total
+        for name, number in zip(_NUMBERS, counted["numbers"], strict=True):
+            setattr(self, name, getattr(self, name) + number)
+        self.last_answer_ms = max(self.last_answer_ms, counted["last_answer_ms"])
+
+    def _tables(self) -> tuple[dict[Any, int], ...]:
+        return self.requests, self.rejected, self.batches
+
+    def _histograms(self) -> tuple[Histogram, ...]:
+        batches = (self.batch_requests, self.batch_samples, self.batch_ids)
+        return (self.duration, *self.stages.values(), *batches)
 
     def observe_call(self, code: Code, seconds: float, samples: int) -> None:
         """Count one call that has ended."""

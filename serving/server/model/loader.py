@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from tessera.errors import UserError
 from tessera.serving.package.hashes import FileHash
 from tessera.serving.package.loading import LoadedPackage, load_package
 from tessera.serving.package.records import PackageError, Records
@@ -142,3 +143,46 @@ class PackageLoader:
         return list(replica_devices([f"cuda:{gpu}" for gpu in gpus], manifest.plan.num_shards)) or [
             None
         ]
+
+
+def identify_all(
+    sources: tuple[ModelSource, ...], loader: ModelLoader
+) -> list[tuple[ModelSource, ModelIdentity]]:
+    """The name and version of each of ``sources``.
+
+    Raises:
+        UserError: a package cannot be read, or two models have the same name.
+    """
+    models = [(source, loader.identify(source)) for source in sources]
+    seen: dict[str, str] = {}
+    for source, identity in models:
+        if identity.name in seen:
+            raise UserError(
+                f"--model: {seen[identity.name]} and {source.path} are both named "
+                f"{identity.name!r}; give one another name with --model NAME={source.path}"
+            )
+        seen[identity.name] = source.path
+    return models
+
+
+class LoadedBefore:
+    """Gives the models that this process's parent has loaded.
+
+    Args:
+        identities: of each package, its model's name and version.
+        models: by name.
+    """
+
+    def __init__(
+        self, identities: Mapping[ModelSource, ModelIdentity], models: Mapping[str, LoadedModel]
+    ) -> None:
+        self._identities = identities
+        self._models = models
+
+    def identify(self, source: ModelSource) -> ModelIdentity:
+        """The name and version of the package."""
+        return self._identities[source]
+
+    def load(self, source: ModelSource) -> LoadedModel:
+        """Give the model that was loaded for ``source``."""
+        return self._models[self._identities[source].name]

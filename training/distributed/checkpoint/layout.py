@@ -12,8 +12,9 @@ are, that mean is what the wider shard would have gathered itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -121,22 +122,14 @@ def local_parts(value: Tensor) -> Iterator[tuple[tuple[int, ...], Tensor]]:
         yield (0,) * value.dim(), value
 
 
-@dataclass(frozen=True)
-class _Conversion:
-    """A part of a row-wise state that is put together from other column shards."""
-
-    source: Tensor
-    target: Tensor
-    weights: list[int]
-
-    def run(self) -> None:
-        """Fill the target: the weighted mean over the source's columns."""
-        own = [column for column, weight in enumerate(self.weights) if weight]
-        values = self.source.view(self.source.size(0), len(self.weights))[:, own]
-        weights = torch.tensor([self.weights[column] for column in own], dtype=torch.float64)
-        mean = (values.double() @ weights / weights.sum()).to(values.dtype)
-        equal = (values == values[:, :1]).all(dim=1)
-        self.target.copy_(torch.where(equal, values[:, 0], mean).view(self.target.shape))
+def _fill_with_mean(source: Tensor, target: Tensor, weights: list[int]) -> None:
+    """Fill a part of a row-wise state with the weighted mean over the source's columns."""
+    own = [column for column, weight in enumerate(weights) if weight]
+    values = source.view(source.size(0), len(weights))[:, own]
+    factors = torch.tensor([weights[column] for column in own], dtype=torch.float64)
+    mean = (values.double() @ factors / factors.sum()).to(values.dtype)
+    equal = (values == values[:, :1]).all(dim=1)
+    target.copy_(torch.where(equal, values[:, 0], mean).view(target.shape))
 
 
 class Source(Protocol):
@@ -174,7 +167,7 @@ def fill(saved: Source, content: Content, saved_columns: Mapping[str, list[int]]
         CheckpointError: a tensor is missing or of another shape.
     """
     pieces: list[Piece] = []
-    conversions: list[_Conversion] = []
+    conversions: list[Callable[[], None]] = []
     for name, value in content.tensors.items():
         shape = saved.shape(name)
         if shape is None:
@@ -195,8 +188,8 @@ def fill(saved: Source, content: Content, saved_columns: Mapping[str, list[int]]
             pieces.append(piece)
             conversions.append(conversion)
     saved.read(pieces)
-    for conversion in conversions:
-        conversion.run()
+    for convert in conversions:
+        convert()
 
 
 def _shards(columns: list[int] | None) -> int:
@@ -223,7 +216,7 @@ def _convert(
     *,
     then: list[int] | None,
     now: list[int] | None,
-) -> tuple[Piece, _Conversion]:
+) -> tuple[Piece, Callable[[], None]]:
     """Read all column shards' numbers of the part's rows; weigh them by shared columns."""
     whole = (then or now or [0, 1])[-1]
     cut_then, cut_now = then or [0, whole], now or [0, whole]
@@ -232,4 +225,4 @@ def _convert(
     weights = [max(0, min(stop, last) - max(start, first)) for first, last in pairwise(cut_then)]
     source = torch.empty((part.size(0), *shape[1:]), dtype=part.dtype)
     piece = Piece(name, (offsets[0],) + (0,) * (len(shape) - 1), source)
-    return piece, _Conversion(source, part, weights)
+    return piece, partial(_fill_with_mean, source, part, weights)

@@ -48,32 +48,22 @@ class ShardedTables:
         }
 
     @torch.no_grad()
-    def fill(self, parameters: Mapping[str, Tensor]) -> None:
-        """Copy each rank's shards from whole tables; those on the ``meta`` device get new values."""
+    def fill(self, parameters: Mapping[str, Tensor] | None = None) -> None:
+        """Copy each rank's shards from whole tables, or give them new values.
+
+        Values are new without ``parameters`` and for tables on the ``meta`` device; replicas get
+        the first rank's.
+        """
         for name, table in self.modules.items():
-            source = parameters[name]
+            source = None if parameters is None else parameters[name]
             for shard, values in table.shards:
-                if source.is_meta:
+                if source is None or source.is_meta:
                     shard.init_weights(values)
                 else:
                     # .data: autograd would take a change that it sees for an error.
                     values.data.copy_(shard_of(source, shard.local_metadata))
-        self._written()
-
-    @torch.no_grad()
-    def reset(self) -> None:
-        """Give every shard new first values; replicas get those of the first rank."""
-        for table in self.modules.values():
-            for shard, values in table.shards:
-                shard.init_weights(values)
-        self._written()
-
-    def _written(self) -> None:
-        if self._pg is not None:
-            for table in self.modules.values():
-                for shard, values in table.shards:
-                    if shard.local_metadata is None:
-                        dist.broadcast(values.data, group=self._pg, group_src=0)
+                if self._pg is not None and shard.local_metadata is None:
+                    dist.broadcast(values.data, group=self._pg, group_src=0)
         self.purge()
 
     def flush(self) -> None:

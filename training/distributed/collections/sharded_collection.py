@@ -91,13 +91,9 @@ class ShardedEmbeddingModule(
 
 
 class CollectionContext(Multistreamable):
-    """Holds what the steps of one batch share.
+    """Holds what the steps of one batch share."""
 
-    Attributes:
-        sharding_contexts: one per sharding.
-    """
-
-    sharding_contexts: list[Any]
+    sharding_contexts: list[Any]  # one per sharding
 
     @abstractmethod
     def _tensors(self) -> list[Tensor]:
@@ -251,7 +247,7 @@ class ShardedCollection(
 
     def reset_parameters(self) -> None:
         """Give every table new first values."""
-        self._tables.reset()
+        self._tables.fill()
 
     def create_context(self) -> Ctx:
         """Return a new context, which holds what the steps of one batch share."""

@@ -76,11 +76,10 @@ class SequenceOutput:
         ]
         result: dict[str, JaggedTensor] = {}
         for name, blocks in self._blocks.items():
-            parts = [
-                part if part.size(1) == block.width else part[:, : block.width]
-                for block in blocks
-                for part in (vectors[block.source][block.place],)
-            ]
+            parts = []
+            for block in blocks:
+                part = vectors[block.source][block.place]
+                parts.append(part if part.size(1) == block.width else part[:, : block.width])
             sharding, place = blocks[0].source, blocks[0].place
             result[name] = JaggedTensor(
                 parts[0] if len(parts) == 1 else torch.cat(parts, dim=1),

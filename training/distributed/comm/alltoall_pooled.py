@@ -1,6 +1,7 @@
 """Pooled vectors travel from the ranks that hold the tables to the ranks that hold the samples.
 
-Legend: W ranks, B_r batch of rank r, B own batch, D_r columns of rank r's tables.
+The functions take ``group``, the ranks (None: the default group), and ``codecs``, how numbers travel
+(None: as they are).  Legend: W ranks, B_r batch of rank r, B own batch, D_r columns of rank r's tables.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
+from tessera.training.distributed.comm.awaitable import Awaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.column_order import ColumnOrder
 from tessera.training.distributed.comm.request import (
     AllToAll,
     ExchangeRequest,
     ExchangeWait,
-    group_or_default,
     start_exchange,
     step_of,
 )
@@ -79,6 +79,10 @@ class All2AllPooledInfo(AllToAll):
             return self.order.join(received, rows)
         return join_columns(received, rows, self.dim_sum_per_rank)
 
+    def alone(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        """The input with its columns in order."""
+        return inputs[0] if self.order is None else self.order.permute(inputs[0])
+
     def lay_out_gradient(self, gradients: tuple[Tensor, ...]) -> Tensor:
         """Columns go back to the ranks whose tables they are of."""
         gradient = gradients[0].contiguous()
@@ -121,23 +125,12 @@ def alltoall_pooled(  # noqa: PLR0917 - the reference's signature
 ) -> Awaitable[Tensor]:
     """Send every rank its samples' vectors and put those that arrive side by side.
 
-    Args:
-        a2a_pooled_embs_tensor: ``[sum of B_r, own D]``, the samples in rank order.
-        batch_size_per_rank: B_r.
-        dim_sum_per_rank: D_r.
-        dim_sum_per_rank_tensor: see `All2AllPooledInfo`.
-        cumsum_dim_sum_per_rank_tensor: see `All2AllPooledInfo`.
-        group: the ranks; None: the default group.
-        codecs: how numbers travel; None: as they are.
-        order: of the output's columns; None: rank by rank.
+    ``a2a_pooled_embs_tensor`` is ``[sum of B_r, own D]``, the samples in rank order; the other
+    arguments are those of `All2AllPooledInfo`.
 
     Returns:
         Awaitable of ``[B, sum of D_r]``.
     """
-    pg = group_or_default(group)
-    if pg.size() == 1:
-        own = a2a_pooled_embs_tensor
-        return NoWait(own if order is None else order.permute(own))
     info = All2AllPooledInfo(
         batch_size_per_rank,
         dim_sum_per_rank,
@@ -147,7 +140,7 @@ def alltoall_pooled(  # noqa: PLR0917 - the reference's signature
         order,
     )
     return start_exchange(
-        pg, info, (a2a_pooled_embs_tensor,), All2All_Pooled_Req, All2All_Pooled_Wait
+        group, info, (a2a_pooled_embs_tensor,), All2All_Pooled_Req, All2All_Pooled_Wait
     )
 
 
@@ -212,21 +205,12 @@ def variable_batch_alltoall_pooled(  # noqa: PLR0917 - the reference's signature
 ) -> Awaitable[Tensor]:
     """Like `alltoall_pooled`, where every feature has a batch size of its own.
 
-    Args:
-        a2a_pooled_embs_tensor: flat: per destination, per feature of this rank, its ``[B, D]``
-            block.
-        batch_size_per_rank_per_feature: see `VariableBatchAll2AllPooledInfo`.
-        batch_size_per_feature_pre_a2a: see `VariableBatchAll2AllPooledInfo`.
-        emb_dim_per_rank_per_feature: see `VariableBatchAll2AllPooledInfo`.
-        group: the ranks; None: the default group.
-        codecs: how numbers travel; None: as they are.
+    ``a2a_pooled_embs_tensor`` is flat: per destination, per feature of this rank, its ``[B, D]``
+    block.  The other arguments are those of `VariableBatchAll2AllPooledInfo`.
 
     Returns:
         Awaitable, flat: per feature its ``[B, D]`` block, features in the order of the ranks.
     """
-    pg = group_or_default(group)
-    if pg.size() == 1:
-        return NoWait(a2a_pooled_embs_tensor.view(-1))
     info = VariableBatchAll2AllPooledInfo(
         batch_size_per_rank_per_feature,
         batch_size_per_feature_pre_a2a,
@@ -234,9 +218,9 @@ def variable_batch_alltoall_pooled(  # noqa: PLR0917 - the reference's signature
         codecs,
     )
     return start_exchange(
-        pg,
+        group,
         info,
-        (a2a_pooled_embs_tensor,),
+        (a2a_pooled_embs_tensor.reshape(-1),),
         Variable_Batch_All2All_Pooled_Req,
         Variable_Batch_All2All_Pooled_Wait,
     )

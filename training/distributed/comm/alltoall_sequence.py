@@ -129,16 +129,8 @@ def alltoall_sequence(  # noqa: PLR0917 - the reference's signature
 ) -> Awaitable[Tensor]:
     """Send the vector of every id to the rank that asked for it.  All have D columns.
 
-    Args:
-        a2a_sequence_embs_tensor: ``[N, D]`` in the order (feature, source, sample).
-        forward_recat_tensor: see `All2AllSequenceInfo`.
-        backward_recat_tensor: see `All2AllSequenceInfo`.
-        lengths_after_sparse_data_all2all: see `All2AllSequenceInfo`.
-        input_splits: ids that went to each rank, so vectors that come from it.
-        output_splits: ids that came from each rank, so vectors that go to it.
-        variable_batch_size: the ranks' batches have different sizes; see `All2AllSequenceInfo`.
-        group: the ranks; None: the default group.
-        codecs: how numbers travel; None: as they are.
+    ``a2a_sequence_embs_tensor`` is ``[N, D]`` in the order (feature, source, sample), ``group`` the
+    ranks (None: the default group); the other arguments are those of `All2AllSequenceInfo`.
 
     Returns:
         Awaitable of ``[sum of input_splits, D]``, in the order in which the ids were sent.

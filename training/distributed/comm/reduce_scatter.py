@@ -2,7 +2,8 @@
 
 Its gradient is given to all ranks, which is a collective of its own too: the gathering of vectors.
 
-Legend: W ranks, B_r samples of rank r, D columns.
+The functions take ``group``, the ranks (None: the default group), and ``codecs``, how numbers travel
+(None: as they are).  Legend: W ranks, B_r samples of rank r, D columns.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
+from tessera.training.distributed.comm.awaitable import Awaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.request import (
     Exchange,
@@ -80,21 +81,13 @@ def reduce_scatter_pooled(
     group: dist.ProcessGroup | None = None,
     codecs: QuantizedCommCodecs | None = None,
 ) -> Awaitable[Tensor]:
-    """Add the ranks' tensors for each rank.
-
-    Args:
-        inputs: ``[B_r, D]`` for each rank r.
-        group: the ranks; None: the default group.
-        codecs: how numbers travel; None: as they are.
+    """Add the ranks' tensors for each rank: ``inputs`` has ``[B_r, D]`` for each rank r.
 
     Returns:
         Awaitable of ``[B, D]``: the sum over ranks of what they had for this one.
     """
-    pg = group_or_default(group)
-    if pg.size() == 1:
-        return NoWait(inputs[0])
     info = ReduceScatterInfo([tensor.size() for tensor in inputs], codecs)
-    return start_exchange(pg, info, tuple(inputs), ReduceScatter_Req, ReduceScatter_Wait)
+    return start_exchange(group, info, tuple(inputs), ReduceScatter_Req, ReduceScatter_Wait)
 
 
 @dataclass
@@ -128,15 +121,10 @@ def reduce_scatter_base_pooled(
     group: dist.ProcessGroup | None = None,
     codecs: QuantizedCommCodecs | None = None,
 ) -> Awaitable[Tensor]:
-    """Add the ranks' tensors; every rank gets an equal share of the sum's rows.
-
-    Args:
-        input: ``[W * B, D]``, rows in the order of their destinations.
-        group: the ranks; None: the default group.
-        codecs: how numbers travel; None: as they are.
+    """Add the ranks' tensors ``[W * B, D]``; every rank gets an equal share of the sum's rows.
 
     Returns:
-        Awaitable of ``[B, D]``.
+        Awaitable of ``[B, D]``; the input's rows are in the order of their destinations.
 
     Raises:
         ValueError: rows that do not divide evenly among the ranks.
@@ -147,8 +135,6 @@ def reduce_scatter_base_pooled(
             f"input has {input.size(0)} rows, which do not divide evenly among {pg.size()} ranks;"
             " use reduce_scatter_v_pooled with input_splits"
         )
-    if pg.size() == 1:
-        return NoWait(input)
     info = ReduceScatterBaseInfo(input.size(), codecs)
     return start_exchange(pg, info, (input,), ReduceScatterBase_Req, ReduceScatterBase_Wait)
 
@@ -184,11 +170,8 @@ def reduce_scatter_v_pooled(
 ) -> Awaitable[Tensor]:
     """Add the ranks' tensors; every rank gets its share of the sum's rows.
 
-    Args:
-        input: ``[sum of input_splits, ...]``, rows in the order of their destinations.
-        input_splits: rows for each rank, the same on all ranks.
-        group: the ranks; None: the default group.
-        codecs: how numbers travel; None: as they are.
+    ``input`` is ``[sum of input_splits, ...]``, rows in the order of their destinations;
+    ``input_splits`` has the rows for each rank and is the same on all ranks.
 
     Returns:
         Awaitable of ``[input_splits[own rank], ...]``.
@@ -202,8 +185,6 @@ def reduce_scatter_v_pooled(
             f"input_splits {input_splits} must be one number per rank ({pg.size()}) and add up to"
             f" the input's {input.size(0)} rows"
         )
-    if pg.size() == 1:
-        return NoWait(input)
     info = ReduceScatterVInfo(
         input_sizes=[torch.Size((rows, *input.shape[1:])) for rows in input_splits],
         input_splits=input_splits,
@@ -223,12 +204,8 @@ def reduce_scatter_v_per_feature_pooled(
 ) -> Awaitable[Tensor]:
     """Like `reduce_scatter_v_pooled`, where every feature has a batch size of its own.
 
-    Args:
-        input: flat: per destination, per feature, its ``[B, D]`` block.
-        batch_size_per_rank_per_feature: ``[W][F]`` samples.
-        embedding_dims: ``[F]`` columns.
-        group: the ranks; None: the default group.
-        codecs: how numbers travel; None: as they are.
+    ``input`` is flat: per destination, per feature, its ``[B, D]`` block;
+    ``batch_size_per_rank_per_feature`` is ``[W][F]`` samples, ``embedding_dims`` ``[F]`` columns.
 
     Returns:
         Awaitable, flat: per feature its ``[B, D]`` block.
@@ -270,18 +247,10 @@ def all_gather_base_pooled(
     group: dist.ProcessGroup | None = None,
     codecs: QuantizedCommCodecs | None = None,
 ) -> Awaitable[Tensor]:
-    """Gather the ranks' tensors on every rank.
-
-    Args:
-        input: ``[B, ...]``, the same shape on every rank.
-        group: the ranks; None: the default group.
-        codecs: how numbers travel; None: as they are.
+    """Gather the ranks' tensors ``[B, ...]``, of the same shape on every rank, on every rank.
 
     Returns:
         Awaitable of ``[W * B, ...]``, in rank order.
     """
-    pg = group_or_default(group)
-    if pg.size() == 1:
-        return NoWait(input)
     info = AllGatherBaseInfo(input.size(), codecs)
-    return start_exchange(pg, info, (input,), AllGatherBase_Req, AllGatherBase_Wait)
+    return start_exchange(group, info, (input,), AllGatherBase_Req, AllGatherBase_Wait)

@@ -78,14 +78,9 @@ class _MetaInferLookup(BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]):
         return {} if self._empty else {self.rows: self.grouped_configs}
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Tensor:
-        """Look up.
+        """Look up this device's features, in its shards' order; ids are its rows, or -1 for none.
 
-        Args:
-            sparse_features: this device's features, in its shards' order; ids are its own rows,
-                and -1 has no vector.
-
-        Returns:
-            ``[B, sum of local columns]`` pooled, ``[N, local columns]`` not pooled.
+        Vectors are ``[B, sum of local columns]`` pooled, ``[N, local columns]`` not pooled.
         """
         if self._empty:
             lengths = sparse_features.lengths()

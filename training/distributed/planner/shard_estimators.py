@@ -55,8 +55,12 @@ def _optimizer_of(sharder: Any) -> str:
 
 
 def _sharder_of(option: ShardingOption, sharder_map: dict[str, Any] | None) -> Any:
-    kind = type(option.module[1])
-    return (sharder_map or {}).get(f"{kind.__module__}.{kind.__qualname__}")
+    return (sharder_map or {}).get(type_name(type(option.module[1])))
+
+
+def type_name(kind: type) -> str:
+    """The name of a type of module in a ``sharder_map``."""
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _id_bytes(option: ShardingOption) -> int:

@@ -1,4 +1,4 @@
-"""What a pipeline puts in the place of sharded modules' forward passes.
+"""What a pipeline puts in the place of sharded modules' forward passes, and what it hands to them.
 
 The input was sent ahead; what is left is to wait for it, look up, and send the results.
 """
@@ -6,16 +6,13 @@ The input was sent ahead; what is left is to wait for it, look up, and send the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
 from tessera.errors import UserError
-from tessera.training.distributed.train_pipeline.contexts import (
-    PrefetchTrainPipelineContext,
-    TrainPipelineContext,
-)
-from tessera.training.distributed.train_pipeline.streams import on_stream
+from tessera.training.distributed.train_pipeline.streams import hand_over, on_stream
 from tessera.training.distributed.travel.kjt_all_to_all import KJTSplitsAllToAllMeta
 
 if TYPE_CHECKING:
@@ -24,7 +21,48 @@ if TYPE_CHECKING:
     from tessera.training.distributed.comm.awaitable import Awaitable, LazyAwaitable
     from tessera.training.distributed.plan.sharded_module import ShardedModule
     from tessera.training.distributed.train_pipeline.tracing import ArgInfo
+    from tessera.training.distributed.travel.features_awaitable import FusedKJTListSplitsAwaitable
     from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+    from tessera.training.streamable import Multistreamable
+
+
+@dataclass
+class TrainPipelineContext:
+    """Holds the input of sharded modules that is being sent, by the modules' paths in the model.
+
+    A batch's input is first in ``input_dist_splits_requests``: the ranks tell each other how much
+    they will send.  Then it is in ``input_dist_tensors_requests``: the ids travel.  The forward
+    pass takes it out.
+
+    Attributes:
+        input_dist_splits_requests: first waits, of the next batch.
+        input_dist_tensors_requests: second waits.
+        module_contexts: the modules' contexts of the batch in ``input_dist_tensors_requests``.
+        module_contexts_next_batch: those of the batch in ``input_dist_splits_requests``.
+        fused_splits_awaitables: sizes of several modules in one exchange, with the modules' paths.
+    """
+
+    input_dist_splits_requests: dict[str, Awaitable[Any]] = field(default_factory=dict)
+    input_dist_tensors_requests: dict[str, Awaitable[Any]] = field(default_factory=dict)
+    module_contexts: dict[str, Multistreamable] = field(default_factory=dict)
+    module_contexts_next_batch: dict[str, Multistreamable] = field(default_factory=dict)
+    fused_splits_awaitables: list[tuple[list[str], FusedKJTListSplitsAwaitable[Any]]] = field(
+        default_factory=list
+    )
+
+
+@dataclass
+class PrefetchTrainPipelineContext(TrainPipelineContext):
+    """The same, and input whose rows are being brought into the device's cache.
+
+    Attributes:
+        module_input_post_prefetch: input that arrived and was prefetched for.
+        module_contexts_post_prefetch: the modules' contexts of that batch.
+    """
+
+    module_input_post_prefetch: dict[str, Multistreamable] = field(default_factory=dict)
+    module_contexts_post_prefetch: dict[str, Multistreamable] = field(default_factory=dict)
+
 
 TContext = TypeVar("TContext", bound=TrainPipelineContext)
 
@@ -82,12 +120,7 @@ class BaseForward(ABC, Generic[TContext]):
                 "call the pipeline's progress(), or its detach() before the model itself"
             )
         data, ctx = self._received(self._sent.pop(self.name))
-        if self.stream is not None:
-            # The current stream uses what another stream made.
-            current = torch.cuda.current_stream()
-            current.wait_stream(self.stream)
-            data.record_stream(current)
-            ctx.record_stream(current)
+        hand_over(self.stream, data, ctx)
         return self.module.compute_and_output_dist(ctx, data)
 
 

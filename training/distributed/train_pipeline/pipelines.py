@@ -12,10 +12,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tessera.training.distributed.train_pipeline.streams import (
+    hand_over,
     make_stream,
     on_stream,
     to_device,
-    wait_for_batch,
 )
 
 In = TypeVar("In")
@@ -103,7 +103,7 @@ class TrainPipelineBase(TrainPipeline[In, Out]):
         training = self._model.training
         if training:
             self._optimizer.zero_grad()
-        wait_for_batch(self._batches[0], self._memcpy_stream)
+        hand_over(self._memcpy_stream, self._batches[0])
         losses, output = self._forward(dataloader_iter)
         if training:
             torch.sum(losses, dim=0).backward()  # type: ignore[no-untyped-call] # torch leaves it untyped

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tessera.training.distributed.collections.sharded_collection import ShardedEmbeddingModule
-from tessera.training.distributed.train_pipeline.contexts import PrefetchTrainPipelineContext
 from tessera.training.distributed.train_pipeline.forwards import (
     BaseForward,
     PrefetchPipelinedForward,
+    PrefetchTrainPipelineContext,
 )
 from tessera.training.distributed.train_pipeline.pipelines import In, Out
 from tessera.training.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
-from tessera.training.distributed.train_pipeline.streams import make_stream, on_stream
+from tessera.training.distributed.train_pipeline.streams import hand_over, make_stream, on_stream
 
 
 class PrefetchTrainPipelineSparseDist(TrainPipelineSparseDist[In, Out]):
@@ -65,10 +65,7 @@ class PrefetchTrainPipelineSparseDist(TrainPipelineSparseDist[In, Out]):
                 data = request.wait()
             ctx = context.module_contexts.pop(forward.name)
             with on_stream(self._prefetch_stream):
-                if self._prefetch_stream is not None and self._data_dist_stream is not None:
-                    self._prefetch_stream.wait_stream(self._data_dist_stream)
-                    data.record_stream(self._prefetch_stream)
-                    ctx.record_stream(self._prefetch_stream)
+                hand_over(self._data_dist_stream, data, ctx)
                 if isinstance(forward.module, ShardedEmbeddingModule):
                     forward.module.prefetch(data, self._default_stream)
             context.module_input_post_prefetch[forward.name] = data

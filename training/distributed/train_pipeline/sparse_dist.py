@@ -25,17 +25,17 @@ from torch.optim import Optimizer
 
 from tessera.errors import UserError
 from tessera.training.distributed.model.model_parallel import get_unwrapped_module
-from tessera.training.distributed.train_pipeline.contexts import TrainPipelineContext
 from tessera.training.distributed.train_pipeline.forwards import (
     BaseForward,
     KJTAllToAllForward,
     PipelinedForward,
+    TrainPipelineContext,
 )
 from tessera.training.distributed.train_pipeline.pipelines import In, Out, TrainPipelineBase
 from tessera.training.distributed.train_pipeline.streams import (
+    hand_over,
     make_stream,
     on_stream,
-    wait_for_batch,
 )
 from tessera.training.distributed.train_pipeline.tracing import (
     pipelineable_modules,
@@ -125,7 +125,7 @@ class TrainPipelineSparseDist(TrainPipelineBase[In, Out]):
         assert self._forwards is not None
         context = self._context
         with on_stream(self._data_dist_stream):
-            wait_for_batch(batch, self._memcpy_stream)
+            hand_over(self._memcpy_stream, batch)
             with _Unstarted(self._forwards):
                 for forward in self._forwards:
                     request = forward.start_input_dist(batch)
@@ -168,7 +168,7 @@ class TrainPipelineSparseDist(TrainPipelineBase[In, Out]):
 
     def _forward(self, dataloader_iter: Iterator[In]) -> tuple[Tensor, Out]:
         """The forward pass of the first batch, while the next one's ids travel."""
-        wait_for_batch(self._batches[0], self._data_dist_stream)
+        hand_over(self._data_dist_stream, self._batches[0])
         has_next = len(self._batches) > 1
         if has_next:
             self._start_sparse_data_dist(self._batches[1])

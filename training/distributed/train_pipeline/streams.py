@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tessera.errors import UserError
 
@@ -38,16 +37,20 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return batch.to(device, non_blocking=True)
 
 
-def wait_for_batch(batch: Any, stream: torch.cuda.Stream | None) -> None:
-    """Let the current stream use a batch that ``stream`` made."""
+def hand_over(stream: torch.cuda.Stream | None, *made: Any) -> None:
+    """Let the current stream use a batch, or anything else, that ``stream`` made.
+
+    Raises:
+        UserError: it has no ``record_stream``.
+    """
     if stream is None:
         return
     current = torch.cuda.current_stream()
     current.wait_stream(stream)
-    if isinstance(batch, Tensor) or hasattr(batch, "record_stream"):
-        batch.record_stream(current)
-        return
-    raise UserError(
-        f"a batch is a {type(batch).__name__} without record_stream(stream); its memory could be "
-        "reused while it is in use, see Multistreamable"
-    )
+    for part in made:
+        if not hasattr(part, "record_stream"):
+            raise UserError(
+                f"a batch is a {type(part).__name__} without record_stream(stream); its memory could "
+                "be reused while it is in use, see Multistreamable"
+            )
+        part.record_stream(current)

@@ -1,9 +1,24 @@
-"""Numbers of the command line, refused by argparse in words that say what to give."""
+"""What the commands' flags have in common; argparse refuses numbers in words that say what to give."""
 
 from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+
+def add_package(parser: argparse.ArgumentParser) -> None:
+    """Declare the package that a command is about."""
+    parser.add_argument(
+        "model", metavar="MODEL.pt", type=Path, help="the file that package-model wrote"
+    )
+
+
+def fields_of(kind: type[Any], args: argparse.Namespace) -> dict[str, Any]:
+    """The flags' values for the fields of a dataclass that they are named after."""
+    return {f.name: getattr(args, f.name) for f in fields(kind) if hasattr(args, f.name)}
 
 
 def positive(text: str) -> int:

@@ -1,0 +1,406 @@
+"""``tessera serve --processes N``: one server to its clients, however many processes answer."""
+
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import time
+import urllib.request
+from collections import Counter
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tessera.cli import run_command
+from tessera.serving.client import RequestDrawer, read_schema
+from tessera.serving.client.encode import encode_request
+from tessera.serving.package.loading import load_package
+from tessera.serving.protocol import inference_pb2 as ipb
+from tessera.serving.protocol import predictor_pb2 as pb
+from tessera.serving.server import supervisor
+from tessera.serving.server.background import ServerProcess
+from tessera.serving.server.errors import Code
+from tessera.serving.server.metrics.metrics_page import MetricsPage
+from tessera.serving.server.metrics.model_metrics import ModelMetrics
+from tessera.serving.server.metrics.process_report import ProcessReporter, ProcessTotals, is_ready
+from tessera.serving.server.shared_slots import SharedSlots
+from tessera.training.models.config import TableConfig
+from tests.conformance.test_answers import run_in_process
+from tests.package_factory import make_package
+from tests.patience import PATIENCE_S
+from tests.server.server_harness import parse_metrics, value
+
+ALONE = [("grpc.use_local_subchannel_pool", 1)]
+"""A channel with this has a connection of its own."""
+
+CONNECTIONS = 12
+"""So many that both of two processes have some, but once in two thousand times."""
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    path, _ = make_package(tmp_path_factory.mktemp("package"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def messages(package):
+    drawer = RequestDrawer(read_schema(package), seed=0)
+    return [encode_request(drawer.samples(count)) for count in (1, 2, 7, 40)]
+
+
+@pytest.fixture(scope="module")
+def server(package):
+    flags = ["--model", str(package), "--processes", "2", "--drain-propagation-ms", "0"]
+    with ServerProcess(flags) as running:
+        yield running
+        assert running.terminate() == 0
+
+
+class Clients:
+    """Connections of their own, and calls on each."""
+
+    def __init__(self, server, count=CONNECTIONS):
+        self.channels = [grpc.insecure_channel(server.address, ALONE) for _ in range(count)]
+
+    def __enter__(self):
+        return [channel.unary_unary("/predictor.Predictor/Predict") for channel in self.channels]
+
+    def __exit__(self, *_):
+        for channel in self.channels:
+            channel.close()
+
+
+def wait_until(holds):
+    until = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < until, "it never happened"
+        time.sleep(0.01)
+
+
+def page(server, path="/metrics"):
+    url = f"http://127.0.0.1:{server.http_port}{path}"
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as reply:
+        return reply.read().decode()
+
+
+def figure(server, name, **labels):
+    return value(parse_metrics(page(server)), name, **labels)
+
+
+def started(server):
+    """The last process id of each process, by its name."""
+    return {e["process"]: e["pid"] for e in server.log if e["event"] == "process_started"}
+
+
+def test_every_connection_gives_the_bits_of_one_process_and_all_are_counted(
+    server, package, messages
+):
+    in_process = load_package(package)
+    before = figure(server, "tessera_requests_total", code="OK")
+    with Clients(server) as calls:
+        for content in messages:
+            expected = run_in_process(in_process, pb.PredictionRequest.FromString(content))
+            for call in calls:
+                answer = pb.PredictionResponse.FromString(call(content, timeout=PATIENCE_S))
+                scores = np.array(answer.predictions["default"].data, "<f4")
+                assert scores.tobytes() == np.asarray(expected, "<f4").tobytes()
+    count = CONNECTIONS * len(messages)
+    wait_until(lambda: figure(server, "tessera_requests_total", code="OK") == before + count)
+    metrics = parse_metrics(page(server))
+    calls_counted = value(metrics, "tessera_request_duration_seconds_count")
+    assert calls_counted == value(metrics, "tessera_requests_total")
+    assert value(metrics, "tessera_model_ready") == 1
+    tables = value(metrics, "tessera_device_memory_bytes", kind="tables")
+    assert tables == sum(table.bytes for table in in_process.manifest.tables)
+    assert value(metrics, "tessera_queue_requests") == 0
+    # Whichever process answers, Triton's statistics are those of the whole server.
+    for _ in range(4):
+        with grpc.insecure_channel(server.address, ALONE) as channel:
+            ask = channel.unary_unary("/inference.GRPCInferenceService/ModelStatistics")
+            told = ipb.ModelStatisticsResponse.FromString(ask(b"", timeout=PATIENCE_S))
+        (statistics,) = told.model_stats
+        assert statistics.inference_stats.success.count == before + count
+
+
+def test_the_page_has_the_families_of_one_process_and_counts_restarts(server, package):
+    def families(of):
+        return set(re.findall(r"^# TYPE (\S+) (\S+)", page(of), re.MULTILINE))
+
+    with ServerProcess(["--model", str(package), "--drain-propagation-ms", "0"]) as alone:
+        more = families(server) - families(alone)
+        assert families(alone) <= families(server)
+    assert more == {("tessera_worker_restarts_total", "counter")}
+    assert page(server, "/readyz") == "ready\n"
+    assert page(server, "/healthz") == "ok\n"
+    assert "tessera serve" in page(server, "/")
+
+
+def test_health_metadata_and_refusals_are_those_of_any_server(server, messages):
+    for _ in range(4):
+        with grpc.insecure_channel(server.address, ALONE) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            state = stub.Check(health_pb2.HealthCheckRequest(service="model"), timeout=PATIENCE_S)
+            assert state.status == health_pb2.HealthCheckResponse.SERVING
+            ready = channel.unary_unary("/inference.GRPCInferenceService/ServerReady")(
+                b"", timeout=PATIENCE_S
+            )
+            assert ipb.ServerReadyResponse.FromString(ready).ready
+            call = channel.unary_unary("/predictor.Predictor/Predict")
+            assert call.future(b"\xff", timeout=PATIENCE_S).code().name == "INVALID_ARGUMENT"
+            message = pb.PredictionRequest.FromString(messages[0])
+            message.model_name = "nobody"
+            refused = call.future(message.SerializeToString(), timeout=PATIENCE_S)
+            assert refused.code().name == "NOT_FOUND"
+
+
+@pytest.mark.parametrize("more", [[], ["--processes", "2"]])
+def test_a_second_server_does_not_share_the_port(capsys, server, package, more):
+    flags = ["--model", str(package), "--host", "127.0.0.1", "--http-port", "0", *more]
+    assert run_command("serve", [*flags, "--port", str(server.port)]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"127.0.0.1:{server.port} cannot be listened on" in line
+
+
+@pytest.fixture(scope="module")
+def large_package(tmp_path_factory):
+    """80 MB of tables."""
+    features = {f"f{number}": TableConfig(rows=300_000) for number in range(4)}
+    path, _ = make_package(tmp_path_factory.mktemp("large"), dim=64, features=features)
+    return path
+
+
+def test_tables_are_in_memory_once(large_package):
+    manifest = load_package(large_package).manifest
+    table_bytes = sum(table.bytes for table in manifest.tables)
+    content = encode_request(RequestDrawer(read_schema(large_package), seed=0).samples(500))
+    flags = ["--model", str(large_package), "--processes", "3", "--drain-propagation-ms", "0"]
+    with ServerProcess(flags) as running, Clients(running) as calls:
+        for call in calls:
+            call(content, timeout=PATIENCE_S)
+        private = [
+            memory_kib(pid, "Private_Clean") + memory_kib(pid, "Private_Dirty")
+            for name, pid in started(running).items()
+            if name != "pages"
+        ]
+        assert len(private) == 3
+        assert all(1024 * kib < table_bytes / 2 for kib in private), (private, table_bytes)
+
+
+def memory_kib(pid, name):
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)[1])
+
+
+def keep_calling(call, content, outcomes, ended):
+    while not ended.is_set():
+        outcome = call.future(content, timeout=PATIENCE_S).code().name
+        outcomes[outcome] += 1
+        if outcome != "OK":
+            ended.wait(0.002)
+
+
+def under_load(server, calls, content, action):
+    """Run ``action`` while every call is made again and again; returns how the calls ended."""
+    outcomes, ended = Counter(), threading.Event()
+    threads = [
+        threading.Thread(target=keep_calling, args=(call, content, outcomes, ended))
+        for call in calls
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(lambda: outcomes["OK"] > 100)
+        action(outcomes)
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    return outcomes
+
+
+def test_a_worker_that_is_killed_is_replaced_and_its_counts_stay(package, messages):
+    flags = ["--model", str(package), "--processes", "2", "--drain-propagation-ms", "0"]
+    with ServerProcess(flags) as running, Clients(running) as calls:
+
+        def kill_one(outcomes):
+            first = started(running)
+            time.sleep(0.3)  # both have told what they have counted
+            counted = figure(running, "tessera_requests_total", code="OK")
+            os.kill(first["worker-0"], signal.SIGKILL)
+            wait_until(lambda: started(running)["worker-0"] != first["worker-0"])
+            wait_until(lambda: figure(running, "tessera_worker_restarts_total") == 1)
+            assert figure(running, "tessera_requests_total", code="OK") >= counted
+            answered = outcomes["OK"]
+            wait_until(lambda: outcomes["OK"] > answered + 100)
+            assert page(running, "/readyz") == "ready\n"
+
+        outcomes = under_load(running, calls, messages[0], kill_one)
+        assert outcomes.keys() <= {"OK", "UNAVAILABLE"}
+        # Each connection to the killed process loses the call that it had, and tries until it is back.
+        ended = [e for e in running.log if e["event"] == "process_ended"]
+        assert [(e["process"], e["status"], e["level"]) for e in ended] == [
+            ("worker-0", -signal.SIGKILL, "warning")
+        ]
+        os.kill(started(running)["pages"], signal.SIGKILL)
+        wait_until(lambda: page_or_nothing(running) == "ready\n")
+        assert running.terminate() == 0
+
+
+def page_or_nothing(server):
+    try:
+        return page(server, "/readyz")
+    except OSError:
+        return ""
+
+
+def test_sigterm_under_load_loses_no_accepted_request(package, messages):
+    with ServerProcess(["--model", str(package), "--processes", "2"]) as running:
+        with Clients(running) as calls:
+            statuses = []
+            outcomes = under_load(
+                running, calls, messages[0], lambda _: statuses.append(running.terminate())
+            )
+        assert statuses == [0]
+        assert outcomes.keys() == {"OK", "UNAVAILABLE"}
+    events = [line["event"] for line in running.log]
+    assert events[-3:] == ["signal", "drain", "stop"]
+    assert "process_ended" not in events
+
+
+def test_sigterm_while_loading_ends_with_0(large_package):
+    running = ServerProcess(["--model", str(large_package), "--processes", "2"])
+    running._reader.start()
+    wait_until(lambda: any(line["event"] == "load" for line in running.log))
+    assert running.terminate() == 0
+    running._reader.join(PATIENCE_S)
+    running.process.stderr.close()
+
+
+def test_without_its_supervisor_nothing_stays(package):
+    running = ServerProcess(["--model", str(package), "--processes", "2"])
+    with running:
+        pids = started(running).values()
+        running.process.kill()
+        running.process.wait()
+        wait_until(lambda: not any(is_alive(pid) for pid in pids))
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", running.port)) != 0
+
+
+def is_alive(pid):
+    """Whether it runs; one that nobody has waited for is only a name."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--processes", "0"], "processes is 0; give a whole number of at least 1"),
+        (["--processes", "257"], "processes is 257; give 256 at most"),
+        (
+            ["--processes", "32"],
+            "max_message_bytes=67108864 could never come into one of 32 processes",
+        ),
+    ],
+)
+def test_numbers_of_processes_that_cannot_work(capsys, package, arguments, text):
+    assert run_command("serve", ["--model", str(package), *arguments]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_package_for_gpus_is_refused(capsys, monkeypatch, package):
+    class OnGpu:
+        device = "cuda"
+
+    monkeypatch.setattr(supervisor.Records, "manifest", lambda _: OnGpu)
+    flags = ["--model", str(package), "--processes", "2", "--port", "0", "--http-port", "0"]
+    assert run_command("serve", flags) == 2
+    assert "is a package for GPUs" in capsys.readouterr().err
+
+
+def test_slots_hold_the_last_whole_content():
+    slots = SharedSlots(2, 100)
+    assert (slots.read(0), slots.read(1), slots.state, slots.restarts) == (b"", b"", 0, 0)
+    slots.write(1, b"x" * 100)
+    slots.write(1, b"")
+    slots.write(1, b"last")
+    slots.state, slots.restarts = 2, 3
+    assert (slots.read(0), slots.read(1), slots.state, slots.restarts) == (b"", b"last", 2, 3)
+    with pytest.raises(ValueError, match="101 bytes do not fit a slot of 100"):
+        slots.write(0, bytes(101))
+    pid = os.fork()
+    if pid == 0:
+        slots.write(0, b"from another process")
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert slots.read(0) == b"from another process"
+
+
+def test_a_slot_that_is_written_is_never_read_torn():
+    slots = SharedSlots(1, 10_000)
+    ended = threading.Event()
+
+    def write():
+        turn = 0
+        while not ended.is_set():
+            turn += 1
+            slots.write(0, bytes([turn % 251]) * (1 + 37 * turn % 10_000))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    for _ in range(5_000):
+        assert len(set(slots.read(0))) <= 1
+    ended.set()
+    writer.join()
+
+
+def counting_page(dropped=0):
+    model = ModelMetrics("m", "1")
+    metrics = MetricsPage("1", lambda: dropped)
+    metrics.add(model)
+    return metrics, model
+
+
+def test_reports_add_up_and_a_successor_goes_on_from_them():
+    one, first = counting_page(dropped=2)
+    reporter = ProcessReporter(one, b"")
+    first.observe_call(Code.OK, 0.01, samples=3)
+    first.ids = 7
+    one.unresolved.requests[Code.NOT_FOUND] += 1
+    first.memory_bytes = {("cpu", "tables"): lambda: 100, ("cpu", "buffers"): lambda: 10}
+    told = reporter.report()
+    assert not is_ready(b"")
+    assert not is_ready(told)
+    two, second = counting_page(dropped=1)
+    successor = ProcessReporter(two, told)
+    second.observe_call(Code.OK, 0.02, samples=1)
+    second.ready = True
+    second.memory_bytes = first.memory_bytes
+    told_next = successor.report()
+    assert is_ready(told_next)
+    assert json.loads(told_next)["dropped_log_lines"] == 3
+
+    totals = ProcessTotals()
+    shown, model = counting_page()
+    for _ in range(2):  # a report replaces the one before
+        totals.take([model, shown.unresolved], [told, b"", told_next], restarts=1)
+    assert model.requests[Code.OK] == 3
+    assert model.duration.count() == 3
+    assert model.duration.sum == pytest.approx(0.04)
+    assert (model.answered_samples, model.ids) == (3 + 3 + 1, 14)
+    assert shown.unresolved.requests[Code.NOT_FOUND] == 2
+    assert {place: read() for place, read in model.memory_bytes.items()} == {
+        ("cpu", "tables"): 100,
+        ("cpu", "buffers"): 20,
+    }
+    assert model.ready
+    assert totals.dropped_log_lines == 5
