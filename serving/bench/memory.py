@@ -51,13 +51,9 @@ POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Memory:
-    """A process's memory in bytes; for other fields see proc(5).
+    """A process's resident memory and its peak in bytes; for other fields see proc(5).
 
-    Attributes:
-        rss: resident pages.
-        pss: resident pages, shared ones divided among their users.
-        anonymous: the part of ``rss`` that no file backs.
-        peak_rss: the largest ``rss`` so far.
+    In ``pss``, shared pages are divided among their users; ``anonymous`` is what no file backs.
     """
 
     rss: int
@@ -111,12 +107,8 @@ def measure_server(rows: int, folder: Path, seconds: float) -> ServerMemory:
         busy = asyncio.run(_load(server.address, requests, server.process.pid, seconds))
     size = path.stat().st_size
     path.unlink()
-    return ServerMemory(
-        table_bytes=sum(table.bytes for table in manifest.tables),
-        file_bytes=size,
-        loaded=loaded,
-        busy=busy,
-    )
+    tables = sum(table.bytes for table in manifest.tables)
+    return ServerMemory(table_bytes=tables, file_bytes=size, loaded=loaded, busy=busy)
 
 
 def _make_package(rows: int, path: Path) -> None:
@@ -185,12 +177,10 @@ def report_server(megabytes: Sequence[float], folder: Path, seconds: float) -> N
         found = measure_server(rows, folder, seconds)
         base = base or found
         more = found.table_bytes - base.table_bytes
-        ratios = ["", ""]
-        if more:
-            ratios[0] = f"{(found.busy.rss - base.busy.rss) / more:.2f}"
-            ratios[1] = f"{(found.busy.peak_rss - base.busy.peak_rss) / more:.2f}"
+        grown = (found.busy.rss - base.busy.rss, found.busy.peak_rss - base.busy.peak_rss)
+        ratios = [f"{size / more:.2f}" if more else "" for size in grown]
         sizes = (found.table_bytes, found.file_bytes, found.loaded.rss, found.loaded.pss)
-        print_row(*map(_mb, sizes), _mb(found.busy.rss), _mb(found.busy.peak_rss), *ratios)
+        print_row(*map(_mb, (*sizes, found.busy.rss, found.busy.peak_rss)), *ratios)
 
 
 def report_trainer(megabytes: Sequence[float], folder: Path) -> None:

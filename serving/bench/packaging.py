@@ -143,12 +143,8 @@ def run(command: Sequence[str]) -> Run:
         if process.returncode:
             errors.seek(0)
             sys.exit(f"{command[:4]} ended with {process.returncode}: {errors.read()}")
-    return Run(
-        printed=printed,
-        seconds=seconds,
-        anonymous=anonymous,
-        resident=usage.ru_maxrss * 1024,
-    )
+    resident = usage.ru_maxrss * 1024
+    return Run(printed=printed, seconds=seconds, anonymous=anonymous, resident=resident)
 
 
 def _anonymous(pid: int) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import grpc.aio
 
 from tessera.serving.client.arrays import Array, BagsLike, RequestArrays, Shared
+from tessera.serving.client.assemble import assemble
 from tessera.serving.client.codec import Client
 from tessera.serving.client.prediction import Prediction
 
@@ -43,7 +44,7 @@ class AsyncPredictorClient(Client):
         timeout_s: float | None = None,
     ) -> Prediction:
         """Score ``B`` samples; see `PredictorClient.predict`."""
-        arrays = self._assemble(dense, sparse, shared)
+        arrays = assemble(dense, sparse, shared=shared, schema=self._schema)
         return await self.predict_arrays(
             arrays, model=model, version=version, priority=priority, timeout_s=timeout_s
         )

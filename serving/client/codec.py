@@ -5,15 +5,14 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
 from typing import Any
 
 import grpc
 
 from tessera.errors import UserError
-from tessera.serving.client.arrays import Array, BagsLike, RequestArrays, Shared
-from tessera.serving.client.assemble import assemble
+from tessera.serving.client.arrays import RequestArrays
 from tessera.serving.client.encode import encode_request
 from tessera.serving.client.errors import ServerBug, Unavailable, error_for_status
 from tessera.serving.client.prediction import Prediction, decode_response
@@ -94,14 +93,6 @@ class Client:
         self._channel = self._open(address, options=[*sizes, *options])
         # Bytes pass through: encoding is a step of its own, which load generators do ahead.
         self._call = self._channel.unary_unary(METHOD, None, None)
-
-    def _assemble(
-        self,
-        dense: Array | Sequence[Sequence[float]] | None,
-        sparse: Mapping[str, BagsLike],
-        shared: Shared | None,
-    ) -> RequestArrays:
-        return assemble(dense, sparse, shared=shared, schema=self._schema)
 
     def _encode(self, arrays: RequestArrays, model: str, version: str, priority: int) -> bytes:
         return encode_request(

@@ -19,18 +19,11 @@ def encode_request(
     priority: int = 0,
     compact_ids: bool = False,
 ) -> bytes:
-    """Write one request.
+    """Write one request, as `assemble` made it; every packed array is little-endian.
 
-    Args:
-        arrays: the request, as `assemble` made it.
-        model: the model's name; empty for the server's only or first one.
-        version: the model's version; empty for the one that is loaded.
-        priority: a request with a higher number is served first.
-        compact_ids: send int64 ids as int32 where all of a group fit; half the bytes, for one
-            more pass over the ids.  int32 ids always travel as int32.
-
-    Returns:
-        The serialized message, every packed array little-endian.
+    ``model``, ``version`` and ``priority`` are those of `PredictorClient.predict`.  With
+    ``compact_ids``, int64 ids are sent as int32 where all of a group fit: half the bytes, for one
+    more pass over the ids.  int32 ids always travel as int32.
 
     Raises:
         UserError: a model, version or priority that the message cannot hold.

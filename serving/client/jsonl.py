@@ -34,13 +34,9 @@ _KEYS = ("dense", "sparse", "weights")
 
 @dataclass(frozen=True, kw_only=True)
 class LineBatch:
-    """Consecutive samples, ready for ``predict``.
+    """Consecutive samples, ready for ``predict``; lines are counted from 1.
 
-    Attributes:
-        first_line, last_line: the lines that they come from, counted from 1.
-        size: the number of samples.
-        dense: ``[size, F]`` float32, or None.
-        sparse: the bags of each feature, in the model's order.
+    ``dense`` is ``[size, F]`` float32 or None; ``sparse`` has the bags in the model's order.
     """
 
     first_line: int
@@ -104,20 +100,13 @@ def _batch(samples: list[_Sample], first_line: int, last_line: int) -> LineBatch
     sparse = {}
     for name, (_, weights) in samples[0].bags.items():
         ids = [sample.bags[name][0] for sample in samples]
-        if weights is None:
-            sparse[name] = Bags.from_lists(ids)
-        else:
-            sparse[name] = Bags.from_lists(ids, [sample.bags[name][1] or [] for sample in samples])
+        given = None if weights is None else [sample.bags[name][1] or [] for sample in samples]
+        sparse[name] = Bags.from_lists(ids, given)
     dense = None
     if samples[0].dense:
         dense = np.array([sample.dense for sample in samples], dtype=np.float32)
-    return LineBatch(
-        first_line=first_line,
-        last_line=last_line,
-        size=len(samples),
-        dense=dense,
-        sparse=sparse,
-    )
+    lines = {"first_line": first_line, "last_line": last_line}
+    return LineBatch(**lines, size=len(samples), dense=dense, sparse=sparse)
 
 
 def _parse(line: str) -> dict[str, Any]:

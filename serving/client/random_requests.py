@@ -67,17 +67,9 @@ class Draw:
 class RequestDrawer:
     """Draws requests that the model with ``schema`` accepts.
 
-    The same seed gives the same requests.  Not to be shared between threads.
-
-    Args:
-        schema: the model's inputs.
-        draw: how requests look.
-        seed: of the generator.
-        shared: names of ``id_list`` features that `ranking` gives once for the user; the first
-            half of the ``id_list`` features where nothing is said.
-
-    Raises:
-        UserError: a name in ``shared`` is not an ``id_list`` feature of the model.
+    The same seed gives the same requests.  Not to be shared between threads.  ``shared`` names the
+    ``id_list`` features that `ranking` gives once for the user (None: the first half of them); a
+    name that is not one is a `UserError`.
     """
 
     def __init__(
@@ -179,12 +171,8 @@ def power_law_quantile(u: Array, universe: Array, exponent: float) -> Array:
     """The rank (from 0, as a whole float) below which a share ``u`` of a power law lies.
 
     The continuous law with density proportional to ``x**-exponent`` on ``[1, universe + 1)``,
-    inverted in closed form and rounded down: one pass, however many rows there are.
-
-    Args:
-        u: ``[N]`` in ``[0, 1)``.
-        universe: ``[N]`` numbers of ranks.
-        exponent: positive.
+    inverted in closed form and rounded down: one pass, however many rows there are.  ``u`` is
+    ``[N]`` in ``[0, 1)``, ``universe`` ``[N]`` numbers of ranks, the exponent positive.
     """
     top = universe.astype(np.float64) + 1.0
     if abs(exponent - 1.0) < 1e-9:

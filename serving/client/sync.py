@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from tessera.serving.client.arrays import Array, BagsLike, RequestArrays, Shared
+from tessera.serving.client.assemble import assemble
 from tessera.serving.client.codec import Client
 from tessera.serving.client.prediction import Prediction
 
@@ -59,7 +60,7 @@ class PredictorClient(Client):
             UserError: the request was wrong and has not been sent.
             PredictError: it brought no answer; the subclass says why.
         """
-        arrays = self._assemble(dense, sparse, shared)
+        arrays = assemble(dense, sparse, shared=shared, schema=self._schema)
         return self.predict_arrays(
             arrays, model=model, version=version, priority=priority, timeout_s=timeout_s
         )

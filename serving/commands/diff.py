@@ -61,10 +61,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _text(found: Comparison, *, same: bool) -> str:
     parts = [
-        *_changes("schema", found.schema),
-        *_changes("tables", found.tables),
-        *_changes("sizes", found.sizes),
-        *_changes("about", found.about),
+        *(
+            s
+            for t in ("schema", "tables", "sizes", "about")
+            for s in _changes(t, getattr(found, t))
+        ),
         *_answers(found),
         "the same" if same else "they differ",
     ]
@@ -82,14 +83,8 @@ def _answers(found: Comparison) -> list[str]:
     if found.not_compared:
         return [f"answers: not compared, since {found.not_compared}", ""]
     rows = [
-        (
-            answer.output,
-            str(answer.samples),
-            str(answer.differing),
-            f"{answer.max_abs:.3g}",
-            f"{answer.mean_abs:.3g}",
-        )
-        for answer in found.answers
+        (a.output, str(a.samples), str(a.differing), f"{a.max_abs:.3g}", f"{a.mean_abs:.3g}")
+        for a in found.answers
     ]
     head = ("output", "samples", "differing", "max abs", "mean abs")
     return ["answers:", *table_of(head, rows), ""]

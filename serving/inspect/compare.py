@@ -53,13 +53,12 @@ class AnswerDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two packages side by side.
+    """Two packages side by side: what differs.
 
     Attributes:
-        about: names, times, versions and signatures that differ; never of weight.
-        schema: inputs and outputs that differ.
-        tables: tables that differ in size or type, and the dense layers' type.
-        sizes: bytes of the files and of the weights, where they differ.
+        about: names, times, versions and signatures; never of weight.
+        tables: the tables' sizes or types, and the dense layers' type.
+        sizes: bytes of the files and of the weights.
         answers: one entry per output that both have.
         not_compared: why there are no answers; empty where there are.
     """
@@ -155,9 +154,8 @@ def _by_name(
     one, other = ({item.name: item for item in items} for items in (a, b))
     for name in dict.fromkeys([*one, *other]):
         if name not in one or name not in other:
-            there, missing = "there", "missing"
-            sides = (there, missing) if name in one else (missing, there)
-            yield Change(what=f"{kind} {name}", a=sides[0], b=sides[1])
+            a_has, b_has = ("there" if name in side else "missing" for side in (one, other))
+            yield Change(what=f"{kind} {name}", a=a_has, b=b_has)
         else:
             fields = names or list(vars(one[name]))
             yield from _fields(one[name], other[name], fields, f"{kind} {name}: ")

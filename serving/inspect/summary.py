@@ -50,22 +50,10 @@ def describe(manifest: Manifest, *, path: str, file_bytes: int, shares_rows: boo
         "transform": schema.dense_transform or "-",
     }
     width = max(len(name) for name in facts)
-    head = ("feature", "group", "table", "rows", "dim", "pooling", "hashing", "out of range")
+    columns = ("group", "table", "rows", "dim", "pooling", "hashing", "out_of_range")
     features = table_of(
-        head,
-        [
-            (
-                f.name,
-                f.group,
-                f.table,
-                str(f.rows),
-                str(f.dim),
-                f.pooling,
-                f.hashing,
-                f.out_of_range,
-            )
-            for f in schema.features
-        ],
+        ("feature", *(column.replace("_", " ") for column in columns)),
+        [(f.name, *(str(getattr(f, column)) for column in columns)) for f in schema.features],
     )
     lines = [f"{name:<{width}}  {value}" for name, value in facts.items()]
     parts = [*lines, "", *features, "", *_shards(manifest), summarize(manifest)]
@@ -98,12 +86,8 @@ def _shards(manifest: Manifest) -> list[str]:
         table = tables[at.table]
         share = (at.row_end - at.row_begin) * (at.column_end - at.column_begin)
         size = table.bytes * share // (table.rows * table.dim)
-        place = (
-            f"{at.row_begin} to {at.row_end}",
-            f"{at.column_begin} to {at.column_end}",
-            human_bytes(size),
-        )
-        rows.append((str(at.shard), at.device, at.table, *place))
+        spans = (f"{at.row_begin} to {at.row_end}", f"{at.column_begin} to {at.column_end}")
+        rows.append((str(at.shard), at.device, at.table, *spans, human_bytes(size)))
     head = ("shard", "device", "table", "rows", "columns", "about")
     return ["where the tables lie:", *table_of(head, rows), ""]
 
@@ -126,19 +110,10 @@ def _tables(tables: Sequence[TableInfo]) -> list[str]:
     if len(tables) > MOST_TABLES:
         shown = shown[:_WORST_TABLES]
         heading += f", the {len(shown)} with the largest"
-    rows = [
-        (
-            table.name,
-            str(table.rows),
-            str(table.dim),
-            table.dtype,
-            human_bytes(table.bytes),
-            f"{table.max_abs_error:.3g}",
-            f"{table.rmse:.3g}",
-            f"{table.relative_rmse:.3%}",
-        )
-        for table in shown
-    ]
+    rows = []
+    for t in shown:
+        errors = (f"{t.max_abs_error:.3g}", f"{t.rmse:.3g}", f"{t.relative_rmse:.3%}")
+        rows.append((t.name, str(t.rows), str(t.dim), t.dtype, human_bytes(t.bytes), *errors))
     head = ("table", "rows", "dim", "dtype", "size", "max abs", "rmse", "relative rmse")
     return [f"{heading}:", *table_of(head, rows)]
 
@@ -165,10 +140,7 @@ def _quality(evaluation: Evaluation | None) -> list[str]:
         f"quality on {evaluation.rows} validation rows (largest change of one score "
         f"{evaluation.max_abs_score_error:.2g}):"
     )
-    return [
-        heading,
-        *table_of(("", "fp32", "packaged", "change"), rows),
-    ]
+    return [heading, *table_of(("", "fp32", "packaged", "change"), rows)]
 
 
 def _training(manifest: Manifest) -> list[str]:

@@ -137,10 +137,9 @@ def _one_of(what: str, value: str, allowed: Collection[str]) -> None:
 class Origin:
     """What is known of the weights, for the manifest.
 
-    Attributes:
-        source: the checkpoint's file name and step, or the module's class.
-        metrics: by split, the metrics that training stored.
-        created: UTC time for the manifest, ISO 8601 with ``Z``; empty: the time of packaging.
+    ``source`` is the checkpoint's file name and step, or the module's class; ``metrics`` are those
+    that training stored, by split; ``created`` is UTC time, ISO 8601 with ``Z`` (empty: that of
+    packaging).
     """
 
     source: Mapping[str, str] = field(default_factory=dict)

@@ -53,15 +53,13 @@ class ServableModel:
     """A model in its served form, before it is a file.
 
     Attributes:
-        schema, tables, plan: inputs and outputs, the stored tables, and where they lie.
-        dense_bytes: bytes of the model's other parameters in float32.
+        dense_bytes: bytes of the parameters that are not tables, in float32.
         dense_bytes_saved: how many fewer they are as packaged.
         packed: the module with stored tables in the place of its own; takes what the module takes,
             raw ids instead of rows where a `FeatureRule` says so.
         eager: the same with a package's six inputs.
         graph: the same, traced and changed by the passes, run by Python op by op; what the
             scripted one must equal bit for bit.
-        scripted: the same as TorchScript.
     """
 
     schema: InputSchema

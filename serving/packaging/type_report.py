@@ -190,11 +190,7 @@ def _table_rows(report: TypeReport) -> list[tuple[str, ...]]:
 
 def _about(report: TypeReport) -> str:
     measured = report.chosen.evaluation
-    rows = (
-        "no validation rows were measured"
-        if measured is None
-        else f"{measured.rows} validation rows"
-    )
+    rows = f"{measured.rows} validation rows" if measured else "no validation rows were measured"
     return (
         f"model {report.model}; {rows}; the largest change of an output is over the package's "
         "golden requests, against tables and dense layers in fp32"

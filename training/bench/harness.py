@@ -39,7 +39,6 @@ def machine() -> str:
 
 
 def seconds_of(work: Callable[[], object], clock: Clock = time.perf_counter) -> float:
-    """How long one call takes."""
     begin = clock()
     work()
     return clock() - begin
@@ -59,7 +58,6 @@ def in_turns(contenders: Mapping[str, Callable[[], Found]], rounds: int) -> dict
 
 
 def medians(found: Mapping[str, list[float]]) -> dict[str, float]:
-    """The median of each contender's rounds."""
     return {name: statistics.median(values) for name, values in found.items()}
 
 
@@ -86,12 +84,10 @@ def microseconds(
 
 
 def print_row(*cells: object) -> None:
-    """A row of a table in Markdown."""
     print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
 def print_head(*names: str) -> None:
-    """The head of a table in Markdown."""
     print_row(*names)
     print_row(*["---"] * len(names))
 

@@ -140,10 +140,10 @@ def measure_criteo(data: Path, work: Path) -> Section:
     tessera, boosted = section.mean("tessera"), section.mean("LightGBM")
     section.verdicts = {
         "at least .743, the logistic regression of the record": tessera >= 0.743,
-        "at least the logistic regression, C=1": tessera
-        >= section.mean("logistic regression, C=1"),
-        "at least the logistic regression, C tuned": tessera
-        >= section.mean("logistic regression, C tuned"),
+        **{
+            f"at least the {name}": tessera >= section.mean(name)
+            for name in ("logistic regression, C=1", "logistic regression, C tuned")
+        },
         "within a standard error of LightGBM": tessera
         >= boosted - section.standard_error("LightGBM"),
     }

@@ -17,15 +17,14 @@ WIDER = ("int2", "int4", "int8", "fp16", "fp32")
 
 @dataclass(frozen=True, kw_only=True)
 class TypeChoice:
-    """How the tables' types are chosen.
+    """How the tables' types are chosen, among those that are ``usable`` by the backend.
 
     Attributes:
-        default: of tables that no pattern fits.
-        by_pattern: by a pattern of table names (``*`` and ``?``); the first that fits counts.
+        by_pattern: by a pattern of table names (``*`` and ``?``); the first that fits counts, and
+            ``default`` where none does.
         max_error: the largest relative RMSE that a table may have: ``rmse`` over the root mean
             square of its float32 elements.  A table that loses more takes the next wider type of
             `WIDER` that does not.  None: there is no bound.
-        usable: the types that the backend has.
 
     Raises:
         UserError: an unknown type, or a bound that is not above 0.

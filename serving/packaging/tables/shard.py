@@ -89,12 +89,10 @@ def read_plan(path: Path) -> ShardingPlan:
             f"--plan {path} is not a plan ({error}); 'tessera inspect --json' of a package with "
             "shards shows one"
         ) from error
-    numbers = [
-        (one.shard, one.row_begin, one.row_end, one.column_begin, one.column_end)
-        for one in placements
-    ]
-    flat = [plan.num_shards, *(number for own in numbers for number in own)]
-    if not all(type(number) is int for number in flat):
+    numbers = [plan.num_shards]
+    for one in placements:
+        numbers += [one.shard, one.row_begin, one.row_end, one.column_begin, one.column_end]
+    if not all(type(number) is int for number in numbers):
         raise UserError(f"--plan {path}: shards, rows and columns are whole numbers")
     return plan
 

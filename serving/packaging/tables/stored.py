@@ -110,15 +110,8 @@ def lay_out(
             end = start + rows * stride + kind.book_bytes
             scales = end - kind.book_bytes if kind.blocks else start if header else 0
             place = (start + header, stride, scales, stride if header else 0)
-        pieces.append(
-            StoredPiece(
-                placement=at,
-                data_offset=place[0],
-                data_stride=place[1],
-                scale_offset=place[2],
-                scale_stride=place[3],
-            )
-        )
+        names = ("data_offset", "data_stride", "scale_offset", "scale_stride")
+        pieces.append(StoredPiece(placement=at, **dict(zip(names, place, strict=True))))
         sizes[at.shard] = _round_up(end, table_alignment)
     return pieces, sizes
 

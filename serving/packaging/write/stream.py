@@ -13,7 +13,6 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import torch
 from torch import Tensor
@@ -117,7 +116,6 @@ def _replace(module: torch.jit.ScriptModule, name: str, buffer: Tensor) -> None:
 
 
 def _pieces(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[bytes]:
-    content: IO[bytes]
     with archive.open(info) as content:
         while piece := content.read(_CHUNK_BYTES):
             yield piece
