@@ -119,6 +119,7 @@ class Server:
         self._admission = Admission()
         self._budget = ByteBudget(config.max_inflight_bytes)
         self._draining = False
+        self._http = (make_pages or self._make_http_front)(self._metrics, self.state)
         self._grpc = GrpcFront(
             predict_service=PredictService(
                 registry=self._registry,
@@ -132,6 +133,7 @@ class Server:
                 limits=config.limits,
                 version=tessera.__version__,
                 state=self.state,
+                counted=self._http.counted,
                 log=self._log,
             ),
             health=self._health,
@@ -142,7 +144,6 @@ class Server:
             max_message_bytes=config.max_message_bytes,
             shares_port=shares_port,
         )
-        self._http = (make_pages or self._make_http_front)(self._metrics, self.state)
 
     def _make_http_front(self, metrics: MetricsPage, state: Callable[[], str]) -> Pages:
         return HttpFront(

@@ -22,7 +22,11 @@ from tessera.serving.server.log import make_logger
 from tessera.serving.server.log_writer import LogWriter
 from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
-from tessera.serving.server.metrics.process_report import ProcessReporter, ProcessTotals
+from tessera.serving.server.metrics.process_report import (
+    ProcessReporter,
+    ProcessTotals,
+    counted_of,
+)
 from tessera.serving.server.model.loader import ModelIdentity, ModelLoader
 from tessera.serving.server.server import Server
 from tessera.serving.server.shared_slots import SharedSlots
@@ -143,6 +147,15 @@ class _Reporting:
         """Begin to report; returns ``port``, where the supervisor's pages are."""
         self._task = asyncio.get_running_loop().create_task(self._report())
         return port
+
+    def counted(self, model: ModelMetrics) -> ModelMetrics:
+        """Add what the other workers have told of ``model``."""
+        whole = ModelMetrics(model.model, model.version)
+        whole.add(model.counted())
+        for slot in set(range(self._slots.count)) - {self._slot}:
+            if report := self._slots.read(slot):
+                whole.add(counted_of(report, model.model))
+        return whole
 
     async def stop(self) -> None:
         """Report for the last time."""

@@ -119,6 +119,13 @@ def test_every_connection_gives_the_bits_of_one_process_and_all_are_counted(
     tables = value(metrics, "tessera_device_memory_bytes", kind="tables")
     assert tables == sum(table.bytes for table in in_process.manifest.tables)
     assert value(metrics, "tessera_queue_requests") == 0
+    # Whichever process answers, Triton's statistics are those of the whole server.
+    for _ in range(4):
+        with grpc.insecure_channel(server.address, ALONE) as channel:
+            ask = channel.unary_unary("/inference.GRPCInferenceService/ModelStatistics")
+            told = ipb.ModelStatisticsResponse.FromString(ask(b"", timeout=PATIENCE_S))
+        (statistics,) = told.model_stats
+        assert statistics.inference_stats.success.count == before + count
 
 
 def test_the_page_has_the_families_of_one_process_and_counts_restarts(server, package):

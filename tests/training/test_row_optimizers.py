@@ -251,3 +251,15 @@ def test_fused_params_take_the_words_of_others():
     assert (params.bounds_check_mode, params.weight_decay_mode) == ("warning", "l2")
     assert params.clip_to == 1.0
     assert FusedParams.from_dict({"weight_decay_mode": WeightDecayMode.NONE}) == FusedParams()
+
+
+def test_row_wise_adagrad_takes_sparse_gradients():
+    tables = [nn.Embedding(9, 4, sparse=sparse) for sparse in (False, True)]
+    tables[1].load_state_dict(tables[0].state_dict())
+    for table in tables:
+        optimizer = RowWiseAdagrad(table.parameters(), lr=0.1, lr_decay=0.5)
+        for ids in ([1, 1, 3], [3, 8]):
+            optimizer.zero_grad()
+            table(torch.tensor(ids)).square().sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(tables[0].weight, tables[1].weight, rtol=0, atol=0)

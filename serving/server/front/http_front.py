@@ -25,6 +25,7 @@ from tessera.errors import UserError
 from tessera.serving.server.front.http_connections import HttpConnections, listen_on
 from tessera.serving.server.front.status_page import StatusPage
 from tessera.serving.server.metrics.metrics_page import MetricsPage
+from tessera.serving.server.metrics.model_metrics import ModelMetrics
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SNAPSHOT_SECONDS = 1.0
@@ -103,6 +104,10 @@ class HttpFront:
         )
         self._connections.accept_from(listeners)
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
+
+    def counted(self, model: ModelMetrics) -> ModelMetrics:
+        """Give ``model`` back: this process is the whole server."""
+        return model
 
     async def stop(self) -> None:
         """Close the port."""

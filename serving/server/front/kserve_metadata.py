@@ -34,6 +34,7 @@ class KserveMetadata:
         limits: what they were started with.
         version: the server's.
         state: ``ready`` or the word for why it is not.
+        counted: from a model's counters in this process to those of the whole server.
         log: where bugs go.
     """
 
@@ -44,12 +45,14 @@ class KserveMetadata:
         limits: ModelLimits,
         version: str,
         state: Callable[[], str],
+        counted: Callable[[ModelMetrics], ModelMetrics],
         log: Any,
     ) -> None:
         self._registry = registry
         self._limits = limits
         self._version = version
         self._state = state
+        self._counted = counted
         self._log = log
         # Each request's type, and what answers it.
         self._calls: dict[str, tuple[type[Message], Callable[[Any], Message]]] = {
@@ -159,7 +162,7 @@ class KserveMetadata:
         else:
             models = list(self._registry.loaded())
         return ipb.ModelStatisticsResponse(
-            model_stats=[_statistics(model.metrics) for model in models]
+            model_stats=[_statistics(self._counted(model.metrics)) for model in models]
         )
 
     def _repository_index(self, request: ipb.RepositoryIndexRequest) -> ipb.RepositoryIndexResponse:

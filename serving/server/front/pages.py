@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tessera.serving.server.metrics.metrics_page import MetricsPage
+from tessera.serving.server.metrics.model_metrics import ModelMetrics
 
 
 class Pages(Protocol):
@@ -13,6 +14,10 @@ class Pages(Protocol):
 
     async def start(self, host: str, port: int) -> int:
         """Begin to show them; returns the port where they are."""
+        ...
+
+    def counted(self, model: ModelMetrics) -> ModelMetrics:
+        """What the whole server has counted for ``model``, which is this process's share of it."""
         ...
 
     async def stop(self) -> None:

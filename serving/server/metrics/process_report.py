@@ -135,6 +135,12 @@ class ProcessTotals(Collector):
             yield GaugeMetricFamily(f"process_{name}", text, value=number)
 
 
+def counted_of(content: bytes, model: str) -> Report:
+    """What the process that reported has counted for ``model``, as `ModelMetrics.add` takes it."""
+    counted: Report = json.loads(content)["models"][model]["counted"]
+    return counted
+
+
 def is_ready(content: bytes) -> bool:
     """Whether every model of the process that reported answers."""
     models = json.loads(content)["models"] if content else {}

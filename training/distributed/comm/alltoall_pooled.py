@@ -13,14 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
+from tessera.training.distributed.comm.awaitable import Awaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.column_order import ColumnOrder
 from tessera.training.distributed.comm.request import (
     AllToAll,
     ExchangeRequest,
     ExchangeWait,
-    group_or_default,
     start_exchange,
     step_of,
 )
@@ -80,6 +79,10 @@ class All2AllPooledInfo(AllToAll):
             return self.order.join(received, rows)
         return join_columns(received, rows, self.dim_sum_per_rank)
 
+    def alone(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        """The input with its columns in order."""
+        return inputs[0] if self.order is None else self.order.permute(inputs[0])
+
     def lay_out_gradient(self, gradients: tuple[Tensor, ...]) -> Tensor:
         """Columns go back to the ranks whose tables they are of."""
         gradient = gradients[0].contiguous()
@@ -128,10 +131,6 @@ def alltoall_pooled(  # noqa: PLR0917 - the reference's signature
     Returns:
         Awaitable of ``[B, sum of D_r]``.
     """
-    pg = group_or_default(group)
-    if pg.size() == 1:
-        own = a2a_pooled_embs_tensor
-        return NoWait(own if order is None else order.permute(own))
     info = All2AllPooledInfo(
         batch_size_per_rank,
         dim_sum_per_rank,
@@ -141,7 +140,7 @@ def alltoall_pooled(  # noqa: PLR0917 - the reference's signature
         order,
     )
     return start_exchange(
-        pg, info, (a2a_pooled_embs_tensor,), All2All_Pooled_Req, All2All_Pooled_Wait
+        group, info, (a2a_pooled_embs_tensor,), All2All_Pooled_Req, All2All_Pooled_Wait
     )
 
 
@@ -212,9 +211,6 @@ def variable_batch_alltoall_pooled(  # noqa: PLR0917 - the reference's signature
     Returns:
         Awaitable, flat: per feature its ``[B, D]`` block, features in the order of the ranks.
     """
-    pg = group_or_default(group)
-    if pg.size() == 1:
-        return NoWait(a2a_pooled_embs_tensor.view(-1))
     info = VariableBatchAll2AllPooledInfo(
         batch_size_per_rank_per_feature,
         batch_size_per_feature_pre_a2a,
@@ -222,9 +218,9 @@ def variable_batch_alltoall_pooled(  # noqa: PLR0917 - the reference's signature
         codecs,
     )
     return start_exchange(
-        pg,
+        group,
         info,
-        (a2a_pooled_embs_tensor,),
+        (a2a_pooled_embs_tensor.reshape(-1),),
         Variable_Batch_All2All_Pooled_Req,
         Variable_Batch_All2All_Pooled_Wait,
     )

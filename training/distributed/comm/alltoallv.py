@@ -190,8 +190,5 @@ def alltoall_dense(
     Returns:
         Awaitable of ``[sum of output_splits, ...]``, rows in the order of their sources.
     """
-    pg = group_or_default(group)
-    if pg.size() == 1:
-        return NoWait(input)
     info = All2AllDenseInfo(output_splits, sum(output_splits), list(input.shape), input_splits)
-    return start_exchange(pg, info, (input,), All2All_Dense_Req, All2All_Dense_Wait)
+    return start_exchange(group, info, (input,), All2All_Dense_Req, All2All_Dense_Wait)

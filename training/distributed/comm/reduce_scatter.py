@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
+from tessera.training.distributed.comm.awaitable import Awaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.request import (
     Exchange,
@@ -86,11 +86,8 @@ def reduce_scatter_pooled(
     Returns:
         Awaitable of ``[B, D]``: the sum over ranks of what they had for this one.
     """
-    pg = group_or_default(group)
-    if pg.size() == 1:
-        return NoWait(inputs[0])
     info = ReduceScatterInfo([tensor.size() for tensor in inputs], codecs)
-    return start_exchange(pg, info, tuple(inputs), ReduceScatter_Req, ReduceScatter_Wait)
+    return start_exchange(group, info, tuple(inputs), ReduceScatter_Req, ReduceScatter_Wait)
 
 
 @dataclass
@@ -138,8 +135,6 @@ def reduce_scatter_base_pooled(
             f"input has {input.size(0)} rows, which do not divide evenly among {pg.size()} ranks;"
             " use reduce_scatter_v_pooled with input_splits"
         )
-    if pg.size() == 1:
-        return NoWait(input)
     info = ReduceScatterBaseInfo(input.size(), codecs)
     return start_exchange(pg, info, (input,), ReduceScatterBase_Req, ReduceScatterBase_Wait)
 
@@ -190,8 +185,6 @@ def reduce_scatter_v_pooled(
             f"input_splits {input_splits} must be one number per rank ({pg.size()}) and add up to"
             f" the input's {input.size(0)} rows"
         )
-    if pg.size() == 1:
-        return NoWait(input)
     info = ReduceScatterVInfo(
         input_sizes=[torch.Size((rows, *input.shape[1:])) for rows in input_splits],
         input_splits=input_splits,
@@ -259,8 +252,5 @@ def all_gather_base_pooled(
     Returns:
         Awaitable of ``[W * B, ...]``, in rank order.
     """
-    pg = group_or_default(group)
-    if pg.size() == 1:
-        return NoWait(input)
     info = AllGatherBaseInfo(input.size(), codecs)
-    return start_exchange(pg, info, (input,), AllGatherBase_Req, AllGatherBase_Wait)
+    return start_exchange(group, info, (input,), AllGatherBase_Req, AllGatherBase_Wait)

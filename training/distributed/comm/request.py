@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from tessera.training.distributed.comm.awaitable import Awaitable
+from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.transport import Codec, Pending, start_all_to_all
 
@@ -73,6 +73,10 @@ class Exchange(ABC):
     @abstractmethod
     def finish(self, received: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Make the outputs of what was received."""
+
+    def alone(self, inputs: tuple[Tensor, ...]) -> Any:
+        """The result where there is one rank."""
+        return inputs[0]
 
     def lay_out_gradient(self, gradients: tuple[Tensor, ...]) -> Tensor:
         """The outputs' gradients as one flat tensor, in the order in which they are sent."""
@@ -197,13 +201,16 @@ def step_of(collective: str, base: type[Step], name: str) -> type[Step]:
 
 
 def start_exchange(
-    pg: dist.ProcessGroup,
+    group: dist.ProcessGroup | None,
     info: Exchange,
     inputs: tuple[Tensor, ...],
     request_function: type[ExchangeRequest],
     wait_function: type[ExchangeWait],
-) -> Request[Any]:
-    """Start ``info`` on ``inputs`` and return the request to wait for."""
+) -> Awaitable[Any]:
+    """Start ``info`` on ``inputs`` among the ranks of ``group`` (None: the default group)."""
+    pg = group_or_default(group)
+    if pg.size() == 1:
+        return NoWait(info.alone(inputs))
     if torch.is_grad_enabled() and not any(tensor.requires_grad for tensor in inputs):
         inputs = (inputs[0].detach().requires_grad_(), *inputs[1:])
     info.pg, info.input_shapes = pg, [tensor.size() for tensor in inputs]

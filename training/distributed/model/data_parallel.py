@@ -115,11 +115,8 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
             bucket_cap_mb=self._bucket_cap_mb,
         )
         if self._precision is not None:
-            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (  # noqa: PLC0415 - few need it
-                bf16_compress_hook,
-                fp16_compress_hook,
-            )
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: PLC0415 - few need it
 
-            hook = fp16_compress_hook if self._precision == "fp16" else bf16_compress_hook
+            hook = getattr(default_hooks, f"{self._precision}_compress_hook")
             wrapped.register_comm_hook(None, hook)
         dmp._dmp_wrapped_module = wrapped  # noqa: SLF001 - the wrapper's side of the contract

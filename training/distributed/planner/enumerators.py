@@ -101,19 +101,22 @@ class EmbeddingEnumerator(Enumerator):
         weight: Tensor,
     ) -> list[ShardingOption]:
         constraint = self._constraints.get(name)
+        wanted = constraint or ParameterConstraints()
         topology = self._topology
         features, is_pooled, is_weighted = _describe(child, name)
-        lengths = _input_lengths(name, features, constraint)
+        if wanted.is_weighted is not None:
+            is_weighted = wanted.is_weighted
+        lengths = _input_lengths(name, features, wanted.pooling_factors)
         rows, columns = weight.shape
         table = TableToCut(
             rows=rows,
             columns=columns,
             world_size=topology.world_size,
             local_size=topology.local_world_size,
-            min_partition=(constraint and constraint.min_partition) or constants.MIN_CW_DIM,
+            min_partition=wanted.min_partition or constants.MIN_CW_DIM,
         )
         ways: list[ShardingOption] = []
-        for kind in self._sharding_types(sharder, constraint):
+        for kind in self._sharding_types(sharder, wanted):
             strategy = strategy_of(kind)
             pieces = strategy.cut(table)
             table_wise_listed = any(
@@ -127,27 +130,24 @@ class EmbeddingEnumerator(Enumerator):
                     tensor=weight,
                     module=(path, child),
                     input_lengths=lengths,
-                    batch_size=(constraint and constraint.batch_size) or self._batch_size,
+                    batch_size=wanted.batch_size or self._batch_size,
                     sharding_type=kind,
                     compute_kernel=kernel,
                     shards=[Shard(size, offset) for size, offset in pieces],
                     constraints=constraint,
                     is_pooled=is_pooled,
-                    is_weighted=is_weighted
-                    if constraint is None or constraint.is_weighted is None
-                    else constraint.is_weighted,
+                    is_weighted=is_weighted,
                 )
-                for kernel in self._kernels(sharder, kind, constraint)
+                for kernel in self._kernels(sharder, kind, wanted)
             ]
         return ways
 
     def _sharding_types(
-        self, sharder: ModuleSharder[Any], constraint: ParameterConstraints | None
+        self, sharder: ModuleSharder[Any], wanted: ParameterConstraints
     ) -> list[str]:
         offered = sharder.sharding_types(self._topology.compute_device)
-        wanted = constraint.sharding_types if constraint else None
-        if wanted is not None:
-            return [kind for kind in offered if kind in wanted]
+        if wanted.sharding_types is not None:
+            return [kind for kind in offered if kind in wanted.sharding_types]
         # Table-wise first: later strategies that come to the same are dropped.
         order = sorted(offered, key=lambda kind: kind != ShardingType.TABLE_WISE.value)
         ranks, hosts = self._topology.world_size, self._topology.num_hosts
@@ -159,14 +159,12 @@ class EmbeddingEnumerator(Enumerator):
         ]
 
     def _kernels(
-        self, sharder: ModuleSharder[Any], kind: str, constraint: ParameterConstraints | None
+        self, sharder: ModuleSharder[Any], kind: str, wanted: ParameterConstraints
     ) -> list[str]:
         offered = sharder.compute_kernels(kind, self._topology.compute_device)
-        if constraint is None:
-            return offered
-        if constraint.compute_kernels is not None:
-            offered = [kernel for kernel in offered if kernel in constraint.compute_kernels]
-        if constraint.enforce_hbm:
+        if wanted.compute_kernels is not None:
+            offered = [kernel for kernel in offered if kernel in wanted.compute_kernels]
+        if wanted.enforce_hbm:
             offered = [kernel for kernel in offered if kernel not in _OFF_DEVICE]
         return offered
 
@@ -192,10 +190,7 @@ def _describe(child: nn.Module, table: str) -> tuple[list[str], bool, bool]:
     return [table], isinstance(child, nn.EmbeddingBag), False
 
 
-def _input_lengths(
-    table: str, features: list[str], constraint: ParameterConstraints | None
-) -> list[float]:
-    given = constraint.pooling_factors if constraint else [constants.POOLING_FACTOR]
+def _input_lengths(table: str, features: list[str], given: list[float]) -> list[float]:
     if len(given) == 1:
         return list(given) * max(1, len(features))
     if len(given) != len(features):

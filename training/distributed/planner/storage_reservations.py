@@ -124,9 +124,8 @@ class HeuristicalStorageReservation(FixedPercentageStorageReservation):
         ids = 0.0
         for _, part, sharder in found:
             for name in sharder.shardable_parameters(part):
-                constraint = constraints.get(name)
-                factors = constraint.pooling_factors if constraint else [constants.POOLING_FACTOR]
-                batch = (constraint and constraint.batch_size) or batch_size
-                ids += batch * sum(factors) * (constants.ID_BYTES + constants.WEIGHT_BYTES)
+                wanted = constraints.get(name) or ParameterConstraints()
+                bags = (wanted.batch_size or batch_size) * sum(wanted.pooling_factors)
+                ids += bags * (constants.ID_BYTES + constants.WEIGHT_BYTES)
         # Two batches are on the way while a third is worked on.
         return dense + int(3 * ids)

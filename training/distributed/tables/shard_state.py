@@ -100,17 +100,13 @@ def load_tables(
 def _part(table: ShardedEmbeddingTable, value: Any) -> Tensor:
     place = table.local_metadata
     if isinstance(value, ShardedTensor):
+        wanted = (place.shard_offsets, place.shard_sizes) if place is not None else (None, None)
         for shard in value.local_shards():
-            if (
-                place is not None
-                and shard.metadata.shard_offsets == place.shard_offsets
-                and shard.metadata.shard_sizes == place.shard_sizes
-            ):
+            if (shard.metadata.shard_offsets, shard.metadata.shard_sizes) == wanted:
                 return shard.tensor
         raise ValueError(
-            f"table {table.name!r}: the state has no shard at {place and place.shard_offsets} of "
-            f"size {place and place.shard_sizes} on this rank; load a state of another plan with "
-            "tessera.training.distributed.checkpoint"
+            f"table {table.name!r}: the state has no shard at {wanted[0]} of size {wanted[1]} on this "
+            "rank; load a state of another plan with tessera.training.distributed.checkpoint"
         )
     if list(value.shape) != [table.num_embeddings, table.embedding_dim]:
         raise ValueError(

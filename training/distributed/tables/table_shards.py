@@ -50,14 +50,9 @@ def compute_kernel_to_embedding_location(compute_kernel: EmbeddingComputeKernel)
         EmbeddingLocation,
     )
 
-    if compute_kernel in {EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.QUANT_UVM}:
-        return EmbeddingLocation.MANAGED
-    if compute_kernel in {
-        EmbeddingComputeKernel.FUSED_UVM_CACHING,
-        EmbeddingComputeKernel.QUANT_UVM_CACHING,
-    }:
-        return EmbeddingLocation.MANAGED_CACHING
-    return EmbeddingLocation.DEVICE
+    storage = compute_kernel.value.partition("_")[2]
+    places = {"uvm": EmbeddingLocation.MANAGED, "uvm_caching": EmbeddingLocation.MANAGED_CACHING}
+    return places.get(storage, EmbeddingLocation.DEVICE)
 
 
 @dataclass
