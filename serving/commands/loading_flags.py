@@ -37,7 +37,7 @@ def add_load_timeout(parser: argparse.ArgumentParser) -> None:
 
 
 def operator_name(text: str) -> str:
-    """``NAMESPACE::NAME``."""
+    """Return ``text`` where it is ``NAMESPACE::NAME``."""
     if not _OPERATOR.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not an operator's name such as aten::rand")
     return text

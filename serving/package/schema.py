@@ -16,7 +16,7 @@ Group = Literal["id_list", "id_score_list"]
 Hashing = Literal["none", "modulo", "murmur3"]
 OutOfRange = Literal["reject", "clamp", "hash"]
 MAX_WIDTH = 1 << 20
-"""Of one output: more than a server could hold of a batch."""
+"""The widest output: a server could not hold more of a batch."""
 
 Pooling = Literal["sum", "mean", "none"]
 

@@ -96,7 +96,7 @@ def _memory(name: str) -> int:
 
 
 def verify(key: Path | None) -> Program:
-    """``tessera verify``."""
+    """Return a program that does what ``tessera verify`` does."""
     parser = argparse.ArgumentParser()
     verify_command.add_arguments(parser)
     flags = [] if key is None else ["--public-key", str(key)]
@@ -106,7 +106,7 @@ def verify(key: Path | None) -> Program:
 
 
 def python_server(key: Path | None) -> Program:
-    """What ``tessera serve`` does with a package before it serves it."""
+    """Return a program that does what ``tessera serve`` does before it serves a package."""
     loader = PackageLoader(verify_golden=True, public_keys=() if key is None else (str(key),))
 
     def run(path: Path) -> int:
@@ -119,7 +119,7 @@ def python_server(key: Path | None) -> Program:
 
 
 def cpp_server(key: Path | None) -> Program:
-    """``tessera-server``; what it takes to refuse a file of a few bytes does not count."""
+    """Return ``tessera-server`` as a program; what it takes to refuse an empty file does not count."""
     flags = ["--host", "127.0.0.1", "--port", "0", "--http-port", "0", "--log-level", "error"]
     if key is not None:
         flags += ["--require-signature", "--public-key", str(key)]
@@ -146,7 +146,7 @@ def cpp_server(key: Path | None) -> Program:
 
 
 def programs(key: Path | None) -> dict[str, Program]:
-    """Those that are here, by name; ``key``: they ask for its signature."""
+    """Return the programs that are here, by name; with a ``key`` they ask for its signature."""
     found = {"verify": verify(key), "python": python_server(key)}
     return found | ({"cpp": cpp_server(key)} if SERVER.exists() else {})
 
