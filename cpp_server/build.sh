@@ -60,8 +60,8 @@ clang=$(compgen -c | grep -E '^clang\+\+(-[0-9]+)?$' | sort -V | tail -1 || true
 if [[ $preset == fuzz ]]; then # the fuzzers alone: Clang's warnings are not held for the rest
   [[ -n $clang ]] || { echo "the fuzzers are not built: apt-get install clang libclang-rt-dev"; exit 0; }
   launcher+=(-DCMAKE_CXX_COMPILER="$clang")
-  targets=(fuzz_request fuzz_package)
-elif [[ $preset == tsan && -n $clang ]]; then # sees more of the gRPC front than GCC can
+  targets=(fuzz_request fuzz_package fuzz_http2)
+elif [[ $preset == tsan && -n $clang ]]; then # tests/tsan.supp was made with it
   clang=$(command -v "$clang")
   launcher+=(-DCMAKE_CXX_COMPILER="$clang")
   # A folder that another compiler has built in cannot change it.

@@ -185,13 +185,10 @@ def package_source(
     report: Path | None = None,
     progress: bool = False,
 ) -> Manifest:
-    """Package a module that is in memory.
+    """Package a module that is in memory; returns the manifest that the file now holds.
 
-    ``evaluate_rows`` is explained at `package_run`, the others at `package_model`; with a report, the
-    validation set is gone through once per type.
-
-    Returns:
-        The manifest that the file now holds.
+    ``evaluate_rows`` is explained at `package_run`, the others at `package_model`; with a report,
+    the validation set is gone through once per type.
 
     Raises:
         UserError: something that cannot be packaged, or a file that cannot be written.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "front/health_service.h"
 #include "front/kserve_service.h"
@@ -59,7 +60,7 @@ struct GrpcFront::State {
   http2::Counters& counters;
   HealthService health;
   http2::Limits limits;
-  std::optional<ListeningSocket> socket;
+  std::vector<ListeningSocket> sockets;
   std::optional<http2::Server> server;
 };
 
@@ -74,11 +75,13 @@ GrpcFront::~GrpcFront() {
 int GrpcFront::start(const GrpcOptions& options, int threads) {
   State& state = *state_;
   state.limits = within_the_systems(options.limits);
-  state.socket.emplace(options.host, options.port, "gRPC", "--port");
+  state.sockets = ListeningSocket::on_every_address(options.host, options.port, "gRPC", "--port");
   state.server.emplace(state.limits, state.counters, threads);
   for (std::size_t i = 0; i < state.server->loops(); ++i) state.add_methods(i);
-  state.server->start(state.socket->descriptor());
-  return state.socket->port();
+  std::vector<int> descriptors;
+  for (const ListeningSocket& socket : state.sockets) descriptors.push_back(socket.descriptor());
+  state.server->start(descriptors);
+  return state.sockets.front().port();
 }
 
 void GrpcFront::set_serving(const std::string& service, bool serving) {
@@ -98,7 +101,7 @@ void GrpcFront::stop(Duration grace) {
 
 void GrpcFront::release() {
   state_->server.reset();
-  state_->socket.reset();
+  state_->sockets.clear();
 }
 
 }  // namespace tessera

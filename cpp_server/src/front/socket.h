@@ -4,6 +4,9 @@
 #pragma once
 
 #include <string>
+#include <vector>
+
+struct addrinfo;
 
 namespace tessera {
 
@@ -14,8 +17,15 @@ class ListeningSocket {
   ListeningSocket(const std::string& host, int port, const std::string& what,
                   const std::string& flag);
   ~ListeningSocket();
+  ListeningSocket(ListeningSocket&& other) noexcept;
   ListeningSocket(const ListeningSocket&) = delete;
   ListeningSocket& operator=(const ListeningSocket&) = delete;
+
+  // The same on every address that `host` stands for: 0.0.0.0 is every interface, of IPv6 too where
+  // the system has it. Throws when there is none that can be had.
+  static std::vector<ListeningSocket> on_every_address(const std::string& host, int port,
+                                                       const std::string& what,
+                                                       const std::string& flag);
 
   int descriptor() const { return descriptor_; }
 
@@ -23,6 +33,8 @@ class ListeningSocket {
   int port() const;
 
  private:
+  explicit ListeningSocket(int descriptor) : descriptor_(descriptor) {}
+
   int descriptor_ = -1;
 };
 

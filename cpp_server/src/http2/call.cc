@@ -28,9 +28,11 @@ void Call::flush() {
 }
 
 void Call::finish(const Status& status) {
-  if (kind_ == Kind::kStreaming && (in_other_hands_ || finished_)) return;
+  if (kind_ == Kind::kStreaming) {
+    if (in_other_hands_ || finished_) return;
+    in_other_hands_ = true;  // until it runs, as a unary call is
+  }
   status_ = status;
-  in_other_hands_ = true;  // until it runs
   loop_.post(*this);
 }
 

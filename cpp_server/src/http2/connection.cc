@@ -23,7 +23,9 @@ constexpr std::size_t kOutgoingBytes = 128 * 1024;
 constexpr std::size_t kBytesPerTurn = 1024 * 1024;
 // A client that leaves so many bytes unread is not read from.
 constexpr std::size_t kUnreadBytes = 64 * 1024;
+// How long, and for how many bytes, a connection that has been closed is still read.
 constexpr Duration kLinger = std::chrono::seconds(1);
+constexpr std::size_t kLingerBytes = 8 * 1024 * 1024;
 
 SessionPointer make_session(const Limits& limits, void* user) {
   const OptionPointer option = make_option();
@@ -79,7 +81,8 @@ void Connection::on_ready(std::uint32_t events) {
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) {
     const Moved moved = socket_.read(context_.read_buffer);
     if (state_ == State::kLingering) {
-      if (moved.ended) vanish();
+      lingering_bytes_ += moved.bytes;
+      if (moved.ended || lingering_bytes_ > kLingerBytes) vanish();
       return;
     }
     if (moved.bytes > 0) receive(context_.read_buffer.first(moved.bytes));
@@ -100,6 +103,8 @@ void Connection::receive(std::span<const std::byte> bytes) {
         const ssize_t result = nghttp2_session_mem_recv(
             session_.get(), reinterpret_cast<const std::uint8_t*>(part.data()), part.size());
         if (result == NGHTTP2_ERR_NOMEM) failure_ = CloseReason::kNoMemory;
+        if (result == NGHTTP2_ERR_FLOODED) failure_ = CloseReason::kControlFrames;
+        if (result == NGHTTP2_ERR_TOO_MANY_CONTINUATIONS) failure_ = CloseReason::kHeaderBytes;
         return result >= 0;
       });
   if (!taken) close(failure_.value_or(CloseReason::kProtocol));

@@ -124,6 +124,7 @@ class Connection final : private EventLoop::Handler, private EventLoop::Deferred
   TimePoint idle_since_;
   TimePoint progress_at_;  // the socket took bytes, or there were none
   TimePoint lingers_until_ = kNever;
+  std::size_t lingering_bytes_ = 0;
 };
 
 }  // namespace tessera::http2

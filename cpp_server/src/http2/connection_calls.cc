@@ -55,15 +55,15 @@ int Connection::on_frame(const nghttp2_frame& frame) {
 }
 
 int Connection::begin_call(std::int32_t stream, bool ended) {
+  const TimePoint now = context_.loop.now();
   if (const int status = head_.http_status(); status != 0) {
     submit_http_status(stream, status);
-    return 0;
+    return resets_.take(now) ? 0 : fail(CloseReason::kResets);
   }
-  const TimePoint now = context_.loop.now();
   TimePoint deadline = kNever;
   if (const Status status = head_.check(now, deadline); !status.ok()) {
     submit_status(stream, status, /*only=*/true);
-    return 0;
+    return resets_.take(now) ? 0 : fail(CloseReason::kResets);
   }
   Call& call = head_.method()->begin(context_.loop);
   open(call, stream, deadline);
@@ -170,6 +170,7 @@ void Connection::refuse(Call& call, const Status& status) {
   call.reading_ = false;
   call.reader_.reset(0, context_.counters);
   call.on_refused(status);
+  if (call.kind_ == Call::Kind::kUnary) call.in_other_hands_ = true;  // ours
   call.finish(status);
 }
 

@@ -27,7 +27,8 @@ struct Limits {
   // Frames of a connection that carry nothing of a call (PING, SETTINGS, PRIORITY, WINDOW_UPDATE,
   // empty DATA), each second; every answer allows kFramesPerAnswer more.
   int max_control_frames_per_s = 1'000;
-  // Calls of a connection that are ended before they are answered, each second.
+  // Calls of a connection that come to nothing, each second: the client ends them before they are
+  // answered, or their headers are those of no method.
   int max_resets_per_s = 200;
   // From the connection to the client's first SETTINGS, and for each block of headers.
   Duration handshake_timeout = std::chrono::seconds(10);
@@ -60,7 +61,7 @@ enum class CloseReason {
   kHandshake,      // half a preface or half a block of headers for too long
   kHeaderBytes,    // more headers than a call may have
   kControlFrames,  // too many frames that carry nothing
-  kResets,         // too many calls that were ended before they were answered
+  kResets,         // too many calls that came to nothing
   kSlowReader,     // answers that are not read
   kProtocol,       // what HTTP/2 does not allow
   kNoMemory,       // none was left for it

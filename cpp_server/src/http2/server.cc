@@ -22,7 +22,8 @@ constexpr Duration kSweepEvery = std::chrono::milliseconds(250);
 // Between two looks whether there is room for a connection again.
 constexpr Duration kPause = std::chrono::milliseconds(20);
 constexpr int kAcceptsPerTurn = 32;
-constexpr std::size_t kReadBytes = 64 * 1024;
+// What is read of a connection in a turn: the others wait for as long as that takes.
+constexpr std::size_t kReadBytes = 32 * 1024;
 
 // Runs once on the loop's thread, and is gone.
 class Once final : public EventLoop::Task {
@@ -197,9 +198,11 @@ Server::~Server() { release(); }
 EventLoop& Server::loop(std::size_t index) { return threads_[index]->loop(); }
 MethodTable& Server::methods(std::size_t index) { return threads_[index]->methods(); }
 
-void Server::start(int descriptor) {
-  listener_ = std::make_unique<Listener>(descriptor, threads_, limits_, counters_);
-  listener_->listen();
+void Server::start(const std::vector<int>& descriptors) {
+  for (const int descriptor : descriptors) {
+    listeners_.push_back(std::make_unique<Listener>(descriptor, threads_, limits_, counters_));
+    listeners_.back()->listen();
+  }
   for (const auto& thread : threads_) thread->start();
 }
 
@@ -208,10 +211,10 @@ void Server::announce_end() {
 }
 
 void Server::stop(TimePoint until) {
-  if (listener_ == nullptr) return;
+  if (listeners_.empty()) return;
   std::binary_semaphore stopped(0);
   Once::post(threads_.front()->loop(), [&] {
-    listener_->stop();
+    for (const auto& listener : listeners_) listener->stop();
     stopped.release();
   });
   stopped.acquire();
@@ -227,7 +230,7 @@ void Server::stop(TimePoint until) {
 
 void Server::release() {
   for (const auto& thread : threads_) thread->end();
-  listener_.reset();
+  listeners_.clear();
   threads_.clear();
 }
 

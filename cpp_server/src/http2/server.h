@@ -33,8 +33,8 @@ class Server {
   MethodTable& methods(std::size_t index);
   Counters& counters() { return counters_; }
 
-  // Accepts connections of `descriptor`, a non-blocking socket that listens and stays the caller's.
-  void start(int descriptor);
+  // Accepts connections of `descriptors`, non-blocking sockets that listen and stay the caller's.
+  void start(const std::vector<int>& descriptors);
 
   // Asks every client to begin its further calls elsewhere.
   void announce_end();
@@ -53,7 +53,7 @@ class Server {
   const Limits limits_;
   Counters& counters_;
   std::vector<std::unique_ptr<Thread>> threads_;
-  std::unique_ptr<Listener> listener_;
+  std::vector<std::unique_ptr<Listener>> listeners_;
 };
 
 }  // namespace tessera::http2

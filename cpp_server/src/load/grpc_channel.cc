@@ -243,15 +243,9 @@ void GrpcChannel::finish(Call& call, GrpcCode code) {
   if (session_ != nullptr && call.stream >= 0) {
     nghttp2_session_set_stream_user_data(session_.get(), call.stream, nullptr);
   }
-  std::string answer = std::move(call.answer);
-  const TimePoint tag = call.tag;
+  const std::string_view answer = call.answer;
+  caller_.finished(call.tag, code, code == kOk ? answer.substr(kPrefixBytes) : "");
   free_.splice(free_.begin(), active_, call.place);
-  caller_.finished(tag, code, code == kOk ? std::string_view(answer).substr(kPrefixBytes) : "");
-  // Its memory serves the next call, unless that has begun and has its own.
-  answer.clear();
-  if (!free_.empty() && free_.front().answer.capacity() < answer.capacity()) {
-    free_.front().answer.swap(answer);
-  }
 }
 
 GrpcCode GrpcChannel::outcome(const Call& call, std::uint32_t http2_error) const {
@@ -318,7 +312,6 @@ void GrpcChannel::connection_lost() {
   // What is begun now waits for the next connection, with the pause that a refused one has.
   Calls ended;
   ended.swap(active_);
-  reconnects_ = !ended.empty();
   loop_.schedule(reconnect_, loop_.now() + (was_up ? kFirstPause : pause_));
   if (!was_up) pause_ = std::min(2 * pause_, kLongestPause);
   reconnects_ = true;

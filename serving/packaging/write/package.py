@@ -44,13 +44,10 @@ def write_servable(
     evaluation: Evaluation | None,
     spilled: Sequence[Tensor] = (),
 ) -> Manifest:
-    """Record golden answers and write the file.
+    """Record golden answers and write the file; a `UserError` where it cannot be written.
 
-    ``runner`` runs the served form as a loader would; ``spilled`` are the tables' buffers that are in
-    files.
-
-    Raises:
-        UserError: the file cannot be written.
+    ``runner`` runs the served form as a loader would; ``spilled`` are the tables' buffers that are
+    in files.
     """
     inputs = golden_batch(servable.schema)
     answers = runner.forward(inputs)
