@@ -42,8 +42,13 @@ _PREDICTOR = pb.DESCRIPTOR.services_by_name["Predictor"].full_name
 _INFERENCE = ipb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
-_CALLS_PER_CONNECTION = 1_000
-"""At a time; clients wait with more."""
+_CALLS_PER_CONNECTION = 100
+"""At a time; clients wait with more.  Calls that gRPC has read wait in one queue for the event loop, which takes
+a few thousand a second, so that a connection holds the others up for as long as its calls take there."""
+
+_UNTAKEN_CALLS = 8_000
+"""Of all connections together, that wait for the event loop.  gRPC ends those above as CANCELLED, of whichever
+connection they are, and does so to some above 1,000 already where it is not told otherwise."""
 
 _NO_COMPRESSION = 1 << 0
 """Only the algorithm "identity"."""
@@ -87,6 +92,11 @@ class GrpcFront:
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", max_message_bytes),
                 ("grpc.max_concurrent_streams", _CALLS_PER_CONNECTION),
+                # The protection counts calls that have ended until the event loop lets go of them, and so
+                # refuses calls of clients that keep to the limit.
+                ("grpc.http.overload_protection", 0),
+                ("grpc.server.max_pending_requests", _UNTAKEN_CALLS),
+                ("grpc.server.max_pending_requests_hard_limit", _UNTAKEN_CALLS),
                 # Of a message that nobody has asked for, only a window is taken; see `MessageReceiver`.
                 ("grpc.http2.bdp_probe", 0),
                 ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
