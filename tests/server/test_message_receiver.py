@@ -26,10 +26,10 @@ def make(patience_s=60.0):
 class Call:
     """A call that begins at once; ``bring`` is what its client sends."""
 
-    def __init__(self, into):
+    def __init__(self, into, connection="one"):
         self.message = asyncio.get_running_loop().create_future()
         self.asked = False
-        self.task = asyncio.ensure_future(into.receive(self._read))
+        self.task = asyncio.ensure_future(into.receive(self._read, connection))
 
     async def _read(self):
         self.asked = True
@@ -71,6 +71,66 @@ def test_only_so_many_wait():
         for call in calls[:-1]:
             call.bring()
         await asyncio.gather(*(call.task for call in calls[:-1]))
+
+    asyncio.run(body())
+
+
+def test_who_has_most_waiting_makes_room_for_other_connections():
+    async def body():
+        into = make()
+        calls = [Call(into) for _ in range(7)]
+        other = Call(into, "other")
+        await asyncio.sleep(0)
+        refused, third = calls[-1], Call(into, "third")
+        with pytest.raises(QueueFullError, match="3 of them on this connection"):
+            await refused.task
+        with pytest.raises(QueueFullError, match="2 of them on this connection"):
+            await calls[-2].task
+        # One of each connection waits: nobody has more than a fourth would, and each is full.
+        with pytest.raises(QueueFullError, match="1 of them on this connection"):
+            await Call(into, "other").task
+        for call in [*calls[:5], other, third]:
+            call.bring()
+            assert await call.task == b"m"
+        assert into._free == 4
+
+    asyncio.run(body())
+
+
+def test_connections_take_turns():
+    async def body():
+        into = make()
+        asked = [Call(into) for _ in range(4)]
+        waiting = [Call(into), Call(into), Call(into, "other")]
+        await asyncio.sleep(0)
+        for call, expected in zip(asked, ([0], [0, 2], [0, 1, 2]), strict=False):
+            call.bring()
+            await call.task
+            await asyncio.sleep(0)
+            assert [at for at, each in enumerate(waiting) if each.asked] == expected
+        for call in [asked[3], *waiting]:
+            call.bring()
+            assert await call.task == b"m"
+        assert into._free == 4
+
+    asyncio.run(body())
+
+
+def test_a_call_that_ends_when_it_is_refused_passes_nothing_on():
+    async def body():
+        into = make()
+        calls = [Call(into) for _ in range(7)]
+        await asyncio.sleep(0)
+        other = Call(into, "other")
+        await asyncio.sleep(0)
+        calls[6].task.cancel()  # its turn has been refused just now
+        with pytest.raises(asyncio.CancelledError):
+            await calls[6].task
+        assert not any(call.asked for call in calls[4:])
+        for call in [*calls[:6], other]:
+            call.bring()
+            assert await call.task == b"m"
+        assert into._free == 4
 
     asyncio.run(body())
 

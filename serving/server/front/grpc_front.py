@@ -214,7 +214,7 @@ class GrpcFront:
     async def _receive(self, context: Any) -> bytes:
         # On the wire the calls are unary; as a stream of one message it is read when there is room for
         # it.
-        content = await self._receiver.receive(context.read)
+        content = await self._receiver.receive(context.read, context.peer())
         return content if isinstance(content, bytes) else b""  # the client sent none
 
     async def _check(
