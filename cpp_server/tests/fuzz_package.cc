@@ -1,6 +1,7 @@
 // libFuzzer target: what is read of a package before anything of it is trusted. Whatever the bytes
 // are, each reader must end in what it reads or in its own refusal. The first byte says which
-// reader; seeds are that byte and a manifest.json, a data.pkl, a golden.bin or a whole package.
+// reader; seeds are that byte and a manifest.json, a data.pkl, a golden.bin, a source or a whole
+// package.
 //
 //   cpp_server/build.sh fuzz && build/cpp/fuzz/tests/fuzz_package -max_total_time=600 SEEDS
 #include <sys/mman.h>
@@ -21,6 +22,7 @@
 #include "package/package_file.h"
 #include "package/records.h"
 #include "package/safetensors.h"
+#include "package/scripted_source.h"
 #include "package/storages.h"
 #include "package/verify.h"
 
@@ -70,10 +72,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto* const begin = reinterpret_cast<const std::byte*>(data);
   const Content content(begin + 1, begin + size);
   try {
-    switch (data[0] & 3) {
+    switch (data[0] % 5) {
       case 0: parse_manifest(content); break;
       case 1: read_pickle(content); break;
       case 2: read_tensors(content); break;
+      case 3: check_source(content, {}); break;
       default: read_package(content);
     }
   } catch (const std::invalid_argument&) {

@@ -2,14 +2,18 @@
 // tables.
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <future>
+#include <map>
 #include <random>
+#include <set>
 #include <stdexcept>
 #include <stop_token>
 #include <string>
 #include <thread>
 
 #include "package/file_hash.h"
+#include "package/scripted_source.h"
 #include "package/storages.h"
 #include "support.h"
 
@@ -92,7 +96,7 @@ TEST(StoragesTest, FindsAndReplacesSizes) {
   const std::string content = pickle(7, 8);
   const Storages storages(as_bytes(content));
   EXPECT_TRUE(storages.plain("0"));
-  EXPECT_FALSE(storages.plain("1"));  // no bytes
+  EXPECT_FALSE(storages.plain("1"));  // not of bytes
   EXPECT_FALSE(storages.plain("2"));  // a tensor of a part of it
   EXPECT_FALSE(storages.plain("3"));
   EXPECT_EQ(text_of(storages.with_sizes({})), content);
@@ -103,6 +107,61 @@ TEST(StoragesTest, FindsAndReplacesSizes) {
   wide = text_of(storages.with_sizes({{"0", 1ULL << 33}}));
   EXPECT_NE(wide.find(std::string("\x8a\x08\0\0\0\0\x02\0\0\0tQ", 12)), std::string::npos);
   EXPECT_EQ(text_of(Storages(as_bytes(wide)).with_sizes({{"0", 7}})), content);
+}
+
+TEST(StoragesTest, TellsHowManyBytesEachHas) {
+  const std::string content =
+      "\x80\x02" + pickled_tensor(pickled_text("storage"), "ctorch\nLongStorage\n", '3', 5, 5) +
+      ".";
+  EXPECT_EQ(Storages(as_bytes(content)).bytes(), (std::map<std::string, std::uint64_t>{{"3", 40}}));
+}
+
+TEST(StoragesTest, RefusesNamesThatNoPackageMayHave) {
+  for (const char* name : {"cos\nsystem\n", "c__torch__.torch.classes.a\nB\n",
+                           "c__torch__.torch\nclasses.a.B\n", "ctorch\nsave\n"}) {
+    EXPECT_THROW(Storages(as_bytes("\x80\x02" + std::string(name) + ".")), std::invalid_argument);
+  }
+  EXPECT_NO_THROW(Storages(as_bytes(std::string("\x80\x02") + "c__torch__.a\nB\n.")));
+}
+
+std::string source_refusal(const std::string& source, const std::set<std::string>& more = {}) {
+  try {
+    check_source(as_bytes(source), more);
+  } catch (const std::invalid_argument& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// The same cases as in tests/packaging/test_operators.py.
+TEST(SourceTest, NothingRunsWhileItIsOpened) {
+  const std::string begin = "class M(Module):\n  __parameters__ = []\n  training : bool\n";
+  EXPECT_EQ(source_refusal(begin + "  def forward(self: __torch__.M,\n      x: Tensor) -> Tensor:\n"
+                                   "    return torch.save(x, \"a\")\n"),
+            "");
+  EXPECT_EQ(source_refusal(begin + "  x : Final[int] = torch.save(1, \"a\")\n"),
+            "line 4 computes something where only a literal may be");
+  EXPECT_EQ(source_refusal("def f(x: int=torch.f()) -> int:\n  return x\n"),
+            "line 1 computes something where only a literal may be");
+  EXPECT_EQ(source_refusal("def f(x: int=3) -> int:\n  return x\n"), "");
+  const std::string state =
+      begin + "  def __setstate__(self: __torch__.M, state: Tuple[Tensor, bool]) -> NoneType:\n";
+  EXPECT_EQ(source_refusal(state + "    self.x = (state)[0]\n    _1 = ops.mkldnn."
+                                   "_reorder_linear_weight((state)[0])\n    return None\n"),
+            "");
+  EXPECT_EQ(source_refusal(state + "    _1 = torch.save((state)[0], (state)[1])\n"),
+            "line 5 would call torch.save while torch opens it");
+  EXPECT_EQ(source_refusal(state + "    _1 = torch.save((state)[0], (state)[1])\n", {"aten::save"}),
+            "");
+  EXPECT_EQ(source_refusal(state + "    f = torch.save; f((state)[0])\n"),
+            "line 5 has ';' where torch writes none");
+  EXPECT_EQ(source_refusal(state + "    (state)[0].save(\"a\")\n"),
+            "line 5 would run while torch opens it and is not plain enough");
+  EXPECT_EQ(source_refusal(begin + "  def __setstate__(self: M, state: Any) -> NoneType:\n"),
+            "line 4 defines __setstate__ in a way that packages do not have");
+  EXPECT_EQ(source_refusal("x = 1 # comment\n"), "line 1 has '#' where torch writes none");
+  EXPECT_EQ(source_refusal(begin + "   x = 1\n"), "line 4 is not laid out as torch writes it");
+  EXPECT_EQ(source_refusal("x = [\n"), "a bracket is not closed");
 }
 
 TEST(StoragesTest, RefusesWhatTorchDoesNotWrite) {

@@ -76,10 +76,7 @@ class PredictorClient(Client):
     ) -> Prediction:
         """Score a request whose arrays are laid out already, as `RequestDrawer` draws them.
 
-        They are sent as they are; the server checks them.
-
-        Raises:
-            PredictError: as `predict`.
+        They are sent as they are, and the server checks them; `PredictError` as of `predict`.
         """
         data = self._encode(arrays, model, version, priority)
         response = self.send(data, timeout_s=timeout_s)

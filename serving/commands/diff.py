@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tessera.serving.commands.flags import distance, not_negative
+from tessera.serving.commands.loading_flags import add_allow_op, add_load_timeout
 from tessera.serving.inspect.summary import table_of
 
 if TYPE_CHECKING:
@@ -44,13 +45,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how far two answers may be apart and still count as the same (default 0)",
     )
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
+    add_allow_op(parser)
+    add_load_timeout(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Compare and print."""
     from tessera.serving.inspect.compare import compare  # noqa: PLC0415 - loads torch
+    from tessera.serving.package.time_limit import TimeLimit  # noqa: PLC0415 - only where it runs
 
-    found = compare(args.a, args.b, samples=args.samples, seed=args.seed)
+    limit = TimeLimit(seconds=args.load_timeout_s, prefix="tessera diff: error: ", status=2)
+    found = compare(
+        args.a,
+        args.b,
+        samples=args.samples,
+        seed=args.seed,
+        allow_ops=args.allow_ops,
+        time_limit=limit,
+    )
     same = found.same(atol=args.atol)
     if args.json:
         print(json.dumps({"same": same, **found.to_json()}, indent=1))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from tessera.errors import UserError
 from tessera.serving.commands.flags import add_package
+from tessera.serving.commands.loading_flags import add_allow_op
 from tessera.serving.inspect.summary import describe
 from tessera.serving.package.records import Records
 
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="draw the graph into this file, for any browser (default: not drawn)",
     )
+    add_allow_op(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if args.graph or args.svg is not None:
         from tessera.serving.inspect.graph import graph_text  # noqa: PLC0415 - loads torch
 
-        graph = _graph(records, manifest)
+        graph = _graph(records, manifest, args.allow_ops)
         if args.svg is not None:
             _draw(graph, manifest, args.svg)
         if args.graph:
@@ -78,12 +80,12 @@ def _shares_rows(records: Records) -> bool:
     )
 
 
-def _graph(records: Records, manifest: Manifest) -> Graph:
+def _graph(records: Records, manifest: Manifest, allow_ops: list[str]) -> Graph:
     from tessera.kernels.libraries import load_libraries  # noqa: PLC0415 - loads torch
     from tessera.serving.inspect.graph import read_graph  # noqa: PLC0415 - likewise
     from tessera.serving.package.opening import Opening  # noqa: PLC0415 - likewise
 
-    opening = Opening(records, on_host=False)
+    opening = Opening(records, on_host=False, allow_ops=allow_ops)
     records.check(manifest.records, into=opening.into)
     load_libraries(manifest.operator_libraries)
     return read_graph(*opening.without_tables())

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from tessera.errors import UserError
 from tessera.kernels.row_type_names import ROW_TYPE_NEEDS
 from tessera.serving.commands.flags import fields_of, positive
+from tessera.serving.commands.loading_flags import add_allow_op
 from tessera.serving.inspect.summary import human_bytes, summarize
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="qualified name or class name of a submodule of the --factory's module that cannot be "
         "traced and is compiled whole; may be given again (default: none)",
     )
+    add_allow_op(parser)
     parser.add_argument(
         "--sign",
         dest="sign_key",

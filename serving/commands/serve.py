@@ -25,6 +25,7 @@ import os
 from collections.abc import Mapping
 
 from tessera.serving.commands.flags import fields_of
+from tessera.serving.commands.loading_flags import add_allow_op, add_load_timeout
 from tessera.serving.server.config import ModelLimits, ModelSource, ServerConfig
 
 _EXAMPLE = ServerConfig(models=(ModelSource(path="MODEL.pt"),))
@@ -98,6 +99,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="do not replay the package's golden answers before serving (default: replay them)",
     )
+    add_allow_op(parser)
+    add_load_timeout(parser)
     parser.add_argument(
         "--require-signature",
         action="store_true",
@@ -143,6 +146,7 @@ def run(args: argparse.Namespace) -> int:
             "models": tuple(args.models),
             "limits": ModelLimits(**fields_of(ModelLimits, args)),
             "public_keys": tuple(args.public_keys),
+            "allow_ops": tuple(args.allow_ops),
         }
     )
     # gRPC's own threads write to stderr at once, and would wait for it; read when gRPC is imported.

@@ -2,6 +2,13 @@
 
 A package for GPUs gives its golden answers on the CPU where there is no GPU.
 
+What "verified" proves: the file is as its writer left it, down to the last byte; with --public-key, that
+the owner of that key vouches for it; its graph calls nothing but operators that compute (those of
+--allow-op aside), so that loading it neither reads nor writes files; and on this machine it gives
+the answers that were recorded when it was packaged.  What it does not prove: who wrote a package
+without a signature (whoever changes it can write its hashes anew), that its answers are good ones,
+that it answers in time, or that it stays within some memory.
+
 Exit status: 0 all of it holds; 1 it does not (the line says what); 2 there is no such file.
 """
 
@@ -13,6 +20,7 @@ from pathlib import Path
 
 from tessera.errors import UserError
 from tessera.serving.commands.flags import add_package
+from tessera.serving.commands.loading_flags import add_allow_op, add_load_timeout
 from tessera.serving.package.manifest import GoldenInfo, Signature
 from tessera.serving.package.records import PackageError
 
@@ -29,11 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "it); may be given several times, one of the keys is enough (default: signatures are not "
         "checked)",
     )
+    add_allow_op(parser)
+    add_load_timeout(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check and say what was checked."""
     from tessera.serving.package.loading import cpu_instead, load_package  # noqa: PLC0415 - loads torch
+    from tessera.serving.package.time_limit import TimeLimit  # noqa: PLC0415 - likewise
 
     if not args.model.is_file():
         raise UserError(f"{args.model} is not a file; give the MODEL.pt that package-model wrote")
@@ -44,7 +55,13 @@ def run(args: argparse.Namespace) -> int:
         keys = [read_public_key(path) for path in args.public_key]
     try:
         devices = cpu_instead(args.model)
-        package = load_package(args.model, devices=devices, trusted_keys=keys)
+        package = load_package(
+            args.model,
+            devices=devices,
+            trusted_keys=keys,
+            allow_ops=args.allow_ops,
+            time_limit=TimeLimit(seconds=args.load_timeout_s, prefix="failed: ", status=1),
+        )
         package.records.check_undivided()
         sha256 = package.sha256
     except PackageError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from tessera.serving.package.manifest import GOLDEN_RECORD, Manifest, TableInfo
 from tessera.serving.package.records import Records
 from tessera.serving.package.runner import HostBatch, Runner
 from tessera.serving.package.schema import FeatureSpec, InputSchema
+from tessera.serving.package.time_limit import TimeLimit
 
 LONGEST_BAG = 8
 """Ids in the longest bag of a random request."""
@@ -84,16 +85,27 @@ class Comparison:
         return data
 
 
-def compare(a: str | Path, b: str | Path, *, samples: int, seed: int = 0) -> Comparison:
+def compare(
+    a: str | Path,
+    b: str | Path,
+    *,
+    samples: int,
+    seed: int = 0,
+    allow_ops: Collection[str] = (),
+    time_limit: TimeLimit | None = None,
+) -> Comparison:
     """Load two packages and compare them, on the CPU where one is for GPUs and there is no GPU.
 
-    Scored are the golden requests of both and ``samples`` random ones, drawn from ``seed``.
+    Scored are the golden requests of both and ``samples`` random ones, drawn from ``seed``; ``allow_ops`` and
+    ``time_limit``, for each of the two, are those of `load_package`.
 
     Raises:
         PackageError: one of them cannot be loaded.
     """
-    first = load_package(a, devices=cpu_instead(a))
-    second = load_package(b, devices=cpu_instead(b))
+    first, second = (
+        load_package(path, devices=cpu_instead(path), allow_ops=allow_ops, time_limit=time_limit)
+        for path in (a, b)
+    )
     one, other = first.manifest, second.manifest
     reason = _inputs_differ(one.schema, other.schema)
     answers: tuple[AnswerDifference, ...] = ()

@@ -98,9 +98,10 @@ def _operators(manifest: Manifest) -> str:
 
 def _sizes(manifest: Manifest) -> str:
     before, after = manifest.bytes_fp32, manifest.bytes_packaged
+    ratio = f", {before / after:.2f} times smaller" if after else ""
     return (
         f"weights: {human_bytes(before)} fp32 -> {human_bytes(after)} "
-        f"(tables {manifest.dtype}, dense layers {manifest.dense_dtype}), {before / after:.2f} times smaller"
+        f"(tables {manifest.dtype}, dense layers {manifest.dense_dtype}){ratio}"
     )
 
 

@@ -21,8 +21,8 @@ TOP_FOLDER = "model"
 ALIGNMENT_BYTES = 64
 """Every content begins at a multiple of this, as where torch itself writes: tensors are mapped."""
 
-MAX_DIRECTORY_BYTES = 64 << 20
-"""A directory beyond this is refused unread; a package has some hundred records."""
+MAX_DIRECTORY_BYTES = 4 << 20
+"""A directory beyond this is refused unread: it would name some 60,000 records, a package has hundreds."""
 
 # Records of PKWARE's APPNOTE 6.3, little-endian; names in FORMAT.md.
 _LOCAL = struct.Struct("<4s5H3I2H")

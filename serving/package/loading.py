@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +24,8 @@ from tessera.serving.package.manifest import GOLDEN_RECORD, Manifest
 from tessera.serving.package.opening import Opening
 from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.runner import Runner, TorchScriptRunner, as_shared, zero_batch
-from tessera.serving.package.torchscript import optimize
+from tessera.serving.package.time_limit import TimeLimit, limited
+from tessera.serving.package.torchscript import last_line, optimize
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -87,6 +88,8 @@ def load_package(
     verify_golden: bool = True,
     trusted_keys: Sequence[Ed25519PublicKey] | None = None,
     copy_of: LoadedPackage | None = None,
+    allow_ops: Collection[str] = (),
+    time_limit: TimeLimit | None = None,
 ) -> LoadedPackage:
     """Check, open and warm up the package at ``path``.
 
@@ -102,6 +105,8 @@ def load_package(
         trusted_keys: the public keys of which one must have signed the package; None: signatures
             are not looked at.
         copy_of: the same file, loaded before; its file's hash is not computed again.
+        allow_ops: operators that its graph may call beside `ALLOWED_OPERATORS`.
+        time_limit: what its own code may take; then this process ends.  None: as long as it likes.
 
     Raises:
         PackageError: the file is missing, damaged or changed, is not signed as asked, was made for
@@ -118,7 +123,7 @@ def load_package(
         )
     chosen = _devices(path, manifest, devices)
     check_torch(path, manifest)
-    opening = Opening(records, on_host=set(chosen) == {"cpu"})
+    opening = Opening(records, on_host=set(chosen) == {"cpu"}, allow_ops=allow_ops)
     records.check(manifest.records, into=opening.into)
     if copy_of is None:
         file_hash = FileHash(functools.partial(records.file_sha256, opening.contents()))
@@ -129,20 +134,19 @@ def load_package(
     except LibraryError as error:
         raise PackageError(path, str(error)) from error
     golden = opening.content(GOLDEN_RECORD) if verify_golden else b""
-    module = opening.module(chosen)
+    with limited(time_limit, path):
+        module = opening.module(chosen)
+        runner = TorchScriptRunner(optimize(module))
+        try:
+            warm_up(runner, manifest)
+        except RuntimeError as error:
+            raise PackageError(path, f"cannot be called: {last_line(error)}") from error
+        if verify_golden:
+            _replay(path, runner, golden, manifest)
     if set(chosen) == {"cpu"}:
         table_bytes = {"cpu": sum(table.bytes for table in manifest.tables)}
     else:
         table_bytes = bytes_by_device(module)
-    runner = TorchScriptRunner(optimize(module))
-    warm_up(runner, manifest)
-    if verify_golden:
-        try:
-            replay_golden(runner, golden, manifest.golden)
-        except GoldenMismatchError as error:
-            raise PackageError(path, f"does not give its golden answers: {error}") from error
-        except ValueError as error:
-            raise PackageError(path, str(error)) from error
     return LoadedPackage(
         manifest=manifest,
         runner=runner,
@@ -152,6 +156,17 @@ def load_package(
         load_seconds=time.perf_counter() - begin,
         path=path,
     )
+
+
+def _replay(path: Path, runner: Runner, golden: bytes, manifest: Manifest) -> None:
+    try:
+        replay_golden(runner, golden, manifest.golden)
+    except GoldenMismatchError as error:
+        raise PackageError(path, f"does not give its golden answers: {error}") from error
+    except ValueError as error:
+        raise PackageError(path, str(error)) from error
+    except RuntimeError as error:
+        raise PackageError(path, f"cannot be called: {last_line(error)}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

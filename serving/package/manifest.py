@@ -8,15 +8,24 @@ key or a value of the wrong type is an error, and any change of the fields raise
 
 from __future__ import annotations
 
-import functools
 import json
+import math
 import re
-import types
-import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from tessera.serving.package.fields import (
+    Between,
+    Count,
+    Hex,
+    NotNegative,
+    OneOf,
+    Positive,
+    Release,
+    Sha256,
+    decode,
+)
 from tessera.serving.package.schema import InputSchema
 
 FORMAT_VERSION = 3
@@ -28,6 +37,13 @@ MANIFEST_RECORD = "extra/tessera/manifest.json"
 GOLDEN_RECORD = "extra/tessera/golden.bin"
 """The golden answers' record, below the archive's top folder."""
 
+MAX_MANIFEST_BYTES = 16 << 20
+MAX_MANIFEST_MARKS = 400_000
+"""How many of ``,``, ``:``, ``[`` and ``{`` a manifest may have: 5,000 features with their tables, and a
+terabyte of these, have fewer.  A JSON reader needs up to 200 bytes for each."""
+MAX_SHARDS = 4096
+
+_MAX_DIGITS = 20  # of a 64-bit number, with its sign
 # The two ways in which a manifest's bytes may end; FORMAT.md fixes them.
 _UNSIGNED_END = b'\n "signature": null\n}\n'
 _SIGNED_END = re.compile(
@@ -51,8 +67,8 @@ class Versions:
     tessera: str
     torch: str
     fbgemm: str
-    torch_min: str
-    torch_below: str
+    torch_min: Release
+    torch_below: Release
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +89,14 @@ class TableInfo:
     """
 
     name: str
-    rows: int
-    dim: int
+    rows: Positive
+    dim: Positive
     dtype: str
-    bytes: int
-    bytes_fp32: int
-    max_abs_error: float
-    rmse: float
-    relative_rmse: float
+    bytes: Count
+    bytes_fp32: Count
+    max_abs_error: NotNegative
+    rmse: NotNegative
+    relative_rmse: NotNegative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,19 +115,19 @@ class Placement:
     """
 
     table: str
-    shard: int
+    shard: Annotated[int, Between(0, MAX_SHARDS - 1)]
     device: str
-    row_begin: int
-    row_end: int
-    column_begin: int
-    column_end: int
+    row_begin: Count
+    row_end: Count
+    column_begin: Count
+    column_end: Count
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingPlan:
     """How the tables are spread over devices."""
 
-    num_shards: int
+    num_shards: Annotated[int, Between(1, MAX_SHARDS)]
     placements: tuple[Placement, ...]
 
 
@@ -136,10 +152,10 @@ class Evaluation:
         max_abs_score_error: largest difference of one score.
     """
 
-    rows: int
+    rows: Count
     fp32: Quality
     packaged: Quality
-    max_abs_score_error: float
+    max_abs_score_error: NotNegative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,9 +165,9 @@ class GoldenInfo:
     An answer ``y`` meets the recorded ``g`` when ``|y - g| <= atol + rtol * |g|``.
     """
 
-    samples: int
-    atol: float
-    rtol: float
+    samples: Count
+    atol: NotNegative
+    rtol: NotNegative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,10 +181,10 @@ class RecordInfo:
         chunks: SHA-256 of each of `tessera.serving.package.hashes.chunk_sizes`.
     """
 
-    sha256: str
-    bytes: int
-    crc32: int
-    chunks: tuple[str, ...]
+    sha256: Sha256
+    bytes: Count
+    crc32: Annotated[int, Between(0, (1 << 32) - 1)]
+    chunks: tuple[Sha256, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,9 +197,9 @@ class Signature:
         value: the signature, 128 lower-case hex digits; `tessera.serving.package.signing` says of what.
     """
 
-    algorithm: str
-    public_key: str
-    value: str
+    algorithm: Annotated[str, OneOf(("ed25519",))]
+    public_key: Annotated[str, Hex(64)]
+    value: Annotated[str, Hex(128)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +233,7 @@ class Manifest:
         signature: null where nobody signed.  The last field: `FORMAT.md` fixes its spelling.
     """
 
-    format_version: int
+    format_version: Annotated[int, Between(FORMAT_VERSION, FORMAT_VERSION)]
     name: str
     version: str
     created: str
@@ -226,12 +242,12 @@ class Manifest:
     operator_libraries: tuple[str, ...]
     schema: InputSchema
     dtype: str
-    dense_dtype: str
+    dense_dtype: Annotated[str, OneOf(("fp32", "bf16"))]
     tables: tuple[TableInfo, ...]
-    bytes_fp32: int
-    bytes_packaged: int
+    bytes_fp32: Count
+    bytes_packaged: Count
     plan: ShardingPlan
-    device: str
+    device: Annotated[str, OneOf(("cpu", "cuda"))]
     source: Mapping[str, str]
     training_metrics: Mapping[str, Mapping[str, int | float | None]]
     evaluation: Evaluation | None
@@ -256,31 +272,64 @@ class Manifest:
         Raises:
             ValueError: a key is missing, unknown or of the wrong type; the message names it.
         """
-        decoded = _decode(cls, data, "manifest")
+        decoded = decode(cls, data, "manifest")
         assert isinstance(decoded, Manifest)
+        decoded._check()  # noqa: SLF001 - its own
         return decoded
+
+    def _check(self) -> None:
+        """What no single field's rule says."""
+        if not self.schema.outputs:
+            raise ValueError("manifest.schema.outputs: there is none")
+        for where, names in {
+            "schema.features": [feature.name for feature in self.schema.features],
+            "schema.outputs": [output.name for output in self.schema.outputs],
+            "tables": [table.name for table in self.tables],
+        }.items():
+            if len(set(names)) != len(names):
+                raise ValueError(f"manifest.{where}: {_twice(names)!r} is there twice")
+        tables = {table.name for table in self.tables}
+        for i, placement in enumerate(self.plan.placements):
+            where = f"manifest.plan.placements[{i}]"
+            if placement.shard >= self.plan.num_shards:
+                raise ValueError(
+                    f"{where}.shard: is {placement.shard} of {self.plan.num_shards} shards"
+                )
+            if placement.table not in tables:
+                raise ValueError(f"{where}.table: {placement.table!r} is not one of the tables")
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Manifest:
         """Read what `to_bytes` wrote.
 
         Raises:
-            ValueError: this is not JSON, the format version is another, `from_json` refuses, or
-                the signature is spelled in another way than `FORMAT.md` says.
+            ValueError: this is not JSON in ASCII, has more values than a manifest may have, the format
+                version is another, `from_json` refuses, or the signature is spelled in another way than
+                `FORMAT.md` says.
         """
+        if not content.isascii():
+            raise ValueError("the manifest has a byte that is not ASCII")
+        if sum(content.count(mark) for mark in b",:[{") > MAX_MANIFEST_MARKS:
+            raise ValueError(f"the manifest has more than {MAX_MANIFEST_MARKS} values")
         try:
-            data = json.loads(content, object_pairs_hook=_no_key_twice)
+            data = json.loads(
+                content,
+                object_pairs_hook=_no_key_twice,
+                parse_int=_integer,
+                parse_float=_number,
+                parse_constant=_refused_word,
+            )
         except (ValueError, RecursionError) as error:
             raise ValueError(f"the manifest is not JSON: {error}") from error
         found = data.get("format_version") if isinstance(data, dict) else None
-        if found != FORMAT_VERSION:
+        if type(found) is not int or found != FORMAT_VERSION:
+            shown = found if type(found) is int else "missing"
             raise ValueError(
-                f"the package's format_version is {found!r}, this tessera reads {FORMAT_VERSION}; "
+                f"the package's format_version is {shown}, this tessera reads {FORMAT_VERSION}; "
                 "package the model again, or load it with the tessera that wrote it"
             )
-        manifest = cls.from_json(data)
         signed_message(content)
-        return manifest
+        return cls.from_json(data)
 
 
 def signed_message(content: bytes) -> bytes:
@@ -301,9 +350,34 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     # Readers of JSON differ in which of two values they take.
     found = dict(pairs)
     if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"a key is there twice: {next(k for k in keys if keys.count(k) > 1)!r}")
+        raise ValueError(f"a key is there twice: {_twice(key for key, _ in pairs)!r}")
     return found
+
+
+def _twice(names: Iterable[str]) -> str:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    raise AssertionError("every name is there once")
+
+
+def _integer(text: str) -> int | float:
+    # What does not fit into 64 bits is a float for other readers of JSON, too.
+    value = int(text) if len(text) <= _MAX_DIGITS else 1 << 64
+    return value if -(1 << 63) <= value < 1 << 64 else _number(text)
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError("a number is larger than a float may be")
+    return value
+
+
+def _refused_word(word: str) -> None:
+    raise ValueError(f"{word} is not a word of JSON")
 
 
 def _encode(value: Any) -> Any:
@@ -314,52 +388,3 @@ def _encode(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_encode(item) for item in value]
     return value
-
-
-def _decode(kind: Any, data: Any, where: str) -> Any:
-    """``data`` as the annotation ``kind``; ``where`` names it in errors."""
-    if is_dataclass(kind):
-        return _decode_fields(kind, data, where)
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is None:
-        whole_float = kind is float and type(data) is int
-        return float(data) if whole_float else _expect(data, kind, where)
-    if origin is types.UnionType:  # of plain types, or of one dataclass and None
-        return data if type(data) in arguments else _decode(arguments[0], data, where)
-    if origin is typing.Literal:
-        return _expect_one_of(data, arguments, where)
-    if origin is tuple:  # only ``tuple[X, ...]`` is used
-        items = _expect(data, list, where)
-        return tuple(_decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(items))
-    assert issubclass(origin, Mapping), kind
-    entries = _expect(data, dict, where)
-    return {key: _decode(arguments[1], item, f"{where}.{key}") for key, item in entries.items()}
-
-
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
-def _decode_fields(kind: Any, data: Any, where: str) -> Any:
-    entries = _expect(data, dict, where)
-    hints = _hints(kind)
-    names = [field.name for field in fields(kind)]
-    if entries.keys() != set(names):
-        missing = sorted(set(names) - entries.keys())
-        unknown = sorted(entries.keys() - set(names))
-        raise ValueError(f"{where}: missing keys {missing}, unknown keys {unknown}")
-    return kind(**{name: _decode(hints[name], data[name], f"{where}.{name}") for name in names})
-
-
-def _expect(data: Any, kind: Any, where: str) -> Any:
-    # `type() is`, so that true is not taken for an integer.
-    if type(data) is not kind:
-        raise ValueError(f"{where}: expected {kind.__name__}, found {type(data).__name__}")
-    return data
-
-
-def _expect_one_of(data: Any, allowed: tuple[Any, ...], where: str) -> Any:
-    if data not in allowed:
-        raise ValueError(f"{where}: expected one of {list(allowed)}, found {data!r}")
-    return data

@@ -1,5 +1,9 @@
 """From a package's file to its module: every byte is read once, hashed on the way, and kept.
 
+The record that names the tensors is read, and compared with its hash, before the others, so that nothing is
+parsed that the manifest does not vouch for.  What would run while torch opens the archive is looked at before
+(`tessera.serving.package.scripted_source`), and the graph's operators before it is called.
+
 What torch opens is not the file but an archive in memory made of the very bytes that were compared with
 the manifest, so nothing that happens to the file meanwhile matters.  In that archive the large tables
 are stand-ins of a few bytes; the tables themselves are read straight to where they stay.  On a GPU
@@ -9,10 +13,12 @@ they go there piece by piece, and the host never holds one.
 from __future__ import annotations
 
 import ctypes
+import functools
 import io
 import os
+import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,14 +26,25 @@ from torch import Tensor
 
 from tessera.serving.package.devices import place, shard_of
 from tessera.serving.package.layout import ArchiveWriter, Entry
+from tessera.serving.package.operators import refusal, refused_operator
 from tessera.serving.package.records import PackageError, Records
-from tessera.serving.package.storages import DATA_RECORD, byte_storages, resized
+from tessera.serving.package.scripted_source import check_source
+from tessera.serving.package.storages import (
+    CONSTANTS_RECORD,
+    DATA_RECORD,
+    MAX_PICKLE_BYTES,
+    byte_storages,
+    resized,
+    storage_bytes,
+)
 from tessera.serving.package.torchscript import expected_deprecation
 
 LARGE_BYTES = 1 << 20
 """Smaller tables take torch's way."""
 
-_MAX_DATA_BYTES = 64 << 20
+_RECORDS = re.compile(
+    r"(data|constants)(\.pkl|/\d+)|code/[\w./]+\.py|version|byteorder|\.[\w/]+|extra/tessera/(golden\.bin|manifest\.json)"
+)
 _TOKEN_BYTES = 24
 _MADV_HUGEPAGE = 14  # <asm-generic/mman-common.h>
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
@@ -39,26 +56,64 @@ class Opening:
     Args:
         records: the package; not checked yet.
         on_host: whether the tables stay in the host's memory.
+        allow_ops: operators that its graph may call beside those that every package may.
 
     Raises:
-        PackageError: the record that names the tensors cannot be read.
+        PackageError: names, sizes or checksums of the records are not those of the manifest, or the
+            record that names the tensors is missing, was changed, or is not as torch writes it.
     """
 
-    def __init__(self, records: Records, *, on_host: bool) -> None:
+    def __init__(self, records: Records, *, on_host: bool, allow_ops: Collection[str] = ()) -> None:
         self._records = records
         self._on_host = on_host
-        self._data = b""
+        self._allow_ops = allow_ops
         self._kept: dict[str, bytearray] = {}
         self._tables: dict[str, Tensor | None] = {}
-        if DATA_RECORD in records.names:
-            self._data = records.read(DATA_RECORD, max_bytes=_MAX_DATA_BYTES)
+        records.check_headers(records.manifest().records)
+        for name in sorted(records.names):
+            if not _RECORDS.fullmatch(name):
+                raise PackageError(records.path, f"record {name!r} is not one that packages have")
+        self._data = records.read_checked(DATA_RECORD, max_bytes=MAX_PICKLE_BYTES)
+        try:
             self._tables = dict.fromkeys(self._large_tables())
+            self._check_storages(DATA_RECORD, self._data)
+        except ValueError as error:
+            raise PackageError(records.path, str(error)) from error
+
+    def _check_storages(self, record: str, content: bytes) -> None:
+        """Whether each storage has the bytes that a pickle says; torch believes the pickle.
+
+        Raises:
+            ValueError: see `storage_bytes`; or one has others.
+        """
+        folder = record.removesuffix(".pkl")
+        sizes = {entry.name: entry.bytes for entry in self._records.entries}
+        for key, expected in storage_bytes(content, record).items():
+            found = sizes.get(f"{folder}/{key}")
+            if found != expected:
+                raise ValueError(
+                    f"{record} describes a storage {key!r} of {expected} bytes, and record "
+                    f"'{folder}/{key}' {'is missing' if found is None else f'has {found}'}"
+                )
+
+    def _check_kept(self) -> None:
+        """Refuse what torch would run while it opens the archive, or read past a storage's end."""
+        checks: dict[str, Callable[[bytes], None]] = {
+            name: functools.partial(check_source, more=self._allow_ops)
+            for name in self._kept
+            if name.startswith("code/")
+        }
+        if CONSTANTS_RECORD in self._kept:
+            checks[CONSTANTS_RECORD] = functools.partial(self._check_storages, CONSTANTS_RECORD)
+        name = ""
+        try:
+            for name, check in checks.items():
+                check(bytes(self._kept[name]))
+        except ValueError as error:
+            raise PackageError(self._records.path, f"record {name!r}: {error}") from error
 
     def _large_tables(self) -> list[str]:
-        try:
-            keys = byte_storages(self._data)
-        except ValueError:
-            return []  # torch says what it thinks of it
+        keys = byte_storages(self._data)
         large = {entry.name for entry in self._records.entries if entry.bytes >= LARGE_BYTES}
         return sorted(large & {f"data/{key}" for key in keys})
 
@@ -120,13 +175,19 @@ class Opening:
             raise PackageError(
                 self._records.path, "was changed while it was being loaded; load it again"
             )
+        self._check_kept()
         try:
             with expected_deprecation():
-                return torch.jit.load(  # type: ignore[no-untyped-call] # torch's own has no types
+                module = torch.jit.load(  # type: ignore[no-untyped-call] # torch's own has no types
                     self._small_archive(tokens), map_location="cpu"
                 )
-        except RuntimeError as error:
-            raise PackageError(self._records.path, f"torch cannot open it: {error}") from error
+        except (RuntimeError, ValueError) as error:
+            reason = next(filter(None, map(str.strip, str(error).splitlines())), "no reason given")
+            raise PackageError(self._records.path, f"torch cannot open it: {reason}") from error
+        name = refused_operator(module, self._allow_ops)
+        if name is not None:
+            raise PackageError(self._records.path, refusal(name))
+        return module
 
     def _small_archive(self, tokens: dict[str, bytes]) -> io.BytesIO:
         """The package with ``tokens`` instead of its large tables, and without extra files."""

@@ -26,11 +26,16 @@ from tessera.serving.package.layout import (
     local_header,
     read_layout,
 )
-from tessera.serving.package.manifest import MANIFEST_RECORD, Manifest, RecordInfo
+from tessera.serving.package.manifest import (
+    MANIFEST_RECORD,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    RecordInfo,
+)
 
 _PIECE_BYTES = 1 << 20  # stays in a core's cache between being read and being hashed
 _WORTH_THREADS_BYTES = 2 << 20
-_MAX_MANIFEST_BYTES = 256 << 20
+_SHOWN_NAMES = 5
 
 
 class PackageError(UserError):
@@ -75,6 +80,7 @@ class Records:
             raise PackageError(path, f"cannot be read: {error.strerror}") from error
         self._listed: Mapping[str, RecordInfo] = {}
         self._manifest: bytes | None = None
+        self._parsed: Manifest | None = None
         self._entries = {entry.name: entry for entry in entries}
 
     @property
@@ -122,7 +128,7 @@ class Records:
                 self.path, f"has no {MANIFEST_RECORD}: it was not written by package-model"
             )
         if self._manifest is None:  # whoever looks twice sees the same
-            self._manifest = self.read(MANIFEST_RECORD, max_bytes=_MAX_MANIFEST_BYTES)
+            self._manifest = self.read(MANIFEST_RECORD, max_bytes=MAX_MANIFEST_BYTES)
         return self._manifest
 
     def manifest(self) -> Manifest:
@@ -131,12 +137,13 @@ class Records:
         Raises:
             PackageError: it is missing, damaged, or of another format version.
         """
-        try:
-            return Manifest.from_bytes(self.manifest_bytes())
-        except PackageError:
-            raise
-        except ValueError as error:
-            raise PackageError(self.path, str(error)) from error
+        content = self.manifest_bytes()
+        if self._parsed is None:
+            try:
+                self._parsed = Manifest.from_bytes(content)
+            except ValueError as error:
+                raise PackageError(self.path, str(error)) from error
+        return self._parsed
 
     def check(
         self,
@@ -154,11 +161,8 @@ class Records:
         Raises:
             PackageError: a record is missing, is there without being listed, or differs.
         """
-        self._check_names(expected)
+        self.check_headers(expected)
         listed = [(entry, expected[entry.name]) for entry in self.entries if entry.name in expected]
-        for entry, info in listed:
-            self._check_sizes(entry, info)
-        self._listed = expected
         parts = [part for entry, info in listed for part in _parts(entry, info, into(entry))]
         try:
             with self.path.open("rb", buffering=0) as stream:
@@ -169,13 +173,39 @@ class Records:
                 )
         except OSError as error:
             raise self._unreadable(error) from error
-        for entry, info in listed:
+
+    def check_headers(self, expected: Mapping[str, RecordInfo]) -> None:
+        """Compare names, sizes and CRC-32s of the headers with the manifest's list; no content is read.
+
+        Raises:
+            PackageError: a record is missing, is there without being listed, or differs.
+        """
+        self._check_names(expected)
+        for entry in self.entries:
+            if entry.name not in expected:
+                continue
+            info = expected[entry.name]
+            self._check_sizes(entry, info)
             if entry.crc32 != info.crc32:
                 raise PackageError(
                     self.path,
                     f"the header of record {entry.name!r} was changed: CRC-32 {entry.crc32:08x}, "
                     f"the manifest says {info.crc32:08x}",
                 )
+        self._listed = expected
+
+    def read_checked(self, name: str, *, max_bytes: int) -> bytes:
+        """The content of record ``name``, compared with its hash; `check_headers` has passed.
+
+        Raises:
+            PackageError: see `read`; or the content is not the one that the manifest names.
+        """
+        content = self.read(name, max_bytes=max_bytes)
+        for part in _parts(self._entries[name], self._listed[name], None):
+            begin = part.offset - self._entries[name].content_offset
+            found = hashlib.sha256(content[begin : begin + part.bytes]).hexdigest()
+            self._compare(part, found)
+        return content
 
     def check_undivided(self) -> None:
         """Compare the hashes that `check` has no need of: of large records as a whole.
@@ -242,11 +272,9 @@ class Records:
     def _check_names(self, expected: Mapping[str, RecordInfo]) -> None:
         present = self.names - {MANIFEST_RECORD}
         if missing := sorted(expected.keys() - present):
-            raise PackageError(self.path, f"records are missing: {', '.join(missing)}")
+            raise PackageError(self.path, f"records are missing: {_some(missing)}")
         if extra := sorted(present - expected.keys()):
-            raise PackageError(
-                self.path, f"records are not listed in the manifest: {', '.join(extra)}"
-            )
+            raise PackageError(self.path, f"records are not listed in the manifest: {_some(extra)}")
         if list(self._entries) != [*sorted(present), MANIFEST_RECORD]:
             raise PackageError(self.path, "the records are not in the order of their names")
 
@@ -269,7 +297,9 @@ class Records:
         digest = hashlib.sha256()
         for piece in self._pieces(file, part):
             digest.update(piece)
-        found = digest.hexdigest()
+        self._compare(part, digest.hexdigest())
+
+    def _compare(self, part: _Part, found: str) -> None:
         if found != part.sha256:
             raise PackageError(
                 self.path,
@@ -335,6 +365,11 @@ def _parts(entry: Entry, listed: RecordInfo, place: memoryview | None) -> list[_
         )
         begin = end
     return parts
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:_SHOWN_NAMES])
+    return shown if len(names) <= _SHOWN_NAMES else f"{shown} and {len(names) - _SHOWN_NAMES} more"
 
 
 def file_identity(path: Path) -> tuple[int, int, int, int]:

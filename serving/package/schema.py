@@ -8,11 +8,16 @@ them).  Shapes: ``B`` samples, ``F`` features of a group, ``N`` ids.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from tessera.serving.package.fields import Between, Positive
 
 Group = Literal["id_list", "id_score_list"]
 Hashing = Literal["none", "modulo", "murmur3"]
 OutOfRange = Literal["reject", "clamp", "hash"]
+MAX_WIDTH = 1 << 20
+"""The widest output: a server could not hold more of a batch."""
+
 Pooling = Literal["sum", "mean", "none"]
 
 
@@ -39,8 +44,8 @@ class FeatureSpec:
     name: str
     group: Group
     table: str
-    rows: int
-    dim: int
+    rows: Positive
+    dim: Positive
     pooling: Pooling
     hashing: Hashing
     out_of_range: OutOfRange
@@ -51,7 +56,7 @@ class OutputSpec:
     """One output: ``[B]`` when ``width`` is 1, else ``[B, width]``, float32."""
 
     name: str
-    width: int
+    width: Annotated[int, Between(1, MAX_WIDTH)]
 
 
 @dataclass(frozen=True, kw_only=True)

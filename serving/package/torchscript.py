@@ -38,3 +38,9 @@ def optimize(module: Any) -> Any:
         frozen = torch.jit.freeze(module.eval(), preserved_attrs=more)
         # What it does beyond freezing is for the CPU.
         return torch.jit.optimize_for_inference(frozen, other_methods=more) if on_cpu else frozen
+
+
+def last_line(error: BaseException) -> str:
+    """What TorchScript says of an error that its code raised: the last line, behind its trace."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next(filter(None, reversed(lines)), type(error).__name__)

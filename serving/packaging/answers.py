@@ -22,10 +22,9 @@ _LONGEST_BAG = 2000
 
 
 class Answers:
-    """What a module over stored tables, with a package's six inputs, answers to requests of every size.
+    """What a module with a package's six inputs answers to requests of every size.
 
-    Raises:
-        UserError: the module fails, or gives a NaN.
+    A module that fails or gives a NaN is refused by a `UserError`.
     """
 
     def __init__(self, eager: Callable[..., Any], schema: InputSchema) -> None:

@@ -216,9 +216,7 @@ def module_schema(
     hash_specs: Mapping[str, HashSpec],
     outputs: tuple[OutputSpec, ...],
 ) -> InputSchema:
-    """The package's schema.
-
-    ``hash_specs`` says by feature what the module's own `FeatureHasher` does.
+    """The package's schema; ``hash_specs`` says what the module's own `FeatureHasher` does.
 
     Raises:
         UserError: names that do not fit the sample batch, or a feature that needs a rule.

@@ -45,6 +45,8 @@ class PackageOptions:
         output: the output's name, where the module returns a tensor.
         leaf_modules: qualified names or class names of submodules that TorchScript compiles
             whole, because ``torch.fx`` cannot trace them.
+        allow_ops: operators that the graph may call beside those of
+            `tessera.serving.package.operators`; whoever loads the package has to allow them, too.
         sign_key: a PEM file with the private Ed25519 key to sign with; None: not signed.
 
     Raises:
@@ -65,6 +67,7 @@ class PackageOptions:
     plan: ShardingPlan | None = None
     output: str = "default"
     leaf_modules: Sequence[str] = ()
+    allow_ops: Sequence[str] = ()
     sign_key: Path | None = None
 
     def __post_init__(self) -> None:

@@ -49,6 +49,7 @@ def package_model(
     table_sharding: Mapping[str, str] | None = None,
     plan: ShardingPlan | None = None,
     leaf_modules: Sequence[str] = (),
+    allow_ops: Sequence[str] = (),
     sign_key: Path | None = None,
     report: str | Path | None = None,
     validation: Iterable[LabelledBatch] = (),
@@ -96,6 +97,7 @@ def package_model(
         plan=plan,
         output=inputs.output,
         leaf_modules=leaf_modules,
+        allow_ops=allow_ops,
         sign_key=sign_key,
     )
     return package_source(
@@ -185,13 +187,10 @@ def package_source(
     report: Path | None = None,
     progress: bool = False,
 ) -> Manifest:
-    """Package a module that is in memory.
+    """Package a module that is in memory; returns the manifest that the file now holds.
 
-    ``evaluate_rows`` is explained at `package_run`, the others at `package_model`; with a report, the
-    validation set is gone through once per type.
-
-    Returns:
-        The manifest that the file now holds.
+    ``evaluate_rows`` is explained at `package_run`, the others at `package_model`; with a report,
+    the validation set is gone through once per type.
 
     Raises:
         UserError: something that cannot be packaged, or a file that cannot be written.

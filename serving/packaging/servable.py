@@ -207,11 +207,7 @@ def store_tables(
     progress: bool = False,
     allocate: Callable[[int], Tensor] | None = None,
 ) -> tuple[StoredTables, ShardingPlan]:
-    """Choose each table's type and place, and store it.
-
-    Raises:
-        UserError: choices that do not fit the tables.
-    """
+    """Choose each table's type and place, and store it; refuse choices that do not fit."""
     kinds = choose_types(sources, options.types)
     given = options.plan or (_own_plan(sources) if options.shards == 1 else None)
     if given is not None:

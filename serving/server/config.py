@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn
 
 from tessera.errors import UserError
+from tessera.serving.package.time_limit import DEFAULT_LOAD_TIMEOUT_S
 
 DEFAULT_GRPC_PORT = 50051
 DEFAULT_HTTP_PORT = 8002
@@ -145,6 +146,9 @@ class ServerConfig:
             that load balancers can turn away first.
         drain_limit_s: seconds that accepted requests may take after SIGTERM.
         verify_golden: replay the package's golden answers before serving it.
+        allow_ops: operators that a package's graph may call beside those that every package may.
+        load_timeout_s: seconds that a package's own code may take while it is loaded; then the server
+            ends.
         require_signature: serve only packages that one of ``public_keys`` has signed.
         public_keys: PEM files with an Ed25519 public key each.
         processes: processes that answer; those of more than one share the tables, the port and
@@ -163,6 +167,8 @@ class ServerConfig:
     drain_propagation_ms: int = 1_000
     drain_limit_s: float = 30.0
     verify_golden: bool = True
+    allow_ops: tuple[str, ...] = ()
+    load_timeout_s: float = DEFAULT_LOAD_TIMEOUT_S
     require_signature: bool = False
     public_keys: tuple[str, ...] = ()
     processes: int = 1

@@ -100,6 +100,8 @@ class Server:
         self._log = log
         self._loader = loader or PackageLoader(
             verify_golden=config.verify_golden,
+            allow_ops=config.allow_ops,
+            load_timeout_s=config.load_timeout_s,
             public_keys=config.public_keys,
             gpus=config.gpus,
         )

@@ -132,14 +132,19 @@ def test_several_damages_at_once_are_refused_by_the_whole_loader(
 
 
 def test_a_flipped_byte_in_any_record_is_found_and_named(package: Path, tmp_path: Path) -> None:
-    records = read_records(package)
-    for name, content in records.items():
-        if name == MANIFEST_RECORD or not content:
+    path = tmp_path / "m.pt"
+    for entry in open_checked(package).records.entries:
+        if entry.name == MANIFEST_RECORD or not entry.bytes:
             continue
-        changed = bytearray(content)
-        changed[len(changed) // 2] ^= 1
-        path = write_records(tmp_path / "m.pt", {**records, name: bytes(changed)})
-        refused(path, rf"record '{name}' was changed: SHA-256 \w+ of {len(content)} bytes")
+        changed = bytearray(package.read_bytes())
+        changed[entry.content_offset + entry.bytes // 2] ^= 1
+        path.write_bytes(changed)
+        why = rf"changed: SHA-256 \w+ of {entry.bytes} bytes|damaged: its CRC-32 does not hold"
+        refused(path, rf"record '{entry.name}' (is|was) ({why})")
+        records = {**read_records(package), entry.name: bytes(entry.bytes)}
+        refused(
+            write_records(path, records), f"the header of record '{entry.name}' was changed: CRC-32"
+        )
 
 
 def test_a_checksum_that_was_changed_in_both_headers_is_found(
@@ -323,5 +328,5 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 def test_a_manifest_too_large_to_be_one_is_refused(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tessera.serving.package.records._MAX_MANIFEST_BYTES", 100)
+    monkeypatch.setattr("tessera.serving.package.records.MAX_MANIFEST_BYTES", 100)
     refused(package, "bytes, more than 100")

@@ -26,12 +26,14 @@ class GpuRunner final : public Runner {
  public:
   // `placements`: of each copy, the device of each shard.
   GpuRunner(const std::shared_ptr<const PackageFile>& file, const Manifest& manifest,
-            const std::vector<std::vector<int>>& placements, std::int64_t graph_samples)
+            const std::vector<std::vector<int>>& placements, const GpuOptions& options)
       : schema_(manifest.schema),
         // A recording is of one device's work.
-        graph_samples_(manifest.num_shards > 1 ? 0 : graph_samples) {
+        graph_samples_(manifest.num_shards > 1
+                           ? 0
+                           : std::min(options.max_batch_samples, options.graph_samples)) {
     for (const std::vector<int>& devices : placements) {
-      replicas_.emplace_back(file, schema_, devices);
+      replicas_.emplace_back(file, schema_, devices, options.allow_ops);
       if (!replicas_.back().module.keep_on_device()) {
         throw PackageError(file->path(),
                            "its graph does not end in copies of its outputs to the CPU, as "
@@ -74,8 +76,10 @@ class GpuRunner final : public Runner {
  private:
   struct Replica {
     Replica(const std::shared_ptr<const PackageFile>& file, const InputSchema& schema,
-            const std::vector<int>& numbers)
-        : device(numbers.at(0)), name(text("cuda:", device)), module(file, schema, cuda(numbers)) {}
+            const std::vector<int>& numbers, const std::set<std::string>& allow_ops)
+        : device(numbers.at(0)),
+          name(text("cuda:", device)),
+          module(file, schema, cuda(numbers), allow_ops) {}
 
     int device;  // that its inputs, outputs and first shard are on
     std::string name;
@@ -122,7 +126,7 @@ std::unique_ptr<Runner> open_on_gpus(const std::shared_ptr<const PackageFile>& f
     }
   }
   return std::make_unique<GpuRunner>(file, manifest, placements(devices, manifest.num_shards),
-                                     std::min(options.max_batch_samples, options.graph_samples));
+                                     options);
 }
 
 }  // namespace tessera

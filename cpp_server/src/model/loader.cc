@@ -9,7 +9,9 @@
 #include "model/golden.h"
 #include "model/opening.h"
 #include "model/operator_libraries.h"
+#include "model/time_limit.h"
 #include "model/torchscript_runner.h"
+#include "package/archive_rules.h"
 #include "package/package_error.h"
 #include "package/records.h"
 #include "package/verify.h"
@@ -29,7 +31,9 @@ struct Checked {
   Records records;
   std::vector<std::byte> manifest_bytes;
   Manifest manifest;
-  std::vector<std::byte> golden;  // where the model goes to GPUs
+  // Where the model goes to GPUs:
+  std::vector<std::byte> golden;
+  ParsedContents parsed;
 };
 
 // How long each step took.
@@ -76,6 +80,16 @@ void check_device(Runner& runner, std::size_t device, const Manifest& manifest,
   }
 }
 
+// What TorchScript says of an error that its code raised stands in the last line, behind its trace.
+std::string one_line(std::string message) {
+  constexpr const char* kTrace = "The following operation failed in the TorchScript interpreter.";
+  const bool traced = message.starts_with(kTrace);
+  while (!message.empty() && (message.back() == '\n' || message.back() == ' ')) message.pop_back();
+  if (message.empty()) return "its model cannot be called";
+  if (!traced) return message.substr(0, message.find('\n'));
+  return "cannot be called: " + message.substr(message.rfind('\n') + 1);
+}
+
 void check_device_kind(const std::string& path, const Manifest& manifest) {
   if (manifest.device == "cpu" || manifest.device == "cuda") return;
   throw PackageError(path, text("was packaged for device '", manifest.device,
@@ -95,15 +109,21 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
   check_torch(path, manifest);
   const bool on_cpu = manifest.device == "cpu";
   std::optional<Opening> opening;
-  if (on_cpu) opening.emplace(checked->records);
+  verify_headers(checked->records, manifest);
+  check_names(checked->records);
+  if (on_cpu) opening.emplace(checked->records, manifest, options.allow_ops);
   steps.done("manifest");
   verify_records(checked->records, manifest,
                  [&](const std::string& name, const Record& record) -> std::span<std::byte> {
                    if (on_cpu) return opening->place(name, record);
+                   if (is_parsed(name)) {
+                     return checked->parsed.emplace(name, record.bytes).first->second;
+                   }
                    if (name != kGoldenRecord) return {};
                    checked->golden.resize(record.bytes);
                    return checked->golden;
                  });
+  check_contents(checked->records, checked->parsed, options.allow_ops);
   steps.done("verify");
   LoadedPackage package;
   Contents contents = on_cpu ? opening->contents() : Contents();
@@ -118,10 +138,15 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
     throw PackageError(path, error.what());
   }
   steps.done("operators");
-  std::unique_ptr<Runner> runner = on_cpu ? open_on_cpu(*opening, path, manifest)
-                                          : open_on_gpus(checked->file, manifest, options.gpu);
+  std::optional<TimeLimit> limit;
+  if (on_cpu) limit.emplace(path, options.load_timeout_s);
+  GpuOptions gpu = options.gpu;
+  gpu.allow_ops = options.allow_ops;
+  std::unique_ptr<Runner> runner =
+      on_cpu ? open_on_cpu(*opening, path, manifest) : open_on_gpus(checked->file, manifest, gpu);
   if (!on_cpu) checked->file->check_unchanged();
   steps.done("open");
+  if (!on_cpu) limit.emplace(path, options.load_timeout_s);  // opening has read the file again
   std::span<const std::byte> golden;
   if (options.verify_golden) {
     golden = on_cpu ? opening->content(kGoldenRecord) : std::span<const std::byte>(checked->golden);
@@ -135,8 +160,7 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
   } catch (const PackageError&) {
     throw;
   } catch (const std::exception& error) {
-    const std::string message = error.what();
-    throw PackageError(path, message.substr(0, message.find('\n')));
+    throw PackageError(path, one_line(error.what()));
   }
   package.manifest = manifest;
   package.runner = std::move(runner);

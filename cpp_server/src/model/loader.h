@@ -1,8 +1,10 @@
 // From a package file to something that answers: check everything, then open, then warm up.
 //
-// The order is the safety: the file is read as a plain zip, its manifest understood, every
-// record's hash compared, torch's version checked and the operator libraries loaded, and only
-// then does torch open what was checked. A file that fails a check has run nothing.
+// The order is the safety: the file is read as a plain zip, its manifest understood, its signature
+// checked where that is asked, names, sizes and checksums and then every record's hash compared,
+// what would run at opening looked through, torch's version checked and the operator libraries
+// loaded, and only then does torch open what was checked, and the graph's operators are looked at
+// before it is called. A file that fails a check has run nothing.
 //
 // Contract: load_package blocks for as long as all this takes; one call at a time. Side
 // effect: torch's fusion strategy for the process is set to no fusion.
@@ -10,6 +12,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +21,7 @@
 #include "model/runner.h"
 #include "model/torchscript_runner.h"
 #include "package/file_hash.h"
+#include "package/format_rules.h"
 #include "package/manifest.h"
 #include "package/signature.h"
 
@@ -29,6 +33,10 @@ struct LoadOptions {
   bool require_signature = false;
   std::vector<PublicKey> trusted = {};
   std::vector<std::filesystem::path> library_folders = {};
+  // What the package's own code may take while it is loaded, seconds; then this process ends.
+  double load_timeout_s = kDefaultLoadTimeoutS;
+  // Operators that its graph may call beside those that every package may.
+  std::set<std::string> allow_ops = {};
   GpuOptions gpu = {};
 };
 

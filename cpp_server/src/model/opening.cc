@@ -15,15 +15,17 @@
 #include <stdexcept>
 #include <utility>
 
+#include "model/graph_operators.h"
+#include "package/archive_rules.h"
+#include "package/format_rules.h"
 #include "package/layout.h"
 #include "package/package_error.h"
-#include "package/storages.h"
+#include "package/verify.h"
 
 namespace tessera {
 namespace {
 
 constexpr std::uint64_t kLargeBytes = 1U << 20;  // smaller tables take torch's way
-constexpr std::uint64_t kMaxDataBytes = 64U << 20;
 constexpr std::size_t kHugePage = 2U << 20;
 constexpr std::size_t kTokenBytes = 24;
 constexpr std::string_view kDataFolder = "data/";
@@ -52,7 +54,8 @@ at::Tensor new_table(std::uint64_t bytes) {
   const std::size_t room = (bytes + kHugePage - 1) / kHugePage * kHugePage;
   void* const memory = std::aligned_alloc(kHugePage, room);
   if (memory == nullptr) throw std::bad_alloc();
-  ::madvise(memory, room, MADV_HUGEPAGE);  // it may decline
+  // It may decline. The last piece stays in small pages: a large one would be resident as a whole.
+  ::madvise(memory, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
   return at::from_blob(
       memory, {static_cast<std::int64_t>(bytes)}, [](void* to_free) { std::free(to_free); },
       at::kByte);
@@ -70,17 +73,20 @@ void append(std::vector<std::byte>& out, std::span<const std::byte> piece) {
 
 }  // namespace
 
-Opening::Opening(const Records& records) : records_(records), kept_(std::make_shared<Kept>()) {
-  if (!records.has(kDataRecord)) return;
-  data_ = records.read(kDataRecord, kMaxDataBytes);
+Opening::Opening(const Records& records, const Manifest& manifest, std::set<std::string> allow_ops)
+    : records_(records), allow_ops_(std::move(allow_ops)), kept_(std::make_shared<Kept>()) {
+  const std::string& path = records.file().path();
+  verify_headers(records, manifest);
+  check_names(records);
+  data_ = read_verified(records, manifest, kDataRecord, kMaxPickleBytes);
   try {
     const Storages storages(data_);
     for (const auto& [name, record] : records.all()) {
       if (record.bytes < kLargeBytes || !name.starts_with(kDataFolder)) continue;
       if (storages.plain(name.substr(kDataFolder.size()))) kept_->tables.try_emplace(name);
     }
-  } catch (const std::invalid_argument&) {
-    kept_->tables.clear();  // torch reads what is written in another way
+  } catch (const std::invalid_argument& error) {
+    throw PackageError(path, error.what());
   }
 }
 
@@ -110,6 +116,7 @@ Contents Opening::contents() const {
 }
 
 torch::jit::Module Opening::module() const {
+  check_contents(records_, kept_->contents, allow_ops_);
   StandIns stand_ins;
   std::map<std::vector<std::byte>, std::string> names;
   std::random_device random;
@@ -117,12 +124,13 @@ torch::jit::Module Opening::module() const {
     stand_ins[name] = random_token(random);
     names[stand_ins[name]] = name;
   }
-  if (!stand_ins.empty() && kept_->contents.at(kDataRecord) != data_) {
+  if (kept_->contents.at(kDataRecord) != data_) {
     throw PackageError(records_.file().path(),
                        "was changed while it was being loaded; load it again");
   }
   torch::jit::Module loaded =
       torch::jit::load(std::make_shared<MemoryAdapter>(small_archive(stand_ins)), at::kCPU);
+  check_operators(loaded, records_.file().path(), allow_ops_);
   put_tables(loaded, names);
   return loaded;
 }

@@ -13,19 +13,24 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "package/manifest.h"
 #include "package/records.h"
+#include "package/storages.h"
 #include "package/verify.h"
 
 namespace tessera {
 
 class Opening {
  public:
-  // Reads the record that names the tensors. `records` must outlive this. Throws PackageError.
-  explicit Opening(const Records& records);
+  // Compares the records' headers with the manifest and reads, compares and looks through the
+  // record that names the tensors. `records` must outlive this; `allow_ops` are operators that the
+  // package's code may call beside those that every package may. Throws PackageError.
+  Opening(const Records& records, const Manifest& manifest, std::set<std::string> allow_ops);
 
   // Memory for a record's content; for verify_records.
   std::span<std::byte> place(const std::string& name, const Record& record);
@@ -39,7 +44,8 @@ class Opening {
   // What holds the memory of all that was placed.
   std::shared_ptr<const void> kept() const { return kept_; }
 
-  // The module; verify_records must have passed. Throws PackageError, and what torch throws.
+  // The module, whose graph calls nothing but allowed operators; verify_records must have passed.
+  // Throws PackageError, and what torch throws.
   torch::jit::Module module() const;
 
  private:
@@ -56,7 +62,8 @@ class Opening {
                   const std::map<std::vector<std::byte>, std::string>& names) const;
 
   const Records& records_;
-  std::vector<std::byte> data_;  // of kDataRecord, before it was verified
+  const std::set<std::string> allow_ops_;
+  std::vector<std::byte> data_;  // of kDataRecord
   std::shared_ptr<Kept> kept_;
 };
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "common/text.h"
+#include "model/graph_operators.h"
 #include "model/torchscript_runner.h"
 #include "package/package_error.h"
 
@@ -68,10 +69,12 @@ void place(torch::jit::Module module, const std::string& prefix,
 }
 
 torch::jit::Module load(const std::shared_ptr<const PackageFile>& file,
-                        const std::vector<at::Device>& devices) {
+                        const std::vector<at::Device>& devices,
+                        const std::set<std::string>& allow_ops) {
   const bool sharded = devices.size() > 1;
   torch::jit::Module loaded = torch::jit::load(std::make_shared<FileAdapter>(file),
                                                sharded ? at::Device(at::kCPU) : devices.at(0));
+  check_operators(loaded, file->path(), allow_ops);
   if (sharded) place(loaded, "", devices);
   return loaded;
 }
@@ -84,8 +87,9 @@ TorchScriptModule::TorchScriptModule(const Opening& opening, const std::string& 
 
 TorchScriptModule::TorchScriptModule(const std::shared_ptr<const PackageFile>& file,
                                      const InputSchema& schema,
-                                     const std::vector<at::Device>& devices)
-    : TorchScriptModule([&] { return load(file, devices); }, file->path(), schema,
+                                     const std::vector<at::Device>& devices,
+                                     const std::set<std::string>& allow_ops)
+    : TorchScriptModule([&] { return load(file, devices, allow_ops); }, file->path(), schema,
                         devices.at(0).is_cpu()) {}
 
 TorchScriptModule::TorchScriptModule(const Load& load, const std::string& path,

@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -39,7 +40,7 @@ class TorchScriptModule {
   // of `devices` and everything else on the first; else the same. The file is read once more,
   // tensor by tensor, so that the host never holds what the devices do.
   TorchScriptModule(const std::shared_ptr<const PackageFile>& file, const InputSchema& schema,
-                    const std::vector<at::Device>& devices);
+                    const std::vector<at::Device>& devices, const std::set<std::string>& allow_ops);
 
   // The outputs in the schema's order, float32, on the module's device where keep_on_device has
   // been called, else on the CPU. Throws what the model throws, or std::runtime_error when the

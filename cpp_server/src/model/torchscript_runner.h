@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@ std::unique_ptr<Runner> open_on_cpu(const Opening& opening, const std::string& p
 struct GpuOptions {
   std::vector<int> devices = {};         // by CUDA's numbers; empty: every one that is there
   std::int64_t max_batch_samples = 512;  // CUDA graphs are recorded for batches of up to these
+  std::set<std::string> allow_ops = {};  // that the graph may call beside those of every package
   std::int64_t graph_samples = 2'048;    // and of up to these: beyond, launching costs little
 };
 

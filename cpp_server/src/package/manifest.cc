@@ -1,5 +1,6 @@
 #include "package/manifest.h"
 
+#include <algorithm>
 #include <charconv>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
@@ -8,6 +9,8 @@
 #include <string_view>
 
 #include "common/text.h"
+#include "package/field_rules.h"
+#include "package/format_rules.h"
 #include "package/package_error.h"
 #include "package/signature.h"
 
@@ -16,114 +19,79 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::uint64_t kMaxManifestBytes = 256ULL << 20;
 constexpr int kMaxDepth = 500;  // what is deeper could not be printed on a thread's stack
 
 [[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
 
-void expect_keys(const Json& object, std::string_view where,
-                 std::initializer_list<std::string_view> names) {
-  if (!object.is_object()) refuse(text(where, ": expected an object"));
-  std::set<std::string_view> missing(names);
-  for (const auto& item : object.items()) {
-    if (missing.erase(item.key()) == 0) refuse(text(where, ": unknown key '", item.key(), "'"));
-  }
-  if (!missing.empty()) refuse(text(where, ": missing key '", *missing.begin(), "'"));
-}
-
-const Json& at(const Json& object, const char* key) { return object.at(key); }
-
-std::string string_at(const Json& object, const char* key) {
-  if (!at(object, key).is_string()) refuse(text("manifest.", key, ": expected a string"));
-  return at(object, key).get<std::string>();
-}
-
-std::int64_t integer_at(const Json& object, const char* key) {
-  if (!at(object, key).is_number_integer()) {
-    refuse(text("manifest.", key, ": expected an integer"));
-  }
-  return at(object, key).get<std::int64_t>();
-}
-
-std::int64_t positive_at(const Json& object, const char* key, std::int64_t least) {
-  const std::int64_t value = integer_at(object, key);
-  if (value < least) refuse(text("manifest.", key, ": is ", value, ", must be >= ", least));
-  return value;
-}
-
-double number_at(const Json& object, const char* key) {
-  if (!at(object, key).is_number()) refuse(text("manifest.", key, ": expected a number"));
-  return at(object, key).get<double>();
-}
-
-const Json& array_at(const Json& object, const char* key) {
-  if (!at(object, key).is_array()) refuse(text("manifest.", key, ": expected an array"));
-  return at(object, key);
-}
-
-std::vector<std::string> strings_at(const Json& object, const char* key) {
-  std::vector<std::string> strings;
-  for (const Json& item : array_at(object, key)) {
-    if (!item.is_string()) refuse(text("manifest.", key, ": expected strings"));
-    strings.push_back(item.get<std::string>());
-  }
-  return strings;
-}
-
-// One of a closed set of words.
+// The value that a word stands for; check_manifest_fields has seen that it is one of them.
 template <typename T>
-T word_at(const Json& object, const char* key,
-          std::initializer_list<std::pair<std::string_view, T>> words) {
-  const std::string found = string_at(object, key);
-  for (const auto& [word, value] : words) {
-    if (found == word) return value;
+T value_of(const Json& word, std::initializer_list<std::pair<std::string_view, T>> words) {
+  for (const auto& [name, value] : words) {
+    if (word == name) return value;
   }
-  refuse(text("manifest.", key, ": '", found, "' is unknown"));
+  throw std::logic_error(text("'", word.get<std::string>(), "' has no value here"));
 }
 
 FeatureSpec read_feature(const Json& json) {
-  expect_keys(json, "feature",
-              {"name", "group", "table", "rows", "dim", "pooling", "hashing", "out_of_range"});
   FeatureSpec feature;
-  feature.name = string_at(json, "name");
-  feature.group = word_at<Group>(
-      json, "group", {{"id_list", Group::kIdList}, {"id_score_list", Group::kIdScoreList}});
-  feature.table = string_at(json, "table");
-  feature.rows = positive_at(json, "rows", 1);
-  feature.dim = positive_at(json, "dim", 1);
-  feature.pooling =
-      word_at<std::string>(json, "pooling", {{"sum", "sum"}, {"mean", "mean"}, {"none", "none"}});
-  feature.hashing = word_at<Hashing>(
-      json, "hashing",
+  feature.name = json.at("name").get<std::string>();
+  feature.group = value_of<Group>(
+      json.at("group"), {{"id_list", Group::kIdList}, {"id_score_list", Group::kIdScoreList}});
+  feature.table = json.at("table").get<std::string>();
+  feature.rows = json.at("rows").get<std::int64_t>();
+  feature.dim = json.at("dim").get<std::int64_t>();
+  feature.pooling = json.at("pooling").get<std::string>();
+  feature.hashing = value_of<Hashing>(
+      json.at("hashing"),
       {{"none", Hashing::kNone}, {"modulo", Hashing::kModulo}, {"murmur3", Hashing::kMurmur3}});
-  feature.out_of_range = word_at<OutOfRange>(json, "out_of_range",
-                                             {{"reject", OutOfRange::kReject},
-                                              {"clamp", OutOfRange::kClamp},
-                                              {"hash", OutOfRange::kHash}});
+  feature.out_of_range =
+      value_of<OutOfRange>(json.at("out_of_range"), {{"reject", OutOfRange::kReject},
+                                                     {"clamp", OutOfRange::kClamp},
+                                                     {"hash", OutOfRange::kHash}});
   return feature;
 }
 
 InputSchema read_schema(const Json& json) {
-  expect_keys(json, "schema",
-              {"dense_features", "dense_missing", "dense_transform", "features", "outputs"});
   InputSchema schema;
-  schema.dense_features = strings_at(json, "dense_features");
-  schema.dense_may_be_missing =
-      word_at<bool>(json, "dense_missing", {{"nan", true}, {"refuse", false}});
-  schema.dense_transform = string_at(json, "dense_transform");
+  schema.dense_features = json.at("dense_features").get<std::vector<std::string>>();
+  schema.dense_may_be_missing = json.at("dense_missing") == "nan";
+  schema.dense_transform = json.at("dense_transform").get<std::string>();
+  for (const Json& item : json.at("features")) schema.features.push_back(read_feature(item));
+  for (const Json& item : json.at("outputs")) {
+    schema.outputs.push_back(
+        {item.at("name").get<std::string>(), item.at("width").get<std::int64_t>()});
+  }
+  if (schema.outputs.empty()) refuse("manifest.schema.outputs: there is none");
+  return schema;
+}
+
+// The names of `items`, each of which must be there once.
+std::set<std::string> names_of(const Json& items, std::string_view where) {
   std::set<std::string> names;
-  for (const Json& item : array_at(json, "features")) {
-    schema.features.push_back(read_feature(item));
-    if (!names.insert(schema.features.back().name).second) {
-      refuse(text("schema: feature '", schema.features.back().name, "' is there twice"));
+  for (const Json& item : items) {
+    const auto name = item.at("name").get<std::string>();
+    if (!names.insert(name).second)
+      refuse(text("manifest.", where, ": '", name, "' is there twice"));
+  }
+  return names;
+}
+
+// What no single field's rule says.
+void check_together(const Json& root) {
+  names_of(root.at("schema").at("features"), "schema.features");
+  names_of(root.at("schema").at("outputs"), "schema.outputs");
+  const std::set<std::string> tables = names_of(root.at("tables"), "tables");
+  const auto shards = root.at("plan").at("num_shards").get<std::int64_t>();
+  for (const Json& placement : root.at("plan").at("placements")) {
+    const auto shard = placement.at("shard").get<std::int64_t>();
+    const auto table = placement.at("table").get<std::string>();
+    if (shard >= shards) {
+      refuse(text("manifest.plan.placements: a shard is ", shard, " of ", shards, " shards"));
+    }
+    if (!tables.contains(table)) {
+      refuse(text("manifest.plan.placements: '", table, "' is not one of the tables"));
     }
   }
-  for (const Json& item : array_at(json, "outputs")) {
-    expect_keys(item, "output", {"name", "width"});
-    schema.outputs.push_back({string_at(item, "name"), positive_at(item, "width", 1)});
-  }
-  if (schema.outputs.empty()) refuse("schema: there are no outputs");
-  return schema;
 }
 
 }  // namespace
@@ -149,7 +117,7 @@ Json parse_json(std::span<const std::byte> json) {
     if (event == Json::parse_event_t::object_end) open.pop_back();
     if (event == Json::parse_event_t::key) {
       const auto key = value.get<std::string>();
-      if (!open.back().insert(key).second) refuse(text("key '", key, "' is there twice"));
+      if (!open.back().insert(key).second) refuse("a key is there twice");
     }
     return true;
   };
@@ -159,72 +127,51 @@ Json parse_json(std::span<const std::byte> json) {
 }
 
 Manifest parse_manifest(std::span<const std::byte> json) {
+  const std::string_view all(reinterpret_cast<const char*>(json.data()), json.size());
+  if (std::any_of(all.begin(), all.end(), [](char c) { return (c & 0x80) != 0; })) {
+    refuse("the manifest has a byte that is not ASCII");
+  }
+  if (std::count_if(all.begin(), all.end(), [](char c) {
+        return c == ',' || c == ':' || c == '[' || c == '{';
+      }) > kMaxManifestMarks) {
+    refuse(text("the manifest has more than ", kMaxManifestMarks, " values"));
+  }
   const Json root = parse_json(json);
   const auto found = root.is_object() ? root.find("format_version") : root.end();
-  if (!root.is_object() || found == root.end() || *found != Json(kFormatVersion)) {
-    refuse(text("the package's format_version is ",
-                root.is_object() && found != root.end() ? found->dump() : "missing",
+  const bool known = root.is_object() && found != root.end() && found->is_number_integer();
+  if (!known || *found != Json(kFormatVersion)) {
+    refuse(text("the package's format_version is ", known ? found->dump() : "missing",
                 ", this server reads ", kFormatVersion,
                 "; package the model again, or serve it with the tessera that wrote it"));
   }
   read_signature(json);
-  expect_keys(root, "manifest",
-              {"format_version",
-               "name",
-               "version",
-               "created",
-               "versions",
-               "backend",
-               "operator_libraries",
-               "schema",
-               "dtype",
-               "dense_dtype",
-               "tables",
-               "bytes_fp32",
-               "bytes_packaged",
-               "plan",
-               "device",
-               "source",
-               "training_metrics",
-               "evaluation",
-               "golden",
-               "records",
-               "signature"});
+  check_manifest_fields(root);
+  check_together(root);
   Manifest manifest;
-  manifest.name = string_at(root, "name");
-  manifest.version = string_at(root, "version");
-  manifest.created = string_at(root, "created");
-  const Json& versions = at(root, "versions");
-  expect_keys(versions, "versions", {"tessera", "torch", "fbgemm", "torch_min", "torch_below"});
-  manifest.tessera_version = string_at(versions, "tessera");
-  manifest.torch_version = string_at(versions, "torch");
-  manifest.torch_min = major_minor(string_at(versions, "torch_min"));
-  manifest.torch_below = major_minor(string_at(versions, "torch_below"));
-  manifest.operator_libraries = strings_at(root, "operator_libraries");
-  manifest.schema = read_schema(at(root, "schema"));
-  manifest.dtype = string_at(root, "dtype");
-  word_at<int>(root, "dense_dtype", {{"fp32", 0}, {"bf16", 0}});  // the graph's own business
-  manifest.device = string_at(root, "device");
-  for (const Json& table : array_at(root, "tables")) {
-    if (!table.is_object() || !table.contains("bytes")) refuse("tables: missing key 'bytes'");
-    manifest.table_bytes += static_cast<std::uint64_t>(positive_at(table, "bytes", 0));
+  manifest.name = root.at("name").get<std::string>();
+  manifest.version = root.at("version").get<std::string>();
+  manifest.created = root.at("created").get<std::string>();
+  const Json& versions = root.at("versions");
+  manifest.tessera_version = versions.at("tessera").get<std::string>();
+  manifest.torch_version = versions.at("torch").get<std::string>();
+  manifest.torch_min = major_minor(versions.at("torch_min").get<std::string>());
+  manifest.torch_below = major_minor(versions.at("torch_below").get<std::string>());
+  manifest.operator_libraries = root.at("operator_libraries").get<std::vector<std::string>>();
+  manifest.schema = read_schema(root.at("schema"));
+  manifest.dtype = root.at("dtype").get<std::string>();
+  manifest.device = root.at("device").get<std::string>();
+  for (const Json& table : root.at("tables")) {
+    manifest.table_bytes += table.at("bytes").get<std::uint64_t>();
   }
-  manifest.bytes_packaged = static_cast<std::uint64_t>(positive_at(root, "bytes_packaged", 0));
-  expect_keys(at(root, "plan"), "plan", {"num_shards", "placements"});
-  manifest.num_shards = static_cast<int>(positive_at(at(root, "plan"), "num_shards", 1));
-  const Json& golden = at(root, "golden");
-  expect_keys(golden, "golden", {"samples", "atol", "rtol"});
-  manifest.golden_atol = number_at(golden, "atol");
-  manifest.golden_rtol = number_at(golden, "rtol");
-  const Json& records = at(root, "records");
-  if (!records.is_object()) refuse("manifest.records: expected an object");
-  for (const auto& item : records.items()) {
-    expect_keys(item.value(), "record", {"sha256", "bytes", "crc32", "chunks"});
-    manifest.records[item.key()] = {
-        string_at(item.value(), "sha256"),
-        static_cast<std::uint64_t>(positive_at(item.value(), "bytes", 0)),
-        static_cast<std::uint32_t>(positive_at(item.value(), "crc32", 0)),
-        strings_at(item.value(), "chunks")};
+  manifest.bytes_packaged = root.at("bytes_packaged").get<std::uint64_t>();
+  manifest.num_shards = root.at("plan").at("num_shards").get<int>();
+  manifest.golden_atol = root.at("golden").at("atol").get<double>();
+  manifest.golden_rtol = root.at("golden").at("rtol").get<double>();
+  for (const auto& item : root.at("records").items()) {
+    manifest.records[item.key()] = {item.value().at("sha256").get<std::string>(),
+                                    item.value().at("bytes").get<std::uint64_t>(),
+                                    item.value().at("crc32").get<std::uint32_t>(),
+                                    item.value().at("chunks").get<std::vector<std::string>>()};
   }
   return manifest;
 }

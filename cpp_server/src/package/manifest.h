@@ -11,13 +11,13 @@
 #include <utility>
 #include <vector>
 
+#include "package/format_rules.h"
 #include "package/layout.h"
 #include "package/records.h"
 #include "package/schema.h"
 
 namespace tessera {
 
-inline constexpr int kFormatVersion = 3;
 inline constexpr const char* kGoldenRecord = "extra/tessera/golden.bin";
 
 // A torch release without its patch level.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/text.h"
+#include "package/format_rules.h"
 #include "package/package_error.h"
 
 namespace tessera {
@@ -21,7 +22,6 @@ constexpr std::uint64_t kLocator64Bytes = 20;
 constexpr std::uint64_t kEntryBytes = 46;
 constexpr std::uint64_t kFieldBytes = 4;
 constexpr std::uint32_t kMax32 = 0xffffffffU;
-constexpr std::uint64_t kMaxDirectoryBytes = 64ULL << 20;
 
 [[noreturn]] void no_package(const PackageFile& file, std::string_view why) {
   throw PackageError(file.path(), text("is damaged, cut short or no package at all (", why,

@@ -1,11 +1,13 @@
 #include "package/storages.h"
 
 #include <algorithm>
+#include <deque>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
 
 #include "common/text.h"
+#include "package/format_rules.h"
 
 namespace tessera {
 namespace {
@@ -36,9 +38,7 @@ struct Token {
   std::size_t end = 0;  // behind the argument
 };
 
-[[noreturn]] void refuse(std::string_view why) {
-  throw std::invalid_argument(text(kDataRecord, " is not as torch writes it: ", why));
-}
+[[noreturn]] void refuse(std::string_view why) { throw std::invalid_argument(std::string(why)); }
 
 class Reader {
  public:
@@ -146,9 +146,24 @@ std::string pickled(std::uint64_t size) {
   return out;
 }
 
+// Whether a pickle may name `module` and `name` (each with a line feed): torch's own way of
+// tensors, and the archive's classes.
+void check_name(std::string_view two_lines) {
+  std::string name(two_lines.substr(0, two_lines.size() - 1));
+  std::replace(name.begin(), name.end(), '\n', '.');
+  const bool own = name.starts_with("__torch__.") && !name.starts_with("__torch__.torch.classes.");
+  const bool storage = std::any_of(kElementBytes.begin(), kElementBytes.end(),
+                                   [&](const auto& known) { return known.first == name; });
+  if (own || storage || std::binary_search(kPickleNames.begin(), kPickleNames.end(), name)) return;
+  const bool shown =
+      std::all_of(name.begin(), name.end(), [](char c) { return c > ' ' && c < 127; });
+  refuse(text("it names '", shown ? name.substr(0, 200) : "?", "', which no package may"));
+}
+
 }  // namespace
 
-// Collects what Storages holds.
+// Collects what Storages holds: follows the opcodes with what stands around a storage in view, and
+// nothing else.
 class StorageFinder {
  public:
   explicit StorageFinder(std::map<std::string, Storages::Storage>& found) : found_(found) {}
@@ -156,37 +171,64 @@ class StorageFinder {
   void run(Reader reader) {
     while (!reader.done()) {
       const Token token = reader.next();
+      if (token.opcode == kGlobal) check_name(token.text);
       if (token.opcode == kPut1 || token.opcode == kPut4) {
-        if (plain_.empty()) refuse("nothing is stored");
-        const auto known = keys_.find(plain_.size() - 1);
-        memo_[token.number] = {plain_.back(), known == keys_.end() ? "" : known->second};
+        remember(token.number);
         continue;
       }
-      plain_.push_back(token);
+      follow(token);
+      Seen seen{.token = token, .key = ""};
       if (token.opcode == kPersistentId) {
-        keys_[plain_.size() - 1] = new_storage();
+        seen.key = new_storage();
       } else if (is_get(token)) {
-        const Remembered& meant = remembered(token);
-        if (!meant.key.empty()) keys_[plain_.size() - 1] = meant.key;
+        const auto known = memo_.find(token.number);
+        if (known != memo_.end()) seen.key = known->second.key;
+      }
+      if (!seen.key.empty()) open_.push_back({.key = seen.key, .after = {}});
+      recent_.push_back(std::move(seen));
+      if (recent_.size() > kRecent) recent_.pop_front();
+      if (token.opcode == '.') {
+        if (!reader.done()) refuse("there are bytes behind its end");
+        if (!open_.empty()) break;
+        return;
       }
     }
-    for (const auto& [at, key] : keys_) add_tensor(at, found_.at(key));
+    refuse("it is cut short");
   }
 
  private:
-  struct Remembered {
+  static constexpr std::size_t kRecent = 7;  // what a persistent id is made of
+  static constexpr std::int64_t kMostElements = std::int64_t{1} << 48;
+  static constexpr std::size_t kAfter = 4;  // opcodes that say of a tensor whether it is the whole
+
+  struct Seen {
     Token token;
-    std::string key;  // the storage that it is; empty: none
+    std::string key;  // the storage that begins here; empty: none
+  };
+  struct Open {
+    std::string key;
+    std::vector<Token> after;
   };
 
-  const Remembered& remembered(const Token& get) const {
-    const auto found = memo_.find(get.number);
-    if (found == memo_.end()) refuse("what it refers to is not there");
-    return found->second;
+  void remember(std::int64_t number) {
+    if (recent_.empty()) refuse("it numbers nothing");
+    const Seen& last = recent_.back();
+    const auto known = is_get(last.token) ? memo_.find(last.token.number) : memo_.end();
+    const Seen meant = known == memo_.end() ? last : known->second;
+    if (meant.key.empty() && meant.token.opcode != kText && meant.token.opcode != kGlobal) {
+      memo_.erase(number);
+      return;
+    }
+    memo_[number] = meant;
+    if (memo_.size() > kMaxRemembered) {
+      refuse(text("it numbers more than ", kMaxRemembered, " texts"));
+    }
   }
 
   std::string text_of(const Token& token, Opcode opcode = kText) const {
-    const Token& meant = is_get(token) ? remembered(token).token : token;
+    const auto known = is_get(token) ? memo_.find(token.number) : memo_.end();
+    if (is_get(token) && known == memo_.end()) refuse("what it refers to is not there");
+    const Token& meant = is_get(token) ? known->second.token : token;
     if (meant.opcode != opcode) refuse("no text where one belongs");
     return std::string(meant.text);
   }
@@ -194,41 +236,66 @@ class StorageFinder {
   // Notes what the seven tokens before a persistent id say:
   // ("storage", type, key, device, elements).
   std::string new_storage() {
-    if (plain_.size() < 8) refuse("a storage is described in another way");
-    const Token* const before = plain_.data() + plain_.size() - 8;
-    std::string key = text_of(before[3]);
-    const bool shaped = before[0].opcode == kMark && before[6].opcode == kTuple &&
-                        is_integer(before[5]) && text_of(before[1]) == "storage";
-    text_of(before[4]);
-    if (!shaped || key.empty() || found_.contains(key)) {
+    if (recent_.size() < kRecent) refuse("a storage is described in another way");
+    const auto token = [&](std::size_t at) -> const Token& { return recent_[at].token; };
+    std::string key = text_of(token(3));
+    const bool shaped = token(0).opcode == kMark && token(6).opcode == kTuple &&
+                        is_integer(token(5)) && token(5).number >= 0 &&
+                        token(5).number <= kMostElements && text_of(token(1)) == "storage";
+    text_of(token(4));
+    std::string kind = text_of(token(2), kGlobal);
+    std::replace(kind.begin(), kind.end(), '\n', '.');
+    if (!kind.empty()) kind.pop_back();
+    const auto* const known = std::find_if(kElementBytes.begin(), kElementBytes.end(),
+                                           [&](const auto& each) { return each.first == kind; });
+    if (!shaped || known == kElementBytes.end() || key.empty() || found_.contains(key)) {
       refuse("a storage is described in another way");
     }
-    elements_[key] = before[5].number;
-    found_[key] = {.numbers = {{before[5].begin, before[5].end}},
-                   .plain = text_of(before[2], kGlobal) == "torch\nByteStorage\n"};
+    found_[key] = {.elements = token(5).number,
+                   .element_bytes = known->second,
+                   .numbers = {{token(5).begin, token(5).end}},
+                   .plain = kind == "torch.ByteStorage"};
     return key;
   }
 
+  void follow(const Token& token) {
+    for (Open& open : open_) {
+      open.after.push_back(token);
+      if (open.after.size() == kAfter) add_tensor(open.after, found_.at(open.key));
+    }
+    std::erase_if(open_, [](const Open& open) { return open.after.size() == kAfter; });
+  }
+
   // Notes the tensor behind a storage: offset, then a tuple of sizes.
-  void add_tensor(std::size_t at, Storages::Storage& storage) const {
-    if (at + 4 >= plain_.size()) refuse("it is cut short");
-    const Token* const after = plain_.data() + at + 1;
+  static void add_tensor(const std::vector<Token>& after, Storages::Storage& storage) {
     const bool whole = is_integer(after[0]) && after[0].number == 0 && after[1].opcode == kMark &&
                        is_integer(after[2]) && after[3].opcode == kTuple &&
-                       after[2].number == elements_.at(keys_.at(at));
+                       after[2].number == storage.elements;
     storage.plain = storage.plain && whole;
-    storage.numbers.push_back({after[2].begin, after[2].end});
+    if (storage.plain) storage.numbers.push_back({after[2].begin, after[2].end});
   }
 
   std::map<std::string, Storages::Storage>& found_;
-  std::vector<Token> plain_;  // without the opcodes that number what stands before them
-  std::map<std::size_t, std::string> keys_;  // the storage that begins at a token of plain_
-  std::map<std::string, std::int64_t> elements_;
-  std::map<std::int64_t, Remembered> memo_;
+  std::deque<Seen> recent_;  // without the opcodes that number what stands before them
+  std::vector<Open> open_;   // storages whose tensor is not read yet
+  std::map<std::int64_t, Seen> memo_;
 };
 
-Storages::Storages(std::span<const std::byte> content) : content_(content) {
-  StorageFinder(storages_).run(Reader(content));
+Storages::Storages(std::span<const std::byte> content, const char* record) : content_(content) {
+  try {
+    StorageFinder(storages_).run(Reader(content));
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument(text(record, " is not as torch writes it: ", error.what()));
+  }
+}
+
+std::map<std::string, std::uint64_t> Storages::bytes() const {
+  std::map<std::string, std::uint64_t> bytes;
+  for (const auto& [key, storage] : storages_) {
+    bytes[key] = static_cast<std::uint64_t>(storage.elements) *
+                 static_cast<std::uint64_t>(storage.element_bytes);
+  }
+  return bytes;
 }
 
 bool Storages::plain(const std::string& key) const {

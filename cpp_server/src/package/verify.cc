@@ -61,10 +61,8 @@ void read_part(const PackageFile& file, const Part& part, const Sink& sink) {
   }
 }
 
-void check_part(const Records& records, const Part& part, std::uint64_t record_bytes) {
-  Sha256 digest;
-  read_part(records.file(), part, [&](std::span<const std::byte> piece) { digest.update(piece); });
-  const std::string found = digest.hex();
+void compare(const Records& records, const Part& part, std::uint64_t record_bytes,
+             const std::string& found) {
   if (found == *part.sha256) return;
   const std::string where =
       part.bytes == record_bytes
@@ -73,6 +71,12 @@ void check_part(const Records& records, const Part& part, std::uint64_t record_b
   throw PackageError(records.file().path(),
                      text("record '", *part.name, "' was changed: SHA-256 ", found, " of ", where,
                           ", the manifest says ", *part.sha256));
+}
+
+void check_part(const Records& records, const Part& part, std::uint64_t record_bytes) {
+  Sha256 digest;
+  read_part(records.file(), part, [&](std::span<const std::byte> piece) { digest.update(piece); });
+  compare(records, part, record_bytes, digest.hex());
 }
 
 void check_sizes(const std::string& path, const std::string& name, const Record& record,
@@ -88,7 +92,9 @@ void check_sizes(const std::string& path, const std::string& name, const Record&
   }
 }
 
-void check_headers(const Records& records, const Manifest& manifest) {
+}  // namespace
+
+void verify_headers(const Records& records, const Manifest& manifest) {
   const std::string& path = records.file().path();
   for (const auto& [name, info] : manifest.records) {
     if (!records.has(name)) throw PackageError(path, text("records are missing: ", name));
@@ -106,6 +112,8 @@ void check_headers(const Records& records, const Manifest& manifest) {
     check_sizes(path, name, record, listed->second);
   }
 }
+
+namespace {
 
 // The first failure in the parts' order.
 class FirstFailure {
@@ -135,8 +143,22 @@ class FirstFailure {
 
 }  // namespace
 
+std::vector<std::byte> read_verified(const Records& records, const Manifest& manifest,
+                                     const std::string& name, std::uint64_t max_bytes) {
+  std::vector<std::byte> content = records.read(name, max_bytes);
+  const Record& record = records.all().at(name);
+  std::vector<Part> parts;
+  add_parts(parts, name, record, manifest.records.at(name), {});
+  for (const Part& part : parts) {
+    Sha256 digest;
+    digest.update(std::span<const std::byte>(content).subspan(part.begin, part.bytes));
+    compare(records, part, record.bytes, digest.hex());
+  }
+  return content;
+}
+
 void verify_records(const Records& records, const Manifest& manifest, const Into& into) {
-  check_headers(records, manifest);
+  verify_headers(records, manifest);
   std::vector<Part> parts;
   std::uint64_t bytes = 0;
   for (const auto& [name, listed] : manifest.records) {

@@ -4,11 +4,13 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <span>
 #include <stop_token>
 #include <string>
+#include <vector>
 
 #include "package/manifest.h"
 #include "package/records.h"
@@ -20,6 +22,14 @@ using Into = std::function<std::span<std::byte>(const std::string& name, const R
 
 // Contents that were kept, by the record's name.
 using Contents = std::map<std::string, std::span<const std::byte>>;
+
+// Compares the names, sizes and CRC-32s of the headers with the manifest; reads no content.
+void verify_headers(const Records& records, const Manifest& manifest);
+
+// The content of one record of at most `max_bytes` bytes, compared with its hash; verify_headers
+// must have passed.
+std::vector<std::byte> read_verified(const Records& records, const Manifest& manifest,
+                                     const std::string& name, std::uint64_t max_bytes);
 
 // Reads every content once. Throws when a record is missing, is there without being listed, or
 // differs; what was written through `into` is to be used only if this returns.

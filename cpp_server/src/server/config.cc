@@ -3,12 +3,14 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <iterator>
 #include <set>
 #include <sstream>
 
 #include "common/text.h"
+#include "package/format_rules.h"
 
 namespace tessera {
 namespace {
@@ -36,6 +38,20 @@ std::vector<int> parse_gpus(const std::string& value) {
     refuse_flag("gpus", "'" + value + "'", "give CUDA's numbers of GPUs, each once, as in 0,1");
   }
   return gpus;
+}
+
+std::string checked_operator(const std::string& value) {
+  const auto colons = value.find("::");
+  const auto is_word = [](const std::string& part) {
+    return !part.empty() && std::all_of(part.begin(), part.end(), [](unsigned char c) {
+      return c == '_' || (c < 128 && std::isalnum(c) != 0);
+    });
+  };
+  if (colons == std::string::npos || !is_word(value.substr(0, colons)) ||
+      !is_word(value.substr(colons + 2))) {
+    refuse_flag("allow-op", "'" + value + "'", "give an operator's name such as aten::rand");
+  }
+  return value;
 }
 
 // A whole number of seconds; `target` holds the default.
@@ -166,6 +182,17 @@ std::vector<Flag> own_flags(ServerConfig& config) {
       {"skip-golden", "",
        "do not replay the package's golden answers before serving (default: replay them)",
        [&](const std::string&) { config.verify_golden = false; }},
+      {"allow-op", "NAME",
+       "an operator that a package's graph may call beside those that every package may, such as "
+       "aten::rand; may be given several times (default: none)",
+       [&](const std::string& value) { config.allow_ops.push_back(checked_operator(value)); }},
+      {"load-timeout-s", "S",
+       text("what a package's own code may take while it is loaded (opened, optimized, warmed up, "
+            "golden answers), seconds; then this process ends (default: ",
+            config.load_timeout_s, ")"),
+       [&](const std::string& value) {
+         config.load_timeout_s = parse_number<double>("load-timeout-s", value);
+       }},
       {"require-signature", "",
        "refuse a package that none of the --public-key keys has signed (default: serve it)",
        [&](const std::string&) { config.require_signature = true; }},
@@ -235,6 +262,10 @@ void check(const ServerConfig& config) {
                 "nothing is checked against it; add --require-signature");
   }
   // Written so that a NaN is refused.
+  if (!(config.load_timeout_s > 0) || !(config.load_timeout_s <= kMaxLoadTimeoutS)) {
+    refuse_flag("load-timeout-s", text(config.load_timeout_s),
+                text("give seconds above 0 and up to ", kMaxLoadTimeoutS));
+  }
   if (!(config.drain_limit_s * 1'000 > static_cast<double>(config.drain_propagation_ms)) ||
       !(config.drain_limit_s < 1e6)) {
     refuse_flag("drain-limit-s", text(config.drain_limit_s),

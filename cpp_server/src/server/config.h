@@ -12,6 +12,7 @@
 #include "batching/request_queue.h"
 #include "common/flags.h"
 #include "http2/limits.h"
+#include "package/format_rules.h"
 #include "request/decoder.h"
 
 namespace tessera {
@@ -50,6 +51,8 @@ struct ServerConfig {
   std::int64_t drain_propagation_ms = 1'000;
   double drain_limit_s = 30.0;
   bool verify_golden = true;
+  std::vector<std::string> allow_ops;  // that a graph may call beside those of every package
+  double load_timeout_s = kDefaultLoadTimeoutS;
   bool require_signature = false;
   std::vector<std::string> public_keys;  // PEM files
   LogLevel log_level = LogLevel::kInfo;

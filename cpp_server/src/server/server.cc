@@ -148,6 +148,8 @@ void Server::load_all() {
       .require_signature = config_.require_signature,
       .trusted = trusted_,
       .library_folders = library_folders(config_.ops_dirs),
+      .load_timeout_s = config_.load_timeout_s,
+      .allow_ops = {config_.allow_ops.begin(), config_.allow_ops.end()},
       .gpu = {.devices = config_.gpus, .max_batch_samples = config_.batch_limits.max_samples}};
   for (std::size_t i = 0; i < config_.models.size(); ++i) {
     const std::string& path = config_.models[i].path;

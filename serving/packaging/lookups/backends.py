@@ -81,11 +81,7 @@ def lookup_backend(name: str) -> LookupBackend:
 
 
 def default_backend() -> str:
-    """The first of `BACKENDS` whose operators can be loaded here.
-
-    Raises:
-        LibraryError: none of them can; says what to install for the last.
-    """
+    """The first of `BACKENDS` that can be loaded here; a `LibraryError` where none can."""
     *better, last = BACKENDS.values()
     for backend in better:
         try:

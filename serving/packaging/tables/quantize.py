@@ -71,14 +71,11 @@ def quantize_tables(
     Memory: the buffers and one chunk beside the float32 tables.  Of tables and buffers that are
     mapped from files, little more than one table's buffer is resident at a time.
 
-    Args:
-        tables: the tables.
-        kinds: the storage type, of all tables or by a table's name.
-        plan: which piece of which table lies in which shard; None: everything in one.
-        for_gpu: begin each row at a multiple of 16 bytes, and keep scales in the padding behind the
-            rows where there is room, else apart from them.
-        on_rows: called with the number of rows after each piece of work.
-        allocate: makes a shard's buffer, zeros ``[bytes]`` uint8.
+    ``kinds`` has the storage type, of all tables or by a table's name; ``plan`` says which piece of
+    which table lies in which shard (None: everything in one).  ``for_gpu`` begins each row at a
+    multiple of 16 bytes, and keeps scales in the padding behind the rows where there is room, else
+    apart from them.  ``on_rows`` is called with the number of rows after each piece of work;
+    ``allocate`` makes a shard's buffer, zeros ``[bytes]`` uint8.
 
     Raises:
         UserError: a table holds a number that the type cannot (not finite, or too large), or a

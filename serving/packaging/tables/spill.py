@@ -40,12 +40,9 @@ class Spill:
         self.buffers: list[Tensor] = []
 
     def zeros(self, size: int) -> Tensor:
-        """``[size]`` uint8, all zero.
+        """``[size]`` uint8, all zero; a `UserError` where the disk has no room for it.
 
         The file has no name any more when this returns; its space is freed with the tensor.
-
-        Raises:
-            UserError: the disk has no room for it.
         """
         if size < SPILLED_FROM_BYTES:
             return torch.zeros(size, dtype=torch.uint8)

@@ -11,7 +11,9 @@ from torch import Tensor
 from tessera.errors import UserError
 from tessera.serving.package.layout import TOP_FOLDER, ArchiveWriter
 from tessera.serving.package.manifest import GOLDEN_RECORD, MANIFEST_RECORD, Manifest, RecordInfo
+from tessera.serving.package.operators import refusal, refused_operator
 from tessera.serving.package.replace import replacing
+from tessera.serving.package.scripted_source import SourceError, check_source
 from tessera.serving.packaging.write.stream import Draft
 
 _EXTRA = "extra/"  # where torch.jit.save puts extra files, below the archive's top folder
@@ -24,6 +26,7 @@ def write_package(
     manifest: Callable[[Mapping[str, RecordInfo]], Manifest],
     *,
     spilled: Sequence[Tensor] = (),
+    allow_ops: Sequence[str] = (),
 ) -> Manifest:
     """Write the package to ``path``, whole or not at all.
 
@@ -33,11 +36,16 @@ def write_package(
 
     ``golden`` is the content of ``golden.bin``; ``manifest`` makes the manifest once every other
     record's hash is known; ``spilled`` are buffers of ``module`` to copy from where they are (see
-    `tessera.serving.packaging.write.stream`).
+    `tessera.serving.packaging.write.stream`); ``allow_ops`` are operators that the graph may call
+    beside those that every package may.
 
     Raises:
-        UserError: the folder cannot be written to, or the disk is full.
+        UserError: the folder cannot be written to, the disk is full, or the model or the manifest
+            holds what no reader takes.
     """
+    name = refused_operator(module, allow_ops)
+    if name is not None:
+        raise UserError(f"the model {refusal(name)}")
     with replacing(path) as target:
         extra = {GOLDEN_RECORD.removeprefix(_EXTRA): golden}
         # torch writes the file's name into the archive: it must not depend on the user's.
@@ -52,6 +60,10 @@ def write_package(
             infos = {}
             for name in sorted(records):
                 size, content = records[name]
+                if name.startswith("code/"):
+                    source = b"".join(content)
+                    _check_source(name, source, allow_ops)
+                    content = iter([source])
                 written = writer.add(name, content, size)
                 infos[name] = RecordInfo(
                     sha256=written.sha256,
@@ -61,6 +73,20 @@ def write_package(
                 )
             made = manifest(infos)
             last = made.to_bytes()
+            try:
+                Manifest.from_bytes(last)
+            except ValueError as error:
+                raise UserError(f"{path} would not be read by any server: {error}") from error
             writer.add(MANIFEST_RECORD, [last], len(last))
             writer.finish()
     return made
+
+
+def _check_source(name: str, content: bytes, allow_ops: Sequence[str]) -> None:
+    try:
+        check_source(content, allow_ops)
+    except SourceError as error:
+        raise UserError(
+            f"the model's source {name}: {error}; no server would open it: leave that part out, or let "
+            "torch.fx trace it"
+        ) from error

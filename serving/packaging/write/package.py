@@ -44,13 +44,10 @@ def write_servable(
     evaluation: Evaluation | None,
     spilled: Sequence[Tensor] = (),
 ) -> Manifest:
-    """Record golden answers and write the file.
+    """Record golden answers and write the file; a `UserError` where it cannot be written.
 
-    ``runner`` runs the served form as a loader would; ``spilled`` are the tables' buffers that are in
-    files.
-
-    Raises:
-        UserError: the file cannot be written.
+    ``runner`` runs the served form as a loader would; ``spilled`` are the tables' buffers that are
+    in files.
     """
     inputs = golden_batch(servable.schema)
     answers = runner.forward(inputs)
@@ -92,7 +89,9 @@ def write_servable(
         return sign_manifest(made, read_private_key(options.sign_key))
 
     golden = write_golden(inputs, answers)
-    return write_package(out, servable.scripted, golden, manifest, spilled=spilled)
+    return write_package(
+        out, servable.scripted, golden, manifest, spilled=spilled, allow_ops=options.allow_ops
+    )
 
 
 def _created(origin: Origin) -> str:

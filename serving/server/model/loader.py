@@ -16,6 +16,7 @@ from tessera.serving.package.loading import LoadedPackage, load_package
 from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.runner import Runner
 from tessera.serving.package.schema import InputSchema
+from tessera.serving.package.time_limit import DEFAULT_LOAD_TIMEOUT_S, TimeLimit
 from tessera.serving.server.config import ModelSource
 from tessera.serving.server.model.replicas import Replicas, replica_devices
 
@@ -72,6 +73,8 @@ class PackageLoader:
 
     Args:
         verify_golden: replay the golden answers before serving.
+        allow_ops: operators that its graph may call beside those that every package may.
+        load_timeout_s: what its own code may take; then the process ends.
         public_keys: PEM files; one of these keys must have signed a package.  Empty: signatures
             are not looked at.
         gpus: see `ServerConfig`.
@@ -81,9 +84,19 @@ class PackageLoader:
     """
 
     def __init__(
-        self, *, verify_golden: bool, public_keys: Sequence[str] = (), gpus: Sequence[int] = ()
+        self,
+        *,
+        verify_golden: bool,
+        allow_ops: Sequence[str] = (),
+        load_timeout_s: float = DEFAULT_LOAD_TIMEOUT_S,
+        public_keys: Sequence[str] = (),
+        gpus: Sequence[int] = (),
     ) -> None:
         self._verify_golden = verify_golden
+        self._allow_ops = allow_ops
+        self._time_limit = TimeLimit(
+            seconds=load_timeout_s, prefix="tessera serve: error: ", status=2
+        )
         self._gpus = gpus
         self._trusted = None
         if public_keys:
@@ -107,6 +120,8 @@ class PackageLoader:
                     source.path,
                     devices=devices,
                     verify_golden=self._verify_golden,
+                    allow_ops=self._allow_ops,
+                    time_limit=self._time_limit,
                     trusted_keys=self._trusted,
                     copy_of=packages[0] if packages else None,
                 )

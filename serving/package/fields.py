@@ -1,0 +1,209 @@
+"""What the fields of the manifest may hold: one description that both readers of the format obey.
+
+A dataclass says its fields' types and ranges by annotations; `rules` makes plain JSON of it, which
+the C++ reader is compiled with (`tessera.serving.package.generate`), and `decode` reads by it.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
+
+MAX_INT = (1 << 63) - 1
+MAX_NUMBER = 1.7976931348623157e308
+
+
+@dataclass(frozen=True)
+class Between:
+    """A number's least and greatest value."""
+
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Hex:
+    """A text of so many lower-case hex digits."""
+
+    digits: int
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of some texts."""
+
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MajorMinor:
+    """A text such as ``2.13``: two numbers of one to four digits."""
+
+
+Count = Annotated[int, Between(0, MAX_INT)]
+Positive = Annotated[int, Between(1, MAX_INT)]
+Sha256 = Annotated[str, Hex(64)]
+NotNegative = Annotated[float, Between(0, MAX_NUMBER)]
+Release = Annotated[str, MajorMinor()]
+
+_PLAIN: dict[Any, Any] = {
+    str: "text",
+    int: {"integer": [-MAX_INT - 1, MAX_INT]},
+    float: {"number": [-MAX_NUMBER, MAX_NUMBER]},
+}
+_RELEASE = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def rules(kind: Any) -> Any:
+    """The annotation ``kind`` as JSON: a word, or one kind of rule with what it needs."""
+    found: Any
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind in _PLAIN:
+        found = _PLAIN[kind]
+    elif origin is None:  # a dataclass
+        hints = _hints(kind)
+        found = {"object": {field.name: rules(hints[field.name]) for field in fields(kind)}}
+    elif origin is types.UnionType:  # of int and float, or of something and None
+        rest = [rules(argument) for argument in arguments if argument is not type(None)]
+        found = rest[-1]  # a number may be an integer
+        if type(None) in arguments:
+            found = {"or_null": found}
+    elif origin is Literal:
+        found = {"one_of": list(arguments)}
+    elif origin is tuple:  # only ``tuple[X, ...]`` is used
+        found = {"list": rules(arguments[0])}
+    elif origin is Annotated:
+        found = _annotated(*arguments)
+    else:
+        assert issubclass(origin, Mapping), kind
+        found = {"map": rules(arguments[1])}
+    return found
+
+
+def _annotated(kind: Any, bound: Any) -> Any:
+    if isinstance(bound, Hex):
+        return {"hex": bound.digits}
+    if isinstance(bound, OneOf):
+        return {"one_of": list(bound.words)}
+    if isinstance(bound, MajorMinor):
+        return "release"
+    assert isinstance(bound, Between), bound
+    return {"integer" if kind is int else "number": [bound.least, bound.most]}
+
+
+def decode(kind: Any, data: Any, where: str) -> Any:
+    """``data`` as the annotation ``kind``.
+
+    Args:
+        kind: what `rules` takes.
+        data: what `json.loads` gives.
+        where: names the value in errors.
+
+    Raises:
+        ValueError: a key is missing or unknown, a value of the wrong type or out of its range.
+    """
+    found: Any
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is str:
+        found = _text(_expect(data, str, where), where)
+    elif kind in _PLAIN:
+        found = _decode_bounded(kind, Between(*next(iter(_PLAIN[kind].values()))), data, where)
+    elif origin is None:
+        found = _decode_fields(kind, data, where)
+    elif origin is Literal:
+        if not isinstance(data, str) or data not in arguments:
+            raise ValueError(f"{where}: expected one of {', '.join(arguments)}")
+        found = data
+    elif origin is types.UnionType:
+        found = _decode_union(arguments, data, where)
+    elif origin is tuple:
+        items = _expect(data, list, where)
+        found = tuple(decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(items))
+    elif origin is Annotated:
+        found = _decode_bounded(arguments[0], arguments[1], data, where)
+    else:
+        found = {
+            _text(key, f"{where}, a key"): decode(arguments[1], item, f"{where}.{key}")
+            for key, item in _expect(data, dict, where).items()
+        }
+    return found
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
+
+
+def _decode_fields(kind: Any, data: Any, where: str) -> Any:
+    entries = _expect(data, dict, where)
+    hints = _hints(kind)
+    names = [field.name for field in fields(kind)]
+    for name in names:
+        if name not in entries:
+            raise ValueError(f"{where}: missing key {_quoted(name)}")
+    for name in entries:
+        if name not in hints:
+            raise ValueError(f"{where}: unknown key {_quoted(name)}")
+    return kind(**{name: decode(hints[name], data[name], f"{where}.{name}") for name in names})
+
+
+def _decode_union(arguments: tuple[Any, ...], data: Any, where: str) -> Any:
+    if data is None and type(None) in arguments:
+        return None
+    if int in arguments and type(data) is int:
+        return data  # of 64 bits, as it was read
+    return decode(arguments[-2] if type(None) in arguments else arguments[-1], data, where)
+
+
+def _decode_bounded(kind: Any, bound: Any, data: Any, where: str) -> Any:
+    if kind is str:
+        text = _expect(data, str, where)
+        if isinstance(bound, OneOf):
+            if text not in bound.words:
+                raise ValueError(f"{where}: expected one of {', '.join(bound.words)}")
+        elif isinstance(bound, Hex):
+            if not re.fullmatch(rf"[0-9a-f]{{{bound.digits}}}", text):
+                raise ValueError(f"{where}: expected {bound.digits} lower-case hex digits")
+        elif not _RELEASE.fullmatch(text):
+            raise ValueError(f"{where}: expected a release such as 2.13")
+        return text
+    # `type() is`, so that true is not taken for a number.
+    if type(data) is not int and (kind is int or type(data) is not float):
+        raise ValueError(f"{where}: expected {_names(kind)}, found {_names(type(data))}")
+    if not bound.least <= data <= bound.most:
+        raise ValueError(f"{where}: is out of its range, {bound.least} to {bound.most}")
+    return kind(data)
+
+
+def _expect(data: Any, kind: Any, where: str) -> Any:
+    if type(data) is not kind:
+        raise ValueError(f"{where}: expected {_names(kind)}, found {_names(type(data))}")
+    return data
+
+
+def _text(text: str, where: str) -> str:
+    if _CONTROL.search(text):
+        raise ValueError(f"{where}: has a letter that cannot be printed")
+    return text
+
+
+def _quoted(name: str) -> str:
+    return f"'{_CONTROL.sub('?', name)}'"
+
+
+def _names(kind: type) -> str:
+    return {
+        str: "a text",
+        int: "an integer",
+        float: "a number",
+        bool: "true or false",
+        list: "a list",
+        dict: "an object",
+        type(None): "null",
+    }[kind]

@@ -1,0 +1,132 @@
+"""Generate what the C++ reader of packages is compiled with (``--write``), or check it.
+
+Written is ``cpp_server/src/package/format_rules.h``: the operators that a graph may call, the rules of the
+manifest's fields, and the limits of sizes, so that both readers refuse the same packages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from string import Template
+
+from tessera.serving.package.fields import rules
+from tessera.serving.package.layout import MAX_DIRECTORY_BYTES
+from tessera.serving.package.manifest import (
+    FORMAT_VERSION,
+    MAX_MANIFEST_BYTES,
+    MAX_MANIFEST_MARKS,
+    Manifest,
+)
+from tessera.serving.package.operators import ALLOWED_OPERATORS
+from tessera.serving.package.scripted_source import MAX_CODE_BYTES
+from tessera.serving.package.storages import (
+    ELEMENT_BYTES,
+    MAX_PICKLE_BYTES,
+    MAX_REMEMBERED,
+    PLAIN_NAMES,
+)
+from tessera.serving.package.time_limit import DEFAULT_LOAD_TIMEOUT_S, MAX_LOAD_TIMEOUT_S
+
+HEADER = Path(__file__).resolve().parents[2] / "cpp_server" / "src" / "package" / "format_rules.h"
+REWRITE = "make package-rules"
+
+_HEADER = Template("""\
+// Generated from serving/package by `$rewrite`; not to be edited.
+//
+// What a package may hold; the Python files say why.
+// clang-format off
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <utility>
+
+namespace tessera {
+
+inline constexpr int kFormatVersion = $format_version;
+inline constexpr std::uint64_t kMaxManifestBytes = $manifest_bytes;
+inline constexpr std::ptrdiff_t kMaxManifestMarks = $manifest_marks;
+inline constexpr std::uint64_t kMaxDirectoryBytes = $directory_bytes;
+inline constexpr std::uint64_t kMaxPickleBytes = $pickle_bytes;
+inline constexpr std::uint64_t kMaxCodeBytes = $code_bytes;
+inline constexpr std::size_t kMaxRemembered = $remembered;
+inline constexpr double kDefaultLoadTimeoutS = $load_timeout;
+inline constexpr double kMaxLoadTimeoutS = $max_load_timeout;
+
+// Bytes of one element, by the name of its storage.
+inline constexpr std::array<std::pair<std::string_view, std::int64_t>, $storage_count> kElementBytes = {{
+$storages
+}};
+
+// What a pickle may name beside storages and the archive's own classes, sorted.
+inline constexpr std::array<std::string_view, $name_count> kPickleNames = {
+$names
+};
+
+// What a graph may call, sorted.
+inline constexpr std::array<std::string_view, $operator_count> kAllowedOperators = {
+$operators
+};
+
+// The manifest's fields: a word, or an object with the kind of rule and what it needs.
+inline constexpr std::string_view kManifestRules =
+$rules;
+
+}  // namespace tessera
+""")
+
+
+def header() -> str:
+    """The text of ``format_rules.h``."""
+    return _HEADER.substitute(
+        rewrite=REWRITE,
+        format_version=FORMAT_VERSION,
+        manifest_bytes=MAX_MANIFEST_BYTES,
+        manifest_marks=MAX_MANIFEST_MARKS,
+        directory_bytes=MAX_DIRECTORY_BYTES,
+        pickle_bytes=MAX_PICKLE_BYTES,
+        code_bytes=MAX_CODE_BYTES,
+        remembered=MAX_REMEMBERED,
+        load_timeout=DEFAULT_LOAD_TIMEOUT_S,
+        max_load_timeout=MAX_LOAD_TIMEOUT_S,
+        storage_count=len(ELEMENT_BYTES),
+        storages="\n".join(
+            f'    {{"torch.{kind}Storage", {size}}},' for kind, size in ELEMENT_BYTES.items()
+        ),
+        name_count=len(PLAIN_NAMES),
+        names=_texts(name.replace(" ", ".") for name in PLAIN_NAMES),
+        operator_count=len(ALLOWED_OPERATORS),
+        operators=_texts(ALLOWED_OPERATORS),
+        rules="\n".join(
+            f'    R"({line})"'
+            for line in textwrap.wrap(
+                json.dumps(rules(Manifest)), 90, break_on_hyphens=False, drop_whitespace=False
+            )
+        ),
+    )
+
+
+def _texts(names: Iterable[str]) -> str:
+    listed = " ".join(f'"{name}",' for name in sorted(names))
+    return textwrap.indent(textwrap.fill(listed, 94, break_on_hyphens=False), "    ")
+
+
+def main() -> None:
+    """Write or compare the generated file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write the file (default: compare)")
+    if parser.parse_args().write:
+        HEADER.write_text(header())
+    elif not HEADER.exists() or HEADER.read_text() != header():
+        sys.exit(f"{HEADER.name} is not what serving/package generates; run {REWRITE}")
+
+
+if __name__ == "__main__":
+    main()
