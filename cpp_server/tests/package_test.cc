@@ -94,7 +94,7 @@ TEST_F(PackageTest, SaysWhatIsWrongWithAnArchive) {
               std::string("record '") + name + "' has a name that no package uses");
   }
   EXPECT_EQ(reason(refusal(test::zip({{"model/\x7f\n\xad", "2"}}))),
-            "record 'model/???' has a name that no package uses");
+            "record 'model/?\?\?' has a name that no package uses");
   std::string changed = good;
   changed[changed.find("weights")] = 'W';
   EXPECT_EQ(refusal(changed), "record 'data.pkl' is damaged: its CRC-32 does not hold");
