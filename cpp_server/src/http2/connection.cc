@@ -274,14 +274,14 @@ void Connection::sweep() {
   };
   if (state_ == State::kLingering && now > lingers_until_) vanish();
   if (session_ == nullptr) return;
+  const bool unread =
+      out_.waiting() > 0 && lasts(progress_at_, limits.write_timeout, full || crowded);
   if ((!handshaken_ && lasts(begun_, limits.handshake_timeout, crowded)) ||
       lasts(block_begun_, limits.handshake_timeout, crowded)) {
     close(CloseReason::kHandshake);
-  } else if (out_.waiting() > 0 && lasts(progress_at_, limits.write_timeout, full || crowded)) {
-    close(CloseReason::kSlowReader);
-  } else if (streams_ == 0 && lasts(idle_since_, limits.idle_timeout, crowded)) {
+  } else if (streams_ == 0 && !unread && lasts(idle_since_, limits.idle_timeout, crowded)) {
     close(CloseReason::kIdle);
-  } else if (!sweep_calls(now, full)) {
+  } else if (unread || !sweep_calls(now, full)) {
     close(CloseReason::kSlowReader);
   }
 }
