@@ -59,6 +59,7 @@ TEST(EventLoopTest, ThreadsWakeASleepingLoopEveryTime) {
   std::atomic<int> ran = 0;
   {
     std::vector<std::jthread> posters;
+    posters.reserve(3);
     for (int p = 0; p < 3; ++p) {
       posters.emplace_back([&] {
         std::binary_semaphore done(0);

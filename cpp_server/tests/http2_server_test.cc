@@ -82,6 +82,7 @@ TEST(ServerTest, AnswersManyConnectionsAndForgetsThem) {
   Running running;
   for (int round = 0; round < 3; ++round) {
     std::vector<Socket> clients;
+    clients.reserve(50);
     for (int i = 0; i < 50; ++i) clients.push_back(std::move(running.answered().value()));
     running.wait_for(50);
     clients.clear();

@@ -74,7 +74,8 @@ class EchoCall final : public Call {
 
  private:
   void write(std::string_view text) {
-    std::memcpy(begin_message(text.size()), text.data(), text.size());
+    std::byte* const out = begin_message(text.size());
+    if (!text.empty()) std::memcpy(out, text.data(), text.size());
   }
 
   void on_message(std::span<const std::byte> bytes) override {

@@ -125,7 +125,7 @@ def cpp_server(key: Path | None) -> Program:
         flags += ["--require-signature", "--public-key", str(key)]
 
     def run(path: Path) -> Outcome:
-        with tempfile.TemporaryFile("w+") as stderr:
+        with tempfile.TemporaryFile("w+", errors="backslashreplace") as stderr:
             command = [str(SERVER), "--model", str(path), *flags]
             child = subprocess.Popen(command, stderr=stderr)
             _, status, usage = os.wait4(child.pid, 0)

@@ -21,6 +21,8 @@ constexpr std::int32_t kConnectionWindow = 4 * 1024 * 1024;
 // Frames that are made before the socket takes them, and how much of them one turn may write.
 constexpr std::size_t kOutgoingBytes = 128 * 1024;
 constexpr std::size_t kBytesPerTurn = 1024 * 1024;
+// What is read of a connection in a turn, at least.
+constexpr std::size_t kLeastReadBytes = 16 * 1024;
 // A client that leaves so many bytes unread is not read from.
 constexpr std::size_t kUnreadBytes = 64 * 1024;
 // How long, and for how many bytes, a connection that has been closed is still read.
@@ -79,7 +81,9 @@ Connection::~Connection() {
 void Connection::on_ready(std::uint32_t events) {
   if (state_ == State::kGone) return;
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) {
-    const Moved moved = socket_.read(context_.read_buffer);
+    // The more connections have sent something, the less of each is read in a turn.
+    const std::size_t share = context_.read_buffer.size() / context_.loop.ready();
+    const Moved moved = socket_.read(context_.read_buffer.first(std::max(share, kLeastReadBytes)));
     if (state_ == State::kLingering) {
       lingering_bytes_ += moved.bytes;
       if (moved.ended || lingering_bytes_ > kLingerBytes) vanish();
@@ -270,14 +274,14 @@ void Connection::sweep() {
   };
   if (state_ == State::kLingering && now > lingers_until_) vanish();
   if (session_ == nullptr) return;
+  const bool unread =
+      out_.waiting() > 0 && lasts(progress_at_, limits.write_timeout, full || crowded);
   if ((!handshaken_ && lasts(begun_, limits.handshake_timeout, crowded)) ||
       lasts(block_begun_, limits.handshake_timeout, crowded)) {
     close(CloseReason::kHandshake);
-  } else if (out_.waiting() > 0 && lasts(progress_at_, limits.write_timeout, full || crowded)) {
-    close(CloseReason::kSlowReader);
-  } else if (streams_ == 0 && lasts(idle_since_, limits.idle_timeout, crowded)) {
+  } else if (streams_ == 0 && !unread && lasts(idle_since_, limits.idle_timeout, crowded)) {
     close(CloseReason::kIdle);
-  } else if (!sweep_calls(now, full)) {
+  } else if (unread || !sweep_calls(now, full)) {
     close(CloseReason::kSlowReader);
   }
 }

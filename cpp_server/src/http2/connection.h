@@ -41,7 +41,7 @@ struct ConnectionContext {
   Counters& counters;
   const MethodTable& methods;
   ConnectionOwner& owner;
-  std::span<std::byte> read_buffer;
+  std::span<std::byte> read_buffer;  // at least 16 KiB, which is read of one in a turn at least
 };
 
 class Connection final : private EventLoop::Handler, private EventLoop::Deferred {

@@ -140,6 +140,7 @@ void EventLoop::run() {
     const bool last_turn = stopping_.load();
     const auto found = static_cast<std::size_t>(wait(events));
     now_ = std::chrono::steady_clock::now();
+    ready_ = std::max<std::size_t>(found, 1);
     for (std::size_t i = 0; i < found; ++i) {
       left_ = std::span(events).subspan(i + 1, found - i - 1);
       if (events[i].events == 0) continue;

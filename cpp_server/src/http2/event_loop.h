@@ -99,6 +99,9 @@ class EventLoop {
   // When this turn began.
   TimePoint now() const { return now_; }
 
+  // How many handlers have something to do in this turn, at least one.
+  std::size_t ready() const { return ready_; }
+
   bool on_thread() const { return std::this_thread::get_id() == thread_.load(); }
 
  private:
@@ -115,6 +118,7 @@ class EventLoop {
   std::atomic<bool> stopping_ = false;
   std::atomic<std::thread::id> thread_{};
   TimePoint now_{};
+  std::size_t ready_ = 1;
   std::span<epoll_event> left_;  // the events of this turn that have not been handled
   std::vector<Deferred*> deferred_;
   std::vector<Deferred*> running_;  // the deferred ones that are being run

@@ -22,8 +22,9 @@ constexpr Duration kSweepEvery = std::chrono::milliseconds(250);
 // Between two looks whether there is room for a connection again.
 constexpr Duration kPause = std::chrono::milliseconds(20);
 constexpr int kAcceptsPerTurn = 32;
-// What is read of a connection in a turn: the others wait for as long as that takes.
-constexpr std::size_t kReadBytes = 32 * 1024;
+// What is read in a turn of all connections together, or a little more: they wait for one another
+// as long as that takes.
+constexpr std::size_t kReadBytes = 256 * 1024;
 
 // Runs once on the loop's thread, and is gone.
 class Once final : public EventLoop::Task {

@@ -132,8 +132,9 @@ void check_word(const Json& value, std::string_view word, const std::string& whe
 // `rule` is a word, or an object of one kind with what it needs.
 void check(const Json& value, const Json& rule, const std::string& where) {
   if (rule.is_string()) return check_word(value, rule.get_ref<const std::string&>(), where);
-  const std::string& kind = rule.begin().key();
-  const Json& detail = rule.begin().value();
+  const auto entry = rule.begin();
+  const std::string& kind = entry.key();
+  const Json& detail = entry.value();
   if (kind == "object") {
     check_object(value, detail, where);
   } else if (kind == "or_null") {

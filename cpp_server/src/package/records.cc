@@ -28,6 +28,14 @@ constexpr std::uint32_t kMax32 = 0xffffffffU;
                                        "); if an older Tessera wrote it, package the model again"));
 }
 
+// `name` as one line of ASCII, whatever bytes it has.
+std::string printable(std::string_view name) {
+  std::string shown(name);
+  std::replace_if(
+      shown.begin(), shown.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  return shown;
+}
+
 // A range of the file in memory, with every access checked.
 class Fields {
  public:
@@ -95,7 +103,7 @@ Entry read_entry(const PackageFile& file, const Fields& directory, std::uint64_t
   const auto extra_bytes = directory.get<std::uint16_t>(at + 30);
   const std::string_view name = directory.slice(at + kEntryBytes, name_bytes);
   if (!name.starts_with(kTopFolder) || !good_name(name.substr(kTopFolder.size()))) {
-    no_package(file, text("record '", name, "' has a name that no package uses"));
+    no_package(file, text("record '", printable(name), "' has a name that no package uses"));
   }
   Entry entry;
   entry.name = name.substr(kTopFolder.size());
