@@ -43,12 +43,18 @@ _INFERENCE = ipb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 _CALLS_PER_CONNECTION = 100
-"""At a time; clients wait with more.  Calls that gRPC has read wait in one queue for the event loop, which takes
-a few thousand a second, so that a connection holds the others up for as long as its calls take there."""
+"""Calls that a connection may have at a time; its client waits with more.
+
+Calls that gRPC has read wait in one queue for the event loop, which takes a few thousand a second: a connection
+delays the others for as long as its calls take there.
+"""
 
 _UNTAKEN_CALLS = 8_000
-"""Of all connections together, that wait for the event loop.  gRPC ends those above as CANCELLED, of whichever
-connection they are, and does so to some above 1,000 already where it is not told otherwise."""
+"""Calls of all connections together that may wait for the event loop.
+
+gRPC ends those above as CANCELLED, whichever connection they are of.  Without this limit it begins to do so
+at 1,000.
+"""
 
 _NO_COMPRESSION = 1 << 0
 """Only the algorithm "identity"."""
