@@ -45,7 +45,8 @@ class PredictCall : public PendingRequest {
   // class and `cancelled` are the transport's to set, the former before this.
   void start(Bytes message);
 
-  // The transport's memory for a response of `bytes` bytes; send_reply follows. Throws std::bad_alloc.
+  // The transport's memory for a response of `bytes` bytes; send_reply follows. Throws
+  // std::bad_alloc.
   virtual std::byte* begin_reply(std::size_t bytes) = 0;
   virtual void send_reply() = 0;
   virtual void refuse(const Status& status) = 0;
