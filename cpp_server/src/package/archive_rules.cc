@@ -48,7 +48,7 @@ void check_pickle(const Records& records, const char* record, std::span<const st
   const std::string folder(name.substr(0, name.find('.')));
   for (const auto& [key, expected] : Storages(content, record).bytes()) {
     const auto found =
-        is_number(key) ? records.all().find(folder + "/" + key) : records.all().end();
+        is_number(key) ? records.all().find(text(folder, "/", key)) : records.all().end();
     const bool missing = found == records.all().end();
     if (!missing && found->second.bytes == expected) continue;
     throw std::invalid_argument(text(record, " describes a storage of ", expected,
