@@ -84,6 +84,7 @@ attack: install-dev build  ## floods, faults and damaged packages against both s
 	$(BIN)/python -m tests.attack --server python --seconds $(FLOOD_S)
 	$(BIN)/python -m tests.attack.faults --server cpp --calls $(CALLS)
 	$(BIN)/python -m tests.attack.faults --server python --calls $(CALLS)
+	$(BIN)/python -m tests.attack.packages --count 3000
 
 check: install-dev build check-cuda  ## format, lint, types, C++ and CUDA warnings as errors
 	$(BIN)/ruff format --check $(SOURCES)
