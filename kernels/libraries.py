@@ -61,6 +61,8 @@ LIBRARIES: dict[str, OperatorLibrary] = {
             "tessera::dot_interaction",
             "tessera::linear",
             "tessera::linear_bf16",
+            "tessera::dense_steps",
+            "tessera::xxh64",
         ),
         remedy="build it with: make build (or python kernels/build.py)",
     ),

@@ -28,6 +28,17 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
     The same with bfloat16 weights of `tessera.kernels.linear.pack_linear_bf16`; the input is rounded
     to bfloat16, sums, bias and output are float32.  A row's bits depend neither on the others
     nor, on x86, on the instruction set.  CPU only.
+``cross_layer(x0 [B, N], x [B, N], v [B, K], weight [N, K], bias [N]) -> [B, N]``
+    ``x0 * (v weight' + bias) + x``, all bfloat16.  Products are summed in float32 and the result is
+    rounded once; on GPUs that are not of compute capability 9.0, or where K is over 512 or not a
+    multiple of 64 or N not one of 32, the layer's output is rounded as well.
+``dense_steps(values [B, F], steps [S, F, 3]) -> [B, F]``
+    float32 values after ``S`` steps of `tessera.kernels.dense_steps.Step`; ``steps`` is float64: by step
+    and column the kind and its two settings.  A value's bits do not depend on the others.  CPU only.
+``xxh64(bytes [n], offsets [k + 1]) -> [k]``
+    The id of each of ``k`` strings, int64: XXH64 with seed 0 of its bytes, which for text are UTF-8.
+    ``bytes`` is uint8, ``offsets`` int32 or int64: string ``i`` is ``bytes[offsets[i] : offsets[i + 1]]``.
+    CPU only.
 
 Arguments:
     weights: uint8 ``[bytes]``, all tables (`tessera.kernels.tables.pack_tables`).
@@ -174,6 +185,21 @@ def _fake_linear(call: dict[str, Any]) -> Tensor:
     return fresh
 
 
+def _fake_cross_layer(call: dict[str, Any]) -> Tensor:
+    fresh: Tensor = call["x0"].new_empty(call["x0"].shape)
+    return fresh
+
+
+def _fake_dense_steps(call: dict[str, Any]) -> Tensor:
+    values: Tensor = call["values"]
+    return values.new_empty(values.shape)
+
+
+def _fake_xxh64(call: dict[str, Any]) -> Tensor:
+    offsets: Tensor = call["offsets"]
+    return offsets.new_empty((offsets.shape[0] - 1,), dtype=torch.int64)
+
+
 _FAKES: dict[str, _Fake] = {
     "lookup": _fake_lookup,
     "lookup_out": _fake_nothing,
@@ -184,6 +210,9 @@ _FAKES: dict[str, _Fake] = {
     "lookup_dot_interaction": _fake_lookup_dot_interaction,
     "linear": _fake_linear,
     "linear_bf16": _fake_linear,
+    "cross_layer": _fake_cross_layer,
+    "dense_steps": _fake_dense_steps,
+    "xxh64": _fake_xxh64,
 }
 
 

@@ -221,3 +221,9 @@ def linear_bf16(input: Tensor, weight: Tensor, bias: Tensor, *, relu: bool = Fal
             halves[k % 2] = halves[k % 2] + x[:, k : k + 1] * w[:, k]
         total = total + (halves[0] + halves[1])
     return total.relu() if relu else total.clone()
+
+
+def cross_layer(x0: Tensor, x: Tensor, v: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """DCN's layer ``x0 * (v weight' + bias) + x`` in float64, rounded once to bfloat16."""
+    wide = v.double() @ weight.double().t() + bias.double()
+    return (x0.double() * wide + x.double()).to(torch.bfloat16)

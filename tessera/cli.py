@@ -26,6 +26,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType, ModuleType
+from typing import NoReturn
 
 import tessera
 from tessera.errors import UserError
@@ -56,6 +57,10 @@ COMMANDS: dict[str, Command] = {
     "datagen": Command(
         module="tessera.training.commands.datagen",
         help="write synthetic data in Criteo's format with a known best AUC",
+    ),
+    "schema": Command(
+        module="tessera.training.commands.schema",
+        help="look at a table and write a config that trains on it",
     ),
     "train": Command(
         module="tessera.training.commands.train",
@@ -102,10 +107,17 @@ def _load(name: str) -> ModuleType:
     return importlib.import_module(COMMANDS[name].module)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong with the flags."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USER_ERROR, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+
 def _top_parser() -> argparse.ArgumentParser:
     width = max(len(name) for name in COMMANDS)
     listing = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items())
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="tessera",
         description="Recommendation models from training to answers over the network.",
         epilog=f"commands:\n{listing}\n\n'tessera COMMAND --help' shows a command's flags.",
@@ -125,7 +137,7 @@ def run_command(name: str, arguments: Sequence[str], *, prog: str | None = None)
     prog = prog or f"tessera {name}"
     try:
         module = _load(name)
-        parser = argparse.ArgumentParser(
+        parser = _Parser(
             prog=prog,
             description=module.__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -9,6 +9,7 @@ import torch
 
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import write_model
+from tessera.training.data.columns import DenseColumn, FeatureColumns, LabelColumn, SparseColumn
 from tessera.training.models.config import ModelConfig, TableConfig
 from tessera.training.models.ranking import RankingModel, build_ranking_model
 
@@ -23,6 +24,24 @@ FEATURES = {
 }
 """The features that `make_package` takes by default: every hashing and out-of-range rule, and
 two features that share a table."""
+
+
+def string_columns() -> FeatureColumns:
+    """Columns of the default features: some of strings, one of a list that is cut."""
+    strings = {"user": "categorical", "history": "sequence", "bucket": "categorical_list"}
+    return FeatureColumns(
+        dense=tuple(DenseColumn(name=f"dense_{index}") for index in range(4)),
+        sparse=tuple(
+            SparseColumn(
+                name=name,
+                kind=strings.get(name, "categorical_list"),
+                strings=name in strings,
+                max_length=3 if name == "history" else None,
+            )
+            for name in FEATURES
+        ),
+        labels=(LabelColumn(name="label"),),
+    )
 
 
 def make_model(
@@ -67,6 +86,7 @@ def make_package(
     backend: str | None = None,
     device: str = "cpu",
     dense_dtype: str = "fp32",
+    columns: FeatureColumns | None = None,
 ) -> tuple[Path, RankingModel]:
     """Write ``<name>-<version>.pt`` into ``tmp_path``; returns it and the float32 model.
 
@@ -78,5 +98,5 @@ def make_package(
     options = PackageOptions(
         name=name, version=version, dtype=dtype, device=device, dense_dtype=dense_dtype, **chosen
     )
-    write_model(model, path, options, dense_transform="none")
+    write_model(model, path, options, columns=columns)
     return path, model

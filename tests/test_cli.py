@@ -81,6 +81,22 @@ def test_sigterm_unwinds_and_is_then_as_it_was(command):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_wrong_flag_ends_with_2_and_one_line(capsys):
+    for arguments, what in (
+        (
+            ["inspect", "m.pt", "--nosuch"],
+            "tessera inspect: error: unrecognized arguments: --nosuch",
+        ),
+        (["nosuch"], "tessera: error: argument COMMAND: invalid choice: 'nosuch'"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(arguments)
+        assert stop.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(what)
+        assert line.endswith("--help")
+
+
 LONG_OUTPUT = """
 import sys, types
 from tessera import cli

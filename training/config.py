@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -151,8 +151,14 @@ class TrainConfig:
         eval_every_steps: evaluate on the validation rows every so many steps, besides at the
             end of epochs; None: only there.
         eval_every_epochs: evaluate at the end of every so many epochs and of the last one.
-        metric: what the best checkpoint is chosen by: the highest ``auc`` or the lowest
-            ``log_loss`` on the validation rows.
+        metric: what the best checkpoint is chosen by: the highest ``auc`` (of several binary
+            labels the mean) or the lowest ``log_loss`` on the validation rows; that is the loss
+            of all labels by their weights, also of those of the task regression.
+        label_weights: by label, what its loss counts in the sum that is trained; 1 where it is not
+            named.
+        positive_weights: by binary label, what a row with label 1 counts in its loss where one
+            with label 0 counts 1.  Other weights than 1 shift the predictions: they are then no
+            longer calibrated.
         patience: stop after so many evaluations in a row without a better metric; None: never.
         checkpoint_every_steps: write a checkpoint every so many steps, besides after each
             evaluation; None: only there.
@@ -183,6 +189,8 @@ class TrainConfig:
     eval_every_steps: int | None = None
     eval_every_epochs: int = 1
     metric: Literal["auc", "log_loss"] = "auc"
+    label_weights: dict[str, float] = field(default_factory=dict)
+    positive_weights: dict[str, float] = field(default_factory=dict)
     patience: int | None = None
     checkpoint_every_steps: int | None = None
     keep_checkpoints: int = 1
@@ -198,6 +206,10 @@ class TrainConfig:
         check.at_least_one(self, "eval_every_epochs eval_every_steps patience")
         check.at_least_one(self, "checkpoint_every_steps log_every_steps")
         check.not_negative(self, "seed")
+        for name in ("label_weights", "positive_weights"):
+            for label, weight in getattr(self, name).items():
+                if not 0 < weight < math.inf:
+                    raise UserError(f"{name}.{label}={weight}: give a number above 0")
         check.allowed(self, "seed", lambda value: value <= MAX_SEED, f"give at most {MAX_SEED}")
         check.allowed(
             self, "threads", lambda value: value <= MAX_THREADS, f"give at most {MAX_THREADS}"
@@ -254,20 +266,35 @@ class ExperimentConfig:
         return build(cls, _upgraded(ConfigSource(values=values, origins={(): name})))
 
 
+_DATA_KEYS_BEFORE_FORMATS = {
+    *("format", "path", "valid_path", "test_path", "cache_dir", "split", "split_seed", "strict"),
+    *("valid_fraction", "test_fraction", "workers", "positive_rating", "max_history"),
+}
+
+
+_MODEL_KEYS_SINCE = {"embedding_dropout", "batch_norm"}
+"""The keys of a DLRM that a resolved config of before 0.7 did not hold."""
+
+
 def _upgraded(source: ConfigSource) -> ConfigSource:
     """The source as this version writes it.
 
     Every resolved config of before 0.7, also one of a DLRM, held the two keys of the cross
-    network.  A config that a person wrote holds them only if they are meant.
+    network, and every one of before formats of data had keys of their own held those of both.  A
+    config that a person wrote holds them only if they are meant.
     """
-    model = source.values.get("model")
+    values = dict(source.values)
+    model = values.get("model")
     cross = {"dcn_num_layers", "dcn_low_rank_dim"}
     if isinstance(model, dict) and model.get("arch") == "dlrm":
         own = {item.name for item in dataclasses.fields(ModelConfig.variants.find("dlrm"))}
-        if set(model) == own | cross:
-            model = {key: value for key, value in model.items() if key not in cross}
-            return dataclasses.replace(source, values={**source.values, "model": model})
-    return source
+        if set(model) == (own - _MODEL_KEYS_SINCE) | cross:
+            values["model"] = {key: value for key, value in model.items() if key not in cross}
+    data = values.get("data")
+    if isinstance(data, dict) and set(data) == _DATA_KEYS_BEFORE_FORMATS:
+        own = {item.name for item in dataclasses.fields(DataConfig.variants.find(data["format"]))}
+        values["data"] = {key: value for key, value in data.items() if key in own}
+    return dataclasses.replace(source, values=values)
 
 
 def load_config(

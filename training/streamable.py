@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 
 
-class Multistreamable(ABC):
+class Multistreamable:
     """Something that holds tensors and may be used on a stream that did not make them."""
 
-    @abstractmethod
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep the memory of all tensors until the work now queued on ``stream`` is done.
 
-        See https://pytorch.org/docs/stable/generated/torch.Tensor.record_stream.html.
+        These are the tensors in this object's fields, and in lists and tuples there.  See
+        https://pytorch.org/docs/stable/generated/torch.Tensor.record_stream.html.
         """
+        _record(vars(self).values(), cast("torch.cuda.Stream", stream))
 
 
-class Pipelineable(Multistreamable):
+def _record(parts: Iterable[Any], stream: torch.cuda.Stream) -> None:
+    for part in parts:
+        if isinstance(part, (list, tuple)):
+            _record(part, stream)
+        elif isinstance(part, Multistreamable) or (isinstance(part, torch.Tensor) and part.is_cuda):
+            part.record_stream(stream)
+
+
+class Pipelineable(Multistreamable, ABC):
     """A batch that a training pipeline can copy to a device ahead of its use."""
 
     @abstractmethod

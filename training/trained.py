@@ -12,15 +12,16 @@ from typing import Any
 
 from tessera.training.config import ExperimentConfig
 from tessera.training.data.batch import Batch
+from tessera.training.data.columns import FeatureColumns
 from tessera.training.data.loader import BatchLoader
 from tessera.training.data.opening import open_data
-from tessera.training.distributed.checkpoint.errors import CheckpointError
-from tessera.training.distributed.checkpoint.room import Room
+from tessera.training.distributed.checkpoint.basics import CheckpointError, Room
 from tessera.training.models.ranking import RankingModel, build_ranking_model
 from tessera.training.trainer.checkpoint import load_checkpoint, read_plain
 from tessera.training.trainer.files import find_checkpoint, is_checkpoint, latest_checkpoint
 from tessera.training.trainer.progress import Progress
 from tessera.training.trainer.run_folder import RunFolder
+from tessera.training.transforms.preprocessor import FittedSizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +30,10 @@ class TrainedModel:
 
     Attributes:
         config: the resolved config; its data paths are absolute.
-        model: float32, on the CPU, in eval mode, with plain `EmbeddingBagCollection` tables.
-            Its parameters are mapped from the checkpoint, privately: writing to them changes
-            no file.
-        dense_transform: what was done to the raw dense values, in words.
+        model: float32, on the CPU, in eval mode, with plain tables: `EmbeddingBagCollection` and
+            `EmbeddingCollection`.  Its parameters are mapped from the checkpoint, privately: writing
+            to them changes no file.
+        columns: what the data's batches held.
         step: training steps behind these weights.
         metrics: by split, the metrics of these weights as far as they are known; see
             `tessera.training.trainer.metrics.Evaluation.to_json`.
@@ -41,7 +42,7 @@ class TrainedModel:
 
     config: ExperimentConfig
     model: RankingModel
-    dense_transform: str
+    columns: FeatureColumns
     step: int
     metrics: dict[str, dict[str, int | float | None]]
     checkpoint_path: Path
@@ -65,17 +66,24 @@ def load_trained(path: str | Path, *, room: Room | None = None) -> TrainedModel:
     progress = Progress.from_plain(checkpoint.progress, file)
     try:
         # Tables without memory of their own: they take over the mapped ones.
+        columns = FeatureColumns.from_json(checkpoint.columns, name=str(file))
         model = build_ranking_model(
-            config.model, checkpoint.dense_names, checkpoint.sparse_names, device="meta"
+            config.model,
+            columns.dense_names,
+            columns.sparse_names,
+            labels=columns.label_names,
+            transforms=columns.transforms(),
+            sizes=FittedSizes(**checkpoint.fitted),
+            device="meta",
         )
         model.load_state_dict(checkpoint.model, assign=True)
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{file} does not fit this version of Tessera: {error}") from error
     model.eval()
     return TrainedModel(
         config=config,
         model=model,
-        dense_transform=checkpoint.dense_transform,
+        columns=columns,
         step=progress.step,
         metrics=_metrics(file, progress),
         checkpoint_path=file,

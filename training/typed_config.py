@@ -306,8 +306,9 @@ def nearest_key(key: Key, siblings: list[str], known: list[Key]) -> str | None:
     """The known key that ``key`` was most likely meant to be, dotted, or None.
 
     A sibling with a similar name is preferred, then the same name in another section, then
-    the most similar full key.
+    the most similar full key elsewhere; ``key``'s own section is not something to write instead.
     """
+    known = [other for other in known if other[:-1] != key[:-1] and other != key[: len(other)]]
     close = difflib.get_close_matches(key[-1], siblings, n=1, cutoff=0.6)
     if close:
         return ".".join((*key[:-1], close[0]))

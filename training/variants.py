@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from tessera.errors import UserError
+from tessera.errors import UserError, unknown_name
 
 C = TypeVar("C", bound=type)
 
@@ -23,12 +22,14 @@ class Variants:
 
     Args:
         tag: the key that chooses; a field of every variant, whose default is the variant's name.
-        default: the variant of a section without the tag.
+        default: the variant of a section without the tag; None: it must be given.
         implied: further keys that choose when the tag is not given, with the variants' names.
         package: the dotted name of the package whose modules add variants.
     """
 
-    def __init__(self, tag: str, *, default: str, implied: Mapping[str, str], package: str) -> None:
+    def __init__(
+        self, tag: str, *, default: str | None, implied: Mapping[str, str], package: str
+    ) -> None:
         self.tag = tag
         self._default = default
         self._implied = dict(implied)
@@ -58,11 +59,20 @@ class Variants:
         return self._classes
 
     def chosen(self, section: Mapping[str, Any]) -> str:
-        """The name of the variant that a section asks for."""
+        """The name of the variant that a section asks for.
+
+        Raises:
+            UserError: it asks for none and there is no default.
+        """
         if self.tag in section:
             return str(section[self.tag])
         implied = (name for key, name in self._implied.items() if key in section)
-        return next(implied, self._default)
+        found = next(implied, self._default)
+        if found is None:
+            raise UserError(
+                f"{self.tag} is missing; give one of {', '.join(sorted(self.classes()))}"
+            )
+        return found
 
     def find(self, name: str) -> type:
         """The variant of that name.
@@ -73,6 +83,4 @@ class Variants:
         classes = self.classes()
         if name in classes:
             return classes[name]
-        near = difflib.get_close_matches(name, list(classes), n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(f"{self.tag} is {name!r}; give one of {', '.join(sorted(classes))}{hint}")
+        raise unknown_name(self.tag, name, sorted(classes))

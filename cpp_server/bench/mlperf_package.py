@@ -1,10 +1,11 @@
 """Make the package that `gpu_bench.py` serves: MLPerf's DLRM-DCNv2 with capped tables, for GPUs.
 
-    python cpp_server/bench/mlperf_package.py MODEL.pt [--rows 400000] [--device cuda] [--dense-dtype bf16]
+    python cpp_server/bench/mlperf_package.py MODEL.pt [--rows 400000] [--dtype int8b]
+        [--device cuda] [--dense-dtype bf16]
 
 The shape is that of MLPerf Inference's dlrm-v2: 26 tables of dimension 128 with the Criteo 1TB rows
 (capped at ``--rows``), bottom MLP 512-256-128, three cross layers of rank 512, top MLP
-1024-1024-512-256-1, int8 rows.  The weights are random numbers that repeat, so that the file can be
+1024-1024-512-256-1, rows of ``--dtype``.  The weights are random numbers that repeat, so that the file can be
 compressed for a journey (xz: 500 MB to 1.5 MB).  Needs no GPU.
 
 The features' numbers of ids per sample, for ``gpu_bench.py --ids-per-bag``, are printed.
@@ -76,9 +77,12 @@ def main() -> None:
         "--rows", type=int, default=400_000, help="most rows of a table (default: %(default)s)"
     )
     parser.add_argument("--device", default="cuda", help="kind of device (default cuda)")
+    parser.add_argument("--dtype", default="int8", help="the tables' type (default int8)")
     parser.add_argument("--dense-dtype", default="fp32", help="fp32 (default) or bf16")
     args = parser.parse_args()
-    options = PackageOptions(name="dlrm", device=args.device, dense_dtype=args.dense_dtype)
+    options = PackageOptions(
+        name="dlrm", dtype=args.dtype, device=args.device, dense_dtype=args.dense_dtype
+    )
     write_model(build(args.rows), args.out, options)
     print("--ids-per-bag", ",".join(map(str, IDS)))
 

@@ -17,11 +17,8 @@ using test::frame;
 using test::Link;
 using test::message;
 using test::preface;
+using test::status_of;
 using test::whole_call;
-
-std::string status_of(Link& link, std::uint32_t stream) {
-  return link.headers[stream]["grpc-status"];
-}
 
 TEST(GrpcWireTest, ReadsTimeoutsInEveryUnit) {
   const TimePoint now{1h};
@@ -123,6 +120,7 @@ TEST(ConnectionTest, SaysWhatIsWrongWithACall) {
   Limits limits;
   limits.max_message_bytes = 100;
   const std::string compressed = "\1" + message("x").substr(1);
+  const std::string of_no_kind = "\2" + message("x").substr(1);
   const auto data = [](const std::string& body) {
     return frame(NGHTTP2_DATA, NGHTTP2_FLAG_END_STREAM, 1, body);
   };
@@ -132,8 +130,8 @@ TEST(ConnectionTest, SaysWhatIsWrongWithACall) {
     std::string text;
   } table[] = {
       {begin_call(1, "/no/Such"), "12", "this server has no method '/no/Such'"},
-      {begin_call(1, "/test/Echo", test::literal("grpc-encoding", "gzip")), "12",
-       "grpc-encoding is 'gzip', expected 'identity': this server takes no compressed messages"},
+      {begin_call(1, "/test/Echo", test::literal("grpc-encoding", "snappy")), "12",
+       "grpc-encoding is 'snappy', expected one of identity,deflate,gzip"},
       {begin_call(1, "/test/Echo", test::literal("grpc-timeout", "1x")), "3",
        "grpc-timeout is '1x', expected up to eight digits and a unit of H, M, S, m, u, n"},
       {begin_call(1) + data(""), "12", "the call has no message, expected one"},
@@ -141,6 +139,8 @@ TEST(ConnectionTest, SaysWhatIsWrongWithACall) {
        "the message ended after 1 of 3 bytes"},
       {begin_call(1) + data(compressed), "3",
        "the message is compressed, but the header grpc-encoding does not say how"},
+      {begin_call(1) + data(of_no_kind), "3",
+       "the message's first byte says neither that it is compressed (1) nor that it is not (0)"},
       {begin_call(1) + data(message(std::string(101, 'x'))), "8",
        "the message has 101 bytes, the limit is 100"},
   };
@@ -149,6 +149,7 @@ TEST(ConnectionTest, SaysWhatIsWrongWithACall) {
     link.send(preface() + sent);
     EXPECT_EQ(status_of(link, 1), status) << text;
     EXPECT_EQ(link.headers[1]["grpc-message"], text);
+    EXPECT_EQ(link.headers[1]["grpc-accept-encoding"], "identity,deflate,gzip");
     EXPECT_EQ(link.counters.streams, 0);
     // The connection lives on.
     link.send(whole_call(3, "next"));
@@ -208,6 +209,7 @@ TEST(ConnectionTest, LeavesWhenItsLastCallHasBeenAnswered) {
 void expect_closed_for(CloseReason reason, const std::string& begin, const auto& piece,
                        Limits limits = {}) {
   limits.max_control_frames_per_s = 20;
+  limits.max_pings_per_s = 20;
   limits.max_resets_per_s = 20;
   limits.max_connection_streams = 10;
   Link link(limits);
@@ -222,7 +224,8 @@ void expect_closed_for(CloseReason reason, const std::string& begin, const auto&
 
 TEST(FloodTest, FramesThatCarryNothing) {
   const CloseReason reason = CloseReason::kControlFrames;
-  expect_closed_for(reason, "", [](auto) { return frame(NGHTTP2_PING, 0, 0, "12345678"); });
+  expect_closed_for(CloseReason::kPings, "",
+                    [](auto) { return frame(NGHTTP2_PING, 0, 0, "12345678"); });
   expect_closed_for(reason, "", [](auto) { return frame(NGHTTP2_SETTINGS, 0, 0); });
   expect_closed_for(
       reason, "", [](auto) { return frame(NGHTTP2_WINDOW_UPDATE, 0, 0, test::big_endian(1, 4)); });

@@ -125,5 +125,31 @@ TEST(ServerTest, RecoversFromHavingNoDescriptors) {
   EXPECT_TRUE(running.answered().has_value());
 }
 
+TEST(ServerTest, AClientForWhomThereIsNoDescriptorIsClosedAtOnce) {
+  Running running;
+  const Socket first = running.answered().value();
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<std::uint16_t>(running.listening.port()));
+  const int client = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  // Whatever is free below the limit is taken, so that the server has its spare descriptor alone.
+  rlimit tight = before;
+  tight.rlim_cur = static_cast<rlim_t>(client) + 1;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  std::vector<int> taken;
+  for (int one = ::dup(client); one >= 0; one = ::dup(client)) taken.push_back(one);
+  ASSERT_EQ(::connect(client, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  char byte = 0;
+  EXPECT_LE(::recv(client, &byte, 1, 0), 0);  // the end, or a reset
+  for (const int one : taken) ::close(one);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  ::close(client);
+  EXPECT_EQ(running.counters.closed[static_cast<std::size_t>(CloseReason::kNoDescriptor)], 1u);
+  EXPECT_TRUE(running.answered().has_value());
+}
+
 }  // namespace
 }  // namespace tessera::http2

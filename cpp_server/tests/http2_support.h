@@ -236,4 +236,8 @@ class Link final : private ConnectionOwner {
       new_inflater(), &nghttp2_hd_inflate_del};
 };
 
+inline std::string status_of(Link& link, std::uint32_t stream) {
+  return link.headers[stream]["grpc-status"];
+}
+
 }  // namespace tessera::http2::test

@@ -164,7 +164,7 @@ TEST_F(InferDecoderTest, NamesTensorAndBothNumbers) {
        },
        "float_features.shape[1] is 1, the model has 2 dense features"},
       {[](Request& r) { r.mutable_inputs(2)->set_datatype("FP32"); },
-       "id_list_features_values has datatype 'FP32', expected INT64 or INT32"},
+       "id_list_features_values has datatype 'FP32', expected INT64 or INT32 or BYTES"},
       {[](Request& r) { r.mutable_inputs(3)->set_name("float_features"); },
        "input 'float_features' is given twice"},
       {[](Request& r) {

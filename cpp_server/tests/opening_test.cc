@@ -124,6 +124,32 @@ TEST(StoragesTest, RefusesNamesThatNoPackageMayHave) {
   EXPECT_NO_THROW(Storages(as_bytes(std::string("\x80\x02") + "c__torch__.a\nB\n.")));
 }
 
+// The same cases as in tests/packaging/test_storages.py.
+TEST(StoragesTest, RefusesWhatLiesTooDeep) {
+  const auto refusal = [](const std::string& content) -> std::string {
+    try {
+      Storages(as_bytes(content)).bytes();
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const std::string why = "data.pkl is not as torch writes it: ";
+  const std::string begin = "\x80\x02";
+  const std::string deep = why + "its values lie in one another more than 1000 times";
+  EXPECT_EQ(refusal(begin + ")" + std::string(1000, '\x85') + "."), "");
+  EXPECT_EQ(refusal(begin + ")" + std::string(1001, '\x85') + "."), deep);
+  EXPECT_EQ(refusal(begin + ")" + std::string(200'000, '\x85') + "."), deep);
+  std::string lists(200'000, ']');
+  EXPECT_EQ(refusal(begin + lists + std::string(199'999, 'a') + "."), deep);
+  EXPECT_EQ(refusal(begin + "(" + std::string(600'000, 'N') + "t."),
+            why + "it has more than 524288 opcodes");
+  EXPECT_EQ(refusal(begin + "]q\x01" + "h\x01" + ")a" + "."),
+            why + "it fills a container that it has named again");
+  EXPECT_EQ(refusal(begin + "]2)a."), why + "it fills a container that it has named again");
+  EXPECT_EQ(refusal(begin + "t."), why + "it takes more values than there are");
+}
+
 std::string source_refusal(const std::string& source, const std::set<std::string>& more = {}) {
   try {
     check_source(as_bytes(source), more);

@@ -268,13 +268,16 @@ TEST_F(PackageTest, ComparesTheChunksOfLargeRecords) {
 }
 
 const char* const kManifest = R"({
-  "format_version": 3, "name": "ranker", "version": "3", "created": "2026-01-01T00:00:00Z",
+  "format_version": 4, "name": "ranker", "version": "3", "created": "2026-01-01T00:00:00Z",
   "versions": {"tessera": "0.1", "torch": "2.13.0+cpu", "fbgemm": "1.8.0",
                "torch_min": "2.11", "torch_below": "2.14"},
   "backend": "fbgemm", "operator_libraries": ["fbgemm_gpu_tbe_inference"],
-  "schema": {"dense_features": ["I1"], "dense_missing": "nan", "dense_transform": "log",
-             "features": [{"name": "C1", "group": "id_list", "table": "t", "rows": 10, "dim": 4,
-                           "pooling": "mean", "hashing": "none", "out_of_range": "clamp"}],
+  "schema": {"dense_features": ["I1"], "dense_missing": "nan",
+             "dense_columns": [""], "string_hash": "xxh64",
+             "features": [{"name": "C1", "group": "id_list", "strings": true, "column": "",
+                           "weights_column": "", "many": true, "max_length": 0, "keep": "first", "table": "t",
+                           "rows": 10, "dim": 4, "pooling": "mean", "hashing": "none",
+                           "out_of_range": "clamp"}],
              "outputs": [{"name": "default", "width": 1}]},
   "dtype": "int8", "dense_dtype": "bf16", "bytes_fp32": 160,
   "tables": [{"name": "t", "rows": 10, "dim": 4, "dtype": "int8", "bytes": 80, "bytes_fp32": 160,
@@ -314,6 +317,7 @@ TEST(ManifestTest, ReadsWhatAServerNeeds) {
   EXPECT_EQ(manifest.records.at("data.pkl").bytes, 7u);
   ASSERT_EQ(manifest.schema.features.size(), 1u);
   EXPECT_EQ(manifest.schema.features[0].out_of_range, OutOfRange::kClamp);
+  EXPECT_TRUE(manifest.schema.features[0].strings);
   EXPECT_TRUE(manifest.schema.dense_may_be_missing);
 }
 
@@ -331,9 +335,10 @@ TEST(ManifestTest, MayNotBeTooDeepToPrint) {
 
 TEST(ManifestTest, IsStrict) {
   EXPECT_EQ(manifest_refusal("{"), "the manifest is not JSON");
-  EXPECT_EQ(manifest_refusal(changed("\"format_version\": 3", "\"format_version\": 2")),
-            "the package's format_version is 2, this server reads 3; package the model again, or "
-            "serve it with the tessera that wrote it");
+  EXPECT_EQ(
+      manifest_refusal(changed("\"format_version\": 4", "\"format_version\": 2")),
+      "the package's format_version is 2, this server reads 3 to 4; package the model again, or "
+      "serve it with the tessera that wrote it");
   EXPECT_EQ(manifest_refusal("[]").substr(0, 42), "the package's format_version is missing, t");
   EXPECT_EQ(manifest_refusal(changed("\"backend\"", "\"back_end\"")),
             "manifest: missing key 'backend'");

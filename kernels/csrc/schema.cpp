@@ -31,4 +31,7 @@ TORCH_LIBRARY(tessera, m) {
   m.def(
       "linear_bf16(Tensor input, Tensor weights, Tensor bias, int outputs, bool relu=False) "
       "-> Tensor");
+  m.def("cross_layer(Tensor x0, Tensor x, Tensor v, Tensor weight, Tensor bias) -> Tensor");
+  m.def("dense_steps(Tensor values, Tensor steps) -> Tensor");
+  m.def("xxh64(Tensor bytes, Tensor offsets) -> Tensor");
 }

@@ -80,29 +80,7 @@ def random_batch(batch_size: int, rows: int, generator: torch.Generator) -> Host
     """One id per bag, uniform over the table."""
     dense = torch.randn(batch_size, DENSE, generator=generator)
     ids = torch.randint(0, rows, (TABLES * batch_size,), generator=generator)
-    return unweighted_batch(dense, torch.ones(len(ids), dtype=torch.int32), ids)
-
-
-def unweighted_batch(
-    dense: Tensor,
-    lengths: Tensor,
-    ids: Tensor,
-    shared: Tensor | None = None,
-    row_index: Tensor | None = None,
-) -> HostBatch:
-    """A batch of the benchmark's model, which has no features with weights."""
-    empty = torch.empty(0, dtype=torch.int32)
-    return HostBatch(
-        float_features=dense,
-        id_list_features_lengths=lengths,
-        id_list_features_values=ids,
-        id_score_list_features_lengths=empty,
-        id_score_list_features_values=empty.long(),
-        id_score_list_features_weights=empty.float(),
-        batch_size=len(dense),
-        id_list_features_shared=shared,
-        shared_row_index=row_index,
-    )
+    return HostBatch.of(dense, (torch.ones(len(ids), dtype=torch.int32), ids))
 
 
 def forwards(runner: Runner, batches: Iterable[HostBatch]) -> Callable[[], object]:

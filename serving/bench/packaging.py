@@ -161,6 +161,12 @@ def make_checkpoint(path: Path, rows: int) -> None:
     import torch  # noqa: PLC0415 - not in the process that measures
 
     from tessera.training.config import ExperimentConfig  # noqa: PLC0415
+    from tessera.training.data.columns import (  # noqa: PLC0415
+        DenseColumn,
+        FeatureColumns,
+        LabelColumn,
+        SparseColumn,
+    )
     from tessera.training.models.ranking import build_ranking_model  # noqa: PLC0415
     from tessera.training.trainer.checkpoint_file import Checkpoint, write_file  # noqa: PLC0415
     from tessera.training.trainer.progress import Progress  # noqa: PLC0415
@@ -170,6 +176,11 @@ def make_checkpoint(path: Path, rows: int) -> None:
     config = ExperimentConfig.from_plain(plain, name="bench")
     dense = [f"int_{index}" for index in range(DENSE)]
     sparse = [f"cat_{index}" for index in range(TABLES)]
+    columns = FeatureColumns(
+        dense=tuple(DenseColumn(name=name) for name in dense),
+        sparse=tuple(SparseColumn(name=name) for name in sparse),
+        labels=(LabelColumn(name="label"),),
+    )
     shapes = build_ranking_model(config.model, dense, sparse, device="meta").state_dict()
     pattern = torch.randn(_FILL_ROWS, DIM) * 0.05
     state: dict[str, torch.Tensor] = {}
@@ -189,8 +200,9 @@ def make_checkpoint(path: Path, rows: int) -> None:
         path,
         Checkpoint(
             config=config.to_plain(),
+            columns=columns.to_json(),
+            fitted={},
             dense_names=dense,
-            dense_transform="none",
             sparse_names=sparse,
             split_rows=[1, 1, 1],
             progress=Progress().to_plain(),

@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tessera.serving.bench.forward import DENSE, TABLES, dlrm, forwards, unweighted_batch
+from tessera.serving.bench.forward import DENSE, TABLES, dlrm, forwards
 from tessera.serving.bench.server_load import counters
 from tessera.serving.client import PredictorClient, RequestArrays, decode_response, encode_request
 from tessera.serving.client.arrays import GroupArrays, SharedArrays
@@ -75,13 +75,10 @@ class Request:
         rows = 1 if once else count
         user = self.user if once else self.user.repeat(1, count)
         own = torch.full((USER * rows,), ids, dtype=torch.int32)
-        return unweighted_batch(
-            self.dense,
-            torch.cat([own, torch.ones(self.item.numel(), dtype=torch.int32)]),
-            torch.cat([user.flatten(), self.item.flatten()]),
-            torch.arange(TABLES) < USER if once else None,
-            torch.zeros(count, dtype=torch.int32) if once else None,
-        )
+        lengths = torch.cat([own, torch.ones(self.item.numel(), dtype=torch.int32)])
+        values = torch.cat([user.flatten(), self.item.flatten()])
+        sharing = torch.arange(TABLES) < USER, torch.zeros(count, dtype=torch.int32)
+        return HostBatch.of(self.dense, (lengths, values), sharing=sharing if once else None)
 
     def message(self, names: list[str], *, once: bool) -> bytes:
         """The request as it is sent."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from tessera.serving.client.arrays import Array, BagsLike, RequestArrays, Shared
 from tessera.serving.client.assemble import assemble
 from tessera.serving.client.codec import Client
 from tessera.serving.client.prediction import Prediction
+from tessera.serving.client.rows import Rows, rows_to_parts
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -47,6 +48,22 @@ class AsyncPredictorClient(Client):
         arrays = assemble(dense, sparse, shared=shared, schema=self._schema)
         return await self.predict_arrays(
             arrays, model=model, version=version, priority=priority, timeout_s=timeout_s
+        )
+
+    async def predict_rows(
+        self,
+        rows: Rows,
+        *,
+        ignore: Collection[str] = (),
+        model: str = "",
+        version: str = "",
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> Prediction:
+        """Score ``B`` rows of raw values; see `PredictorClient.predict_rows`."""
+        dense, sparse = rows_to_parts(rows, self.known_schema(), ignore=ignore)
+        return await self.predict(
+            dense, sparse, model=model, version=version, priority=priority, timeout_s=timeout_s
         )
 
     async def predict_arrays(

@@ -94,6 +94,14 @@ class Client:
         # Bytes pass through: encoding is a step of its own, which load generators do ahead.
         self._call = self._channel.unary_unary(METHOD, None, None)
 
+    def known_schema(self) -> InputSchema:
+        """The schema that the client was made with; a `UserError` where it has none."""
+        if self._schema is None:
+            raise UserError(
+                "rows need the model's schema; make the client with schema=read_schema('model.pt')"
+            )
+        return self._schema
+
     def _encode(self, arrays: RequestArrays, model: str, version: str, priority: int) -> bytes:
         return encode_request(
             arrays, model=model, version=version, priority=priority, compact_ids=self._compact_ids

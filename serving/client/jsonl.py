@@ -86,6 +86,15 @@ def read_batches(
         yield _batch(samples, first_line, last_line)
 
 
+def is_raw_row(line: str) -> bool:
+    """Whether a line is a row of raw values, and not a sample as described above."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(record, dict) and bool(record.keys() - set(_KEYS))
+
+
 def _same_shape(sample: _Sample, before: _Shape | None) -> _Shape:
     shape = (len(sample.dense), len(sample.bags))
     if before is not None and shape != before:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from tessera.serving.client.arrays import Array, BagsLike, RequestArrays, Shared
 from tessera.serving.client.assemble import assemble
 from tessera.serving.client.codec import Client
 from tessera.serving.client.prediction import Prediction
+from tessera.serving.client.rows import Rows, rows_to_parts
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -63,6 +64,37 @@ class PredictorClient(Client):
         arrays = assemble(dense, sparse, shared=shared, schema=self._schema)
         return self.predict_arrays(
             arrays, model=model, version=version, priority=priority, timeout_s=timeout_s
+        )
+
+    def predict_rows(
+        self,
+        rows: Rows,
+        *,
+        ignore: Collection[str] = (),
+        model: str = "",
+        version: str = "",
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> Prediction:
+        """Score ``B`` rows of raw values, in one request; the client needs the schema.
+
+        Args:
+            rows: a list of dictionaries, a pyarrow Table or RecordBatch, or a pandas DataFrame, with the
+                columns that training read.  A column that is absent, null or NaN is a missing
+                value, or a list without ids.
+            ignore: columns of the rows that the model does not take; any other unknown one is refused.
+            model: the model's name; empty for the server's only or first one.
+            version: its version; empty for the one that is loaded.
+            priority: a request with a higher number is served first.
+            timeout_s: the call's time limit in seconds, retries included.
+
+        Raises:
+            UserError: a row was wrong and nothing has been sent; the message names row and column.
+            PredictError: see `predict`.
+        """
+        dense, sparse = rows_to_parts(rows, self.known_schema(), ignore=ignore)
+        return self.predict(
+            dense, sparse, model=model, version=version, priority=priority, timeout_s=timeout_s
         )
 
     def predict_arrays(

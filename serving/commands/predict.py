@@ -1,7 +1,13 @@
 """Send samples to a running server and print one JSON line with the scores of each.
 
-Samples come from a file of JSON lines (--input) or are drawn at random (--random).  With
---model-file the lines name their features:
+Samples come from a file (--input) or are drawn at random (--random).  With --model-file a file
+holds rows of raw values, as the data did that the model was trained on: JSON lines, CSV, TSV, Parquet or
+Arrow, by the end of its name.
+
+    {"price": 3.5, "country": "DE", "tags": [7, 8]}
+
+Columns that the model does not take are named with --ignore.  JSON lines may also have the request's
+own parts:
 
     {"dense": {"I1": 0.5, "I2": null}, "sparse": {"C1": [7], "C2": []}, "weights": {}}
 
@@ -18,12 +24,13 @@ deadline, a bug of its own); 2 a flag, the address or a line of the input has to
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO
@@ -43,8 +50,16 @@ from tessera.serving.client import (
     read_schema,
 )
 from tessera.serving.client.arrays import Array
-from tessera.serving.client.jsonl import read_batches
+from tessera.serving.client.jsonl import is_raw_row, read_batches
 from tessera.serving.client.latency import LatencySummary
+from tessera.serving.client.row_files import (
+    ROW_FILES,
+    RowBatch,
+    json_rows,
+    read_row_batches,
+    row_batches,
+)
+from tessera.serving.client.rows import rows_to_parts
 from tessera.serving.commands.flags import not_negative, positive
 from tessera.serving.package.schema import InputSchema
 
@@ -58,7 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
-        "--input", metavar="FILE.jsonl", help="samples as JSON lines; - reads standard input"
+        "--input",
+        metavar="FILE",
+        help="rows as .jsonl, .csv, .tsv, .parquet or .arrow; - reads JSON lines from standard input",
     )
     source.add_argument(
         "--random",
@@ -70,6 +87,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-file",
         metavar="MODEL.pt",
         help="the served package, for its features' names and order; needed by --random"
+        " (default: none)",
+    )
+    parser.add_argument(
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="COLUMN",
+        help="a column of --input that the model does not take, such as the label; may be repeated"
         " (default: none)",
     )
     parser.add_argument(
@@ -122,8 +147,7 @@ def run(args: argparse.Namespace) -> int:
             assert schema is not None
             answers = _random_answers(client, schema, args, latencies_s)
         else:
-            lines = stack.enter_context(_open_lines(args.input))
-            answers = _line_answers(client, schema, lines, args, latencies_s)
+            answers = _input_answers(client, schema, stack, args, latencies_s)
         try:
             _print_answers(answers, total=args.random)
         except PredictError as error:
@@ -159,10 +183,59 @@ def _random_answers(
         yield prediction, arrays.batch_size
 
 
+def _input_answers(
+    client: PredictorClient,
+    schema: InputSchema | None,
+    stack: ExitStack,
+    args: argparse.Namespace,
+    latencies_s: list[float],
+) -> Iterator[tuple[Prediction, int]]:
+    path = Path(args.input)
+    if path.suffix.lower() in ROW_FILES:
+        if schema is None:
+            raise UserError(
+                f"--input {path} needs --model-file MODEL.pt, which says what columns are"
+            )
+        batches = read_row_batches(path, batch_size=args.batch, schema=schema)
+        return _row_answers(client, schema, batches, args, latencies_s)
+    lines = stack.enter_context(_open_lines(args.input))
+    seen: list[str] = []
+    try:
+        while not seen or (seen[-1] and not seen[-1].strip()):
+            seen.append(lines.readline())
+    except UnicodeDecodeError as error:
+        raise UserError(f"{args.input}: not UTF-8 text ({error})") from error
+    whole = itertools.chain(seen, lines)
+    if schema is not None and is_raw_row(seen[-1]):
+        rows = json_rows(whole, args.input)
+        return _row_answers(client, schema, row_batches(rows, args.batch), args, latencies_s)
+    return _line_answers(client, schema, whole, args, latencies_s)
+
+
+def _row_answers(
+    client: PredictorClient,
+    schema: InputSchema,
+    batches: Iterator[RowBatch],
+    args: argparse.Namespace,
+    latencies_s: list[float],
+) -> Iterator[tuple[Prediction, int]]:
+    for batch in batches:
+        try:
+            dense, sparse = rows_to_parts(
+                batch.rows, schema, ignore=args.ignore, first_row=batch.first
+            )
+        except UserError as error:
+            raise UserError(f"{args.input}: {error}") from error
+        began = time.perf_counter()
+        prediction = client.predict(dense, sparse, model=args.model, version=args.model_version)
+        latencies_s.append(time.perf_counter() - began)
+        yield prediction, batch.size
+
+
 def _line_answers(
     client: PredictorClient,
     schema: InputSchema | None,
-    lines: TextIO,
+    lines: Iterable[str],
     args: argparse.Namespace,
     latencies_s: list[float],
 ) -> Iterator[tuple[Prediction, int]]:

@@ -142,8 +142,14 @@ def _text(value: object) -> str:
     return str(value) or "-"
 
 
+_SCHEMA_FIELDS = (
+    *("dense_features", "dense_missing", "dense_transform", "dense_columns", "string_hash"),
+    "outputs",
+)
+
+
 def _schemas(a: InputSchema, b: InputSchema) -> Iterator[Change]:
-    yield from _fields(a, b, ("dense_features", "dense_missing", "dense_transform", "outputs"))
+    yield from _fields(a, b, _SCHEMA_FIELDS)
     order = [[feature.name for feature in schema.features] for schema in (a, b)]
     if sorted(order[0]) == sorted(order[1]) and order[0] != order[1]:
         yield Change(what="order of features", a=_text(tuple(order[0])), b=_text(tuple(order[1])))
@@ -210,8 +216,7 @@ def random_batch(a: Manifest, b: Manifest, samples: int, generator: torch.Genera
     rows that both tables have.  Dense values are normal, a tenth of them missing where both
     packages allow that.
     """
-    lengths: dict[str, Tensor] = {}
-    values: dict[str, Tensor] = {}
+    groups: dict[str, tuple[Tensor, Tensor]] = {}
     for group in ("id_list", "id_score_list"):
         pairs = list(zip(a.schema.group(group), b.schema.group(group), strict=True))
         shape = (len(pairs), samples)
@@ -219,22 +224,13 @@ def random_batch(a: Manifest, b: Manifest, samples: int, generator: torch.Genera
         bags = [
             _ids(pair, int(own.sum()), generator) for pair, own in zip(pairs, drawn, strict=True)
         ]
-        lengths[group] = drawn.flatten()
-        values[group] = torch.cat([*bags, torch.empty(0, dtype=torch.int64)])
+        groups[group] = drawn.flatten(), torch.cat([*bags, torch.empty(0, dtype=torch.int64)])
     dense = torch.randn(samples, len(a.schema.dense_features), generator=generator)
     if a.schema.dense_missing == b.schema.dense_missing == "nan":
         dense[torch.rand(dense.shape, generator=generator) < 0.1] = torch.nan
-    return HostBatch(
-        float_features=dense,
-        id_list_features_lengths=lengths["id_list"],
-        id_list_features_values=values["id_list"],
-        id_score_list_features_lengths=lengths["id_score_list"],
-        id_score_list_features_values=values["id_score_list"],
-        id_score_list_features_weights=torch.rand(
-            len(values["id_score_list"]), generator=generator
-        ),
-        batch_size=samples,
-    )
+    scored = groups["id_score_list"]
+    weights = torch.rand(len(scored[1]), generator=generator)
+    return HostBatch.of(dense, groups["id_list"], (*scored, weights))
 
 
 def _ids(pair: Sequence[FeatureSpec], count: int, generator: torch.Generator) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tessera.serving.package.manifest import Evaluation, Manifest, Quality, TableInfo
+from tessera.serving.package.schema import RAW_SINCE
 
 MOST_TABLES = 30
 """With more tables than this, only those that lost most are listed."""
@@ -47,17 +48,30 @@ def describe(manifest: Manifest, *, path: str, file_bytes: int, shares_rows: boo
         "outputs": ", ".join(f"{output.name} {_shape(output.width)}" for output in schema.outputs),
         "dense": ", ".join(schema.dense_features) or "-",
         "missing": schema.dense_missing,
-        "transform": schema.dense_transform or "-",
+        "raw values": _raw_values(manifest),
     }
     width = max(len(name) for name in facts)
-    columns = ("group", "table", "rows", "dim", "pooling", "hashing", "out_of_range")
+    columns = ("group", "strings", "table", "rows", "dim", "pooling", "hashing", "out_of_range")
     features = table_of(
         ("feature", *(column.replace("_", " ") for column in columns)),
-        [(f.name, *(str(getattr(f, column)) for column in columns)) for f in schema.features],
+        [(f.name, *(_cell(getattr(f, column)) for column in columns)) for f in schema.features],
     )
     lines = [f"{name:<{width}}  {value}" for name, value in facts.items()]
     parts = [*lines, "", *features, "", *_shards(manifest), summarize(manifest)]
     return "\n".join([*parts, *_training(manifest)])
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+def _raw_values(manifest: Manifest) -> str:
+    """What the model does with raw values, which depends on the version of the format."""
+    if manifest.format_version >= RAW_SINCE:
+        return f"transformed by the model; strings become ids by {manifest.schema.string_hash}"
+    return f"transformed by the client: {manifest.schema.dense_transform or '-'}"
 
 
 def _shape(width: int) -> str:

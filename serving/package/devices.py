@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from tessera.serving.package.torchscript import put_tensor
+
 SHARD = "tessera_shard_"
 """What the names of shard ``k``'s tensors contain, before the number ``k``."""
 
@@ -66,10 +68,6 @@ def place(module: Any, devices: Sequence[str]) -> None:
         devices: of shard 0, 1, ...
     """
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        *parents, last = name.split(".")
-        owner = module
-        for parent in parents:
-            owner = getattr(owner, parent)
         device = devices[shard_of(name)]
         if tensor.device != torch.device(device):
-            setattr(owner, last, tensor.to(device))
+            put_tensor(module, name, tensor.to(device))

@@ -2,6 +2,9 @@
 
 A dataclass says its fields' types and ranges by annotations; `rules` makes plain JSON of it, which
 the C++ reader is compiled with (`tessera.serving.package.generate`), and `decode` reads by it.
+
+A field that not every version of the format has says in its metadata ``since`` or ``until`` which
+version; where it is absent, the object has its default.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from typing import Annotated, Any, Literal
 
 MAX_INT = (1 << 63) - 1
@@ -53,6 +56,7 @@ Release = Annotated[str, MajorMinor()]
 
 _PLAIN: dict[Any, Any] = {
     str: "text",
+    bool: "flag",
     int: {"integer": [-MAX_INT - 1, MAX_INT]},
     float: {"number": [-MAX_NUMBER, MAX_NUMBER]},
 }
@@ -60,7 +64,16 @@ _RELEASE = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
-def rules(kind: Any) -> Any:
+def fields_of(kind: Any, version: int) -> list[Field[Any]]:
+    """The fields of a dataclass that ``version`` of the format has, in their order."""
+    return [
+        one
+        for one in fields(kind)
+        if one.metadata.get("since", version) <= version <= one.metadata.get("until", version)
+    ]
+
+
+def rules(kind: Any, version: int) -> Any:
     """The annotation ``kind`` as JSON: a word, or one kind of rule with what it needs."""
     found: Any
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -68,21 +81,22 @@ def rules(kind: Any) -> Any:
         found = _PLAIN[kind]
     elif origin is None:  # a dataclass
         hints = _hints(kind)
-        found = {"object": {field.name: rules(hints[field.name]) for field in fields(kind)}}
+        names = [one.name for one in fields_of(kind, version)]
+        found = {"object": {name: rules(hints[name], version) for name in names}}
     elif origin is types.UnionType:  # of int and float, or of something and None
-        rest = [rules(argument) for argument in arguments if argument is not type(None)]
+        rest = [rules(argument, version) for argument in arguments if argument is not type(None)]
         found = rest[-1]  # a number may be an integer
         if type(None) in arguments:
             found = {"or_null": found}
     elif origin is Literal:
         found = {"one_of": list(arguments)}
     elif origin is tuple:  # only ``tuple[X, ...]`` is used
-        found = {"list": rules(arguments[0])}
+        found = {"list": rules(arguments[0], version)}
     elif origin is Annotated:
         found = _annotated(*arguments)
     else:
         assert issubclass(origin, Mapping), kind
-        found = {"map": rules(arguments[1])}
+        found = {"map": rules(arguments[1], version)}
     return found
 
 
@@ -97,13 +111,14 @@ def _annotated(kind: Any, bound: Any) -> Any:
     return {"integer" if kind is int else "number": [bound.least, bound.most]}
 
 
-def decode(kind: Any, data: Any, where: str) -> Any:
+def decode(kind: Any, data: Any, where: str, version: int) -> Any:
     """``data`` as the annotation ``kind``.
 
     Args:
         kind: what `rules` takes.
         data: what `json.loads` gives.
         where: names the value in errors.
+        version: the format's, which decides what fields there are.
 
     Raises:
         ValueError: a key is missing or unknown, a value of the wrong type or out of its range.
@@ -112,24 +127,28 @@ def decode(kind: Any, data: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is str:
         found = _text(_expect(data, str, where), where)
+    elif kind is bool:
+        found = _expect(data, bool, where)
     elif kind in _PLAIN:
         found = _decode_bounded(kind, Between(*next(iter(_PLAIN[kind].values()))), data, where)
     elif origin is None:
-        found = _decode_fields(kind, data, where)
+        found = _decode_fields(kind, data, where, version)
     elif origin is Literal:
         if not isinstance(data, str) or data not in arguments:
             raise ValueError(f"{where}: expected one of {', '.join(arguments)}")
         found = data
     elif origin is types.UnionType:
-        found = _decode_union(arguments, data, where)
+        found = _decode_union(arguments, data, where, version)
     elif origin is tuple:
         items = _expect(data, list, where)
-        found = tuple(decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(items))
+        found = tuple(
+            decode(arguments[0], item, f"{where}[{i}]", version) for i, item in enumerate(items)
+        )
     elif origin is Annotated:
         found = _decode_bounded(arguments[0], arguments[1], data, where)
     else:
         found = {
-            _text(key, f"{where}, a key"): decode(arguments[1], item, f"{where}.{key}")
+            _text(key, f"{where}, a key"): decode(arguments[1], item, f"{where}.{key}", version)
             for key, item in _expect(data, dict, where).items()
         }
     return found
@@ -140,25 +159,27 @@ def _hints(kind: Any) -> dict[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
 
 
-def _decode_fields(kind: Any, data: Any, where: str) -> Any:
+def _decode_fields(kind: Any, data: Any, where: str, version: int) -> Any:
     entries = _expect(data, dict, where)
     hints = _hints(kind)
-    names = [field.name for field in fields(kind)]
+    names = [one.name for one in fields_of(kind, version)]
     for name in names:
         if name not in entries:
             raise ValueError(f"{where}: missing key {_quoted(name)}")
     for name in entries:
-        if name not in hints:
+        if name not in names:
             raise ValueError(f"{where}: unknown key {_quoted(name)}")
-    return kind(**{name: decode(hints[name], data[name], f"{where}.{name}") for name in names})
+    found = {name: decode(hints[name], data[name], f"{where}.{name}", version) for name in names}
+    return kind(**found)
 
 
-def _decode_union(arguments: tuple[Any, ...], data: Any, where: str) -> Any:
+def _decode_union(arguments: tuple[Any, ...], data: Any, where: str, version: int) -> Any:
     if data is None and type(None) in arguments:
         return None
     if int in arguments and type(data) is int:
         return data  # of 64 bits, as it was read
-    return decode(arguments[-2] if type(None) in arguments else arguments[-1], data, where)
+    rest = arguments[-2] if type(None) in arguments else arguments[-1]
+    return decode(rest, data, where, version)
 
 
 def _decode_bounded(kind: Any, bound: Any, data: Any, where: str) -> Any:

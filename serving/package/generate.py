@@ -20,9 +20,11 @@ from tessera.serving.package.manifest import (
     FORMAT_VERSION,
     MAX_MANIFEST_BYTES,
     MAX_MANIFEST_MARKS,
+    OLDEST_FORMAT_VERSION,
     Manifest,
 )
 from tessera.serving.package.operators import ALLOWED_OPERATORS
+from tessera.serving.package.pickle_depth import MAX_DEPTH, MAX_OPCODES
 from tessera.serving.package.scripted_source import MAX_CODE_BYTES
 from tessera.serving.package.storages import (
     ELEMENT_BYTES,
@@ -50,6 +52,7 @@ _HEADER = Template("""\
 
 namespace tessera {
 
+inline constexpr int kOldestFormatVersion = $oldest_version;
 inline constexpr int kFormatVersion = $format_version;
 inline constexpr std::uint64_t kMaxManifestBytes = $manifest_bytes;
 inline constexpr std::ptrdiff_t kMaxManifestMarks = $manifest_marks;
@@ -57,6 +60,8 @@ inline constexpr std::uint64_t kMaxDirectoryBytes = $directory_bytes;
 inline constexpr std::uint64_t kMaxPickleBytes = $pickle_bytes;
 inline constexpr std::uint64_t kMaxCodeBytes = $code_bytes;
 inline constexpr std::size_t kMaxRemembered = $remembered;
+inline constexpr std::size_t kMaxOpcodes = $opcodes;
+inline constexpr std::size_t kMaxPickleDepth = $depth;
 inline constexpr double kDefaultLoadTimeoutS = $load_timeout;
 inline constexpr double kMaxLoadTimeoutS = $max_load_timeout;
 
@@ -75,9 +80,11 @@ inline constexpr std::array<std::string_view, $operator_count> kAllowedOperators
 $operators
 };
 
-// The manifest's fields: a word, or an object with the kind of rule and what it needs.
-inline constexpr std::string_view kManifestRules =
-$rules;
+// The manifest's fields in each version of the format, the oldest first: a word, or an object with
+// the kind of rule and what it needs.
+inline constexpr std::array<std::string_view, $rules_count> kManifestRules = {
+$rules
+};
 
 }  // namespace tessera
 """)
@@ -85,8 +92,10 @@ $rules;
 
 def header() -> str:
     """The text of ``format_rules.h``."""
+    versions = range(OLDEST_FORMAT_VERSION, FORMAT_VERSION + 1)
     return _HEADER.substitute(
         rewrite=REWRITE,
+        oldest_version=OLDEST_FORMAT_VERSION,
         format_version=FORMAT_VERSION,
         manifest_bytes=MAX_MANIFEST_BYTES,
         manifest_marks=MAX_MANIFEST_MARKS,
@@ -94,6 +103,8 @@ def header() -> str:
         pickle_bytes=MAX_PICKLE_BYTES,
         code_bytes=MAX_CODE_BYTES,
         remembered=MAX_REMEMBERED,
+        opcodes=MAX_OPCODES,
+        depth=MAX_DEPTH,
         load_timeout=DEFAULT_LOAD_TIMEOUT_S,
         max_load_timeout=MAX_LOAD_TIMEOUT_S,
         storage_count=len(ELEMENT_BYTES),
@@ -104,13 +115,16 @@ def header() -> str:
         names=_texts(name.replace(" ", ".") for name in PLAIN_NAMES),
         operator_count=len(ALLOWED_OPERATORS),
         operators=_texts(ALLOWED_OPERATORS),
-        rules="\n".join(
-            f'    R"({line})"'
-            for line in textwrap.wrap(
-                json.dumps(rules(Manifest)), 90, break_on_hyphens=False, drop_whitespace=False
-            )
-        ),
+        rules_count=len(versions),
+        rules="\n".join(f"{_rules(version)}," for version in versions),
     )
+
+
+def _rules(version: int) -> str:
+    """The rules of one version as the lines of one C++ string."""
+    text = json.dumps(rules(Manifest, version))
+    lines = textwrap.wrap(text, 90, break_on_hyphens=False, drop_whitespace=False)
+    return "\n".join(f'    R"({line})"' for line in lines)
 
 
 def _texts(names: Iterable[str]) -> str:

@@ -7,6 +7,8 @@ give other answers refuses the model instead of serving wrong scores.
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -15,14 +17,7 @@ from torch import Tensor
 from tessera.serving.package.manifest import GoldenInfo
 from tessera.serving.package.runner import HostBatch, Runner, as_shared
 
-_INPUTS = (
-    "float_features",
-    "id_list_features_lengths",
-    "id_list_features_values",
-    "id_score_list_features_lengths",
-    "id_score_list_features_values",
-    "id_score_list_features_weights",
-)
+_INPUTS = [field.name for field in fields(HostBatch)][:6]  # `HostBatch.tensors`
 
 
 class GoldenMismatchError(ValueError):

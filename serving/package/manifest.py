@@ -9,10 +9,9 @@ key or a value of the wrong type is an error, and any change of the fields raise
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any
 
 from tessera.serving.package.fields import (
@@ -25,11 +24,16 @@ from tessera.serving.package.fields import (
     Release,
     Sha256,
     decode,
+    fields_of,
 )
-from tessera.serving.package.schema import InputSchema
+from tessera.serving.package.schema import RAW_SINCE, InputSchema
+from tessera.serving.package.strict_json import first_twice, read_strictly
 
-FORMAT_VERSION = 3
-"""The version of this layout.  A loader refuses every other."""
+FORMAT_VERSION = 4
+"""The version of this layout, which the packager writes."""
+
+OLDEST_FORMAT_VERSION = 3
+"""The oldest version that loaders still read; they refuse those before it and those after ours."""
 
 MANIFEST_RECORD = "extra/tessera/manifest.json"
 """The manifest's record, below the archive's top folder."""
@@ -43,7 +47,6 @@ MAX_MANIFEST_MARKS = 400_000
 terabyte of these, have fewer.  A JSON reader needs up to 200 bytes for each."""
 MAX_SHARDS = 4096
 
-_MAX_DIGITS = 20  # of a 64-bit number, with its sign
 # The two ways in which a manifest's bytes may end; FORMAT.md fixes them.
 _UNSIGNED_END = b'\n "signature": null\n}\n'
 _SIGNED_END = re.compile(
@@ -121,6 +124,20 @@ class Placement:
     row_end: Count
     column_begin: Count
     column_end: Count
+
+    @classmethod
+    def of(
+        cls, table: str, shard: int, device: str, rows: tuple[int, int], columns: tuple[int, int]
+    ) -> Placement:
+        """A piece from the first row and column to the ones behind its last."""
+        spans = dict(
+            zip(
+                ("row_begin", "row_end", "column_begin", "column_end"),
+                (*rows, *columns),
+                strict=True,
+            )
+        )
+        return cls(table=table, shard=shard, device=device, **spans)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +224,7 @@ class Manifest:
     """Everything that a loader, a server or a reader needs to know of a package.
 
     Attributes:
-        format_version: `FORMAT_VERSION` of the writer.
+        format_version: `FORMAT_VERSION` of the writer, which decides what fields there are.
         name: the model's name; a server's default name for it.
         version: the model's version, a free string.
         created: UTC time, ISO 8601 with seconds and ``Z``: of the checkpoint's file where there is one,
@@ -233,7 +250,7 @@ class Manifest:
         signature: null where nobody signed.  The last field: `FORMAT.md` fixes its spelling.
     """
 
-    format_version: Annotated[int, Between(FORMAT_VERSION, FORMAT_VERSION)]
+    format_version: Annotated[int, Between(OLDEST_FORMAT_VERSION, FORMAT_VERSION)]
     name: str
     version: str
     created: str
@@ -257,7 +274,7 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-serialisable form; `from_json` is its inverse."""
-        encoded = _encode(self)
+        encoded = _encode(self, self.format_version)
         assert isinstance(encoded, dict)
         return encoded
 
@@ -272,13 +289,19 @@ class Manifest:
         Raises:
             ValueError: a key is missing, unknown or of the wrong type; the message names it.
         """
-        decoded = decode(cls, data, "manifest")
+        version = _format_version(data)
+        decoded = decode(cls, data, "manifest", version)
         assert isinstance(decoded, Manifest)
         decoded._check()  # noqa: SLF001 - its own
         return decoded
 
     def _check(self) -> None:
         """What no single field's rule says."""
+        dense, columns = self.schema.dense_features, self.schema.dense_columns
+        if self.format_version >= RAW_SINCE and len(columns) != len(dense):
+            raise ValueError(
+                f"manifest.schema.dense_columns: has {len(columns)} names, expected {len(dense)}"
+            )
         if not self.schema.outputs:
             raise ValueError("manifest.schema.outputs: there is none")
         for where, names in {
@@ -287,7 +310,7 @@ class Manifest:
             "tables": [table.name for table in self.tables],
         }.items():
             if len(set(names)) != len(names):
-                raise ValueError(f"manifest.{where}: {_twice(names)!r} is there twice")
+                raise ValueError(f"manifest.{where}: {first_twice(names)!r} is there twice")
         tables = {table.name for table in self.tables}
         for i, placement in enumerate(self.plan.placements):
             where = f"manifest.plan.placements[{i}]"
@@ -312,24 +335,24 @@ class Manifest:
         if sum(content.count(mark) for mark in b",:[{") > MAX_MANIFEST_MARKS:
             raise ValueError(f"the manifest has more than {MAX_MANIFEST_MARKS} values")
         try:
-            data = json.loads(
-                content,
-                object_pairs_hook=_no_key_twice,
-                parse_int=_integer,
-                parse_float=_number,
-                parse_constant=_refused_word,
-            )
+            data = read_strictly(content)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"the manifest is not JSON: {error}") from error
-        found = data.get("format_version") if isinstance(data, dict) else None
-        if type(found) is not int or found != FORMAT_VERSION:
-            shown = found if type(found) is int else "missing"
-            raise ValueError(
-                f"the package's format_version is {shown}, this tessera reads {FORMAT_VERSION}; "
-                "package the model again, or load it with the tessera that wrote it"
-            )
+        _format_version(data)
         signed_message(content)
         return cls.from_json(data)
+
+
+def _format_version(data: Any) -> int:
+    """The version that a manifest says it has; refuses one that is not read here."""
+    found = data.get("format_version") if isinstance(data, dict) else None
+    if type(found) is int and OLDEST_FORMAT_VERSION <= found <= FORMAT_VERSION:
+        return found
+    shown = found if type(found) is int else "missing"
+    raise ValueError(
+        f"the package's format_version is {shown}, this tessera reads {OLDEST_FORMAT_VERSION} to "
+        f"{FORMAT_VERSION}; package the model again, or load it with the tessera that wrote it"
+    )
 
 
 def signed_message(content: bytes) -> bytes:
@@ -346,45 +369,12 @@ def signed_message(content: bytes) -> bytes:
     return content[: found.start()] + _UNSIGNED_END
 
 
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # Readers of JSON differ in which of two values they take.
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError(f"a key is there twice: {_twice(key for key, _ in pairs)!r}")
-    return found
-
-
-def _twice(names: Iterable[str]) -> str:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    raise AssertionError("every name is there once")
-
-
-def _integer(text: str) -> int | float:
-    # What does not fit into 64 bits is a float for other readers of JSON, too.
-    value = int(text) if len(text) <= _MAX_DIGITS else 1 << 64
-    return value if -(1 << 63) <= value < 1 << 64 else _number(text)
-
-
-def _number(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise ValueError("a number is larger than a float may be")
-    return value
-
-
-def _refused_word(word: str) -> None:
-    raise ValueError(f"{word} is not a word of JSON")
-
-
-def _encode(value: Any) -> Any:
+def _encode(value: Any, version: int) -> Any:
     if is_dataclass(value):
-        return {field.name: _encode(getattr(value, field.name)) for field in fields(value)}
+        names = [field.name for field in fields_of(type(value), version)]
+        return {name: _encode(getattr(value, name), version) for name in names}
     if isinstance(value, Mapping):
-        return {key: _encode(item) for key, item in value.items()}
+        return {key: _encode(item, version) for key, item in value.items()}
     if isinstance(value, tuple):
-        return [_encode(item) for item in value]
+        return [_encode(item, version) for item in value]
     return value

@@ -37,7 +37,7 @@ from tessera.serving.package.storages import (
     resized,
     storage_bytes,
 )
-from tessera.serving.package.torchscript import expected_deprecation
+from tessera.serving.package.torchscript import expected_deprecation, put_tensor
 
 LARGE_BYTES = 1 << 20
 """Smaller tables take torch's way."""
@@ -211,11 +211,7 @@ class Opening:
             table = self._tables[name]
             if table is None:
                 table = self._tables[name] = self._to_device(name, devices[shard_of(path)])
-            *parents, last = path.split(".")
-            owner = module
-            for parent in parents:
-                owner = getattr(owner, parent)
-            setattr(owner, last, table)
+            put_tensor(module, path, table)
 
     def _to_device(self, name: str, device: str) -> Tensor:
         entry = next(entry for entry in self._records.entries if entry.name == name)

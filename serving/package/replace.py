@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tessera.durable import sync
 from tessera.errors import UserError
 
 
@@ -32,9 +32,9 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         draft = folder / path.name
         yield draft
-        _sync(draft)
+        sync(draft)
         draft.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise _cannot_write(path, error) from error
     finally:
@@ -43,11 +43,3 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def _cannot_write(path: Path, error: OSError) -> UserError:
     return UserError(f"{path} cannot be written: {error.strerror}; give another place for it")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

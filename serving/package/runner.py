@@ -52,6 +52,34 @@ class HostBatch:
     id_list_features_shared: Tensor | None = None
     shared_row_index: Tensor | None = None
 
+    @classmethod
+    def of(
+        cls,
+        dense: Tensor,
+        plain: tuple[Tensor, Tensor],
+        scored: tuple[Tensor, Tensor, Tensor] | None = None,
+        sharing: tuple[Tensor, Tensor] | None = None,
+    ) -> HostBatch:
+        """The batch of ``dense`` ``[B, F_dense]`` and both groups' lengths and ids.
+
+        ``scored`` has the weights as well, and is None where no feature has any; ``sharing`` is
+        what `sharing` gives.
+        """
+        none = torch.empty(0, dtype=torch.int32)
+        lengths, ids, weights = scored or (none, none.long(), none.float())
+        shared, row_index = sharing or (None, None)
+        return cls(
+            float_features=dense,
+            id_list_features_lengths=plain[0],
+            id_list_features_values=plain[1],
+            id_score_list_features_lengths=lengths,
+            id_score_list_features_values=ids,
+            id_score_list_features_weights=weights,
+            batch_size=len(dense),
+            id_list_features_shared=shared,
+            shared_row_index=row_index,
+        )
+
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The six tensors in ``forward``'s order."""
         return (
@@ -158,12 +186,8 @@ def zero_batch(
         return torch.zeros(count, dtype=id_type)
 
     scored = values("id_score_list")
-    return HostBatch(
-        float_features=torch.zeros(batch_size, len(schema.dense_features)),
-        id_list_features_lengths=lengths("id_list"),
-        id_list_features_values=values("id_list"),
-        id_score_list_features_lengths=lengths("id_score_list"),
-        id_score_list_features_values=scored,
-        id_score_list_features_weights=torch.zeros(scored.numel()),
-        batch_size=batch_size,
+    return HostBatch.of(
+        torch.zeros(batch_size, len(schema.dense_features)),
+        (lengths("id_list"), values("id_list")),
+        (lengths("id_score_list"), scored, torch.zeros(scored.numel())),
     )

@@ -7,14 +7,21 @@ them).  Shapes: ``B`` samples, ``F`` features of a group, ``N`` ids.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-from tessera.serving.package.fields import Between, Positive
+from tessera.serving.package.fields import Between, Count, Positive
+
+RAW_SINCE = 4
+"""The version of the package's format from which on a model takes raw values."""
+
+_RAW = {"since": RAW_SINCE}
 
 Group = Literal["id_list", "id_score_list"]
-Hashing = Literal["none", "modulo", "murmur3"]
+Hashing = Literal["none", "modulo", "murmur3", "vocabulary"]
 OutOfRange = Literal["reject", "clamp", "hash"]
+Keep = Literal["first", "last"]
+StringHash = Literal["xxh64"]
 MAX_WIDTH = 1 << 20
 """The widest output: a server could not hold more of a batch."""
 
@@ -28,21 +35,36 @@ class FeatureSpec:
     Attributes:
         name: the feature's name, unique in the schema.
         group: ``id_list`` (ids) or ``id_score_list`` (ids with a float32 weight each).
+        strings: whether the raw values are strings, whose ids are `InputSchema.string_hash` of their
+            UTF-8 bytes; otherwise they are the ids.
+        column: the column of a row that holds the raw values; empty: the feature's name.
+        weights_column: the column that holds a weight for each of them; empty: the values and
+            weights are in one column, as a mapping, or there are no weights.
+        many: whether a row may have several values; otherwise at most one.
+        max_length: the most ids of a sample in training, which cut longer lists; 0: no limit.
+        keep: which ids of a longer list training kept.
         table: the table's name; several features may share one.  A feature that several tables
             serve names the one with the fewest rows, one that goes to no table an empty name.
         rows: the table's number of rows; where there is no table, the number of ids.
         dim: the embedding dimension; 1 where there is no table.
         pooling: how the vectors of one bag become one vector; ``none``: they stay as they are.
         hashing: how a raw 64-bit id becomes a row, inside the scripted graph.  ``none``: the
-            id is the row.
+            id is the row.  ``vocabulary``: the graph knows the ids that have rows, and gives every
+            other id row 0.
         out_of_range: what happens under ``hashing="none"`` to an id outside ``[0, rows)``:
             ``reject`` refuses the request, ``clamp`` takes the nearest row, ``hash`` takes
             ``murmur3(id) mod rows``; the latter two are served and counted.  Without effect
-            under the other two hashing rules, whose rows are always in range.
+            under the other hashing rules, whose rows are always in range.
     """
 
     name: str
     group: Group
+    strings: bool = field(default=False, metadata=_RAW)
+    column: str = field(default="", metadata=_RAW)
+    weights_column: str = field(default="", metadata=_RAW)
+    many: bool = field(default=True, metadata=_RAW)
+    max_length: Count = field(default=0, metadata=_RAW)
+    keep: Keep = field(default="first", metadata=_RAW)
     table: str
     rows: Positive
     dim: Positive
@@ -68,8 +90,11 @@ class InputSchema:
             is sent as NaN where ``dense_missing`` is ``"nan"``; where it is ``"refuse"`` a NaN
             makes the request invalid.
         dense_missing: see above.
-        dense_transform: what training applied to the raw values, for the client's author;
-            the server takes values that are already transformed.
+        dense_transform: up to version 3, whose models take values that are already transformed: what
+            training applied to the raw ones, in words.
+        dense_columns: by dense feature, the column of a row that holds its raw value; empty: the
+            feature's name.
+        string_hash: how strings become ids; `tessera.kernels.string_ids` is that function.
         features: the sparse features; those of one group, in this order, are the rows of that
             group's lengths.
         outputs: the model's outputs.
@@ -77,38 +102,12 @@ class InputSchema:
 
     dense_features: tuple[str, ...]
     dense_missing: Literal["nan", "refuse"]
-    dense_transform: str
+    dense_transform: str = field(default="", metadata={"until": RAW_SINCE - 1})
+    dense_columns: tuple[str, ...] = field(default=(), metadata=_RAW)
+    string_hash: StringHash = field(default="xxh64", metadata=_RAW)
     features: tuple[FeatureSpec, ...]
     outputs: tuple[OutputSpec, ...]
 
     def group(self, group: Group) -> tuple[FeatureSpec, ...]:
         """The features of ``group``, in the order of that group's lengths."""
         return tuple(feature for feature in self.features if feature.group == group)
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-serialisable form; `from_json` is its inverse."""
-        return {
-            "dense_features": list(self.dense_features),
-            "dense_missing": self.dense_missing,
-            "dense_transform": self.dense_transform,
-            "features": [dict(vars(feature)) for feature in self.features],
-            "outputs": [dict(vars(output)) for output in self.outputs],
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> InputSchema:
-        """Read what `to_json` wrote.
-
-        Raises:
-            ValueError: a key is missing or unknown.
-        """
-        try:
-            return cls(
-                dense_features=tuple(data["dense_features"]),
-                dense_missing=data["dense_missing"],
-                dense_transform=data["dense_transform"],
-                features=tuple(FeatureSpec(**feature) for feature in data["features"]),
-                outputs=tuple(OutputSpec(**output) for output in data["outputs"]),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"the input schema cannot be read: {error}") from error

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tessera.serving.package.pickle_depth import PickleDepth
+
 DATA_RECORD = "data.pkl"
 """The record of the module's attributes."""
 
@@ -160,12 +162,14 @@ def _storages(content: bytes, record: str = DATA_RECORD) -> dict[str, _Storage]:
 
 def _tokens(content: bytes) -> Iterator[_Token]:
     before: _Token | None = None
+    depth = PickleDepth()
     for opcode, argument, position in pickletools.genops(content):
         assert position is not None
         if opcode.name not in _OPCODES:
             raise ValueError(f"opcode {opcode.name}")
         if opcode.name == "GLOBAL":
             _check_name(str(argument))
+        depth.follow(opcode.name, argument)
         if before is not None:
             before.end = position
             yield before

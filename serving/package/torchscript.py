@@ -40,6 +40,14 @@ def optimize(module: Any) -> Any:
         return torch.jit.optimize_for_inference(frozen, other_methods=more) if on_cpu else frozen
 
 
+def put_tensor(module: Any, path: str, tensor: torch.Tensor) -> None:
+    """Put ``tensor`` in the place of the one that a scripted module has at ``path``."""
+    *parents, last = path.split(".")
+    for parent in parents:
+        module = getattr(module, parent)
+    setattr(module, last, tensor)
+
+
 def last_line(error: BaseException) -> str:
     """What TorchScript says of an error that its code raised: the last line, behind its trace."""
     lines = [line.strip() for line in str(error).splitlines()]

@@ -12,8 +12,8 @@ from tessera.errors import UserError
 from tessera.serving.package.runner import HostBatch, TorchScriptRunner, zero_batch
 from tessera.serving.package.schema import InputSchema
 from tessera.serving.packaging.passes.tensors import observe
-from tessera.serving.packaging.users_code import first_line, users_place
 from tessera.serving.packaging.write.golden import LONG_BAG, golden_batch, long_batch
+from tessera.users_code import first_line, users_place
 
 # Two ways through the same operators; a difference beyond this is another calculation.
 _SAME_ANSWERS = 1e-4

@@ -14,11 +14,12 @@ from tessera.serving.package.manifest import Evaluation, Quality
 from tessera.serving.package.runner import HostBatch, Runner
 from tessera.serving.package.schema import InputSchema
 from tessera.serving.packaging.inputs import named_outputs
+from tessera.training.data.columns import Task
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tessera.training.trainer.metrics import evaluate_probabilities
 
 LabelledBatch = tuple[Sequence[Tensor | KeyedJaggedTensor], Tensor]
-"""The arguments of a module, and the labels ``[B]`` of its first output."""
+"""The arguments of a module, and the labels ``[B]`` of its first output or ``[B, L]`` of its first ``L``."""
 
 
 def evaluate(
@@ -27,34 +28,49 @@ def evaluate(
     schema: InputSchema,
     batches: Iterable[LabelledBatch],
     *,
+    tasks: Sequence[Task] = ("binary",),
     max_rows: int | None = None,
     on_rows: Callable[[int], object] = lambda rows: rows,
 ) -> Evaluation | None:
     """Compare ``runner``, the packaged module, with the float32 ``module`` over the same rows.
 
-    The first output of both are probabilities.  After each batch, ``on_rows`` is called with its
-    number of rows; the batch in which ``max_rows`` are reached is the last.
+    The metrics are those of the first label whose task is binary: the outputs of such labels are
+    probabilities.  The largest change of a score is that of all labels' outputs.  After each batch,
+    ``on_rows`` is called with its number of rows; the batch in which ``max_rows`` are reached is the last.
+
+    Args:
+        module: returns its outputs in the order of the labels.
+        runner: the packaged module.
+        schema: of both.
+        batches: arguments, and labels in the order of ``tasks``; NaN where one is not known.
+        tasks: what each label is.
+        max_rows: about how many rows are scored; None: all.
+        on_rows: see above.
 
     Returns:
         The metrics of both; None where there are no rows.
 
     Raises:
-        UserError: the first output has several columns.
+        UserError: a label's output has several columns.
     """
-    output = schema.outputs[0]
-    before, after, truth = [], [], []
+    before: list[np.ndarray] = []
+    after: list[np.ndarray] = []
+    truth: list[np.ndarray] = []
     rows = 0
+    outputs = schema.outputs[: len(tasks)]
     for arguments, labels in batches:
-        if output.width != 1:
-            raise UserError(
-                f"output {output.name!r} has {output.width} columns, and labels are for one; "
-                "package without validation data"
-            )
+        for output in outputs:
+            if output.width != 1:
+                raise UserError(
+                    f"output {output.name!r} has {output.width} columns, and labels are for one; "
+                    "package without validation data"
+                )
         with torch.inference_mode(), _evaluating(module):
-            given = named_outputs(module(*arguments), output.name)[output.name]
-        before.append(given.flatten().float().numpy())
-        after.append(runner.forward(host_batch(arguments, schema))[output.name].numpy())
-        truth.append(labels.numpy())
+            given = named_outputs(module(*arguments), outputs[0].name)
+        found = runner.forward(host_batch(arguments, schema))
+        before.append(_columns([given[output.name].flatten() for output in outputs]))
+        after.append(_columns([found[output.name] for output in outputs]))
+        truth.append(labels.view(len(labels), -1).numpy())
         rows += len(labels)
         on_rows(len(labels))
         if max_rows is not None and rows >= max_rows:
@@ -64,8 +80,8 @@ def evaluate(
     exact, packaged, labelled = map(np.concatenate, (before, after, truth))
     return Evaluation(
         rows=rows,
-        fp32=_quality(exact, labelled),
-        packaged=_quality(packaged, labelled),
+        fp32=_quality(exact, labelled, tasks),
+        packaged=_quality(packaged, labelled, tasks),
         max_abs_score_error=float(np.abs(packaged - exact).max()),
     )
 
@@ -82,8 +98,17 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
             part.training = True
 
 
-def _quality(scores: np.ndarray, labels: np.ndarray) -> Quality:
-    metrics = evaluate_probabilities(scores, labels).to_json()
+def _columns(scores: Sequence[Tensor]) -> np.ndarray:
+    return torch.stack([each.float() for each in scores], dim=1).numpy()
+
+
+def _quality(scores: np.ndarray, labels: np.ndarray, tasks: Sequence[Task]) -> Quality:
+    """The metrics of the first binary label; none are defined where there is none."""
+    if "binary" not in tasks:
+        return Quality(auc=None, normalised_entropy=None, log_loss=None, calibration=None)
+    place = tasks.index("binary")
+    known = ~np.isnan(labels[:, place])
+    metrics = evaluate_probabilities(scores[known, place], labels[known, place]).to_json()
     return Quality(**{name: metrics[name] for name in vars(Quality)["__dataclass_fields__"]})
 
 
@@ -92,16 +117,10 @@ def host_batch(arguments: Sequence[Tensor | KeyedJaggedTensor], schema: InputSch
     dense = next((given for given in arguments if isinstance(given, Tensor)), None)
     jagged = [given for given in arguments if isinstance(given, KeyedJaggedTensor)]
     rows = jagged[0].stride() if dense is None else len(dense)
-    plain_lengths, plain_values, _ = _group(jagged, schema, scored=False)
-    scored_lengths, scored_values, weights = _group(jagged, schema, scored=True)
-    return HostBatch(
-        float_features=torch.empty(rows, 0) if dense is None else dense,
-        id_list_features_lengths=plain_lengths,
-        id_list_features_values=plain_values,
-        id_score_list_features_lengths=scored_lengths,
-        id_score_list_features_values=scored_values,
-        id_score_list_features_weights=weights,
-        batch_size=rows,
+    return HostBatch.of(
+        torch.empty(rows, 0) if dense is None else dense,
+        _group(jagged, schema, scored=False)[:2],
+        _group(jagged, schema, scored=True),
     )
 
 

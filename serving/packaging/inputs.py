@@ -8,24 +8,25 @@ a dictionary of tensors or a `KeyedTensor`, each tensor ``[B]`` or ``[B, k]``.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from tessera.errors import UserError
+from tessera.errors import UserError, refuse_unknown
 from tessera.serving.package.schema import (
     FeatureSpec,
     Group,
-    Hashing,
     InputSchema,
+    Keep,
     OutOfRange,
     OutputSpec,
     Pooling,
 )
 from tessera.serving.packaging.collections.find import FoundTables
+from tessera.training.modules.choices import Hashing
 from tessera.training.modules.hashing import HashSpec
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
@@ -59,10 +60,43 @@ class FeatureRule:
     rows: int | None = None
 
     def __post_init__(self) -> None:
-        _check_choice("hashing", self.hashing, get_args(Hashing))
-        _check_choice("out_of_range", self.out_of_range, get_args(OutOfRange))
+        refuse_unknown("hashing", self.hashing, get_args(Hashing))
+        refuse_unknown("out_of_range", self.out_of_range, get_args(OutOfRange))
         if self.rows is not None and (not isinstance(self.rows, int) or self.rows < 1):
             raise UserError(f"rows is {self.rows!r}; give a whole number of 1 or more, or None")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawColumn:
+    """Where a row of raw values holds a feature, and how its values become ids.
+
+    Clients that send whole rows read this; the fields are those of
+    `tessera.serving.package.schema.FeatureSpec`.  Of a dense feature ``column`` alone counts.
+
+    Attributes:
+        column: the column of the row; empty: the feature's name.
+        strings: whether its values are strings, whose ids are XXH64 of their UTF-8 bytes.
+        weights_column: for a feature with weights, the column that holds them; empty: the values
+            are mappings of id to weight.
+        many: whether a row may have several values; otherwise at most one.
+        max_length: clients cut longer lists to this many ids; 0: they do not.
+        keep: which ids of a longer list they keep.
+
+    Raises:
+        UserError: a value that cannot be meant.
+    """
+
+    column: str = ""
+    strings: bool = False
+    weights_column: str = ""
+    many: bool = True
+    max_length: int = 0
+    keep: Keep = "first"
+
+    def __post_init__(self) -> None:
+        refuse_unknown("keep", self.keep, get_args(Keep))
+        if self.max_length < 0:
+            raise UserError(f"max_length is {self.max_length}; give 1 or more, or 0 for no limit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +106,8 @@ class ModelInputs:
     Attributes:
         dense_features: names of the dense columns; None: ``dense_0``, ``dense_1``, ...
         dense_missing: ``nan`` where the module knows what to do with NaN, else ``refuse``.
-        dense_transform: what was done to the raw dense values, in words, for the clients' authors.
         features: by sparse feature, its rule; `FeatureRule()` for the others.
+        columns: by feature, dense or sparse, its place in a row; `RawColumn()` for the others.
         output: the name of the output of a module that returns a tensor; one that returns
             several names them itself.
 
@@ -84,12 +118,12 @@ class ModelInputs:
 
     dense_features: Sequence[str] | None = None
     dense_missing: Literal["nan", "refuse"] = "refuse"
-    dense_transform: str = ""
     features: Mapping[str, FeatureRule] = field(default_factory=dict)
+    columns: Mapping[str, RawColumn] = field(default_factory=dict)
     output: str = DEFAULT_OUTPUT
 
     def __post_init__(self) -> None:
-        _check_choice("dense_missing", self.dense_missing, ("nan", "refuse"))
+        refuse_unknown("dense_missing", self.dense_missing, ("nan", "refuse"))
         names = list(self.dense_features or ())
         twice = [name for name in names if names.count(name) > 1]
         if twice:
@@ -100,11 +134,6 @@ class ModelInputs:
                     f"features[{name!r}] is {rule!r}; give a FeatureRule, such as "
                     "FeatureRule(hashing='murmur3')"
                 )
-
-
-def _check_choice(field_name: str, value: object, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise UserError(f"{field_name} is {value!r}; give one of {', '.join(choices)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,16 +266,32 @@ def module_schema(
         **dict.fromkeys(plain, "id_list"),
         **dict.fromkeys(scored, "id_score_list"),
     }
+    dense = _dense_names(inputs, arguments)
+    unknown = sorted(set(inputs.columns) - {*dense, *plain, *scored})
+    if unknown:
+        raise UserError(
+            f"columns names {unknown[0]!r}, which is not a feature of the sample batch; it has "
+            f"{', '.join([*dense, *plain, *scored])}"
+        )
     return InputSchema(
-        dense_features=_dense_names(inputs, arguments),
+        dense_features=dense,
         dense_missing=inputs.dense_missing,
-        dense_transform=inputs.dense_transform,
+        dense_columns=tuple(inputs.columns.get(name, RawColumn()).column for name in dense),
         features=tuple(
             _feature(name, group, inputs, found, hash_specs.get(name))
             for name, group in groups.items()
         ),
         outputs=outputs,
     )
+
+
+def with_vocabularies(schema: InputSchema, features: Collection[str]) -> InputSchema:
+    """The schema of a module that looks the ids of ``features`` up in vocabularies of its own."""
+    told = (
+        replace(feature, hashing="vocabulary") if feature.name in features else feature
+        for feature in schema.features
+    )
+    return replace(schema, features=tuple(told))
 
 
 def _dense_names(inputs: ModelInputs, arguments: Arguments) -> tuple[str, ...]:
@@ -311,4 +356,5 @@ def _feature(
         pooling=pooling,
         hashing=rule.hashing,
         out_of_range=rule.out_of_range,
+        **vars(inputs.columns.get(name, RawColumn())),
     )

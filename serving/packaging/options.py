@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tessera.errors import UserError
+from tessera.errors import UserError, refuse_unknown
 from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving.package.manifest import ShardingPlan
 from tessera.serving.package.signing import read_private_key
@@ -95,7 +95,7 @@ class PackageOptions:
                     f"dtype {kind!r} cannot be looked up by the {self.backend} backend, which has "
                     f"{', '.join(backend.weight_types)}; give one of these, or another --backend"
                 )
-        _one_of("dense_dtype", self.dense_dtype, DENSE_TYPES)
+        refuse_unknown("dense_dtype", self.dense_dtype, DENSE_TYPES)
         if self.dense_dtype not in backend.dense_types:
             raise UserError(
                 f"dense_dtype is {self.dense_dtype}, which the {self.backend} backend does not have; "
@@ -103,9 +103,9 @@ class PackageOptions:
             )
 
     def _check_places(self) -> None:
-        _one_of("device", self.device, DEVICES)
+        refuse_unknown("device", self.device, DEVICES)
         for value in (self.sharding, *self.table_sharding.values()):
-            _one_of("sharding", value, SHARDINGS)
+            refuse_unknown("sharding", value, SHARDINGS)
         if not isinstance(self.shards, int) or self.shards < 1:
             raise UserError(f"shards is {self.shards!r}; give a whole number of 1 or more")
         how = self.sharding != "auto" or bool(self.table_sharding)
@@ -129,11 +129,6 @@ class PackageOptions:
             max_error=self.max_table_error,
             usable=lookup_backend(self.backend).weight_types,
         )
-
-
-def _one_of(what: str, value: str, allowed: Collection[str]) -> None:
-    if value not in allowed:
-        raise UserError(f"{what} is {value!r}; give one of {', '.join(allowed)}")
 
 
 @dataclass(frozen=True, kw_only=True)

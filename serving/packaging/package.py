@@ -24,6 +24,7 @@ from tessera.serving.packaging.tables.spill import Spill, SpilledRoom
 from tessera.serving.packaging.type_report import check_place, compare_types, write_report
 from tessera.serving.packaging.write.package import iso_time, write_servable
 from tessera.training.data.batch import Batch
+from tessera.training.data.columns import FeatureColumns, Task
 from tessera.training.models.ranking import RankingModel
 from tessera.training.trained import TrainedModel, load_trained, validation_batches
 
@@ -68,8 +69,8 @@ def package_model(
     * ``out`` is the file to make or replace, whose name is the model's where ``name`` is None.
     * ``backend`` is ``tessera`` where that is built, else ``fbgemm``, if it is None.
     * ``validation`` holds batches of the module's arguments, each with the labels ``[B]`` of its
-      first output, which are probabilities; the manifest then holds the metrics before and after
-      quantization.
+      first output, or ``[B, L]`` of its first ``L``, which are probabilities; the manifest then holds
+      the metrics of the first before and after quantization.
     * ``report`` is where to write what every weight type would cost and save: HTML where the name
       ends in ``.html``, text otherwise.
     * ``progress`` shows a progress bar where stderr is a terminal.
@@ -148,11 +149,12 @@ def package_run(
         created=iso_time(trained.checkpoint_path.stat().st_mtime),
     )
     return package_source(
-        ranking_source(trained.model, dense_transform=trained.dense_transform),
+        ranking_source(trained.model, trained.columns),
         out,
         options,
         origin=origin,
         validation=() if skip_evaluation else _Validation(trained),
+        tasks=[label.task for label in trained.columns.labels],
         evaluate_rows=evaluate_rows,
         report=report,
         progress=progress,
@@ -183,14 +185,16 @@ def package_source(
     *,
     origin: Origin | None = None,
     validation: Iterable[LabelledBatch] = (),
+    tasks: Sequence[Task] = ("binary",),
     evaluate_rows: int | None = None,
     report: Path | None = None,
     progress: bool = False,
 ) -> Manifest:
     """Package a module that is in memory; returns the manifest that the file now holds.
 
-    ``evaluate_rows`` is explained at `package_run`, the others at `package_model`; with a report,
-    the validation set is gone through once per type.
+    ``tasks`` are those of the labels in ``validation``.  ``evaluate_rows`` is explained at
+    `package_run`, the others at `package_model`; with a report, the validation set is gone through
+    once per type.
 
     Raises:
         UserError: something that cannot be packaged, or a file that cannot be written.
@@ -198,7 +202,7 @@ def package_source(
     out, origin = checked_out(out), origin or Origin()
 
     def measure(runner: Runner, schema: InputSchema) -> Evaluation | None:
-        return evaluate(source[0], runner, schema, validation, max_rows=evaluate_rows)
+        return evaluate(source[0], runner, schema, validation, tasks=tasks, max_rows=evaluate_rows)
 
     if report is not None:
         check_place(report)
@@ -212,6 +216,7 @@ def package_source(
             runner,
             servable.schema,
             validation,
+            tasks=tasks,
             max_rows=evaluate_rows,
             on_rows=bar.update,
         )
@@ -232,14 +237,14 @@ def write_model(
     options: PackageOptions,
     *,
     origin: Origin | None = None,
-    dense_transform: str = "",
+    columns: FeatureColumns | None = None,
     batches: Iterable[Batch] = (),
 ) -> Manifest:
     """Package a ranking model that is in memory; see `ranking_source` and `package_source`.
 
     ``batches`` are the validation set; where there are none, nothing is measured.
     """
-    source = ranking_source(model, dense_transform=dense_transform)
+    source = ranking_source(model, columns)
     return package_source(source, out, options, origin=origin, validation=labelled(batches))
 
 

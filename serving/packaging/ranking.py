@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from tessera.serving.packaging.evaluate import LabelledBatch
-from tessera.serving.packaging.inputs import ModelInputs
+from tessera.serving.packaging.inputs import ModelInputs, RawColumn
 from tessera.serving.packaging.source import Source
 from tessera.training.data.batch import Batch
+from tessera.training.data.columns import FeatureColumns, Task
 from tessera.training.models.ranking import RankingModel
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -18,21 +19,40 @@ _SAMPLES = 2
 
 
 class ServedRanking(nn.Module):
-    """A ranking model with the head that it is served with: logits become probabilities."""
+    """A ranking model with the heads that it is served with: logits become probabilities.
 
-    def __init__(self, model: RankingModel) -> None:
+    Args:
+        model: it has one label or several.
+        tasks: what each of them is; None: all are binary.  An output of a label of the task
+            regression is served as it is.
+    """
+
+    def __init__(self, model: RankingModel, tasks: Sequence[Task] | None = None) -> None:
         super().__init__()
         self.model = model
+        if tasks is None:
+            tasks = ["binary"] * len(model.labels)
+        self._tasks = dict(zip(model.labels, tasks, strict=True))
 
-    def forward(self, dense: Tensor, *ids: KeyedJaggedTensor) -> Tensor:
-        """Score a batch: ``dense`` ``[B, F_dense]`` float32, NaN where missing, and raw ids.
+    def forward(self, dense: Tensor, *ids: KeyedJaggedTensor) -> Tensor | dict[str, Tensor]:
+        """Score a batch: ``dense`` ``[B, F_dense]`` raw float32, NaN where missing, and raw ids.
 
         The ids are those of the features without weights, of those with weights, or of both groups in
-        this order; or of all features in one.  Returns probabilities, in the shape of the model's
-        logits, ``[B]`` or ``[B, T]`` float32.
+        this order; or of all features in one.  Returns the score of the one label, ``[B]``
+        float32, or the scores of several by their names, each ``[B]``.
         """
         sparse = ids[0] if len(ids) == 1 else _joined(*ids)
-        return torch.sigmoid(self.model(dense, sparse))
+        outputs = self.model(dense, sparse)
+        if len(self._tasks) == 1:
+            return _score(outputs, *self._tasks.values())
+        return {
+            name: _score(outputs[:, place], task)
+            for place, (name, task) in enumerate(self._tasks.items())
+        }
+
+
+def _score(output: Tensor, task: Task) -> Tensor:
+    return torch.sigmoid(output) if task == "binary" else output
 
 
 def _joined(plain: KeyedJaggedTensor, scored: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -46,17 +66,21 @@ def _joined(plain: KeyedJaggedTensor, scored: KeyedJaggedTensor) -> KeyedJaggedT
     )
 
 
-def ranking_source(model: RankingModel, *, dense_transform: str = "") -> Source:
-    """The float32 ``model`` with its served head, what its inputs are called, and a sample batch.
+def ranking_source(model: RankingModel, columns: FeatureColumns | None = None) -> Source:
+    """The float32 ``model`` with its served heads, what its inputs are called, and a sample batch.
 
-    ``dense_transform`` says what training did to the raw dense values, in words.
+    ``columns`` says where a row of raw values holds each feature, and what the labels' tasks are; None:
+    under the feature's name, as numbers, and binary labels.
     """
     inputs = ModelInputs(
-        dense_features=model.dense_names, dense_missing="nan", dense_transform=dense_transform
+        dense_features=model.dense_names,
+        dense_missing="nan",
+        columns={} if columns is None else raw_columns(columns),
     )
+    tasks = None if columns is None else [label.task for label in columns.labels]
     dense = torch.zeros(_SAMPLES, len(model.dense_names))
     plain, scored = (
-        [feature.name for feature in model.features if feature.group == group]
+        [feature.name for feature in model.data_features() if feature.group == group]
         for group in ("id_list", "id_score_list")
     )
     ids = [
@@ -69,7 +93,24 @@ def ranking_source(model: RankingModel, *, dense_transform: str = "") -> Source:
         for names in (plain, scored)
         if names
     ]
-    return ServedRanking(model), inputs, (dense, *ids)
+    return ServedRanking(model, tasks), inputs, (dense, *ids)
+
+
+def raw_columns(columns: FeatureColumns) -> dict[str, RawColumn]:
+    """By feature, its place in a row of raw values as the data has it."""
+    dense = {one.name: RawColumn(column=one.column or "") for one in columns.dense}
+    sparse = {
+        one.name: RawColumn(
+            column=one.column or "",
+            strings=one.strings,
+            weights_column=one.weights or "",
+            many=one.kind != "categorical",
+            max_length=one.max_length or 0,
+            keep="last" if one.kind == "sequence" else "first",
+        )
+        for one in columns.sparse
+    }
+    return dense | sparse
 
 
 def labelled(batches: Iterable[Batch]) -> Iterator[LabelledBatch]:

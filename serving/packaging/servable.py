@@ -17,7 +17,12 @@ from tessera.serving.package.manifest import ShardingPlan
 from tessera.serving.package.schema import InputSchema
 from tessera.serving.packaging.answers import Answers
 from tessera.serving.packaging.collections.find import find_tables
-from tessera.serving.packaging.collections.hashing import HashedIds, find_hashers, hash_specs
+from tessera.serving.packaging.collections.hashing import (
+    HashedIds,
+    find_hashers,
+    hash_specs,
+    vocabulary_features,
+)
 from tessera.serving.packaging.collections.swap import with_stored_tables
 from tessera.serving.packaging.inputs import (
     DEFAULT_OUTPUT,
@@ -27,6 +32,7 @@ from tessera.serving.packaging.inputs import (
     output_specs,
     read_arguments,
     read_inputs,
+    with_vocabularies,
 )
 from tessera.serving.packaging.lookups.backends import lookup_backend
 from tessera.serving.packaging.options import PackageOptions
@@ -45,7 +51,7 @@ from tessera.serving.packaging.tables.shard import check_plan, plan_shards
 from tessera.serving.packaging.tables.stored import StoredTables
 from tessera.serving.packaging.tables.taken_over import QuantizedTable, plan_of_blocks
 from tessera.serving.packaging.trace import trace
-from tessera.serving.packaging.users_code import first_line, users_place
+from tessera.users_code import first_line, users_place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +131,9 @@ def make_servable(
     left_out = find_hashers(module).keys() - watch.elsewhere
     if left_out:
         packed = with_stored_tables(module, found, tables, schema, backend, left_out=left_out)
-    schema = module_schema(
-        inputs, arguments, found, specs, output_specs(outputs, arguments.batch_size)
+    schema = with_vocabularies(
+        module_schema(inputs, arguments, found, specs, output_specs(outputs, arguments.batch_size)),
+        vocabulary_features(module),
     )
     unpadded, padded = (
         Predict(packed, arguments.kinds, schema, outputs, padded=padded).eval()

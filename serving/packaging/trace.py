@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 
 from tessera.errors import UserError
 from tessera.serving.packaging.collections.hashing import values_in
-from tessera.serving.packaging.users_code import first_line, users_place
+from tessera.users_code import first_line, users_place
 
 # Their Python looks at shapes, but TorchScript compiles them whole.
 _TORCHS_LEAVES = (

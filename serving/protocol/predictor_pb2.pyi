@@ -14,18 +14,20 @@ class FloatFeatures(_message.Message):
     def __init__(self, num_features: _Optional[int] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class SparseFeatures(_message.Message):
-    __slots__ = ("num_features", "lengths", "values", "weights", "values_int64")
+    __slots__ = ("num_features", "lengths", "values", "weights", "values_int64", "values_bytes")
     NUM_FEATURES_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     VALUES_INT64_FIELD_NUMBER: _ClassVar[int]
+    VALUES_BYTES_FIELD_NUMBER: _ClassVar[int]
     num_features: int
     lengths: bytes
     values: bytes
     weights: bytes
     values_int64: bytes
-    def __init__(self, num_features: _Optional[int] = ..., lengths: _Optional[bytes] = ..., values: _Optional[bytes] = ..., weights: _Optional[bytes] = ..., values_int64: _Optional[bytes] = ...) -> None: ...
+    values_bytes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, num_features: _Optional[int] = ..., lengths: _Optional[bytes] = ..., values: _Optional[bytes] = ..., weights: _Optional[bytes] = ..., values_int64: _Optional[bytes] = ..., values_bytes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class SharedFeatures(_message.Message):
     __slots__ = ("names", "num_rows", "features", "row_index")

@@ -5,6 +5,7 @@ The folders are the request's way through the program; cpp_server/src has the sa
     front/         what answers on the ports
       grpc_front       bytes in; the only file that knows gRPC; hang_up ends its connections
       message_receiver bounds what messages hold while they are being received
+      unpacking        compressed messages, with a bound
       predict_service  one call from its bytes to its answer; counts how it ended
       wire_protocol    what differs between Predict and ModelInfer
       admission        which calls may come in; byte_budget: what they may hold

@@ -54,6 +54,10 @@ EXIT_NOT_DRAINED = 1
 _FLUSH_SECONDS = 1.0
 """How long the last answers may take from the handler to the socket."""
 
+_COLLECT_OBJECTS = 50_000
+"""New objects after which they are looked at for cycles.  gRPC makes two objects of each header of a call, up to half a
+million of a hostile one, and by default every 700 of them were a reason to look."""
+
 _QUIET_SECONDS = 0.05
 """When no call has come for so long, every client has seen that the server drains."""
 _QUIET_TRIES = 20
@@ -348,6 +352,7 @@ class Server:
                 # What is loaded stays: it need not be looked at by every later collection.
                 gc.collect()
                 gc.freeze()
+                gc.set_threshold(_COLLECT_OBJECTS)
             self._log.info("signal", number=await signalled)
             loading.cancel()
         except UserError:

@@ -80,7 +80,7 @@ def main() -> int:
             f"{'+MiB':>7}{'fds':>6}  verdict"
         )
         for name in given.floods or FLOODS:
-            outcome = attack(name, server, client, given.seconds)
+            outcome = attack([name], server, client, given.seconds)
             calls = sum(outcome.ends.values())
             back = settled(
                 server,

@@ -1,4 +1,4 @@
-"""One flood against one server: sent from another process while a polite client is served and the server watched."""
+"""Floods against one server: sent from another process while a polite client is served and the server watched."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.attack import grpc_floods, http_floods
-from tests.attack.pouring import Flood
+from tests.attack.pouring import Flood, Sent
 from tests.attack.watching import Footprint, Peak, PoliteClient, footprint
 
 FLOODS: dict[str, Flood] = {**grpc_floods.FLOODS, **http_floods.FLOODS}
@@ -30,12 +31,9 @@ class Server:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one flood did. ``most`` and ``before`` are the server's footprint at worst and before it."""
+    """What floods did together. ``most`` and ``before`` are the server's footprint at worst and before them."""
 
-    flood: str
-    sent_bytes: int
-    connections: int
-    closed_by_server: int
+    sent: dict[str, Sent]
     ends: Counter[str]
     median_s: float
     p99_s: float
@@ -44,16 +42,25 @@ class Outcome:
     most: Footprint
 
     @property
+    def sent_bytes(self) -> int:
+        return sum(one.bytes for one in self.sent.values())
+
+    @property
+    def connections(self) -> int:
+        return sum(one.connections for one in self.sent.values())
+
+    @property
     def grew_bytes(self) -> int:
         return self.most.resident_bytes - self.before.resident_bytes
 
 
-def start_flood(flood: Flood, server: Server, seconds: float) -> subprocess.Popen[str]:
-    address = server.address if flood.port == "grpc" else server.http_address
+def start_floods(names: Sequence[str], server: Server, seconds: float) -> subprocess.Popen[str]:
+    """A process that sends all floods of ``names`` at once."""
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "tests.attack.pouring", flood.name, "--address", address),
-            *("--request", str(server.request), "--seconds", str(seconds)),
+            *(sys.executable, "-m", "tests.attack.pouring", *names, "--grpc", server.address),
+            *("--http", server.http_address, "--request", str(server.request)),
+            *("--seconds", str(seconds)),
         ],
         stdout=subprocess.PIPE,
         text=True,
@@ -61,22 +68,18 @@ def start_flood(flood: Flood, server: Server, seconds: float) -> subprocess.Pope
     )
 
 
-def attack(name: str, server: Server, client: PoliteClient, seconds: float) -> Outcome:
-    """Runs flood ``name`` for ``seconds`` with ``client`` beside it."""
+def attack(names: Sequence[str], server: Server, client: PoliteClient, seconds: float) -> Outcome:
+    """Runs the floods ``names`` at once for ``seconds`` with ``client`` beside them."""
     client.latencies_s.clear()
     client.ends.clear()
     with Peak(server.pid) as peak:
-        flood = start_flood(FLOODS[name], server, seconds)
+        flood = start_floods(names, server, seconds)
         client.run(lambda: flood.poll() is not None)
     output, _ = flood.communicate()
     if flood.returncode != 0:
-        raise RuntimeError(f"the flood {name} ended with status {flood.returncode}")
-    sent = json.loads(output)
+        raise RuntimeError(f"the floods {names} ended with status {flood.returncode}")
     return Outcome(
-        flood=name,
-        sent_bytes=sent["bytes"],
-        connections=sent["connections"],
-        closed_by_server=sent["closed_by_server"],
+        sent={name: Sent(**one) for name, one in json.loads(output).items()},
         ends=Counter(client.ends),
         median_s=client.median_s(),
         p99_s=client.quantile_s(0.99),

@@ -1,6 +1,7 @@
 """Sends floods from a process of its own, so that the polite client beside it measures the server and not us.
 
-``python -m tests.attack.pouring NAME --address HOST:PORT --request FILE --seconds S`` prints what was sent as JSON.
+``python -m tests.attack.pouring NAME... --grpc HOST:PORT --http HOST:PORT --request FILE --seconds S`` sends all that are
+named at once and prints what was sent of each as JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 RECONNECT_S = 0.01
@@ -163,11 +164,15 @@ class Place:
             self._rest = self._rest[count:]
 
 
-def pour(flood: Flood, target: Target, seconds: float) -> Sent:
-    """Sends ``flood`` for ``seconds``, then aborts every connection."""
-    sent = Sent()
+def pour(floods: Mapping[Flood, Target], seconds: float) -> dict[str, Sent]:
+    """Sends each of ``floods`` to its target for ``seconds``, all at once, then aborts every connection."""
+    sent = {flood.name: Sent() for flood in floods}
     selector = selectors.DefaultSelector()
-    places = [Place(flood, target, sent, selector) for _ in range(flood.connections)]
+    places = [
+        Place(flood, target, sent[flood.name], selector)
+        for flood, target in floods.items()
+        for _ in range(flood.connections)
+    ]
     end = time.monotonic() + seconds
     while (now := time.monotonic()) < end:
         for place in places:
@@ -184,14 +189,17 @@ def main() -> int:
 
     floods = {**grpc_floods.FLOODS, **http_floods.FLOODS}
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("name", choices=sorted(floods))
-    parser.add_argument("--address", required=True, help="HOST:PORT of the port it is meant for")
+    parser.add_argument("names", nargs="+", choices=sorted(floods), metavar="NAME")
+    parser.add_argument("--grpc", required=True, help="HOST:PORT of the gRPC port")
+    parser.add_argument("--http", required=True, help="HOST:PORT of the HTTP port")
     parser.add_argument("--request", type=Path, required=True, help="a PredictionRequest's bytes")
     parser.add_argument("--seconds", type=float, default=10.0)
     given = parser.parse_args()
-    target = Target(given.address, given.request.read_bytes())
-    sent = pour(floods[given.name], target, given.seconds)
-    print(json.dumps(dataclasses.asdict(sent)))
+    request = given.request.read_bytes()
+    targets = {"grpc": Target(given.grpc, request), "http": Target(given.http, request)}
+    named = [floods[name] for name in given.names]
+    sent = pour({flood: targets[flood.port] for flood in named}, given.seconds)
+    print(json.dumps({name: dataclasses.asdict(one) for name, one in sent.items()}))
     return 0
 
 

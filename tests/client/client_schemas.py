@@ -22,7 +22,7 @@ def schema(*, dense=2, features=None, missing="nan"):
     return InputSchema(
         dense_features=tuple(f"I{i}" for i in range(dense)),
         dense_missing=missing,
-        dense_transform="none",
+        dense_columns=("",) * dense,
         features=tuple(features),
         outputs=(OutputSpec(name="default", width=1),),
     )

@@ -230,7 +230,9 @@ def test_flags_that_the_parser_refuses(flags, capsys):
     with pytest.raises(SystemExit) as caught:
         predict(*flags)
     assert caught.value.code == 2
-    assert "usage" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert said.endswith("; see tessera predict --help\n")
 
 
 def test_input_that_is_no_text(server, tmp_path, capsys):

@@ -21,12 +21,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tessera.serving.protocol import predictor_pb2 as pb
+from tests.package_factory import string_columns
 from tests.patience import PATIENCE_S
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TIMEOUT_S = PATIENCE_S
 
-MODELS = {"ranker": {"version": "3"}, "other": {"seed": 1}}
+MODELS = {"ranker": {"version": "3", "columns": string_columns()}, "other": {"seed": 1}}
 """The packages of the suite and how `make_package` makes them."""
 
 LIMITS = ("--max-request-samples", "1000", "--max-request-ids", "100000")

@@ -16,6 +16,7 @@ from tests.conformance.conformance_harness import (
     cpp_program,
 )
 from tests.package_factory import make_package
+from tests.packaging.archives import as_version_3
 
 
 def pytest_addoption(parser):
@@ -58,7 +59,11 @@ def package(request, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def other_package(request, tmp_path_factory):
-    return suite_package(request, tmp_path_factory, "other")
+    """As version 3 of the format has it, where the suite writes it."""
+    path = suite_package(request, tmp_path_factory, "other")
+    if request.config.getoption("--packages", None):
+        return path
+    return as_version_3(path, path.with_name("old.pt"))
 
 
 @pytest.fixture(scope="session")
@@ -100,6 +105,7 @@ class Drawn:
     """Random valid requests of a package's schema."""
 
     def __init__(self, schema, *, seed=0, max_bag=5):
+        self.schema = schema
         self._drawer = RequestDrawer(
             schema, Draw(ids="uniform", bags="uniform", max_bag=max_bag), seed=seed
         )

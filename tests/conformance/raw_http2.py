@@ -66,16 +66,23 @@ class Http2Client:
     def __exit__(self, *_):
         self._socket.close()
 
-    def call(self, message, *, announced=None):
-        """Begin a call whose message is said to have ``announced`` bytes; returns its stream."""
+    def call(self, message, *, announced=None, encoding=None):
+        """Begin a call; returns its stream.
+
+        Args:
+            message: what is sent of the call's message.
+            announced: bytes that the message is said to have.
+            encoding: how the message is said to be compressed.
+        """
         stream, self._next = self._next, self._next + 2
         size = len(message) if announced is None else announced
         self._windows[stream] = self._initial
         self._unsent[stream] = (
-            memoryview(struct.pack(">BI", 0, size) + message),
+            memoryview(struct.pack(">BI", encoding is not None, size) + message),
             len(message) >= size,
         )
-        self._outgoing += frame(HEADERS, END_HEADERS, stream, CALL)
+        said = b"" if encoding is None else literal("grpc-encoding", encoding)
+        self._outgoing += frame(HEADERS, END_HEADERS, stream, CALL + said)
         return stream
 
     def turn(self):

@@ -1,5 +1,7 @@
 """Both servers give the same answer, status and message to the same bytes, good or bad."""
 
+import functools
+
 import grpc
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from tessera.serving.protocol import predictor_pb2 as pb
 from tests.conformance.conformance_harness import RunningServer
 from tests.kserve_messages import infer, infer_request, raw_infer
 from tests.patience import PATIENCE_S
+from tests.string_requests import in_both_forms, infer_with_strings
 
 ROUNDS = 1500
 
@@ -49,6 +52,8 @@ def test_mutated_requests(pair, draw_with):
     for round_number in range(ROUNDS):
         B = int(rng.integers(1, 4))
         message = drawn.ranking(B) if rng.random() < 0.3 else drawn.samples(B)
+        if rng.random() < 0.3:
+            message = in_both_forms(message, drawn.schema)[1]
         content = mutated(rng, message.SerializeToString())
         one, two = (comparable(*server.outcome(content)) for server in pair)
         assert one == two, (round_number, content)
@@ -85,7 +90,10 @@ def test_mutated_infer_requests(pair, draw_with):
     seen = {}
     for round_number in range(ROUNDS):
         message = drawn.samples(int(rng.integers(1, 4)))
-        request = infer_request(message, typed=rng.random() < 0.5, id="x")
+        ids, strings = in_both_forms(message, drawn.schema)
+        make = infer_request if rng.random() < 0.7 else functools.partial(infer_with_strings, ids)
+        given = strings if make is not infer_request else message
+        request = make(given, typed=rng.random() < 0.5, id="x")
         if rng.random() < 0.3:
             request.parameters["timeout"].int64_param = 50_000_000
             request.parameters["priority"].uint64_param = 5

@@ -1,12 +1,14 @@
 """Memory stays bounded, whoever sends how much and reads how little, and the server lives on."""
 
 import contextlib
+import gzip
 import time
 from collections import Counter
 from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tessera.serving.protocol import predictor_pb2 as pb
 from tests.conformance.conformance_harness import (
@@ -87,22 +89,49 @@ def wait_until_answered(server, expected):
     assert scores_of(server.predict(LARGE)).tobytes() == expected
 
 
-def test_a_full_server_says_what_is_full(kind, package):
+@contextlib.contextmanager
+def another_connection(server):
+    """Predict, as bytes, by a connection of its own."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(server.address, options=options) as channel:
+        yield channel.unary_unary("/predictor.Predictor/Predict")
+
+
+def test_what_is_full_is_said(kind, package):
+    """A connection may have half of the server's bytes, and all connections together may have all."""
     flags = ["--max-batch-samples", 10**6, "--max-batch-ids", 10**8]
-    with waiting_server(kind, package, *FLAGS, *flags) as server:
-        waiting = [server.start(LARGE) for _ in range(4)]
-        server.wait_for(queued(server, 4))
-        code, text = server.outcome(LARGE.SerializeToString())
-        brings = 16_384 + LARGE.ByteSize() + SAMPLE_BYTES * SAMPLES
-        assert (code, text) == (
+    content = LARGE.SerializeToString()
+    brings = 16_384 + LARGE.ByteSize() + SAMPLE_BYTES * SAMPLES
+
+    def refusal(call):
+        with pytest.raises(grpc.RpcError) as caught:
+            call(content, timeout=TIMEOUT_S)
+        return caught.value.code().name, caught.value.details()
+
+    with waiting_server(kind, package, *FLAGS, *flags) as server, contextlib.ExitStack() as stack:
+        second, third = (stack.enter_context(another_connection(server)) for _ in range(2))
+        waiting = []
+        for call in (server.raw, second):
+            for _ in range(2):
+                waiting.append(call.future(content, timeout=TIMEOUT_S))
+                server.wait_for(queued(server, len(waiting)))
+            if call is server.raw:
+                assert refusal(call) == (
+                    "RESOURCE_EXHAUSTED",
+                    (
+                        f"the connection has its share: requests and answers of it take {2 * brings} bytes "
+                        f"(limit {INFLIGHT_BYTES // 2}), this request brings {brings}; try again later"
+                    ),
+                )
+        assert refusal(third) == (
             "RESOURCE_EXHAUSTED",
             (
                 f"the server is full: requests and answers in it take {4 * brings} bytes (limit "
                 f"{INFLIGHT_BYTES}), this request brings {brings}; try again later"
             ),
         )
-        assert server.value("tessera_rejected_total", model="ranker", reason="queue_full") == 1
-        assert server.value("tessera_requests_total", code="RESOURCE_EXHAUSTED") == 1
+        assert server.value("tessera_rejected_total", model="ranker", reason="queue_full") == 2
+        assert server.value("tessera_requests_total", code="RESOURCE_EXHAUSTED") == 2
         server.signal()
         assert all(call.result(TIMEOUT_S) for call in waiting)
         assert server.exit_status() == 0
@@ -152,16 +181,64 @@ def test_a_flood_of_large_requests(kind, package):
         assert 0 < refused <= ends["RESOURCE_EXHAUSTED"]
 
 
-def test_compressed_messages_are_refused_before_they_are_unpacked(kind, package):
+COMPRESSIONS = (grpc.Compression.Gzip, grpc.Compression.Deflate)
+
+
+def test_compressed_messages_are_answered_as_others(kind, package):
+    with bounded(kind, package) as (server, expected):
+        for compression in COMPRESSIONS:
+            answer = server.predict(LARGE, compression=compression)
+            assert scores_of(answer).tobytes() == expected
+        # Health checks are compressed where that makes them shorter.
+        with grpc.insecure_channel(server.address) as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            for compression in COMPRESSIONS:
+                with pytest.raises(grpc.RpcError) as caught:
+                    check(
+                        health_pb2.HealthCheckRequest(service="x" * 10_000),
+                        compression=compression,
+                        timeout=TIMEOUT_S,
+                    )
+                assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_messages_are_not_unpacked_beyond_the_limit(kind, package):
     with RunningServer(kind, "--model", package, *FLAGS) as server:
         server.predict(LARGE)
         before = memory(server)
-        with pytest.raises(grpc.RpcError) as caught:
-            server.raw(bytes(400 * MIB), compression=grpc.Compression.Gzip, timeout=TIMEOUT_S)
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        assert "gzip" in caught.value.details()
+        for compression in COMPRESSIONS:
+            with pytest.raises(grpc.RpcError) as caught:
+                server.raw(bytes(400 * MIB), compression=compression, timeout=TIMEOUT_S)
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert caught.value.details() == (
+                f"the message unpacks to more than {8 * MIB} bytes, which is the limit"
+            )
         assert grew_less(server, before, 100 * MIB)
         server.predict(LARGE)
+
+
+def test_damaged_compressed_messages_are_invalid(kind, package, drawn):
+    packed = gzip.compress(drawn.samples(100).SerializeToString())
+    changed = bytearray(packed)
+    changed[len(packed) // 2] ^= 0x55
+    contents = (packed[:-1], packed + b"x", bytes(changed), packed[:4] + bytes(100))
+    with RunningServer(kind, "--model", package, *FLAGS) as server:
+
+        def send(content, encoding):
+            with Http2Client(server.address) as client:
+                client.call(content, encoding=encoding)
+                pump([client], enough=lambda: client.ended)
+                assert client.ended
+                assert not client.closed
+
+        for content in contents:
+            send(content, "gzip")
+        assert server.value("tessera_requests_total", code="INVALID_ARGUMENT") == len(contents)
+        assert server.value("tessera_rejected_total", reason="invalid") == len(contents)
+        send(packed, "gzip")
+        assert server.value("tessera_requests_total", code="OK") == 1
+        send(packed, "snappy")
+        assert server.value("tessera_requests_total", code="OK") == 1
 
 
 def pump(clients, enough=lambda: False):
@@ -203,14 +280,15 @@ def test_answers_that_nobody_reads(kind, package, drawn):
                 client.call(content)
 
         # Answers fill the server until it refuses.  A refusal is not a message, so it does not wait.
-        def ended():
+        # Calls beyond the connection's streams end before, and are not refused by the server's budget.
+        def refused():
             pump(clients)
-            return sum(len(client.ended) for client in clients)
+            return server.value("tessera_rejected_total", reason="queue_full")
 
-        server.wait_for(lambda: ended() and server.value("tessera_queue_requests") == 0)
+        server.wait_for(lambda: refused() and server.value("tessera_queue_requests") == 0)
         waiting = server.value("tessera_requests_total", model="ranker", code="OK") - 1
         assert 0 < 16_384 * waiting < INFLIGHT_BYTES
-        assert server.value("tessera_rejected_total", reason="queue_full") > 0
+        assert sum(len(client.ended) for client in clients) > 0
 
 
 def test_shared_rows_that_nobody_uses_are_bounded(kind, package):

@@ -36,7 +36,7 @@ def package_for(tmp_path_factory):
         if name not in written:
             written[name] = folder / f"{name}.pt"
             options = PackageOptions(name="ranker", version="3", backend="tessera", **chosen)
-            write_model(make_model(), written[name], options, dense_transform="none")
+            write_model(make_model(), written[name], options)
         return written[name]
 
     return write

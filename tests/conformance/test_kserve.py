@@ -327,7 +327,7 @@ INVALID = [
     (edit_unknown, f"input 'dense' is unknown; this model has {INPUTS}"),
     (edit_datatype, "float_features has datatype 'FP64', expected FP32"),
     (edit_datatype_of_values, ("id_list_features_values has datatype 'UINT64', expected INT64 or "
-     "INT32")),
+     "INT32 or BYTES")),
     (edit_rank, "float_features.shape has 1 dimensions, expected 2"),
     (edit_no_shape, "id_list_features_lengths.shape has 0 dimensions, expected 1"),
     (edit_negative_dimension, "float_features.shape[0] is -1, expected 0 to 2147483647"),

@@ -33,8 +33,7 @@ def read_line(line: bytes) -> PlainRow | str:
             continue
         if not re.fullmatch(rb"-?[0-9]{1,18}", text):
             return name
-        value = int(text)
-        dense.append(math.copysign(math.log1p(abs(value)), value))
+        dense.append(float(text))
     for name, text in zip(fmt.SPARSE_NAMES, fields[14:], strict=True):
         if not re.fullmatch(rb"[0-9a-fA-F]{0,8}", text):
             return name

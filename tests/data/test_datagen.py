@@ -63,8 +63,7 @@ def slow_logit(model: GeneratingModel, rank_of: list[dict[int, int]], row: plain
         if math.isnan(value):
             dense += column.missing_effect
             continue
-        integer = round(math.copysign(math.expm1(abs(value)), value))
-        t = (math.log1p(integer + column.shift) - column.location) / column.spread
+        t = (math.log1p(value + column.shift) - column.location) / column.spread
         dense += column.slope * t + column.curvature * (t * t - 1)
     ranks = [
         None if value is None else ranks[value]

@@ -9,8 +9,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tessera.training.data import loader as loader_module
+from tessera.training.data import dataset as dataset_module
 from tessera.training.data.batch import Batch, make_batch
+from tessera.training.data.columns import FeatureColumns, LabelColumn, SparseColumn
 from tessera.training.data.dataset import DatasetView
 from tessera.training.data.loader import BatchLoader
 
@@ -18,9 +19,7 @@ from tessera.training.data.loader import BatchLoader
 class Numbers:
     """Row ``i`` has label ``i``; remembers how many batches it made."""
 
-    dense_names = ()
-    sparse_names = ("a",)
-    dense_transform = ""
+    columns = FeatureColumns(sparse=(SparseColumn(name="a"),), labels=(LabelColumn(name="label"),))
 
     def __init__(self, size: int, fail_at: int | None = None) -> None:
         self.size, self.made, self.fail_at = size, 0, fail_at
@@ -62,8 +61,8 @@ def flat(batches: list[list[int]]) -> list[int]:
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of 3 blocks of 5 rows, so that a few dozen rows need several."""
-    monkeypatch.setattr(loader_module, "BLOCK_ROWS", 5)
-    monkeypatch.setattr(loader_module, "WINDOW_BLOCKS", 3)
+    monkeypatch.setattr(dataset_module, "BLOCK_ROWS", 5)
+    monkeypatch.setattr(dataset_module, "WINDOW_BLOCKS", 3)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

@@ -20,6 +20,7 @@ from tessera.training.data.movielens import (
 )
 from tessera.training.data.movielens_read import Item, MovieLens, User, read_movielens
 from tessera.training.data.opening import open_data
+from tessera.training.transforms.preprocessor import Preprocessor
 
 
 def bags(batch: Batch, row: int) -> dict[str, list[int]]:
@@ -82,9 +83,11 @@ def test_the_100k_layout(tmp_path: Path) -> None:
     assert bags(batch, 3)["history"] == [1, 2]
     assert bags(batch, 3)["year"] == []
     # Row 3, of user 1, after two positive ratings, of an item that nobody rated before.
-    np.testing.assert_allclose(
-        batch.dense_features[3], [math.log(3), math.log(4.5 / 2.5), 0.0, 0.0], rtol=1e-6
+    assert batch.dense_features[3].tolist() == [2, 2, 0, 0]
+    dense, _ = Preprocessor(dataset.columns.transforms())(
+        batch.dense_features, batch.sparse_features
     )
+    np.testing.assert_allclose(dense[3], [math.log(3), math.log(4.5 / 2.5), 0.0, 0.0], rtol=1e-6)
 
 
 def test_the_1m_layout(tmp_path: Path) -> None:
@@ -151,15 +154,15 @@ def slow_features(tables: MovieLens, max_history: int) -> list[dict[str, object]
 def assert_features(dataset: MovieLensDataset, expected: list[dict[str, object]]) -> None:
     assert len(dataset) == len(expected)
     batch = dataset.batch(np.arange(len(expected)))
+    preprocessor = Preprocessor(dataset.columns.transforms())
+    dense, _ = preprocessor(batch.dense_features, batch.sparse_features)
     for row, features in enumerate(expected):
         found = bags(batch, row)
         assert found["user"] == [features["user"]]
         assert found["item"] == [features["item"]]
         assert found["history"] == features["history"]
         assert float(batch.labels[row]) == features["label"]
-        np.testing.assert_allclose(
-            batch.dense_features[row], features["dense"], rtol=1e-6, atol=1e-6
-        )
+        np.testing.assert_allclose(dense[row], features["dense"], rtol=1e-6, atol=1e-6)
 
 
 def save(tables: MovieLens, folder: Path) -> None:

@@ -272,18 +272,22 @@ def test_features_of_one_kind_and_one_width(  # noqa: PLR0917 (hypothesis draws 
     assert torch.equal(ours.cpu(), plain)
 
 
-def test_the_dense_vector_fills_the_gap(device):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("gap", "apart"), [(8, 0), (128, 8), (6, 3), (1, 0), (520, 0), (0, 0)])
+def test_the_dense_vector_fills_the_gap(device, gap, apart, dtype):
     generator = torch.Generator().manual_seed(3)
     packed = pack_tables([random_table(generator, 4, 16, FLOAT16)])
-    plan = make_plan([FeatureLookup(table=packed.places[0], out_column=8)])
-    dense = torch.randn(3, 8, generator=generator)
-    indices, lengths = torch.tensor([0, 1, 2]), torch.tensor([1, 0, 2])
-    expected, _ = reference.lookup(packed.weights, plan, indices, lengths, 24)
-    expected[:, :8] = dense
-    weights, plan, indices, lengths, dense = on(
-        device, packed.weights, plan, indices, lengths, dense
+    plan = make_plan([FeatureLookup(table=packed.places[0], out_column=gap)])
+    lengths = torch.randint(0, 3, (70,), generator=generator)
+    indices = torch.randint(0, 4, (int(lengths.sum()),), generator=generator)
+    width = gap + 16
+    expected, _ = reference.lookup(packed.weights, plan, indices, lengths, width, dtype=dtype)
+    wide = torch.randn(70, gap + apart, generator=generator).to(dtype)
+    expected[:, :gap] = wide[:, apart:]
+    weights, plan, indices, lengths, wide = on(device, packed.weights, plan, indices, lengths, wide)
+    ours = torch.ops.tessera.lookup(
+        weights, plan, indices, lengths, width, dense=wide[:, apart:], dtype=dtype
     )
-    ours = torch.ops.tessera.lookup(weights, plan, indices, lengths, 24, dense=dense)
     assert torch.equal(ours.cpu(), expected)
 
 

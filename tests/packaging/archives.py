@@ -37,6 +37,33 @@ def with_manifest(source: Path, path: Path, change: Callable[[dict[str, Any]], N
     return write_records(path, records)
 
 
+def in_version_3(data: dict[str, Any]) -> dict[str, Any]:
+    """A manifest's fields as version 3 of the format has them."""
+    since_4 = {"strings", "column", "weights_column", "many", "max_length", "keep"}
+    schema = data["schema"]
+    features = [
+        {key: value for key, value in feature.items() if key not in since_4}
+        for feature in schema["features"]
+    ]
+    old = {
+        "dense_features": schema["dense_features"],
+        "dense_missing": schema["dense_missing"],
+        "dense_transform": "log1p",
+        "features": features,
+        "outputs": schema["outputs"],
+    }
+    return {**data, "format_version": 3, "schema": old}
+
+
+def as_version_3(source: Path, path: Path) -> Path:
+    """A copy of a package as version 3 of the format has it: another manifest, the same model."""
+
+    def change(data: dict[str, Any]) -> None:
+        data.update(in_version_3(data))
+
+    return with_manifest(source, path, change)
+
+
 def with_record(source: Path, path: Path, name: str, content: bytes) -> Path:
     """A copy with another record, which the manifest lists as it is."""
     records = {**read_records(source), name: content}

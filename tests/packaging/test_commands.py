@@ -72,7 +72,6 @@ def test_a_run_is_packaged_measured_and_summarized(
     assert all(table.name in printed for table in manifest.tables)
     assert f"wrote {out}" in printed
     assert manifest.source["step"] == str(load_trained(run).step)
-    assert manifest.schema.dense_transform
     assert manifest.training_metrics["valid"]["auc"] == pytest.approx(
         manifest.evaluation.fp32.auc, abs=1e-4
     )

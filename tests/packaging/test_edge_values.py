@@ -17,7 +17,7 @@ from tessera.serving.package.generate import HEADER, header
 from tessera.serving.package.manifest import MANIFEST_RECORD, Manifest
 from tessera.serving.package.records import Records
 from tests.attack.packages import SERVER, in_this_process
-from tests.packaging.archives import read_records, write_records
+from tests.packaging.archives import in_version_3, read_records, write_records
 from tests.patience import PATIENCE_S
 
 READER = SERVER.parent / "tests" / "read_manifests"
@@ -147,9 +147,24 @@ def hostile(data: dict[str, Any]) -> list[bytes]:
     ]
 
 
+def mixed_versions(data: dict[str, Any]) -> list[bytes]:
+    """Version 3 with each of its schema's fields damaged, and fields of one version in the other."""
+    old = in_version_3(data)
+    in_schema = [path for path in places(old) if path[0] in {"schema", "format_version"}]
+    return [
+        *(with_raw(old, path, raw) for path in in_schema for raw in RAW),
+        whole(data, format_version=3),
+        whole(old, format_version=4),
+        whole(data, schema={**data["schema"], "dense_transform": "log1p"}),
+        whole(old, schema={**old["schema"], "string_hash": "xxh64"}),
+        whole(data, schema={**data["schema"], "dense_columns": []}),
+        whole(data, schema={**data["schema"], "dense_columns": ["x"] * 5}),
+    ]
+
+
 def test_both_readers_decide_alike_and_say_why(manifest: dict[str, Any], tmp_path: Path) -> None:
     cases = [with_raw(manifest, path, raw) for path in places(manifest) for raw in RAW]
-    cases += [whole(manifest), *hostile(manifest)]
+    cases += [whole(manifest), *hostile(manifest), *mixed_versions(manifest)]
     assert len(cases) > 3000
     found = [python_refusal(case) for case in cases]
     assert any(not reason for reason in found)
@@ -157,6 +172,8 @@ def test_both_readers_decide_alike_and_say_why(manifest: dict[str, Any], tmp_pat
         assert len(reason.splitlines()) <= 1, reason
         assert reason.isprintable(), (case[:300], reason)
     assert python_refusal(whole(manifest)) == ""
+    assert python_refusal(whole(in_version_3(manifest))) == ""
+    assert [bool(reason) for reason in found[-6:]] == [True] * 6
     if not READER.exists():
         pytest.skip("the C++ reader is not built (make build)")
     for case, ours, theirs in zip(cases, found, cpp_refusals(tmp_path, cases), strict=True):

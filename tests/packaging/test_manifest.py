@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from tessera.serving.package.manifest import FORMAT_VERSION, Evaluation, Manifest, Quality
+from tessera.serving.package.manifest import (
+    FORMAT_VERSION,
+    OLDEST_FORMAT_VERSION,
+    Evaluation,
+    Manifest,
+    Quality,
+)
 from tessera.serving.package.records import Records
 
 
@@ -56,7 +62,7 @@ def set_at(path: str, value: object) -> Any:
     [
         (
             set_at("format_version", 99),
-            rf"format_version is 99, this tessera reads {FORMAT_VERSION}",
+            rf"format_version is 99, this tessera reads {OLDEST_FORMAT_VERSION} to {FORMAT_VERSION}",
         ),
         (set_at("format_version", None), "format_version is missing"),
         (set_at("name", None), "manifest: missing key 'name'"),

@@ -55,10 +55,9 @@ def test_the_manifest_describes_the_model(tmp_path: Path) -> None:
         source={"checkpoint": "step-9.pt", "step": "9"},
         metrics={"valid": {"auc": 0.7, "calibration": None}},
     )
-    manifest = write_model(model, tmp_path / "m.pt", OPTIONS, origin=origin, dense_transform="log")
+    manifest = write_model(model, tmp_path / "m.pt", OPTIONS, origin=origin)
     assert Records(tmp_path / "m.pt").manifest() == manifest
     assert [feature.name for feature in manifest.schema.features] == list(FEATURES)
-    assert manifest.schema.dense_transform == "log"
     assert manifest.source == origin.source
     assert manifest.training_metrics == origin.metrics
     assert manifest.evaluation is None
@@ -164,7 +163,7 @@ def test_names_are_simple_words(field: str, value: str) -> None:
 def test_unknown_types_and_backends_are_named() -> None:
     with pytest.raises(UserError, match="dtype 'int9' is unknown"):
         PackageOptions(name="m", dtype="int9")
-    with pytest.raises(UserError, match="backend 'mine' is unknown; give one of tessera, fb"):
+    with pytest.raises(UserError, match="backend is 'mine'; give one of tessera, fb"):
         PackageOptions(name="m", backend="mine")
 
 
@@ -179,7 +178,7 @@ def test_a_place_that_cannot_be_written_is_named_before_the_work(tmp_path: Path)
 @pytest.mark.parametrize(
     ("broken", "error"),
     [
-        ("tessera.serving.package.replace._sync", OSError(28, "No space left on device")),
+        ("tessera.serving.package.replace.sync", OSError(28, "No space left on device")),
         ("torch.jit.save", RuntimeError("writer")),
     ],
 )

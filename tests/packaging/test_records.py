@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -27,10 +28,10 @@ from tessera.serving.package.layout import (
     read_layout,
 )
 from tessera.serving.package.loading import load_package, open_checked
-from tessera.serving.package.manifest import GOLDEN_RECORD, MANIFEST_RECORD
-from tessera.serving.package.records import PackageError
+from tessera.serving.package.manifest import GOLDEN_RECORD, MANIFEST_RECORD, Manifest
+from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.torchscript import expected_deprecation
-from tests.packaging.archives import read_records, with_manifest, write_records
+from tests.packaging.archives import as_version_3, read_records, with_manifest, write_records
 
 DAMAGES = 10_000
 
@@ -292,7 +293,18 @@ def test_a_model_without_manifest_is_refused(package: Path, tmp_path: Path) -> N
 
 def test_another_format_version_is_refused(package: Path, tmp_path: Path) -> None:
     path = with_manifest(package, tmp_path / "m.pt", lambda data: data.update(format_version=2))
-    refused(path, "format_version is 2, this tessera reads 3; package the model again")
+    refused(path, "format_version is 2, this tessera reads 3 to 4; package the model again")
+
+
+def test_version_3_is_read_as_it_was(package: Path, tmp_path: Path) -> None:
+    path = as_version_3(package, tmp_path / "m.pt")
+    old, new = Records(path).manifest(), Records(package).manifest()
+    assert (old.format_version, old.schema.dense_transform) == (3, "log1p")
+    assert not any(feature.strings for feature in old.schema.features)
+    # It is written again as it was.
+    assert Manifest.from_bytes(old.to_bytes()) == old
+    assert old.to_bytes() == read_records(path)[MANIFEST_RECORD]
+    assert dataclasses.replace(old, format_version=4, schema=new.schema) == new
 
 
 def test_a_manifest_of_two_meanings_is_refused(package: Path, tmp_path: Path) -> None:

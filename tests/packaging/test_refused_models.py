@@ -239,16 +239,21 @@ def no_tuple() -> nn.Module:
     return Bare()
 
 
+def leaves() -> None:
+    raise SystemExit(3)
+
+
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        ("user_models", "'user_models' is not of the form pkg.module:function"),
+        ("user_models", "--factory is 'user_models'; give pkg.module:function"),
         (
             "tests.packaging.user_models:nothing",
-            "has no attribute 'nothing'; give pkg.module:function",
+            "has no function nothing; it has",
         ),
-        ("no_such_module:f", "No module named 'no_such_module'"),
-        ("json:loads", "missing a required argument: 's'; name a function without arguments"),
+        ("no_such_module:f", "no_such_module cannot be imported; install it"),
+        ("tests.packaging.test_refused_models:leaves", "test_refused_models:leaves fails"),
+        ("json:loads", "missing a required argument: 's'; name a function that takes no arg"),
         (
             "tests.packaging.test_refused_models:no_tuple",
             "returned Bare; let it return the module, a ModelInputs",

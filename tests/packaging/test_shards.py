@@ -112,6 +112,8 @@ def test_any_mix_of_cuts_and_types_gives_the_bits_of_one_shard(data: st.DataObje
     backend = BACKENDS["tessera"]
     whole = OneLookup(backend.lookup(one, given_, names))
     spread = script(trace(OneLookup(backend.lookup(many, given_, names))))
+    rows = OneRows(backend.lookup_rows(one, features[:1]))
+    rows_spread = script(trace(OneRows(backend.lookup_rows(many, features[:1]))))
     for size in (1, data.draw(st.integers(2, 9))):
         lengths = torch.randint(0, 5, (len(given_) * size,), generator=generator, dtype=torch.int32)
         if data.draw(st.booleans()):
@@ -120,9 +122,6 @@ def test_any_mix_of_cuts_and_types_gives_the_bits_of_one_shard(data: st.DataObje
         ids = ids.to(data.draw(st.sampled_from([torch.int32, torch.int64])))
         weights = torch.rand(len(ids), generator=generator)
         assert torch.equal(spread(ids, lengths, weights), whole(ids, lengths, weights))
-        feature = features[0]
-        rows = OneRows(backend.lookup_rows(one, [feature]))
-        rows_spread = script(trace(OneRows(backend.lookup_rows(many, [feature]))))
         own = lengths[:size], ids[: int(lengths[:size].sum())]
         assert torch.equal(rows_spread(own[1], own[0]), rows(own[1], own[0]))
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tessera.serving.package.layout import ArchiveWriter
 from tessera.serving.package.records import Records
-from tessera.serving.package.storages import DATA_RECORD, byte_storages, resized
+from tessera.serving.package.storages import DATA_RECORD, byte_storages, resized, storage_bytes
 from tessera.serving.package.torchscript import expected_deprecation
 from tests.package_factory import make_package
 
@@ -107,6 +107,30 @@ def test_a_packages_tables_are_found(package: Path) -> None:
     largest = max(entry.bytes for entry in records.entries if entry.name.startswith("data/"))
     assert largest >= table_bytes
     assert largest in {e.bytes for e in records.entries if e.name.removeprefix("data/") in keys}
+
+
+@pytest.mark.parametrize(
+    ("opcodes", "reason"),
+    [
+        (b")" + b"\x85" * 1001, "its values lie in one another more than 1000 times"),
+        (b")" + b"\x85" * 200_000, "its values lie in one another more than 1000 times"),
+        (b"]" * 200_000 + b"a" * 199_999, "its values lie in one another more than 1000 times"),
+        (b"(" + b"N" * 600_000 + b"t", "it has more than 524288 opcodes"),
+        (b"]q\x01h\x01)a", "it fills a container that it has named again"),
+        (b"]2)a", "it fills a container that it has named again"),
+        (b"t", "is not as torch writes it"),
+    ],
+)
+def test_what_lies_too_deep_is_refused(opcodes: bytes, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        storage_bytes(b"\x80\x02" + opcodes + b".")
+
+
+def test_what_lies_as_deep_as_it_may_is_read() -> None:
+    assert storage_bytes(b"\x80\x02)" + b"\x85" * 1000 + b".") == {}
+    # A depth is that of the deepest value, and what was taken away does not count.
+    halves = b")" + b"\x85" * 999
+    assert storage_bytes(b"\x80\x02" + halves + b"0(" + halves + halves + b"t.") == {}
 
 
 def test_damage_ends_in_a_value_error_and_nothing_else(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A model that is plain arithmetic, a loader for it, and requests to send."""
 
+import dataclasses
 import io
 import threading
 import urllib.error
@@ -33,6 +34,10 @@ def feature(name, group="id_list", *, rows=100, hashing="none", out_of_range="re
     )
 
 
+def string_feature(name, **options):
+    return dataclasses.replace(feature(name, **options), strings=True)
+
+
 OUTPUTS = (OutputSpec(name="default", width=1), OutputSpec(name="pair", width=2))
 
 
@@ -53,7 +58,7 @@ def make_schema(
     return InputSchema(
         dense_features=tuple(f"d{i}" for i in range(dense)),
         dense_missing=missing,
-        dense_transform="none",
+        dense_columns=("",) * dense,
         features=tuple(features),
         outputs=tuple(outputs),
     )

@@ -188,3 +188,17 @@ def test_probes_are_answered_while_a_thousand_hold_connections():
             for _ in range(3):
                 client.sendall(GET)
                 assert client.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_a_body_is_not_waited_for():
+    """Its connection ends behind the answer, however much of the body is still to come."""
+
+    async def body():
+        with serving() as server:
+            reader, writer = await connect(server.thread.http_port)
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+            writer.write(b"1\r\nx\r\n" * 10)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 405 ")
+            await closed((reader, writer))
+
+    run(body)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.server.config import ModelLimits
-from tessera.serving.server.request.infer_decoder import TENSORS
+from tessera.serving.server.request.infer_tensors import TENSORS
 from tests.kserve_messages import DTYPES, FIELDS, infer_request, outputs_of, raw_infer
 from tests.patience import PATIENCE_S
 from tests.server.server_harness import config, request, scores_of, serving, value

@@ -15,12 +15,15 @@ def quick(monkeypatch):
     monkeypatch.setattr(message_receiver, "_LOOK_S", 0.01)
 
 
-def make(patience_s=60.0):
-    """Four are asked for at once, of which two may be slow; three wait."""
+def make(patience_s=60.0, prompt=("one", "other", "third")):
+    """Four are asked for at once, of which two may be slow; three wait.  Connections in ``prompt`` were quick."""
     max_bytes = 2 * 3 * (message_receiver.WINDOW_BYTES + message_receiver._CALL_BYTES)
-    return MessageReceiver(
+    into = MessageReceiver(
         max_bytes=max_bytes, max_message_bytes=max_bytes // 4, patience_s=patience_s
     )
+    for connection in prompt:
+        into._standing.tell(connection, prompt=True)
+    return into
 
 
 class Call:
@@ -186,5 +189,78 @@ def test_calls_that_their_clients_end_leave_their_places():
         assert calls[4].task.cancelled()
         assert calls[5].task.cancelled()
         assert into._free == 4
+
+    asyncio.run(body())
+
+
+def test_a_place_is_kept_for_prompt_connections():
+    async def body():
+        into = make(prompt=["good"])
+        stalled = [Call(into, f"bad-{number}") for number in range(6)]
+        await asyncio.sleep(0)
+        assert [call.asked for call in stalled] == [True] * 3 + [False] * 3
+        good = Call(into, "good")
+        await asyncio.sleep(0)
+        assert good.asked
+        good.bring()
+        assert await good.task == b"m"
+        assert not any(call.asked for call in stalled[3:])
+        for call in stalled:
+            call.task.cancel()
+        await asyncio.gather(*(call.task for call in stalled), return_exceptions=True)
+        assert (into._free, into._for_others) == (4, 3)
+
+    asyncio.run(body())
+
+
+def test_who_was_quick_is_prompt_and_who_was_refused_is_not():
+    async def body():
+        into = make(prompt=["was good"])
+        good, bad = Call(into, "good"), [Call(into, "was good") for _ in range(3)]
+        good.bring()
+        await good.task
+        await until(bad[2].task.done)
+        assert isinstance(bad[2].task.exception(), QueueFullError)
+        assert into._standing.is_prompt("good")
+        assert not into._standing.is_prompt("was good")
+        for call in bad[:2]:
+            call.bring()
+            await call.task
+
+    asyncio.run(body())
+
+
+def test_a_prompt_connection_takes_the_place_of_another_that_waits():
+    async def body():
+        into = make(prompt=["good"])
+        first = [Call(into, "good") for _ in range(4)]
+        others = [Call(into, f"other-{number}") for number in range(3)]
+        await asyncio.sleep(0)
+        late = Call(into, "good")
+        with pytest.raises(QueueFullError, match="3 messages wait to be read, 1 of them on this"):
+            await others[0].task
+        for call in [*first, *others[1:], late]:
+            call.bring()
+            assert await call.task == b"m"
+        assert (into._free, into._for_others) == (4, 3)
+
+    asyncio.run(body())
+
+
+def test_one_turn_of_four_is_not_a_prompt_connections():
+    async def body():
+        into = make(prompt=["good"])
+        into._max_waiting = 100
+        first = [Call(into, "good") for _ in range(4)]
+        waiting = [*(Call(into, "good") for _ in range(6)), Call(into, "other")]
+        await asyncio.sleep(0)
+        for call in first:
+            call.bring()
+            await call.task
+        await asyncio.sleep(0)
+        assert [call.asked for call in waiting] == [True] * 3 + [False] * 3 + [True]
+        for call in waiting:
+            call.bring()
+            assert await call.task == b"m"
 
     asyncio.run(body())

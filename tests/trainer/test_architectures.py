@@ -57,6 +57,10 @@ def wide(inputs, hidden=4):
     return Wide(inputs, hidden)
 
 
+def fails(inputs):
+    return {}["x"]
+
+
 def no_module(inputs):
     return None
 """
@@ -171,7 +175,7 @@ def test_a_module_of_the_users_is_trained_from_yaml(wide_module, tmp_path, capsy
     assert (tmp_path / "run" / "report.html").exists()
     trained = load_trained(tmp_path / "run")
     assert trained.model.arch.hidden.out_features == 3
-    assert trained.model.logit_layers() == ("arch.head",)
+    assert trained.model.logit_layers() == {"arch.head": (0,)}
     capsys.readouterr()
 
 
@@ -180,6 +184,8 @@ def test_a_module_of_the_users_is_trained_from_yaml(wide_module, tmp_path, capsy
     [
         ({"factory": "no_such_module:f"}, "no_such_module cannot be imported"),
         ({"factory": "my_wide:wade"}, "my_wide has no function wade; it has .*wide"),
+        ({"factory": "my_wide:fails"}, r"fails at .*my_wide.py:\d+ in fails: .* KeyError: 'x'"),
+        ({"factory": "my_wide:wide", "arguments": {"no": 1}}, "unexpected keyword argument 'no'"),
         ({"factory": "my_wide:no_module"}, "returned a NoneType; return a torch.nn.Module"),
         ({"factory": "my_wide:wide", "output_layers": ("tail",)}, "name one of hidden, head"),
     ],

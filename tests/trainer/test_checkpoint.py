@@ -12,10 +12,14 @@ import zipfile
 import pytest
 import torch
 
-from tessera.training.distributed.checkpoint.errors import CheckpointError
+from tessera.training.data.columns import FeatureColumns
+from tessera.training.data.criteo_format import COLUMNS as CRITEO
+from tessera.training.data.movielens import COLUMNS as MOVIELENS
+from tessera.training.distributed.checkpoint.basics import CheckpointError
 from tessera.training.trainer.checkpoint import load_checkpoint, prune_checkpoints
 from tessera.training.trainer.checkpoint_file import Checkpoint, write_file
 from tessera.training.trainer.files import checkpoint_path, latest_checkpoint, list_checkpoints
+from tessera.training.transforms.preprocessor import FittedSizes
 from tests import REPOSITORY, with_parent
 from tests.patience import PATIENCE_S
 
@@ -24,8 +28,9 @@ def make(step=1, rows=100, **changes):
     """A checkpoint whose every value tells its step."""
     content = {
         "config": {"train": {"epochs": step}},
+        "fitted": {},
+        "columns": {"labels": [{"name": "label"}]},
         "dense_names": ["I1"],
-        "dense_transform": "none",
         "sparse_names": ["C1"],
         "split_rows": [8, 1, 1],
         "progress": {"step": step, "loss_sum": 0.1 * step},
@@ -48,6 +53,30 @@ def test_round_trip(tmp_path):
     torch.testing.assert_close(read.model, written.model, rtol=0, atol=0)
     torch.testing.assert_close(read.rng, written.rng, rtol=0, atol=0)
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000000007.pt"]
+
+
+def first_version(data_format):
+    """A checkpoint as the first trainers wrote it: no columns, transforms only in words."""
+    content = vars(make(3, config={"data": {"format": data_format}}))
+    kept = {name: value for name, value in content.items() if name not in {"columns", "fitted"}}
+    return {"format": "tessera-checkpoint", "version": 1, "dense_transform": "log", **kept}
+
+
+@pytest.mark.parametrize(("data_format", "columns"), [("criteo", CRITEO), ("movielens", MOVIELENS)])
+def test_the_first_version_gets_the_columns_of_its_format(tmp_path, data_format, columns):
+    path = checkpoint_path(tmp_path, 3)
+    torch.save(first_version(data_format), path)
+    read = load_checkpoint(path)
+    assert FeatureColumns.from_json(read.columns, name="it") == columns
+    assert FittedSizes(**read.fitted) == FittedSizes()
+    assert read.model["table"].unique().tolist() == [3.0]
+
+
+def test_the_first_version_had_no_other_formats(tmp_path):
+    path = checkpoint_path(tmp_path, 3)
+    torch.save(first_version("table"), path)
+    with pytest.raises(CheckpointError, match="version 1, which has no data format 'table'"):
+        load_checkpoint(path)
 
 
 def test_writing_to_loaded_tensors_leaves_the_file_alone(tmp_path):
@@ -137,7 +166,7 @@ class Evil:
 
 def test_a_file_that_would_run_code_is_refused_and_runs_nothing(tmp_path):
     path, witness = tmp_path / "evil.pt", tmp_path / "witness"
-    torch.save({"format": "tessera-checkpoint", "version": 1, "config": Evil(witness)}, path)
+    torch.save({"format": "tessera-checkpoint", "version": 2, "config": Evil(witness)}, path)
     with pytest.raises(CheckpointError, match="could run code") as caught:
         load_checkpoint(path)
     assert "weights_only" not in str(caught.value)
@@ -155,8 +184,8 @@ def test_a_file_that_would_run_code_is_refused_and_runs_nothing(tmp_path):
         ({"weight": torch.zeros(1)}, "not a Tessera checkpoint"),
         ([1, 2], "not a Tessera checkpoint"),
         ({"format": "tessera-checkpoint", "version": 99}, "version 99"),
-        ({"format": "tessera-checkpoint", "version": 1}, "no config"),
-        ({**vars(make()), "format": "tessera-checkpoint", "version": 1, "rng": 3}, "no rng"),
+        ({"format": "tessera-checkpoint", "version": 2}, "no config"),
+        ({**vars(make()), "format": "tessera-checkpoint", "version": 2, "rng": 3}, "no rng"),
     ],
 )
 def test_other_files_are_refused(tmp_path, content, message):
@@ -174,6 +203,15 @@ def test_a_compressed_archive_is_refused(tmp_path):
             new.writestr(name, old.read(name))
     with pytest.raises(CheckpointError, match="compressed"):
         load_checkpoint(packed)
+
+
+def test_a_package_is_no_checkpoint(tmp_path, recwarn):
+    path = tmp_path / "model.pt"
+    torch.jit.script(torch.nn.ReLU()).save(str(path))
+    recwarn.clear()
+    with pytest.raises(CheckpointError, match=r"is a TorchScript archive.*give a run or its"):
+        load_checkpoint(path)
+    assert recwarn.list == []
 
 
 def in_child(code, *arguments):

@@ -45,7 +45,7 @@ def test_the_example_trains_and_is_packaged(wide_mlp, tiny_yaml, tmp_path, capsy
     assert main(["train", "--config", str(config), *overrides, "--out", str(run), "--quiet"]) == 0
     trained = load_trained(run)
     assert type(trained.model.arch).__module__ == NAME
-    assert trained.model.logit_layers() == ("arch.logit",)
+    assert trained.model.logit_layers() == {"arch.logit": (0,)}
     arguments = [str(run), "--out", str(package), "--dtype", "fp32"]
     assert main(["package-model", *arguments]) == 0
     assert load_package(package).manifest.schema.outputs[0].width == 1

@@ -11,6 +11,7 @@ from tessera.training.data import open_data
 from tessera.training.distributed.model.model_parallel import DistributedModelParallel
 from tessera.training.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
 from tessera.training.trainer.assembly import assemble
+from tessera.training.trainer.fitting import fit_transforms
 from tessera.training.trainer.logs import read_metrics
 from tessera.training.trainer.pipelines import chosen_pipeline, give_model_back, make_pipeline
 from tessera.training.trainer.ranks import Ranks
@@ -21,11 +22,13 @@ from tests.trainer.tiny_runs import changed
 
 @pytest.fixture
 def assembly(tiny):
-    names = open_data(tiny.data, progress=False).train.dataset
+    train_rows = open_data(tiny.data, progress=False).train
+    transforms = train_rows.dataset.columns.transforms()
     return assemble(
         tiny,
-        dense_names=names.dense_names,
-        sparse_names=names.sparse_names,
+        transforms=transforms,
+        fitted=fit_transforms(transforms, train_rows, progress=False),
+        labels=train_rows.dataset.columns.labels,
         ranks=Ranks(),
         device=torch.device("cpu"),
     )

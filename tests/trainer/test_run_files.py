@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from tessera.durable import replacing
 from tessera.errors import UserError
-from tessera.training.durable import replacing
+from tessera.training.data.columns import LabelColumn
 from tessera.training.trainer.display import Display
 from tessera.training.trainer.logs import MetricsLog, read_metrics
-from tessera.training.trainer.metrics import BinaryMetrics, Evaluation
+from tessera.training.trainer.metrics import Evaluation
 from tessera.training.trainer.report import render_report
 from tessera.training.trainer.run_folder import RunFolder
+from tessera.training.trainer.split_metrics import SplitEvaluation, SplitMetrics
 
 FINAL = {
     "step": 300,
@@ -36,7 +38,7 @@ FINAL = {
 
 
 def evaluation(value=0.7):
-    return Evaluation(
+    found = Evaluation(
         rows=5,
         positives=2,
         auc=value,
@@ -44,6 +46,7 @@ def evaluation(value=0.7):
         normalised_entropy=0.9,
         calibration=math.nan,
     )
+    return SplitEvaluation(by_label={"label": found}, loss=found.loss)
 
 
 def write_log(path, steps, *, from_step=0, tensorboard=None):
@@ -60,8 +63,8 @@ def write_log(path, steps, *, from_step=0, tensorboard=None):
         )
         if step % 2 == 0:
             found = evaluation()
-            numbers = {"auc": found.auc, "calibration": found.calibration}
-            log.write(**done, split="valid", loss=found.log_loss, **numbers)
+            numbers = {"auc": found.auc, "calibration": found.only.calibration}
+            log.write(**done, split="valid", loss=found.loss, **numbers)
     log.sync()
     log.close()
 
@@ -211,10 +214,10 @@ def test_nothing_is_said_when_it_is_turned_off():
 def report(tmp_path, **final):
     write_log(tmp_path / "m.csv", [100, 200, 300])
     random = np.random.default_rng(0)
-    metrics = BinaryMetrics(1000)
+    metrics = SplitMetrics([LabelColumn(name="label")], [1.0], 1000)
     metrics.update(
-        torch.tensor(random.normal(size=1000), dtype=torch.float32),
-        torch.tensor(random.integers(0, 2, 1000), dtype=torch.float32),
+        torch.tensor(random.normal(size=(1000, 1)), dtype=torch.float32),
+        torch.tensor(random.integers(0, 2, (1000, 1)), dtype=torch.float32),
     )
     return render_report(
         config_yaml="data:\n  path: <script>alert(1)</script>\n",

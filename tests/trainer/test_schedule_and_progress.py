@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.training.config import ScheduleConfig
-from tessera.training.distributed.checkpoint.errors import CheckpointError
+from tessera.training.distributed.checkpoint.basics import CheckpointError
 from tessera.training.trainer.metrics import Evaluation
 from tessera.training.trainer.progress import Progress
+from tessera.training.trainer.split_metrics import SplitEvaluation
 
 
 def factors(total, **schedule):
@@ -48,9 +49,10 @@ def test_rises_through_the_warm_up_and_never_again(kind, total, warmup):
 
 
 def evaluation(auc=0.5, log_loss=0.6):
-    return Evaluation(
+    found = Evaluation(
         rows=10, positives=4, auc=auc, log_loss=log_loss, normalised_entropy=0.9, calibration=1.0
     )
+    return SplitEvaluation(by_label={"label": found}, loss=log_loss)
 
 
 def run_of(metric, values):

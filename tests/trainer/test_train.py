@@ -11,7 +11,8 @@ from tessera.cli import main
 from tessera.errors import UserError
 from tessera.training.config import load_config
 from tessera.training.data import open_data
-from tessera.training.distributed.checkpoint.errors import CheckpointError
+from tessera.training.data.columns import LabelColumn
+from tessera.training.distributed.checkpoint.basics import CheckpointError
 from tessera.training.trained import load_trained, validation_batches
 from tessera.training.trainer import train
 from tessera.training.trainer.assembly import assemble
@@ -22,6 +23,9 @@ from tessera.training.trainer.loop import DivergedError
 from tessera.training.trainer.metrics import BinaryMetrics
 from tessera.training.trainer.ranks import Ranks
 from tessera.training.trainer.run_folder import RunFolder
+from tessera.training.transforms.description import plain_transforms
+from tessera.training.transforms.fitting import Fitted
+from tessera.training.transforms.preprocessor import FittedSizes
 from tests.trainer.tiny_runs import changed, write_criteo
 
 
@@ -323,12 +327,13 @@ def test_fresh_weights_begin_at_the_share_of_positive_labels(tiny_yaml):
     config = load_config(tiny_yaml)
     assembly = assemble(
         config,
-        dense_names=("I1",),
-        sparse_names=("C1",),
+        transforms=plain_transforms(["I1"], ["C1"]),
+        fitted=Fitted(sizes=FittedSizes(), state={}),
+        labels=(LabelColumn(name="label"),),
         ranks=Ranks(),
         device=torch.device("cpu"),
     )
-    assembly.begin_at(0.2)
+    assembly.begin_at([0.2])
     last = [module for module in assembly.model.modules() if isinstance(module, nn.Linear)][-1]
     assert torch.sigmoid(last.bias).item() == pytest.approx(0.2, abs=1e-6)
 

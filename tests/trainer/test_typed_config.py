@@ -121,6 +121,11 @@ BAD = [
             " bound"
         ),
     ),
+    (
+        "name: x",
+        ["model.lr=1"],
+        ("unknown key model.lr; section 'model' has the keys layers, span, paths, tables"),
+    ),
     ("model: {}", [], "a.yaml: name is missing (text); add it there or give name=..."),
     ("name: 3", [], "a.yaml:1: name=3: expected text"),
     ("name: x\nbound: wide", [], "a.yaml:2: bound='wide': expected a number or null"),

@@ -600,7 +600,7 @@ def test_vectors_are_given_in_the_dtype_asked_for(kind, name):
         (lambda: group([(5, 8, 1)], kernel=EmbeddingComputeKernel.FUSED_UVM), "needs a GPU"),
         (
             lambda: group([(5, 8, 1)], kernel=EmbeddingComputeKernel.DENSE),
-            "is 'dense'; fused tables",
+            "fused tables: compute_kernel is 'dense'; give one of fused",
         ),
         (lambda: group([(5, 8, 1)], cache_load_factor=0.5), "cache_load_factor is for GPUs"),
         (lambda: group([(5, 8, 1)], data_type=DataType.INT8), "data_type is INT8"),

@@ -21,6 +21,7 @@ from tessera.training import (
 )
 from tessera.training.models.dlrm import InteractionArch
 from tessera.training.models.ranking import MissingValueEncoder
+from tessera.training.modules.batch_norm import BatchNorm
 from tessera.training.modules.crossnet import LowRankCrossNet
 from tessera.training.modules.dot_interaction import DotInteraction
 from tessera.training.modules.mlp import MLP, Perceptron
@@ -294,7 +295,7 @@ def test_features_are_settled_for_the_package():
     [
         (
             {"arch": "dlmr"},
-            "arch is 'dlmr'; give one of custom, deepfm, dlrm, dlrm_dcn; did you mean dlrm",
+            "arch is 'dlmr'; give one of custom, deepfm, din, dlrm, .*; did you mean dlrm",
         ),
         ({"embedding_dim": 0}, "embedding_dim=0"),
         ({"over_layers": ()}, "over_layers is empty"),
@@ -339,3 +340,40 @@ def test_a_model_names_its_logit_layers_and_its_collections(arch):
     model.get_submodule(name).register_forward_hook(lambda _, __, output: outputs.append(output))
     scores = model(torch.randn(3, 1), random_kjt(3, names=["a"]))
     assert torch.equal(outputs[0].squeeze(1), scores)
+
+
+@pytest.mark.parametrize("arch", ["dlrm", "dlrm_dcn", "deepfm", "mmoe", "ple", "din", "sasrec"])
+def test_embedding_dropout_and_batch_norm_are_of_training_alone(arch):
+    shared = TableConfig(rows=30, table="shared_table")
+    fields = {
+        "din": {"attention": {"b": "a"}},
+        "sasrec": {"sequence": "b", "candidate": "a"},
+    }.get(arch, {})
+    config = ModelConfig(
+        arch=arch,
+        embedding_dim=4,
+        rows=30,
+        embedding_init=1.0,
+        tables={"a": shared, "b": shared},
+        embedding_dropout=0.5,
+        batch_norm=True,
+        **fields,
+    )
+    torch.manual_seed(0)
+    model = build_ranking_model(config, ["x"], ["a", "b"])
+    norms = [part for part in model.modules() if isinstance(part, BatchNorm)]
+    assert norms
+    ids = KeyedJaggedTensor(["a", "b"], torch.arange(16), lengths=torch.ones(16, dtype=torch.int32))
+    dense = torch.randn(8, 1)
+    assert not torch.equal(model(dense, ids), model(dense, ids))  # other numbers are dropped
+    assert all(norm.running_mean.abs().sum() > 0 for norm in norms)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    model.eval()
+    assert torch.equal(model(dense, ids), model(dense, ids))
+    alone = KeyedJaggedTensor(
+        ["a", "b"], torch.tensor([0, 8]), lengths=torch.ones(2, dtype=torch.int32)
+    )
+    torch.testing.assert_close(model(dense[:1], alone), model(dense, ids)[:1])
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    for layers in (part for part in model.modules() if isinstance(part, nn.Dropout)):
+        assert layers.p in {0.0, 0.5}

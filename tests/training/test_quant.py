@@ -343,5 +343,5 @@ def test_mistakes_are_named():
     with pytest.raises(ValueError, match="6 columns; INT4 needs a multiple of 4"):
         quantized(narrow, weight=torch.quint4x2)
     table = EmbeddingBagConfig(7, 8, name="a", feature_names=["x"], data_type=DataType.INT64)
-    with pytest.raises(ValueError, match="data_type is INT64; quantized tables take FP32"):
+    with pytest.raises(ValueError, match="data_type is 'INT64'; give one of FP32"):
         QuantBags([table], False, "cpu")

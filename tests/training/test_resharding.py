@@ -21,8 +21,11 @@ from tessera.training.distributed.checkpoint import (
     save_checkpoint,
 )
 from tessera.training.distributed.checkpoint import writer as checkpoint_writer
-from tessera.training.distributed.checkpoint.errors import CheckpointError
-from tessera.training.distributed.checkpoint.folder_names import replaced_path, restore_replaced
+from tessera.training.distributed.checkpoint.basics import (
+    CheckpointError,
+    replaced_path,
+    restore_replaced,
+)
 from tessera.training.optim import (
     GradientClipping,
     GradientClippingOptimizer,
@@ -509,6 +512,8 @@ def test_random_damage_is_read_or_refused_in_one_line(tmp_path, damaged):
     [
         ({"format": "other"}, "is not a sharded checkpoint of Tessera's"),
         ({"version": 99}, "has version 99; this Tessera reads version 1"),
+        ({"extra": []}, "is damaged: extra is missing or not an object"),
+        ({"groups": 4}, "is damaged: groups is not a list"),
     ],
 )
 def test_other_formats_are_refused(change, message, tmp_path):

@@ -217,7 +217,10 @@ def test_plans_by_hand_that_do_not_fit_are_refused():
         (all_of("column_wise", ranks=[0, 1, 0]), "8 columns do not divide evenly among 3"),
         (all_of("column_wise", ranks=[0], size_per_rank=[3]), "add up to the table's 8 columns"),
         (all_of("table_row_wise", host_index=1), "host_index is 1; give 0 to 0"),
-        (all_of("data_parallel", compute_kernel="fused"), f"data_parallel on {device} has dense"),
+        (
+            all_of("data_parallel", compute_kernel="fused"),
+            f"for data_parallel on {device} is 'fused'; give one of dense",
+        ),
         ({"big": ("row_wise", {})}, "the module has ['big', 'mean', 'small']"),
     ]
     for found in run_on_ranks(2, plan_errors, cases_of(2)["row_wise"], attempts):

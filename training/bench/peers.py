@@ -16,7 +16,8 @@ import numpy.typing as npt
 import scipy.sparse
 from sklearn.linear_model import LogisticRegression
 
-from tessera.training.data.dataset import DatasetView
+from tessera.training.data.dataset import DatasetView, View
+from tessera.training.transforms.preprocessor import Preprocessor
 
 RARE = 5
 LIGHTGBM = {
@@ -51,13 +52,18 @@ class Plain:
     labels: npt.NDArray[np.float32]
 
 
-def plain(view: DatasetView) -> Plain:
+def plain(view: View) -> Plain:
+    assert isinstance(view, DatasetView), "data that can be read by number"
     batch = view.dataset.batch(view.slice(0, len(view)))
-    features = len(view.dataset.sparse_names)
+    features = len(view.dataset.columns.sparse)
     lengths = batch.sparse_features.lengths().numpy().reshape(features, -1)
     bounds = np.cumsum(lengths.sum(axis=1))[:-1]
     values = np.split(batch.sparse_features.values().numpy(), bounds)
-    return Plain(batch.dense_features.numpy(), lengths, values, batch.labels.numpy())
+    # The peers get the dense values that a model's layers get: no transform of these data sets has
+    # anything to learn.
+    preprocessor = Preprocessor(view.dataset.columns.transforms())
+    dense, _ = preprocessor(batch.dense_features, batch.sparse_features)
+    return Plain(dense.numpy(), lengths, values, batch.labels.numpy())
 
 
 class LinearFeatures:
@@ -97,8 +103,24 @@ def logistic_regression(train: Plain, test: Plain, *, inverse_l2: float) -> Scor
     return scores
 
 
-def lightgbm(train: Plain, test: Plain) -> Scores:
-    """Probabilities of ``test``, of rows with at most one id per feature."""
+def joined(first: Plain, second: Plain) -> Plain:
+    """The rows of both, one after the other."""
+    pairs = zip(first.values, second.values, strict=True)
+    return Plain(
+        np.concatenate([first.dense, second.dense]),
+        np.concatenate([first.lengths, second.lengths], axis=1),
+        [np.concatenate(both) for both in pairs],
+        np.concatenate([first.labels, second.labels]),
+    )
+
+
+def lightgbm(
+    train: Plain, test: Plain, *, leaves: int | None = None, rounds: int = LIGHTGBM_ROUNDS
+) -> Scores:
+    """Probabilities of ``test``; of a bag of several ids LightGBM is not told any.
+
+    ``leaves`` stands for the number of leaves in `LIGHTGBM`.
+    """
     import lightgbm as lgb  # noqa: PLC0415 - half a second that the other peer need not wait
 
     features = len(train.values)
@@ -111,13 +133,15 @@ def lightgbm(train: Plain, test: Plain) -> Scores:
             known = kept[number]
             place = np.searchsorted(known, values)
             found = known[np.minimum(place, len(known) - 1)] == values
-            columns[lengths == 1, number] = np.where(found, place, np.nan)
+            alone = np.repeat(lengths == 1, lengths)
+            columns[lengths == 1, number] = np.where(found, place, np.nan)[alone]
         return np.concatenate([rows.dense.astype(np.float64), columns], axis=1)
 
     data = lgb.Dataset(
         matrix(train), train.labels, categorical_feature=[*range(width, width + features)]
     )
-    model = lgb.train(LIGHTGBM, data, LIGHTGBM_ROUNDS)
+    settings = LIGHTGBM if leaves is None else {**LIGHTGBM, "num_leaves": leaves}
+    model = lgb.train(settings, data, rounds)
     return np.asarray(model.predict(matrix(test)), np.float64)
 
 

@@ -41,7 +41,7 @@ from tessera.training.bench import peers
 from tessera.training.bench.harness import arguments, machine
 from tessera.training.config import SHIPPED_CONFIGS, load_config
 from tessera.training.data.datagen import generate, probabilities_path
-from tessera.training.data.dataset import DataSplits
+from tessera.training.data.dataset import DatasetView, DataSplits
 from tessera.training.data.opening import open_data
 from tessera.training.trainer.run import train
 
@@ -176,6 +176,7 @@ def measure_generated(_data: Path, work: Path) -> Section:
     run = work / "generated"
     section.add("tessera", partial(train_model, "generated", overrides, run))
     test = open_run("generated", overrides).test
+    assert isinstance(test, DatasetView), "data that can be read by number"
     probability = np.load(probabilities_path(file), mmap_mode="r")[test.slice(0, len(test))]
     section.add("truth", lambda: float(roc_auc_score(test.labels(), probability)))
     section.int8_loss = int8_loss(run)

@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 
 from tessera.training.bench.harness import arguments, in_turns, machine, medians, seconds_of
-from tessera.training.data.config import DataConfig
 from tessera.training.data.criteo_read import read_criteo
 from tessera.training.data.datagen import generate
-from tessera.training.data.dataset import DatasetView
+from tessera.training.data.dataset import View
+from tessera.training.data.formats.criteo import CriteoConfig
 from tessera.training.data.loader import BatchLoader
 from tessera.training.data.opening import open_data
 
@@ -33,7 +33,7 @@ def parse_text(file: Path, workers: int) -> None:
         pass
 
 
-def read_batches(view: DatasetView, *, shuffle: bool) -> None:
+def read_batches(view: View, *, shuffle: bool) -> None:
     loader = BatchLoader(view, batch_size=BATCH_SIZE, shuffle=shuffle, seed=0, prefetch=0)
     for _batch in loader.epoch(0):
         pass
@@ -48,9 +48,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.tsv"
         generate(file, rows=args.rows, seed=0, workers=args.workers)
-        config = DataConfig(
-            format="criteo", path=str(file), valid_fraction=0.0, test_fraction=0.0, split="time"
-        )
+        config = CriteoConfig(path=str(file), valid_fraction=0.0, test_fraction=0.0, split="time")
         view = open_data(config).train
         ways = {
             "text, 1 process": partial(parse_text, file, 1),

@@ -37,6 +37,7 @@ from tessera.training.bench.scaling import CRITEO_ROWS, DIM, Settings, measure_w
 from tessera.training.data.config import DataConfig
 from tessera.training.data.criteo_format import SPARSE_NAMES
 from tessera.training.data.datagen import generate
+from tessera.training.data.formats.criteo import CriteoConfig
 from tessera.training.data.loader import BatchLoader
 from tessera.training.data.opening import open_data
 from tessera.training.trainer.logs import read_metrics
@@ -188,8 +189,7 @@ def main() -> None:
         if not data.exists():
             generate(data, rows=args.rows, seed=0, workers=workers, progress=False)
         made = time.perf_counter()
-        config = DataConfig(
-            format="criteo",
+        config = CriteoConfig(
             path=str(data),
             workers=workers,
             valid_fraction=VALID_FRACTION,

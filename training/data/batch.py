@@ -5,7 +5,8 @@ Shapes: ``B`` samples, ``F`` sparse features, ``N`` ids in all bags of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,13 +24,18 @@ class Batch(Pipelineable):
 
     Attributes:
         dense_features: ``[B, F_dense]`` float32; NaN where the value is missing.
-        sparse_features: raw int64 ids, feature-major; a missing category is an empty bag.
-        labels: ``[B]`` float32, 0 or 1.
+        sparse_features: raw int64 ids, feature-major; a missing category is an empty bag.  With
+            float32 weights where a column is a weighted list; ids of other columns have weight 1.
+        labels: ``[B]`` float32 of one label, ``[B, L]`` of several; NaN where one is missing.
+        weights: ``[B]`` float32, what the samples count in the loss; None: all the same.
+        row_numbers: ``[B]`` int64, the rows' numbers in the dataset; None where it gives none.
     """
 
     dense_features: torch.Tensor
     sparse_features: KeyedJaggedTensor
     labels: torch.Tensor
+    weights: torch.Tensor | None = None
+    row_numbers: torch.Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -38,19 +44,15 @@ class Batch(Pipelineable):
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:  # noqa: FBT001, FBT002 - as of torch.Tensor
         """The same batch on ``device``."""
-        return Batch(*(part.to(device, non_blocking=non_blocking) for part in self._parts()))
+        return self._each(lambda part: part.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
         """The same batch in page-locked host memory, for asynchronous copies to a GPU."""
-        return Batch(*(part.pin_memory() for part in self._parts()))
+        return self._each(lambda part: part.pin_memory())
 
-    def record_stream(self, stream: torch.Stream) -> None:
-        """See `Pipelineable`."""
-        for part in self._parts():
-            part.record_stream(stream)
-
-    def _parts(self) -> tuple[Any, ...]:
-        return self.dense_features, self.sparse_features, self.labels
+    def _each(self, change: Callable[[Any], Any]) -> Batch:
+        parts: dict[str, Any] = {n: None if p is None else change(p) for n, p in vars(self).items()}
+        return dataclasses.replace(self, **parts)
 
 
 def make_batch(
@@ -60,11 +62,15 @@ def make_batch(
     lengths: npt.NDArray[np.int32],
     values: npt.NDArray[np.int64],
     labels: npt.NDArray[np.float32],
+    value_weights: npt.NDArray[np.float32] | None = None,
+    weights: npt.NDArray[np.float32] | None = None,
+    row_numbers: npt.NDArray[np.int64] | None = None,
 ) -> Batch:
     """A `Batch` over the memory of numpy arrays, which nobody may write to afterwards.
 
     ``dense`` is ``[B, F_dense]``; ``keys`` are the ``F`` sparse features' names, ``lengths`` ``[F * B]``
-    feature-major and ``values`` ``[N]`` their ids.  The caller answers for the lengths: none is
+    feature-major, ``values`` ``[N]`` their ids and ``value_weights`` ``[N]`` the ids' weights, if they
+    have any.  The caller answers for the lengths: none is
     below 0, and their sum is ``N``.
     """
     return Batch(
@@ -72,6 +78,7 @@ def make_batch(
         sparse_features=KeyedJaggedTensor(
             list(keys),
             torch.from_numpy(values),
+            weights=_tensor(value_weights),
             lengths=torch.from_numpy(lengths),
             stride=len(labels),
             # Checking our own arrays would be half of a batch's cost, and would wake torch's
@@ -79,4 +86,10 @@ def make_batch(
             validate=False,
         ),
         labels=torch.from_numpy(labels),
+        weights=_tensor(weights),
+        row_numbers=_tensor(row_numbers),
     )
+
+
+def _tensor(array: npt.NDArray[Any] | None) -> torch.Tensor | None:
+    return None if array is None else torch.from_numpy(array)

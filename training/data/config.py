@@ -1,78 +1,93 @@
-"""`DataConfig`: the ``data:`` section of a training config."""
+"""`DataConfig`: the ``data:`` section of a training config.
+
+`DataConfig` holds what every format has: how rows are held out.  Each format adds fields of its own in
+a module of `tessera.training.data.formats`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tessera.errors import UserError
 from tessera.training import field_checks as check
+from tessera.training.variants import Variants
+
+if TYPE_CHECKING:
+    from tessera.training.data.dataset import DataSplits
 
 DEFAULT_FRACTION = 0.1
 """Share of the rows for validation, and for test, where the config does not say."""
 
 Paths = str | tuple[str, ...]
-Format = Literal["criteo", "movielens"]
 Split = Literal["random", "time"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which files are read, how they are cut into splits, and where their cache lies.
+    """Which data is read, and how it is cut into splits.
+
+    ``DataConfig(format="criteo", ...)`` makes the subclass that is registered under that name, and
+    ``DataConfig(factory="pkg.module:function", ...)`` the one for data of the user's own.
 
     Attributes:
-        format: ``criteo``: label, 13 integers, 26 hex categories, tab-separated, ``.gz`` too.
-            ``movielens``: a folder in MovieLens' 100K or 1M layout.
-        path: a file, a list of files (read in that order), or a folder: of MovieLens, or of
-            Criteo files (every ``.tsv``, ``.txt``, ``.tsv.gz`` and ``.txt.gz`` in it, by name).
-        valid_path: Criteo files for validation; empty: a share of ``path`` is held out.
-        test_path: Criteo files for the test; empty: a share of ``path`` is held out.
-        cache_dir: folder of the prepared binary cache; None: ``<path>.cache`` beside the data.
-        split: ``random``: the held-out rows are drawn with ``split_seed``.  ``time``: they are
-            the last ones, first validation, then test; time is the order of the lines (Criteo)
-            or the timestamps (MovieLens).
-        valid_fraction: share of ``path``'s rows held out for validation, in [0, 1); None: 0.1,
-            or 0 where ``valid_path`` is given.
+        format: the format's name.
+        cache_dir: folder of the prepared files that are kept between runs; None: the format's own
+            place for them.
+        valid_fraction: share of the rows held out for validation, in [0, 1); None: 0.1, or 0 where
+            ``valid_path`` is given.
         test_fraction: the same for the test.
         split_seed: seed of ``split: random``; another seed holds out other rows.
         strict: refuse the data at its first malformed row instead of leaving such rows out,
             counting and reporting them.
-        workers: processes that parse Criteo files of more than 128 MiB; 0 or 1: none beside
-            this one.
-        positive_rating: MovieLens: ratings from this one on have label 1 and enter histories.
-        max_history: MovieLens: a user's history holds at most this many ids, the latest ones.
+
+    Raises:
+        UserError: naming field, value and remedy.
     """
 
-    format: Format
-    path: Paths
-    valid_path: Paths = ()
-    test_path: Paths = ()
+    variants: ClassVar[Variants] = Variants(
+        "format",
+        default=None,
+        implied={"factory": "custom"},
+        package="tessera.training.data.formats",
+    )
+
+    format: str
     cache_dir: str | None = None
-    split: Split = "random"
     valid_fraction: float | None = None
     test_fraction: float | None = None
     split_seed: int = 0
     strict: bool = False
-    workers: int = 2
-    positive_rating: int = 4
-    max_history: int = 50
+
+    def __new__(cls, **fields: Any) -> DataConfig:  # noqa: PYI034 - of a subclass
+        """An instance of the format that the fields name, as `pathlib.Path` does it."""
+        if cls is DataConfig:
+            cls = cls.variants.find(cls.variants.chosen(fields))  # noqa: PLW0642 - the subclass
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        check.one_of(self, "format", Format)
-        check.one_of(self, "split", Split)
-        for name in ("path", "valid_path", "test_path"):
+        for name in self.path_fields():
             self._check_paths(name)
-        if not self.paths("path"):
-            raise UserError(f"path={self.path!r}: name a file, a list of files or a folder")
+        if "path" in self.path_fields() and not self.paths("path"):
+            raise UserError(
+                f"path={self.paths('path')!r}: name a file, a list of files or a folder"
+            )
         if self.cache_dir is not None and not self.cache_dir:
-            raise UserError("cache_dir='': name a folder, or leave it out for '<path>.cache'")
+            raise UserError("cache_dir='': name a folder, or leave it out")
         self._check_fractions()
-        check.not_negative(self, "split_seed workers")
-        remedy = "MovieLens rates from 1 to 5; give one of these"
-        check.allowed(self, "positive_rating", lambda value: 1 <= value <= 5, remedy)
-        check.at_least_one(self, "max_history")
+        check.not_negative(self, "split_seed")
+
+    def open(self, *, progress: bool) -> DataSplits:
+        """The data, its prepared files made first where that is needed; see `open_data`."""
+        raise NotImplementedError
+
+    @classmethod
+    def path_fields(cls) -> tuple[str, ...]:
+        """The names of the fields that hold paths of data."""
+        names = {item.name for item in dataclasses.fields(cls)}
+        return tuple(name for name in ("path", "valid_path", "test_path") if name in names)
 
     def _check_paths(self, name: str) -> None:
         value = getattr(self, name)
@@ -80,19 +95,12 @@ class DataConfig:
             raise UserError(f"{name}={value!r}: give a path, or a tuple of paths")
         if not all(self.paths(name)):
             raise UserError(f"{name}={value!r}: an empty path; leave it out")
-        if self.format != "movielens":
-            return
-        if name == "path" and len(self.paths(name)) != 1:
-            raise UserError(f"path={value!r}: give MovieLens' one folder")
-        if name != "path" and value:
-            remedy = "only Criteo files can be split by hand; leave it out"
-            raise UserError(f"{name}={value!r}: {remedy}")
 
     def _check_fractions(self) -> None:
         check.share(self, "valid_fraction test_fraction")
         for which in ("valid", "test"):
             fraction = getattr(self, f"{which}_fraction")
-            if fraction and getattr(self, f"{which}_path"):
+            if fraction and self.paths(f"{which}_path"):
                 raise UserError(
                     f"{which}_fraction={fraction}: {which}_path already says where those rows"
                     " come from; leave one of the two out"
@@ -106,13 +114,13 @@ class DataConfig:
 
     def paths(self, name: str = "path") -> tuple[str, ...]:
         """The field ``name`` as a tuple of paths, as written; empty where it is not given."""
-        value: Paths = getattr(self, name)
+        value: Paths = getattr(self, name, ())
         return (value,) if isinstance(value, str) else value
 
     def held_out(self) -> tuple[float, float]:
-        """The shares of ``path``'s rows for (validation, test), defaults filled in."""
+        """The shares of the rows for (validation, test), defaults filled in."""
         valid, test = (
-            0.0 if path else DEFAULT_FRACTION for path in (self.valid_path, self.test_path)
+            0.0 if self.paths(path) else DEFAULT_FRACTION for path in ("valid_path", "test_path")
         )
         return (
             valid if self.valid_fraction is None else self.valid_fraction,
@@ -130,10 +138,14 @@ class DataConfig:
             return str((base / Path(path).expanduser()).absolute())
 
         changed: dict[str, Any] = {}
-        for name in ("path", "valid_path", "test_path", "cache_dir"):
+        for name in (*self.path_fields(), "cache_dir"):
             value = getattr(self, name)
             if isinstance(value, str):
                 changed[name] = absolute(value)
             elif value is not None:
                 changed[name] = tuple(map(absolute, value))
         return dataclasses.replace(self, **changed)
+
+
+data_format = DataConfig.variants.add
+"""Registers a subclass of `DataConfig` under the default of its field ``format``."""

@@ -26,7 +26,7 @@ from tessera.training.data.malformed import MalformedReport, Progress
 
 ROWS_FILE = "rows.bin"
 
-LAYOUT = 2
+LAYOUT = 3
 """Goes up with every change of what is written, so that older prepared folders are stale."""
 
 Words = npt.NDArray[np.uint32]
@@ -55,9 +55,7 @@ def write_criteo(
 class CriteoDataset:
     """The rows of a prepared folder; see `Dataset` for the methods."""
 
-    dense_names = fmt.DENSE_NAMES
-    sparse_names = fmt.SPARSE_NAMES
-    dense_transform = fmt.DENSE_TRANSFORM
+    columns = fmt.COLUMNS
 
     def __init__(self, folder: Path, *, rows: int) -> None:
         shape = (rows, fmt.ROW_WORDS)

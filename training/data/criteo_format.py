@@ -8,11 +8,13 @@ A prepared row is 41 words of 32 bits, stored column by column:
 
     word 0        label, float32
     word 1        bit k is set where category C(k+1) is present
-    words 2-14    sign(x) * log1p(|x|) of the integers, float32; NaN where missing
+    words 2-14    the integers as float32; NaN where missing
     words 15-40   the categories' 32-bit values; 0 where missing
 """
 
 from __future__ import annotations
+
+from tessera.training.data.columns import DenseColumn, FeatureColumns, LabelColumn, SparseColumn
 
 NUM_DENSE = 13
 NUM_SPARSE = 26
@@ -20,9 +22,13 @@ NUM_COLUMNS = 1 + NUM_DENSE + NUM_SPARSE
 
 DENSE_NAMES = tuple(f"I{number}" for number in range(1, NUM_DENSE + 1))
 SPARSE_NAMES = tuple(f"C{number}" for number in range(1, NUM_SPARSE + 1))
+COLUMNS = FeatureColumns(
+    # Counts over several orders of magnitude, a few of them negative.
+    dense=tuple(DenseColumn(name=name, transform=("log1p",)) for name in DENSE_NAMES),
+    sparse=tuple(SparseColumn(name=name) for name in SPARSE_NAMES),
+    labels=(LabelColumn(name="label"),),
+)
 COLUMN_NAMES = ("label", *DENSE_NAMES, *SPARSE_NAMES)
-
-DENSE_TRANSFORM = "sign(x) * log1p(|x|) of the raw integer; NaN where it is missing"
 
 LABEL_WORD = 0
 PRESENT_WORD = 1

@@ -152,10 +152,10 @@ class _Fields:
             bad[column, line] = not text.isdigit() or len(text) > fmt.MAX_INTEGER_DIGITS
             if not bad[column, line]:
                 value[column, line] = int(text)
-        transformed = np.log1p(value).astype(np.float32)
-        np.negative(transformed, out=transformed, where=negative)
-        transformed[missing] = np.nan
-        return transformed, bad
+        numbers = value.astype(np.float32)
+        np.negative(numbers, out=numbers, where=negative)
+        numbers[missing] = np.nan
+        return numbers, bad
 
     def _categories(self, columns: slice) -> tuple[npt.NDArray[np.uint32], Mask, Mask]:
         starts = self.starts[columns]

@@ -25,11 +25,11 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
+from tessera.durable import replacing
 from tessera.errors import UserError
 from tessera.training.data.criteo_write import format_rows
 from tessera.training.data.generating_model import GeneratingModel
 from tessera.training.data.processes import map_in_order
-from tessera.training.durable import replacing
 
 CHUNK_ROWS = 1 << 15
 AUC_BINS = 1 << 20

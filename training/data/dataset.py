@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from tessera.training.data.batch import Batch
+from tessera.training.data.columns import FeatureColumns
 from tessera.training.data.malformed import MalformedReport
 
 Rows = npt.NDArray[np.int64]
 
+BLOCK_ROWS = 1 << 16
+WINDOW_BLOCKS = 16
+"""How a `DatasetView` is shuffled; see `tessera.training.data.loader`."""
 
-class Dataset(Protocol):
-    """Prepared rows, numbered from 0.  Safe to read from several threads at once."""
 
-    @property
-    def dense_names(self) -> tuple[str, ...]:
-        """Names of the dense features, in their column order."""
-
-    @property
-    def sparse_names(self) -> tuple[str, ...]:
-        """Names of the sparse features, in the order of a batch's keys."""
+class Described(Protocol):
+    """Rows, and what batches of them hold."""
 
     @property
-    def dense_transform(self) -> str:
-        """What was done to the raw dense values, in words for the author of a client."""
+    def columns(self) -> FeatureColumns:
+        """What a batch's columns, keys and labels are."""
 
     def __len__(self) -> int:
         """The number of rows."""
+
+
+class Dataset(Described, Protocol):
+    """Rows that can be read by number, from 0.  Safe to read from several threads at once."""
 
     def batch(self, rows: Rows) -> Batch:
         """The rows with these numbers, in this order; a number may repeat."""
@@ -42,9 +44,45 @@ class Dataset(Protocol):
         """``[len(rows)]`` labels, 0 or 1."""
 
 
+class EpochOrder(Protocol):
+    """The order of one epoch over a view's rows."""
+
+    def place(self, start: int, stop: int) -> Any:
+        """Where the rows are that stand at places ``start`` to ``stop - 1`` of the epoch.
+
+        Called by one thread, with places that ascend from call to call.
+        """
+
+    def gather(self, place: Any) -> Batch:
+        """The batch of these rows with their numbers; called by any thread."""
+
+    def close(self) -> None:
+        """End what the order has running."""
+
+
+class View(Protocol):
+    """Some rows of a dataset, which a `BatchLoader` makes batches of."""
+
+    @property
+    def dataset(self) -> Described:
+        """Where the rows are."""
+
+    def __len__(self) -> int:
+        """The number of rows."""
+
+    def labels(self, limit: int | None = None) -> npt.NDArray[np.float32]:
+        """``[len(self)]`` labels (``[len(self), L]`` of several), or those of the first ``limit`` rows."""
+
+    def order(self, epoch: int, *, seed: int | None, threads: int) -> EpochOrder:
+        """The order of ``epoch``, a function of it and ``seed`` alone; the view's own without a seed.
+
+        ``threads`` is how many threads may read ahead.
+        """
+
+
 @dataclass(frozen=True)
 class DatasetView:
-    """Some rows of a dataset.
+    """Some rows of a dataset that can be read by number.
 
     Attributes:
         dataset: where the rows are.
@@ -65,9 +103,91 @@ class DatasetView:
             return np.arange(part.start, part.stop, dtype=np.int64)
         return np.asarray(part)
 
-    def labels(self) -> npt.NDArray[np.float32]:
-        """``[len(self)]`` labels, in the view's order."""
-        return self.dataset.labels(self.slice(0, len(self)))
+    def labels(self, limit: int | None = None) -> npt.NDArray[np.float32]:
+        """See `View.labels`."""
+        return self.dataset.labels(self.slice(0, len(self) if limit is None else limit))
+
+    def order(self, epoch: int, *, seed: int | None, threads: int) -> EpochOrder:
+        """See `View.order`; nothing is read ahead of a batch."""
+        del threads
+        return _OwnOrder(self) if seed is None else _ShuffledOrder(self, seed=seed, epoch=epoch)
+
+
+def _numbered(batch: Batch, rows: Rows) -> Batch:
+    batch.row_numbers = torch.from_numpy(np.array(rows))  # the view's own may not be writable
+    return batch
+
+
+class _OwnOrder:
+    """The rows in the view's order; see `EpochOrder`."""
+
+    def __init__(self, view: DatasetView) -> None:
+        self._view = view
+
+    def place(self, start: int, stop: int) -> Rows | tuple[int, int]:
+        """Row numbers, or (start, stop) of neighbouring rows of the dataset."""
+        rows = self._view.rows
+        if isinstance(rows, range) and start < stop:
+            return rows.start + start, rows.start + stop
+        return self._view.slice(start, stop)
+
+    def gather(self, place: Rows | tuple[int, int]) -> Batch:
+        if not isinstance(place, tuple):
+            return _numbered(self._view.dataset.batch(place), place)
+        return _numbered(self._view.dataset.take(*place), np.arange(*place, dtype=np.int64))
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+class _ShuffledOrder:
+    """The rows shuffled by windows; see `tessera.training.data.loader`."""
+
+    def __init__(self, view: DatasetView, *, seed: int, epoch: int) -> None:
+        self._view = view
+        self._key = (seed, epoch)
+        num_blocks = -(-len(view) // BLOCK_ROWS)
+        blocks = np.random.default_rng(self._key).permutation(num_blocks)
+        self._windows = [
+            blocks[first : first + WINDOW_BLOCKS] for first in range(0, num_blocks, WINDOW_BLOCKS)
+        ]
+        sizes = [sum(map(self._block_rows, window)) for window in self._windows]
+        self._bounds = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        self._cached: tuple[int, Rows] | None = None
+
+    def place(self, start: int, stop: int) -> Rows:
+        """Row numbers at places ``start`` to ``stop - 1`` of the epoch."""
+        parts = [np.empty(0, np.int64)]
+        window = int(np.searchsorted(self._bounds, start, side="right")) - 1
+        while start < stop:
+            first, end = int(self._bounds[window]), int(self._bounds[window + 1])
+            parts.append(self._window(window)[start - first : min(stop, end) - first])
+            start = min(stop, end)
+            window += 1
+        return np.concatenate(parts)
+
+    def gather(self, place: Rows) -> Batch:
+        return _numbered(self._view.dataset.batch(place), place)
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+    def _block_rows(self, block: int) -> int:
+        return min(BLOCK_ROWS, len(self._view) - block * BLOCK_ROWS)
+
+    def _window(self, number: int) -> Rows:
+        if self._cached is None or self._cached[0] != number:
+            self._cached = None  # before the next one is made: one window at a time in memory
+            rows = np.concatenate(
+                [
+                    self._view.slice(block * BLOCK_ROWS, (block + 1) * BLOCK_ROWS)
+                    for block in map(int, self._windows[number])
+                ]
+            )
+            # number + 1: a trailing 0 would be the generator that drew the blocks
+            np.random.default_rng((*self._key, number + 1)).shuffle(rows)
+            self._cached = (number, rows)
+        return self._cached[1]
 
 
 @dataclass(frozen=True)
@@ -78,7 +198,7 @@ class DataSplits:
         malformed: what was left out of the files because it could not be read.
     """
 
-    train: DatasetView
-    valid: DatasetView
-    test: DatasetView
+    train: View
+    valid: View
+    test: View
     malformed: MalformedReport

@@ -4,12 +4,13 @@ The order of an epoch is a function of (seed, epoch) alone, and batch ``k`` of i
 that order, so a run that was stopped after ``k`` batches goes on with exactly those that it has
 not seen.
 
-Shuffling is by windows, so that memory does not grow with the data.  The view is cut into blocks
-of `BLOCK_ROWS` neighbouring rows; the blocks are drawn in random order, `WINDOW_BLOCKS` at a time,
-and the rows of such a window are shuffled together.  A view of up to one window (`WINDOW_ROWS`) is
-therefore shuffled perfectly; in a larger one every window still mixes rows from all over the data,
-while the disk is read in runs of `BLOCK_ROWS` rows.  Held in memory: one window of row numbers
-(8 MiB) and ``prefetch + 2`` batches.
+Shuffling is by windows, so that memory does not grow with the data.  A table has windows of units
+(see `tessera.training.data.table.view`).  A `DatasetView` is cut into blocks of `BLOCK_ROWS`
+neighbouring rows (see `tessera.training.data.dataset`); the blocks are drawn in random order,
+`WINDOW_BLOCKS` at a time, and the rows of such a window are shuffled together.  A view of up to one
+window is therefore shuffled perfectly; in a larger one every window still mixes rows from all over
+the data, while the disk is read in runs of `BLOCK_ROWS` rows.  Held in memory: one window of row
+numbers (8 MiB) and ``prefetch + 2`` batches.
 
 One thread draws the order and hands the row numbers of each batch to ``threads`` that gather them;
 the batches come out in the order, whoever is done first.
@@ -17,19 +18,14 @@ the batches come out in the order, whoever is done first.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
-
-import numpy as np
+from typing import Any, TypeVar
 
 from tessera.training.data.batch import Batch
-from tessera.training.data.dataset import DatasetView, Rows
-
-BLOCK_ROWS = 1 << 16
-WINDOW_BLOCKS = 16
-WINDOW_ROWS = BLOCK_ROWS * WINDOW_BLOCKS
+from tessera.training.data.dataset import EpochOrder, View
 
 
 class BatchLoader:
@@ -44,6 +40,7 @@ class BatchLoader:
         prefetch: batches that are made ahead of the consumer; 0: none, and no thread.
         threads: how many make them.
         finish: what is done to each batch by the thread that made it, e.g. pinning its memory.
+        numbered: whether batches hold the ``row_numbers`` of the dataset, and otherwise none.
         part: (r, n): of every batch only the r-th of n parts, as even as they can be; together
             they are the batch.  A part of a small last batch may be empty.
 
@@ -54,7 +51,7 @@ class BatchLoader:
 
     def __init__(
         self,
-        view: DatasetView,
+        view: View,
         *,
         batch_size: int,
         shuffle: bool,
@@ -63,6 +60,7 @@ class BatchLoader:
         prefetch: int = 2,
         threads: int = 1,
         finish: Callable[[Batch], Batch] | None = None,
+        numbered: bool = False,
         part: tuple[int, int] = (0, 1),
     ) -> None:
         for name, value, least in (
@@ -82,6 +80,7 @@ class BatchLoader:
         self._prefetch = prefetch
         self._threads = threads
         self._finish = finish
+        self._numbered = numbered
         self._part = part
         full, rest = divmod(len(view), batch_size)
         self._num_batches = full if drop_last or rest == 0 else full + 1
@@ -113,78 +112,29 @@ class BatchLoader:
             raise ValueError(
                 f"start_batch={start_batch}: an epoch has batches 0 to {self._num_batches}"
             )
-        places = self._places(epoch, start_batch, stop_batch)
-        if not self._prefetch:
-            return map(self._gather, places)
-        return _made_ahead(self._gather, places, depth=self._prefetch, threads=self._threads)
+        return self._batches(epoch, start_batch, stop_batch)
 
-    def _places(
-        self, epoch: int, start_batch: int, stop_batch: int | None
-    ) -> Iterator[Rows | tuple[int, int]]:
-        """Each batch's row numbers, or (start, stop) of neighbouring rows of the dataset."""
-        order = _EpochOrder(self._view, seed=self._seed, epoch=epoch) if self._shuffle else None
-        rows = self._view.rows
-        for number in range(start_batch, self._num_batches if stop_batch is None else stop_batch):
-            part, parts = self._part
-            first, count = number * self._batch_size, self.batch_rows(number)
-            start, stop = first + count * part // parts, first + count * (part + 1) // parts
-            if start == stop:
-                yield np.empty(0, dtype=np.int64)
-            elif order is not None:
-                yield order.rows(start, stop)
-            elif isinstance(rows, range):
-                yield rows.start + start, rows.start + stop
+    def _batches(self, epoch: int, start: int, stop: int | None) -> Iterator[Batch]:
+        seed = self._seed if self._shuffle else None
+        with contextlib.closing(self._view.order(epoch, seed=seed, threads=self._threads)) as order:
+            places = self._places(order, start, stop)
+
+            def gather(place: Any) -> Batch:
+                batch = order.gather(place)
+                batch.row_numbers = batch.row_numbers if self._numbered else None
+                return batch if self._finish is None else self._finish(batch)
+
+            if self._prefetch:
+                yield from _made_ahead(gather, places, depth=self._prefetch, threads=self._threads)
             else:
-                yield self._view.slice(start, stop)
+                yield from map(gather, places)
 
-    def _gather(self, place: Rows | tuple[int, int]) -> Batch:
-        dataset = self._view.dataset
-        batch = dataset.take(*place) if isinstance(place, tuple) else dataset.batch(place)
-        return batch if self._finish is None else self._finish(batch)
-
-
-class _EpochOrder:
-    """The shuffled row numbers of one epoch, by their place in it; see the module."""
-
-    def __init__(self, view: DatasetView, *, seed: int, epoch: int) -> None:
-        self._view = view
-        self._key = (seed, epoch)
-        num_blocks = -(-len(view) // BLOCK_ROWS)
-        blocks = np.random.default_rng(self._key).permutation(num_blocks)
-        self._windows = [
-            blocks[first : first + WINDOW_BLOCKS] for first in range(0, num_blocks, WINDOW_BLOCKS)
-        ]
-        sizes = [sum(map(self._block_rows, window)) for window in self._windows]
-        self._bounds = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-        self._cached: tuple[int, Rows] | None = None
-
-    def rows(self, start: int, stop: int) -> Rows:
-        """Row numbers at places ``start`` to ``stop - 1`` of the epoch."""
-        parts = []
-        window = int(np.searchsorted(self._bounds, start, side="right")) - 1
-        while start < stop:
-            first, end = int(self._bounds[window]), int(self._bounds[window + 1])
-            parts.append(self._window(window)[start - first : min(stop, end) - first])
-            start = min(stop, end)
-            window += 1
-        return np.concatenate(parts)
-
-    def _block_rows(self, block: int) -> int:
-        return min(BLOCK_ROWS, len(self._view) - block * BLOCK_ROWS)
-
-    def _window(self, number: int) -> Rows:
-        if self._cached is None or self._cached[0] != number:
-            self._cached = None  # before the next one is made: one window at a time in memory
-            rows = np.concatenate(
-                [
-                    self._view.slice(block * BLOCK_ROWS, (block + 1) * BLOCK_ROWS)
-                    for block in map(int, self._windows[number])
-                ]
-            )
-            # number + 1: a trailing 0 would be the generator that drew the blocks
-            np.random.default_rng((*self._key, number + 1)).shuffle(rows)
-            self._cached = (number, rows)
-        return self._cached[1]
+    def _places(self, order: EpochOrder, start_batch: int, stop_batch: int | None) -> Iterator[Any]:
+        """Where each batch's rows are."""
+        part, parts = self._part
+        for number in range(start_batch, self._num_batches if stop_batch is None else stop_batch):
+            first, count = number * self._batch_size, self.batch_rows(number)
+            yield order.place(first + count * part // parts, first + count * (part + 1) // parts)
 
 
 X = TypeVar("X")

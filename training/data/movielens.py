@@ -10,7 +10,8 @@ item's release (one or none), ``genres`` (0 to 19 ids) and ``history``: the item
 positively before, oldest first, the last ``max_history`` of them.
 
 Dense features, of the ratings before this one: how many the user has given and the item has
-received, and how positive they were (see `DENSE_TRANSFORM`).
+received, and how many of these were positive.  Their logarithms and log-odds are transforms of the
+model (see `COLUMNS`).
 """
 
 from __future__ import annotations
@@ -23,18 +24,47 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.training.data.batch import Batch, make_batch
+from tessera.training.data.columns import (
+    DenseColumn,
+    FeatureColumns,
+    LabelColumn,
+    Side,
+    SparseColumn,
+    SparseKind,
+)
 from tessera.training.data.dataset import Rows
 from tessera.training.data.malformed import Progress
 from tessera.training.data.movielens_read import MovieLens, find_layout, read_movielens
 
 SPARSE_NAMES = ("user", "item", "gender", "age", "occupation", "year", "genres", "history")
 DENSE_NAMES = ("user_ratings", "user_positive", "item_ratings", "item_positive")
-DENSE_TRANSFORM = (
-    "of the ratings strictly before this one: *_ratings = log1p(their number);"
-    " *_positive = log((positive ones + 2.5) / (other ones + 2.5))"
+_TRANSFORMS: Mapping[str, Any] = {
+    "user_ratings": "log1p",
+    "user_positive": {"log_odds": {"of": "user_ratings", "added": 2.5}},
+    "item_ratings": "log1p",
+    "item_positive": {"log_odds": {"of": "item_ratings", "added": 2.5}},
+}
+
+_SIDES: Mapping[str, Side] = {"item": "item", "year": "item", "genres": "item"}
+_KINDS: Mapping[str, SparseKind] = {"genres": "categorical_list", "history": "sequence"}
+
+COLUMNS = FeatureColumns(
+    dense=tuple(
+        DenseColumn(
+            name=name,
+            side="user" if name.startswith("user") else "item",
+            transform=(_TRANSFORMS[name],),
+        )
+        for name in DENSE_NAMES
+    ),
+    sparse=tuple(
+        SparseColumn(name=name, kind=_KINDS.get(name, "categorical"), side=_SIDES.get(name, "user"))
+        for name in SPARSE_NAMES
+    ),
+    labels=(LabelColumn(name="positive"),),
 )
 
-LAYOUT = 2
+LAYOUT = 3
 """Goes up with every change of what is written, so that older prepared folders are stale."""
 
 Integers = npt.NDArray[np.int64]
@@ -75,14 +105,8 @@ def build_arrays(tables: MovieLens, *, positive_rating: int) -> dict[str, npt.ND
     user_count, user_positive = past_sums(user, time, labels)
     item_count, item_positive = past_sums(item, time, labels)
     dense = np.stack(
-        [
-            np.log1p(user_count),
-            _log_odds(user_positive, user_count),
-            np.log1p(item_count),
-            _log_odds(item_positive, item_count),
-        ],
-        axis=1,
-    ).astype(np.float32)
+        [user_count, user_positive, item_count, item_positive], axis=1, dtype=np.float32
+    )
     # Positive items, user by user, each user's in the order of time.
     by_user = np.argsort(user, kind="stable")
     positive = by_user[labels[by_user] == 1]
@@ -101,14 +125,6 @@ def build_arrays(tables: MovieLens, *, positive_rating: int) -> dict[str, npt.ND
         "history_ends": first_of_user + user_positive.astype(np.int64),
         "history_lengths": user_positive.astype(np.int32),
     }
-
-
-def _log_odds(
-    positive: npt.NDArray[np.float64], count: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
-    """The log-odds of a positive rating, drawn towards even odds by 5 ratings that nobody gave."""
-    odds: npt.NDArray[np.float64] = (positive + 2.5) / (count - positive + 2.5)
-    return np.log(odds)
 
 
 def _bags(name: str, bags: list[tuple[int, ...]]) -> dict[str, npt.NDArray[Any]]:
@@ -158,9 +174,7 @@ def _gather_bags(
 class MovieLensDataset:
     """The rows of a prepared folder; see `Dataset` for the methods.  Held in memory."""
 
-    dense_names = DENSE_NAMES
-    sparse_names = SPARSE_NAMES
-    dense_transform = DENSE_TRANSFORM
+    columns = COLUMNS
 
     def __init__(self, folder: Path, *, max_history: int) -> None:
         arrays = {file.stem: np.load(file) for file in folder.glob("*.npy")}

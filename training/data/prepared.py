@@ -35,8 +35,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from tessera.durable import sync
 from tessera.errors import UserError
-from tessera.training.durable import sync
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def split_rows(
     split: Split,
     held_out: tuple[float, float],
     seed: int,
-    prepared: Path,
+    prepared: Path | None,
 ) -> Splits:
     """Row numbers of (train, validation, test), ascending.
 
@@ -46,12 +47,16 @@ def split_rows(
         split: see `DataConfig`.
         held_out: shares of (validation, test).
         seed: that of the random draw.
-        prepared: the dataset's prepared folder.
+        prepared: the dataset's prepared folder; None: the numbers are kept in memory.
     """
     sizes = split_sizes(num_rows, *held_out)
     if split == "time" or sizes[0] == num_rows:
         train, valid, _ = np.cumsum(sizes).tolist()
         return range(train), range(train, valid), range(valid, num_rows)
+    if prepared is None:
+        drawn = list(draw_rows(sizes, seed))
+        train, valid, test = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
+        return train, valid, test
     folder = open_or_build(
         prepared.parent / f"{prepared.name}.splits",
         label="split",
@@ -69,22 +74,25 @@ def _map(file: Path) -> Rows:
     return np.memmap(file, "<i8", "r")
 
 
+def draw_rows(sizes: tuple[int, int, int], seed: int) -> Iterator[tuple[Rows, Rows, Rows]]:
+    """Row numbers for (train, validation, test), ascending, one chunk of rows after the other."""
+    random = np.random.default_rng(seed)
+    left = np.array(sizes, np.int64)
+    for start in range(0, sum(sizes), CHUNK_ROWS):
+        rows = random.permutation(min(CHUNK_ROWS, sum(sizes) - start)) + start
+        counts = _share(left, len(rows))
+        left -= counts
+        train, valid, test = map(np.sort, np.split(rows, np.cumsum(counts)[:-1]))
+        yield train, valid, test
+
+
 def _build(sizes: tuple[int, int, int], seed: int) -> Callable[[Path], Mapping[str, Any]]:
     def build(folder: Path) -> Mapping[str, Any]:
-        random = np.random.default_rng(seed)
-        left = np.array(sizes, np.int64)
-        files = [(folder / f"{part}.i64").open("wb") for part in _PARTS]
-        try:
-            for start in range(0, sum(sizes), CHUNK_ROWS):
-                rows = random.permutation(min(CHUNK_ROWS, sum(sizes) - start)) + start
-                counts = _share(left, len(rows))
-                left -= counts
-                pieces = np.split(rows, np.cumsum(counts)[:-1])
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context((folder / f"{part}.i64").open("wb")) for part in _PARTS]
+            for pieces in draw_rows(sizes, seed):
                 for file, piece in zip(files, pieces, strict=True):
-                    file.write(np.sort(piece).astype("<i8").data)
-        finally:
-            for file in files:
-                file.close()
+                    file.write(piece.astype("<i8").data)
         return {}
 
     return build

@@ -117,7 +117,7 @@ class ModelConfig:
 
         Returns:
             A module that takes ``[B, inputs.dense_columns]`` float32 and the features' rows as a
-            `KeyedJaggedTensor`, and returns logits ``[B, 1]`` float32.
+            `KeyedJaggedTensor`, and returns logits ``[B, len(inputs.labels)]`` float32.
 
         Raises:
             UserError: the config does not fit the features.
@@ -125,9 +125,11 @@ class ModelConfig:
         raise NotImplementedError
 
     def logit_layers(self) -> tuple[str, ...]:
-        """Dotted names, within what `build` returns, of the ``nn.Linear`` that make the logit.
+        """Dotted names, within what `build` returns, of the ``nn.Linear`` that make the logits.
 
-        The trainer begins their biases at the log-odds of the labels.
+        The trainer begins their biases at the log-odds of the labels (of a label of the task
+        regression: at its mean).  A layer has one output per label; or its name holds a ``*``, which
+        stands for the label's number, from 0, and there is a layer with one output for each.
         """
         raise NotImplementedError
 
@@ -147,26 +149,44 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLPModelConfig(ModelConfig):
+class DeepModelConfig(ModelConfig):
+    """What keeps the architectures here from learning rows by heart; not an architecture by itself.
+
+    Attributes:
+        dropout: share of the outputs of hidden layers, behind the bottom MLP, that training sets to
+            zero.
+        embedding_dropout: share of the numbers of looked-up vectors that training sets to zero.
+        batch_norm: whether the outputs of these hidden layers are normalised over the batch, of all
+            ranks together, before their activation.
+    """
+
+    dropout: float = 0.0
+    embedding_dropout: float = 0.0
+    batch_norm: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.share(self, "dropout embedding_dropout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLPModelConfig(DeepModelConfig):
     """What architectures with a bottom and a top MLP share; not an architecture by itself.
 
     Attributes:
         dense_layers: hidden layers of the bottom MLP; its last layer, of ``embedding_dim``, is
             added.
         over_layers: hidden layers of the top MLP; its last layer, the logit, is added.
-        dropout: share of the top MLP's hidden outputs that training sets to zero.
     """
 
     dense_layers: tuple[int, ...] = (128, 64)
     over_layers: tuple[int, ...] = (128, 64)
-    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check.at_least_one(self, "dense_layers over_layers")
         if not self.over_layers:
             raise UserError("over_layers is empty; give at least one hidden layer")
-        check.share(self, "dropout")
 
     def logit_layers(self) -> tuple[str, ...]:
         """The last layer of `tessera.training.models.dlrm.OverArch`."""

@@ -46,11 +46,15 @@ class SparseArch(nn.Module):
 
     Args:
         embedding_bag_collection: the tables.
+        dropout: share of the vectors' numbers that training sets to zero.
     """
 
-    def __init__(self, embedding_bag_collection: EmbeddingBagCollection) -> None:
+    def __init__(
+        self, embedding_bag_collection: EmbeddingBagCollection, *, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.embedding_bag_collection = embedding_bag_collection
+        self.dropout = nn.Dropout(dropout)
         self._names = list(embedding_bag_collection.embedding_names())
         self._dims = [
             table.embedding_dim
@@ -71,7 +75,8 @@ class SparseArch(nn.Module):
     def pooled(self, features: KeyedJaggedTensor) -> Tensor:
         """All vectors side by side, ``[B, sum of D]``."""
         looked_up: KeyedTensor = self.embedding_bag_collection(features)
-        return looked_up.values()
+        vectors: Tensor = self.dropout(looked_up.values())
+        return vectors
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         """``[B, F, D]``; all tables must have the same ``D``."""
@@ -128,6 +133,7 @@ class OverArch(nn.Module):
         layer_sizes: columns after each layer, two or more; the last is the number of logits.
         device: where the weights live.
         dropout: share of each hidden layer's outputs that training sets to zero.
+        batch_norm: whether hidden layers are normalised over the batch.
 
     Raises:
         ValueError: fewer than two layers.
@@ -140,6 +146,7 @@ class OverArch(nn.Module):
         device: torch.device | None = None,
         *,
         dropout: float = 0.0,
+        batch_norm: bool = False,
     ) -> None:
         super().__init__()
         if len(layer_sizes) < 2:
@@ -148,7 +155,13 @@ class OverArch(nn.Module):
                 "the number of logits"
             )
         self.model = nn.Sequential(
-            MLP(in_features, layer_sizes[:-1], device=device, dropout=dropout),
+            MLP(
+                in_features,
+                layer_sizes[:-1],
+                device=device,
+                dropout=dropout,
+                batch_norm=batch_norm,
+            ),
             nn.Linear(layer_sizes[-2], layer_sizes[-1], device=device),
         )
 
@@ -181,6 +194,8 @@ class DLRM(nn.Module):
         over_arch_layer_sizes: of the top MLP; the last is the number of logits.
         dense_device: where the weights of the dense parts live.
         dropout: in the top MLP, while training.
+        embedding_dropout: of the looked-up vectors, while training.
+        batch_norm: whether the top MLP's hidden layers are normalised over the batch.
 
     Raises:
         ValueError: sizes that do not fit.
@@ -195,9 +210,11 @@ class DLRM(nn.Module):
         dense_device: torch.device | None = None,
         *,
         dropout: float = 0.0,
+        embedding_dropout: float = 0.0,
+        batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.sparse_arch = SparseArch(embedding_bag_collection)
+        self.sparse_arch = SparseArch(embedding_bag_collection, dropout=embedding_dropout)
         _check_dense_width(dense_arch_layer_sizes, self.sparse_arch.dims)
         self.dense_arch = DenseArch(dense_in_features, dense_arch_layer_sizes, dense_device)
         features = len(self.sparse_arch.dims)
@@ -207,6 +224,7 @@ class DLRM(nn.Module):
             over_arch_layer_sizes,
             dense_device,
             dropout=dropout,
+            batch_norm=batch_norm,
         )
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
@@ -229,6 +247,8 @@ class DLRM_DCN(nn.Module):  # noqa: N801 - the name TorchRec users know
         dcn_low_rank_dim: rank of its weight matrices.
         dense_device: where the weights of the dense parts live.
         dropout: in the top MLP, while training.
+        embedding_dropout: of the looked-up vectors, while training.
+        batch_norm: whether the top MLP's hidden layers are normalised over the batch.
 
     Raises:
         ValueError: sizes that do not fit.
@@ -245,14 +265,18 @@ class DLRM_DCN(nn.Module):  # noqa: N801 - the name TorchRec users know
         dense_device: torch.device | None = None,
         *,
         dropout: float = 0.0,
+        embedding_dropout: float = 0.0,
+        batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.sparse_arch = SparseArch(embedding_bag_collection)
+        self.sparse_arch = SparseArch(embedding_bag_collection, dropout=embedding_dropout)
         self.dense_arch = DenseArch(dense_in_features, dense_arch_layer_sizes, dense_device)
         width = dense_arch_layer_sizes[-1] + sum(self.sparse_arch.dims)
         crossnet = LowRankCrossNet(width, dcn_num_layers, dcn_low_rank_dim).to(dense_device)
         self.inter_arch = InteractionDCNArch(len(self.sparse_arch.dims), crossnet)
-        self.over_arch = OverArch(width, over_arch_layer_sizes, dense_device, dropout=dropout)
+        self.over_arch = OverArch(
+            width, over_arch_layer_sizes, dense_device, dropout=dropout, batch_norm=batch_norm
+        )
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
         """``[B, dense_in_features]`` and ids of ``B`` samples to ``[B, logits]``."""

@@ -1,6 +1,6 @@
 """The whole way from raw features to a logit, which training and serving share.
 
-Shapes: ``B`` samples, ``N`` ids of all features.
+Shapes: ``B`` samples, ``N`` ids of all features, ``L`` labels.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from tessera.errors import UserError
 from tessera.training.models.config import ModelConfig, TableConfig
-from tessera.training.models.inputs import ModelInputs, SparseFeature
+from tessera.training.models.inputs import ONE_LABEL, ModelInputs, SparseFeature
 from tessera.training.modules.choices import DenseMissing
-from tessera.training.modules.embedding_modules import EmbeddingBagCollection
+from tessera.training.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from tessera.training.modules.hashing import FeatureHasher, HashSpec
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+from tessera.training.transforms.description import Transforms, plain_transforms
+from tessera.training.transforms.preprocessor import FittedSizes, Preprocessor
 
 
 class MissingValueEncoder(nn.Module):
@@ -53,16 +55,19 @@ class MissingValueEncoder(nn.Module):
 
 
 class RankingModel(nn.Module):
-    """Missing values, id hashing, tables and architecture in one module.
+    """Transforms of raw values, missing ones, id hashing, tables and architecture in one module.
 
     Built by `build_ranking_model`, whose arguments it takes.
 
     Attributes:
-        dense_names: the dense features, in column order.
-        features: the sparse features, in the order of the keys that `forward` expects.
+        dense_names: the data's dense features, in column order.
+        features: the sparse features: those of the data, in the order of the keys that `forward`
+            expects, and those that the transforms make.
+        labels: what the model predicts, in the order of its logits.
+        preprocessor: `Preprocessor`.
         encoder: `MissingValueEncoder`.
         hasher: `FeatureHasher`.
-        arch: the architecture: dense values ``[B, N]`` and rows' numbers to logits ``[B, 1]``.
+        arch: the architecture: dense values ``[B, N]`` and rows' numbers to logits ``[B, L]``.
     """
 
     def __init__(
@@ -71,21 +76,32 @@ class RankingModel(nn.Module):
         dense_names: Sequence[str],
         sparse_names: Sequence[str],
         *,
+        labels: Sequence[str] = ONE_LABEL,
+        transforms: Transforms | None = None,
+        sizes: FittedSizes | None = None,
         device: torch.device | str | None,
     ) -> None:
         super().__init__()
         self.dense_names = tuple(dense_names)
-        self.features = tuple(settle_features(config, sparse_names))
-        self.encoder = MissingValueEncoder(len(dense_names), config.dense_missing)
+        self.labels = tuple(labels)
+        own = transforms or plain_transforms(dense_names, sparse_names)
+        self.preprocessor = Preprocessor(own, sizes)
+        self.features = tuple(settle_features(config, self.preprocessor))
+        self.encoder = MissingValueEncoder(len(own.dense_names), config.dense_missing)
         self.hasher = FeatureHasher([HashSpec.of(feature) for feature in self.features])
         inputs = ModelInputs(
             dense_columns=self.encoder.out_features,
             features=self.features,
+            labels=self.labels,
             embedding_init=config.embedding_init,
             device=device,
         )
         self.arch = config.build(inputs)
-        self._logit_layers = tuple(f"arch.{name}" for name in config.logit_layers())
+        self._logit_layers = {
+            f"arch.{name}": places
+            for layer in config.logit_layers()
+            for name, places in self._of_labels(layer).items()
+        }
         linear = [name for name, part in self.named_modules() if isinstance(part, nn.Linear)]
         for name in self._logit_layers:
             if name not in linear:
@@ -95,14 +111,26 @@ class RankingModel(nn.Module):
                     f" {', '.join(own.removeprefix('arch.') for own in linear)}"
                 )
 
-    def logit_layers(self) -> tuple[str, ...]:
-        """Dotted names of the modules whose outputs are logits (or terms of them).
+    def _of_labels(self, layer: str) -> dict[str, tuple[int, ...]]:
+        """The layers that a name of `ModelConfig.logit_layers` stands for, with their labels."""
+        places = tuple(range(len(self.labels)))
+        if "*" not in layer:
+            return {layer: places}
+        return {layer.replace("*", str(place)): (place,) for place in places}
 
-        Each is an ``nn.Linear`` of this module, found with ``get_submodule``.
+    def logit_layers(self) -> dict[str, tuple[int, ...]]:
+        """The modules whose outputs are logits (or terms of them), by their dotted names.
+
+        Each is an ``nn.Linear`` of this module, found with ``get_submodule``; with it stand the
+        numbers of the labels that its outputs are for, in the outputs' order.
         """
         return self._logit_layers
 
-    def collections(self) -> dict[str, EmbeddingBagCollection]:
+    def data_features(self) -> tuple[SparseFeature, ...]:
+        """The sparse features that `forward` is given."""
+        return self.features[: len(self.preprocessor.transforms.sparse)]
+
+    def collections(self) -> dict[str, EmbeddingBagCollection | EmbeddingCollection]:
         """The collections of tables by their dotted names, in the order of their declaration.
 
         Those that are sharded, as they are while the model is trained, are left out.
@@ -110,18 +138,21 @@ class RankingModel(nn.Module):
         return {
             name: part
             for name, part in self.named_modules()
-            if isinstance(part, EmbeddingBagCollection)
+            if isinstance(part, EmbeddingBagCollection | EmbeddingCollection)
         }
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
-        """``[B, F_dense]`` float32 (NaN where missing) and raw int32 or int64 ids to logits ``[B]``.
+        """``[B, F_dense]`` raw float32 (NaN where missing) and raw int32 or int64 ids to logits.
+
+        They are ``[B]`` for one label and ``[B, L]`` for several.
 
         Raises:
             KeyError: a sparse feature is missing.
         """
-        dense = self.encoder(dense_features, sparse_features.stride())
-        logits: Tensor = self.arch(dense, self.hasher(sparse_features))
-        return logits.squeeze(1)
+        dense, ids = self.preprocessor(dense_features, sparse_features)
+        dense = self.encoder(dense, ids.stride())
+        logits: Tensor = self.arch(dense, self.hasher(ids))
+        return logits.squeeze(1) if len(self.labels) == 1 else logits
 
 
 def build_ranking_model(
@@ -129,6 +160,9 @@ def build_ranking_model(
     dense_names: Sequence[str],
     sparse_names: Sequence[str],
     *,
+    labels: Sequence[str] = ONE_LABEL,
+    transforms: Transforms | None = None,
+    sizes: FittedSizes | None = None,
     device: torch.device | str | None = None,
 ) -> RankingModel:
     """Build the model that ``config`` describes for the features that the data has.
@@ -137,30 +171,48 @@ def build_ranking_model(
         config: the description.
         dense_names: the data's dense features, possibly none.
         sparse_names: the data's sparse features, at least one.
+        labels: what the model predicts.
+        transforms: what the model does to their raw values; None: nothing.
+        sizes: those of what was fitted for the transforms.
         device: where the tables live; ``meta`` leaves their memory to
             `DistributedModelParallel`, so that they never exist twice.
 
     Raises:
         UserError: config and data do not fit.
     """
-    return RankingModel(config, dense_names, sparse_names, device=device)
+    return RankingModel(
+        config,
+        dense_names,
+        sparse_names,
+        labels=labels,
+        transforms=transforms,
+        sizes=sizes,
+        device=device,
+    )
 
 
-def settle_features(config: ModelConfig, sparse_names: Sequence[str]) -> list[SparseFeature]:
-    """Every feature's settings, from the model's defaults and the feature's own.
+def settle_features(config: ModelConfig, preprocessor: Preprocessor) -> list[SparseFeature]:
+    """The settings of every feature that ``preprocessor`` gives, in its order.
+
+    They are the feature's own, those of its transforms, and the model's defaults.
 
     Raises:
-        UserError: a setting for a feature that the data has not, no features, or features that
-            share a table but differ in its size or pooling.
+        UserError: a setting for a feature that the data has not, no features, features that
+            share a table but differ in its size or pooling, or a setting that the feature's
+            transform decides.
     """
-    if not sparse_names:
+    transforms = preprocessor.transforms
+    names = transforms.sparse_names
+    if not names:
         raise UserError("the data has no sparse features; a ranking model needs at least one")
     for name in config.tables:
-        if name not in sparse_names:
+        if name not in names:
             raise UserError(
-                f"tables.{name}: the data has no such feature; it has {', '.join(sparse_names)}"
+                f"tables.{name}: the data has no such feature; it has {', '.join(names)}"
             )
-    features = [_settle(config, name) for name in sparse_names]
+    tables = {column.name: column.table for column in transforms.sparse}
+    rows = preprocessor.fixed_rows()
+    features = [_settle(config, name, tables.get(name), rows.get(name)) for name in names]
     first: dict[str, SparseFeature] = {}
     for feature in features:
         other = first.setdefault(feature.table, feature)
@@ -174,15 +226,25 @@ def settle_features(config: ModelConfig, sparse_names: Sequence[str]) -> list[Sp
     return features
 
 
-def _settle(config: ModelConfig, name: str) -> SparseFeature:
+def _settle(
+    config: ModelConfig, name: str, table: str | None, fixed_rows: int | None
+) -> SparseFeature:
+    """One feature's settings; ``table`` and ``fixed_rows`` are those that the data gives, if any."""
     own = config.tables.get(name, TableConfig())
+    if fixed_rows is not None:
+        for field in ("rows", "hashing", "out_of_range"):
+            if getattr(own, field) is not None:
+                raise UserError(
+                    f"tables.{name}.{field}={getattr(own, field)!r}: the column's transform makes"
+                    " rows of the ids; leave it out"
+                )
     return SparseFeature(
         name=name,
         group="id_score_list" if own.weighted else "id_list",
-        table=own.table or f"t_{name.replace('.', '_')}",
-        rows=own.rows or config.rows,
+        table=own.table or table or f"t_{name.replace('.', '_')}",
+        rows=fixed_rows or own.rows or config.rows,
         dim=own.dim or config.embedding_dim,
         pooling=own.pooling or config.pooling,
-        hashing=own.hashing or config.hashing,
-        out_of_range=own.out_of_range or config.out_of_range,
+        hashing="none" if fixed_rows else own.hashing or config.hashing,
+        out_of_range="clamp" if fixed_rows else own.out_of_range or config.out_of_range,
     )

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tessera.errors import refuse_unknown
+
 
 @unique
 class PoolingType(Enum):
@@ -187,8 +189,7 @@ def dtype_to_data_type(dtype: torch.dtype) -> DataType:
     """
     names = {dtype: data_type for data_type, dtype in _DTYPES.items()}
     names |= {torch.quint8: DataType.UINT8, torch.qint8: DataType.INT8}
-    if dtype not in names:
-        raise ValueError(f"dtype is {dtype}; tables are stored as one of {list(names)}")
+    refuse_unknown("table: dtype", dtype, names)
     return names[dtype]
 
 

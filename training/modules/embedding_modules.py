@@ -18,6 +18,8 @@ from tessera.training.modules.embedding_configs import (
     PoolingType,
 )
 from tessera.training.modules.tables import (
+    DescribesPooled,
+    DescribesUnpooled,
     EmbeddingBagCollectionInterface,
     EmbeddingCollectionInterface,
     check_features,
@@ -43,7 +45,7 @@ __all__ = [
 ]
 
 
-class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
+class EmbeddingBagCollection(DescribesPooled, EmbeddingBagCollectionInterface):
     """Looks up and pools the bags of every feature in its table.
 
     Args:
@@ -70,8 +72,8 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
     ) -> None:
         super().__init__()
         check_tables(tables)
-        self._is_weighted = is_weighted
-        self._configs = list(tables)
+        self.weighted = is_weighted
+        self.configs = list(tables)
         self._feature_names = [list(table.feature_names) for table in tables]
         self._embedding_names = embedding_names(tables)
         self._length_per_key = [
@@ -92,20 +94,8 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
 
     def reset_parameters(self) -> None:
         """Give every table its first values."""
-        for table in self._configs:
+        for table in self.configs:
             _fill(self.embedding_bags[table.name], table)
-
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The settings of every table, in the collection's order."""
-        return self._configs
-
-    def embedding_names(self) -> list[str]:
-        """The output's keys."""
-        return self._embedding_names
-
-    def is_weighted(self) -> bool:
-        """Whether ids carry weights."""
-        return self._is_weighted
 
     @property
     def device(self) -> torch.device:
@@ -125,13 +115,13 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
                 features are not, or the batch varies per key without inverse indices.
         """
         if not is_scripting():
-            check_features(features, self._configs)
+            check_features(features, self.configs)
         bags = features.to_dict()
         pooled: list[Tensor] = []
         for index, table in enumerate(self.embedding_bags.values()):
             for name in self._feature_names[index]:
                 bag = bags[name]
-                weights = bag.weights() if self._is_weighted else None
+                weights = bag.weights() if self.weighted else None
                 vectors = table(bag.values().long(), bag.offsets().long(), weights).float()
                 if self._divides[index]:
                     vectors = vectors / bag.lengths().clamp(min=1).unsqueeze(1)
@@ -141,7 +131,7 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
         return KeyedTensor(self._embedding_names, self._length_per_key, torch.cat(pooled, dim=1))
 
 
-class EmbeddingCollection(EmbeddingCollectionInterface):
+class EmbeddingCollection(DescribesUnpooled, EmbeddingCollectionInterface):
     """Looks up one vector per id of every feature, without pooling.
 
     Args:
@@ -165,7 +155,7 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         check_tables(tables)
         common_dim(tables)  # which refuses different ones
         self._need_indices = need_indices
-        self._configs = list(tables)
+        self.configs = list(tables)
         self._feature_names = [list(table.feature_names) for table in tables]
         self._embedding_names_by_table = get_embedding_names_by_table(tables)
         self.embeddings = nn.ModuleDict()
@@ -177,16 +167,8 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
 
     def reset_parameters(self) -> None:
         """Give every table its first values."""
-        for table in self._configs:
+        for table in self.configs:
             _fill(self.embeddings[table.name], table)
-
-    def embedding_configs(self) -> list[EmbeddingConfig]:
-        """The settings of every table, in the collection's order."""
-        return self._configs
-
-    def need_indices(self) -> bool:
-        """Whether the output carries the ids, as weights."""
-        return self._need_indices
 
     @property
     def device(self) -> torch.device:
@@ -205,7 +187,7 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
             ValueError: the values are not int32 or int64.
         """
         if not is_scripting():
-            check_features(features, self._configs)
+            check_features(features, self.configs)
         bags = features.to_dict()
         looked_up: dict[str, JaggedTensor] = {}
         for index, table in enumerate(self.embeddings.values()):

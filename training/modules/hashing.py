@@ -18,6 +18,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from tessera.errors import refuse_unknown
 from tessera.training.modules.choices import Hashing, OutOfRange
 from tessera.training.sparse.checks import check_id_dtype
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
@@ -99,9 +100,8 @@ class HashSpec:
         if not 1 <= self.rows <= MAX_ROWS:
             raise ValueError(f"feature {self.name!r}: rows is {self.rows}; give 1 to 2**62")
         for field, choices in (("hashing", Hashing), ("out_of_range", OutOfRange)):
-            if (rule := getattr(self, field)) not in get_args(choices):
-                words = ", ".join(get_args(choices))
-                raise ValueError(f"feature {self.name!r}: {field} is {rule!r}; give one of {words}")
+            rule = getattr(self, field)
+            refuse_unknown(f"feature {self.name!r}: {field}", rule, get_args(choices))
 
     @classmethod
     def of(cls, feature: Any) -> HashSpec:

@@ -8,6 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from tessera.errors import refuse_unknown
+from tessera.training.modules.batch_norm import BatchNorm
+
 Activation = Literal["relu", "sigmoid", "none"] | Callable[[Tensor], Tensor] | nn.Module
 
 
@@ -25,9 +28,7 @@ _NAMED: dict[str, Callable[[Tensor], Tensor]] = {
 def _activation(activation: Activation) -> Callable[[Tensor], Tensor] | nn.Module:
     if not isinstance(activation, str):
         return activation
-    if activation not in _NAMED:
-        names = ", ".join(_NAMED)
-        raise ValueError(f"activation is {activation!r}; give one of {names}, or a function")
+    refuse_unknown("activation", activation, [*_NAMED, "a function"])
     return _NAMED[activation]
 
 
@@ -65,6 +66,36 @@ class Perceptron(nn.Module):
         return result
 
 
+class NormedPerceptron(nn.Module):
+    """``activation(batch norm(x W))``.
+
+    Args:
+        in_size: columns of the input.
+        out_size: columns of the output.
+        activation: a name, a function of a tensor, or a module.
+        device: where the weights live.
+        dtype: of the weights.
+    """
+
+    def __init__(
+        self,
+        in_size: int,
+        out_size: int,
+        activation: Activation,
+        device: torch.device | None,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self._linear = nn.Linear(in_size, out_size, bias=False, device=device, dtype=dtype)
+        self._norm = BatchNorm(out_size).to(device=device, dtype=dtype)
+        self._activation_fn = _activation(activation)
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        """``[B, in_size]`` to ``[B, out_size]``."""
+        result: Tensor = self._activation_fn(self._norm(self._linear(tensor)))
+        return result
+
+
 class MLP(nn.Module):
     """Perceptrons one after the other.
 
@@ -76,6 +107,8 @@ class MLP(nn.Module):
         device: where the weights live.
         dtype: of the weights.
         dropout: share of each layer's outputs that training sets to zero; no effect in eval.
+        batch_norm: whether each layer's output is normalised before its activation; the
+            normalisation's shift then stands for the bias.
 
     Raises:
         ValueError: no layers, or an unknown activation.
@@ -91,13 +124,18 @@ class MLP(nn.Module):
         dtype: torch.dtype = torch.float32,
         *,
         dropout: float = 0.0,
+        batch_norm: bool = False,
     ) -> None:
         super().__init__()
         if not layer_sizes:
             raise ValueError("layer_sizes is empty; give the size of at least one layer")
         layers: list[nn.Module] = []
         for size_in, size_out in zip([in_size, *layer_sizes], layer_sizes, strict=False):
-            layers.append(Perceptron(size_in, size_out, bias, activation, device, dtype))
+            layers.append(
+                NormedPerceptron(size_in, size_out, activation, device, dtype)
+                if batch_norm
+                else Perceptron(size_in, size_out, bias, activation, device, dtype)
+            )
             if dropout:
                 layers.append(nn.Dropout(dropout))
         self._mlp = nn.Sequential(*layers)

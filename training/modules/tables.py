@@ -35,20 +35,12 @@ class EmbeddingBagCollectionInterface(ABC, nn.Module):
         """Whether ids carry weights."""
 
 
-class EmbeddingCollectionInterface(ABC, nn.Module):
-    """Unpooled lookups of several tables: one vector per id, by feature."""
-
-    @abstractmethod
-    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """Look up."""
+class _TablesAlike(ABC):
+    """What follows from the tables of an unpooled collection."""
 
     @abstractmethod
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The settings of every table, in the collection's order."""
-
-    @abstractmethod
-    def need_indices(self) -> bool:
-        """Whether the output carries the ids, as weights."""
 
     def embedding_dim(self) -> int:
         """Columns of every table."""
@@ -57,6 +49,61 @@ class EmbeddingCollectionInterface(ABC, nn.Module):
     def embedding_names_by_table(self) -> list[list[str]]:
         """The output's names of each table's features."""
         return get_embedding_names_by_table(self.embedding_configs())
+
+
+class EmbeddingCollectionInterface(_TablesAlike, nn.Module):
+    """Unpooled lookups of several tables: one vector per id, by feature."""
+
+    @abstractmethod
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Look up."""
+
+    @abstractmethod
+    def need_indices(self) -> bool:
+        """Whether the output carries the ids, as weights."""
+
+
+class DescribesPooled:
+    """What a pooled collection says of itself: plain, sharded or quantized.
+
+    Attributes:
+        configs: the settings of every table, in the collection's order.
+        weighted: whether ids carry weights.
+    """
+
+    configs: list[EmbeddingBagConfig]
+    weighted: bool
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The settings of every table, in the collection's order."""
+        return self.configs
+
+    def embedding_names(self) -> list[str]:
+        """The output's keys, in order."""
+        return embedding_names(self.configs)
+
+    def is_weighted(self) -> bool:
+        """Whether ids carry weights."""
+        return self.weighted
+
+
+class DescribesUnpooled(_TablesAlike):
+    """What an unpooled collection says of itself: plain, sharded or quantized.
+
+    Attributes:
+        configs: the settings of every table, in the collection's order.
+    """
+
+    configs: list[EmbeddingConfig]
+    _need_indices: bool
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """The settings of every table, in the collection's order."""
+        return self.configs
+
+    def need_indices(self) -> bool:
+        """Whether the output carries the ids, as weights."""
+        return self._need_indices
 
 
 def get_embedding_names_by_table(tables: Sequence[BaseEmbeddingConfig]) -> list[list[str]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
+from tessera.errors import refuse_unknown, unknown_name
 from tessera.training.optim.keyed import KeyedOptimizer
 from tessera.training.optim.row_updates import RULES, EmbOptimType, HyperParameters
 
@@ -121,10 +122,8 @@ class FusedParams:
             )
         for name, known in {"weight_decay_mode": _DECAY_MODES, **_CHOICES}.items():
             value = getattr(self, name)
-            if value is not None and value not in known:
-                raise ValueError(
-                    f"fused_params: {name} is {value!r}; give one of {', '.join(known)}"
-                )
+            if value is not None:
+                refuse_unknown(f"fused_params: {name}", value, known)
         if self.weight_decay_mode is not None and not self.weight_decay:
             raise ValueError(
                 f"fused_params: weight_decay_mode is {self.weight_decay_mode!r}, but there is no "
@@ -178,10 +177,7 @@ class FusedParams:
         if "optimizer" in values:
             wanted = _plain(values["optimizer"])
             names = {kind.value: kind for kind in EmbOptimType}
-            if wanted not in names:
-                raise ValueError(
-                    f"fused_params: optimizer is {wanted!r}; give one of {', '.join(names)}"
-                )
+            refuse_unknown("fused_params: optimizer", wanted, names)
             values["optimizer"] = names[wanted]
         for name in _CHOICES:
             given = values.get(name)
@@ -192,10 +188,8 @@ class FusedParams:
         mode = _plain(values.get("weight_decay_mode"))
         if isinstance(mode, int):
             if mode not in _FBGEMM_DECAY_MODES and (mode != 0 or values.get("weight_decay")):
-                raise ValueError(
-                    f"fused_params: weight_decay_mode is {values['weight_decay_mode']}; give one of "
-                    f"{', '.join(_DECAY_MODES)}"
-                )
+                given = values["weight_decay_mode"]
+                raise unknown_name("fused_params: weight_decay_mode", given, _DECAY_MODES)
             mode = _FBGEMM_DECAY_MODES.get(mode)
         values["weight_decay_mode"] = mode
         return cls(**values)

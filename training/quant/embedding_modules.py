@@ -21,6 +21,8 @@ from tessera.training.modules.embedding_configs import (
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection as FloatBags
 from tessera.training.modules.embedding_modules import EmbeddingCollection as FloatCollection
 from tessera.training.modules.tables import (
+    DescribesPooled,
+    DescribesUnpooled,
     EmbeddingBagCollectionInterface,
     EmbeddingCollectionInterface,
     common_dim,
@@ -88,7 +90,9 @@ def named_vectors(
     }
 
 
-class EmbeddingBagCollection(StoredCollection[EmbeddingBagConfig], EmbeddingBagCollectionInterface):
+class EmbeddingBagCollection(
+    DescribesPooled, StoredCollection[EmbeddingBagConfig], EmbeddingBagCollectionInterface
+):
     """The quantized form of `tessera.training.modules.embedding_modules.EmbeddingBagCollection`.
 
     Args:
@@ -134,18 +138,6 @@ class EmbeddingBagCollection(StoredCollection[EmbeddingBagConfig], EmbeddingBagC
     ) -> "EmbeddingBagCollection":
         return cls(tables, module.is_weighted(), module.device, output_dtype)
 
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The settings of every table, in the collection's order."""
-        return self.configs
-
-    def embedding_names(self) -> list[str]:
-        """The output's keys."""
-        return self._embedding_names
-
-    def is_weighted(self) -> bool:
-        """Whether ids carry weights."""
-        return self.weighted
-
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Look up and pool.
 
@@ -164,7 +156,9 @@ class EmbeddingBagCollection(StoredCollection[EmbeddingBagConfig], EmbeddingBagC
         return KeyedTensor(self._embedding_names, self._length_per_key, pooled)
 
 
-class EmbeddingCollection(StoredCollection[EmbeddingConfig], EmbeddingCollectionInterface):
+class EmbeddingCollection(
+    DescribesUnpooled, StoredCollection[EmbeddingConfig], EmbeddingCollectionInterface
+):
     """The quantized form of `tessera.training.modules.embedding_modules.EmbeddingCollection`.
 
     Its arguments are those of `EmbeddingBagCollection`, but that all tables have the same number
@@ -202,14 +196,6 @@ class EmbeddingCollection(StoredCollection[EmbeddingConfig], EmbeddingCollection
         cls, module: FloatCollection, tables: list[EmbeddingConfig], output_dtype: torch.dtype
     ) -> "EmbeddingCollection":
         return cls(tables, module.device, module.need_indices(), output_dtype)
-
-    def embedding_configs(self) -> list[EmbeddingConfig]:
-        """The settings of every table, in the collection's order."""
-        return self.configs
-
-    def need_indices(self) -> bool:
-        """Whether the output carries the ids, as weights."""
-        return self._need_indices
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Look up.

@@ -12,7 +12,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from tessera.errors import UserError
+from tessera.errors import refuse_unknown
 from tessera.training.fbgemm import import_inference_tables
 from tessera.training.modules.embedding_configs import DataType
 from tessera.training.quant.rows import (
@@ -86,11 +86,7 @@ class QuantizedRows:
         device: torch.device | str = "cpu",
         row_alignment: int = DEFAULT_ROW_ALIGNMENT,
     ) -> None:
-        if output_dtype not in _OUTPUT_CODES:
-            raise UserError(
-                f"output dtype is {output_dtype}; quantized lookups give "
-                f"{', '.join(str(known) for known in _OUTPUT_CODES)}"
-            )
+        refuse_unknown("quantized lookups: output dtype", output_dtype, _OUTPUT_CODES)
         import_inference_tables()
         self._parts = list(tables)
         self._pooling = _SUM if pooled else _NONE

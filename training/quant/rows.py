@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tessera.errors import UserError
+from tessera.errors import UserError, refuse_unknown
 from tessera.kernels.row_types import RowType, fbgemm_types
 from tessera.training.fbgemm import load_sparse_operators
 from tessera.training.modules.embedding_configs import DataType
@@ -38,21 +38,14 @@ _DATA_TYPES = {
 
 def stored_data_type(dtype: torch.dtype) -> DataType:
     """The stored type that a config's weight ``dtype`` asks for; a UserError if there is none."""
-    if dtype not in _DATA_TYPES:
-        raise UserError(
-            f"weight dtype is {dtype}; quantized tables take "
-            f"{', '.join(str(known) for known in _DATA_TYPES)}"
-        )
+    refuse_unknown("quantized tables: weight dtype", dtype, _DATA_TYPES)
     return _DATA_TYPES[dtype]
 
 
 def check_stored(name: str, dim: int, data_type: DataType) -> RowType:
     """The row type of a table; a UserError where its width or type cannot be stored."""
-    if data_type not in STORED_TYPES:
-        raise UserError(
-            f"table {name!r}: data_type is {data_type.value}; quantized tables take "
-            f"{', '.join(kind.value for kind in STORED_TYPES)}"
-        )
+    kinds = [kind.value for kind in STORED_TYPES]
+    refuse_unknown(f"table {name!r} is quantized: data_type", data_type.value, kinds)
     kind = STORED_TYPES[data_type]
     if kind.bits < 8 and dim * kind.bits % 16:
         raise UserError(

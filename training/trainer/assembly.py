@@ -12,17 +12,22 @@ import torch
 from tessera.errors import UserError
 from tessera.training.config import ExperimentConfig
 from tessera.training.data.batch import Batch
+from tessera.training.data.columns import LabelColumn
 from tessera.training.distributed.collections.pooled import EmbeddingBagCollectionSharder
+from tessera.training.distributed.collections.sharders import CollectionSharder
+from tessera.training.distributed.collections.unpooled import EmbeddingCollectionSharder
 from tessera.training.distributed.model.model_parallel import DistributedModelParallel
 from tessera.training.models.ranking import build_ranking_model
-from tessera.training.modules.hashing import FeatureHasher
 from tessera.training.optim.fused import EmbOptimType
 from tessera.training.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from tessera.training.optim.optimizers import in_backward_optimizer_filter
 from tessera.training.trainer.checkpoint_file import Checkpoint
+from tessera.training.trainer.losses import Losses
 from tessera.training.trainer.placement import caches_rows, plan_for
 from tessera.training.trainer.ranks import Ranks
-from tessera.training.trainer.step import ModelWithLoss, StepBatch
+from tessera.training.trainer.step import ModelWithLoss, Preparation, StepBatch
+from tessera.training.transforms.description import Transforms
+from tessera.training.transforms.fitting import Fitted
 
 DEFAULT_EPS = 1e-8
 NO_MEMORY = "can't allocate memory"  # how torch's CPU allocator puts it
@@ -43,38 +48,45 @@ class Assembly:
 
     Attributes:
         model: a `ModelWithLoss`; it takes a `StepBatch` that is on the device.
-        hasher: turns raw ids into rows, on the model's device.
+        preparation: makes of raw values what the model takes, on its device.
         logit_layers: see `RankingModel.logit_layers`.
+        losses: of the model's labels.
         dense_optimizer: of every parameter that is not a table.
         peaks: the peak learning rates of these and of the tables.
         ranks: who trains together.
     """
 
     model: DistributedModelParallel
-    hasher: FeatureHasher
-    logit_layers: tuple[str, ...]
+    preparation: Preparation
+    logit_layers: dict[str, tuple[int, ...]]
+    losses: Losses
     dense_optimizer: torch.optim.Optimizer
     peaks: tuple[float, float]
     ranks: Ranks
     _factor: float | None = None
 
     def on_device(self, batch: Batch, *, samples: int) -> StepBatch:
-        """A batch as a step works on it, without waiting for the copy."""
-        return StepBatch(batch, samples, self.hasher).to(self.model.device, non_blocking=True)
+        """A batch of rows that are not trained on, as a step works on it; does not wait for the copy."""
+        batch.row_numbers = None  # the transforms were not fitted to them
+        given = StepBatch(batch, samples, self.preparation)
+        return given.to(self.model.device, non_blocking=True)
 
-    def begin_at(self, positive_rate: float) -> None:
-        """Let fresh weights answer ``positive_rate`` on average, instead of a half.
+    def begin_at(self, means: Sequence[float]) -> None:
+        """Let fresh weights answer the labels' means on average, instead of a half or 0.
 
-        The bias of every logit layer begins at its log-odds.  Otherwise the first steps teach that number
-        to whatever is quickest, the rows of the tables that they meet among it, and an id
-        that was never met stays without it.
+        The biases of every logit layer begin at the log-odds of binary labels' means, and at the
+        means of others.  Otherwise the first steps teach that number to whatever is quickest, the rows
+        of the tables that they meet among it, and an id that was never met stays without it.
         """
-        rate = min(max(positive_rate, 1e-6), 1 - 1e-6)
+        begin = [
+            _log_odds(mean) if label.task == "binary" else mean
+            for label, mean in zip(self.losses.labels, means, strict=True)
+        ]
         with torch.no_grad():
-            for name in self.logit_layers:
+            for name, places in self.logit_layers.items():
                 bias = self.model.module.get_submodule(name).bias
                 assert isinstance(bias, torch.Tensor), name
-                bias.fill_(math.log(rate / (1 - rate)))
+                bias.copy_(bias.new_tensor([begin[place] for place in places]))
 
     def learning_rates(self) -> tuple[float, float]:
         """The learning rates of the last step, of the dense part and of the tables."""
@@ -140,36 +152,62 @@ class Assembly:
             group["lr"] = embedding
 
 
+def _log_odds(mean: float) -> float:
+    rate = min(max(mean, 1e-6), 1 - 1e-6)
+    return math.log(rate / (1 - rate))
+
+
 def assemble(
     config: ExperimentConfig,
     *,
-    dense_names: Sequence[str],
-    sparse_names: Sequence[str],
+    labels: Sequence[LabelColumn],
+    transforms: Transforms,
+    fitted: Fitted,
     ranks: Ranks,
     device: torch.device,
 ) -> Assembly:
     """Build the model for these features, with fresh weights from torch's generator.
 
+    Of a run that is taken up, only the sizes of ``fitted`` are known, and its state is empty.
+
     Raises:
-        UserError: the model's config does not fit the features, or the tables do not fit the
+        UserError: the config does not fit the features or the labels, or the tables do not fit the
             ranks or the memory.
     """
     try:
         # "meta": the tables get their memory once, where they are trained.
-        ranking = build_ranking_model(config.model, dense_names, sparse_names, device="meta")
+        ranking = build_ranking_model(
+            config.model,
+            [column.name for column in transforms.dense],
+            [column.name for column in transforms.sparse],
+            labels=[label.name for label in labels],
+            transforms=transforms,
+            sizes=fitted.sizes,
+            device="meta",
+        )
     except UserError as error:
         raise UserError(f"in section 'model': {error}") from error
-    model = ModelWithLoss(ranking, world_size=ranks.world_size)
-    embedding, dense = config.train.embedding_optimizer, config.train.dense_optimizer
-    sharder = EmbeddingBagCollectionSharder(
-        fused_params={
-            "optimizer": _FUSED[embedding.name],
-            "learning_rate": embedding.learning_rate,
-            "eps": DEFAULT_EPS if embedding.eps is None else embedding.eps,
-            "weight_decay": embedding.weight_decay,
-            **({"prefetch_pipeline": True} if caches_rows(config) else {}),
-        }
+    if fitted.state:
+        ranking.preprocessor.load_state_dict(fitted.state)
+    preparation = Preparation(ranking.preprocessor.to(device), ranking.hasher.to(device))
+    losses = Losses.of(
+        labels,
+        label_weights=config.train.label_weights,
+        positive_weights=config.train.positive_weights,
     )
+    model = ModelWithLoss(ranking, losses, world_size=ranks.world_size)
+    embedding, dense = config.train.embedding_optimizer, config.train.dense_optimizer
+    fused = {
+        "optimizer": _FUSED[embedding.name],
+        "learning_rate": embedding.learning_rate,
+        "eps": DEFAULT_EPS if embedding.eps is None else embedding.eps,
+        "weight_decay": embedding.weight_decay,
+        **({"prefetch_pipeline": True} if caches_rows(config) else {}),
+    }
+    sharders: list[CollectionSharder[Any, Any]] = [
+        EmbeddingBagCollectionSharder(fused),
+        EmbeddingCollectionSharder(fused),
+    ]
     if not ranks.alone:
         # What every rank holds is alike until here; each draws its own shards' rows, and dropout.
         torch.manual_seed(config.train.seed + 1_000_003 * ranks.rank)
@@ -179,8 +217,8 @@ def assemble(
             model,
             env=ranks.env,
             device=device,
-            sharders=[sharder],
-            plan=plan_for(model, sharder, config, ranks, device),
+            sharders=list(sharders),
+            plan=plan_for(model, sharders, config, ranks, device),
         )
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and NO_MEMORY not in str(error):
@@ -192,8 +230,9 @@ def assemble(
     parameters = dict(in_backward_optimizer_filter(parallel.named_parameters()))
     return Assembly(
         model=parallel,
-        hasher=ranking.hasher.to(device),
+        preparation=preparation,
         logit_layers=ranking.logit_layers(),
+        losses=losses,
         dense_optimizer=_DENSE[dense.name](
             list(parameters.values()), lr=dense.learning_rate, weight_decay=dense.weight_decay
         ),

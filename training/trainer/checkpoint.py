@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tessera.training.distributed.checkpoint.errors import CheckpointError
-from tessera.training.distributed.checkpoint.room import Room
+from tessera.training.distributed.checkpoint.basics import CheckpointError, Room
 from tessera.training.trainer.checkpoint_file import PLAIN_KINDS, Checkpoint, read_file, write_file
+from tessera.training.trainer.checkpoint_versions import upgraded
 from tessera.training.trainer.files import (
     checkpoint_path,
     list_checkpoints,
@@ -67,7 +67,10 @@ def read_plain(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         checkpoint = read_file(path, verify=False)
         return {name: getattr(checkpoint, name) for name in PLAIN_KINDS}
-    plain: dict[str, Any] = _sharded().read_extra(path)
+    try:
+        plain = upgraded(_sharded().read_extra(path))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not a whole checkpoint of a run: {error}") from error
     for name, kind in {**PLAIN_KINDS, "ranks": int}.items():
         if not isinstance(plain.get(name), kind):
             raise CheckpointError(f"{path} is not a whole checkpoint of a run: no {name}")

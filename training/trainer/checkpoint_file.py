@@ -22,12 +22,12 @@ from typing import IO, Any, get_origin, get_type_hints
 
 import torch
 
-from tessera.training.distributed.checkpoint.errors import CheckpointError
-from tessera.training.durable import replacing
+from tessera.durable import replacing
+from tessera.training.distributed.checkpoint.basics import CheckpointError
+from tessera.training.trainer.checkpoint_versions import VERSION, upgraded
 from tessera.training.trainer.files import latest_checkpoint
 
 FORMAT = "tessera-checkpoint"
-VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,9 @@ class Checkpoint:
 
     Attributes:
         config: the resolved `ExperimentConfig` as plain containers.
+        columns: what the data's batches held; see `FeatureColumns.to_json`.
+        fitted: sizes of what was fitted for their transforms; see `FittedSizes.to_json`.
         dense_names: names of the model's dense features, in column order.
-        dense_transform: what was done to their raw values, in words.
         sparse_names: names of its sparse features, in key order.
         split_rows: rows of the train, validation and test splits.
         progress: position, best metric and counters; see `Progress`.
@@ -48,8 +49,9 @@ class Checkpoint:
     """
 
     config: dict[str, Any]
+    columns: dict[str, Any]
+    fitted: dict[str, Any]
     dense_names: list[str]
-    dense_transform: str
     sparse_names: list[str]
     split_rows: list[int]
     progress: dict[str, Any]
@@ -129,6 +131,10 @@ def read_file(path: Path, *, verify: bool = True) -> Checkpoint:
 
 def _check_archive(path: Path, *, contents: bool) -> None:
     with zipfile.ZipFile(path) as archive:
+        if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+            raise CheckpointError(
+                f"{path} is a TorchScript archive, as packages are; give a run or its checkpoint"
+            )
         if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
             raise CheckpointError(f"{path} is not a Tessera checkpoint: it is compressed")
         damaged = archive.testzip() if contents else None
@@ -139,11 +145,15 @@ def _check_archive(path: Path, *, contents: bool) -> None:
 def _checked(path: Path, content: Any) -> Checkpoint:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a Tessera checkpoint; give a run folder's step-*.pt")
-    if content.get("version") != VERSION:
+    if content.get("version") not in range(1, VERSION + 1):
         raise CheckpointError(
             f"{path} has checkpoint version {content.get('version')!r}; this Tessera reads"
-            f" version {VERSION}: use the Tessera that wrote it"
+            f" versions 1 to {VERSION}: use the Tessera that wrote it"
         )
+    try:
+        content = upgraded(content)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not a whole Tessera checkpoint: {error}") from error
     for name, kind in _KINDS.items():
         if not isinstance(content.get(name), kind):
             raise CheckpointError(f"{path} is not a whole Tessera checkpoint: no {name}")

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from tessera.training.trainer.metrics import Evaluation
+from tessera.training.trainer.split_metrics import LabelEvaluation, SplitEvaluation
 
 PLAIN_LINE_SECONDS = 10.0
 
@@ -77,7 +78,7 @@ class Display:
         self._last_line = self._window_began = now
         self._window_samples = 0
 
-    def evaluation(self, *, step: int, evaluation: Evaluation, better: bool) -> None:
+    def evaluation(self, *, step: int, evaluation: SplitEvaluation, better: bool) -> None:
         """An evaluation on the validation rows is finished."""
         self.say(f"step {step}: {describe(evaluation)}{'  (best so far)' if better else ''}")
 
@@ -87,8 +88,21 @@ class Display:
             self._bar.close()
 
 
-def describe(evaluation: Evaluation) -> str:
+def describe(evaluation: SplitEvaluation) -> str:
     """The metrics of an evaluation in one line."""
+    if evaluation.only is not None:
+        return _describe_label(evaluation.only)
+    labels = [f"{name}: {_describe_label(own)}" for name, own in evaluation.by_label.items()]
+    return "; ".join([f"loss {evaluation.loss:.5f}", *labels])
+
+
+def _describe_label(evaluation: LabelEvaluation) -> str:
+    if not isinstance(evaluation, Evaluation):
+        return (
+            f"RMSE {evaluation.root_mean_squared_error:.5f}  MAE"
+            f" {evaluation.mean_absolute_error:.5f}  R2 {evaluation.r_squared:.5f}"
+            f"  calibration {evaluation.calibration:.4f}"
+        )
     return (
         f"AUC {evaluation.auc:.5f}  normalised entropy {evaluation.normalised_entropy:.5f}"
         f"  log loss {evaluation.log_loss:.5f}  calibration {evaluation.calibration:.4f}"

@@ -6,19 +6,19 @@ from collections.abc import Callable
 
 import torch
 
-from tessera.training.data.dataset import DatasetView
+from tessera.training.data.dataset import View
 from tessera.training.data.loader import BatchLoader
 from tessera.training.trainer.assembly import Assembly
-from tessera.training.trainer.metrics import BinaryMetrics
+from tessera.training.trainer.split_metrics import SplitMetrics
 
 
 def evaluate(
     assembly: Assembly,
-    view: DatasetView,
+    view: View,
     *,
     batch_size: int,
     should_stop: Callable[[], bool] = lambda: False,
-) -> BinaryMetrics | None:
+) -> SplitMetrics | None:
     """The metrics of a model on every row of ``view``, in the view's order.
 
     The model is put into eval mode for the pass and back into its mode after it.  Each rank
@@ -31,7 +31,8 @@ def evaluate(
         should_stop: asked before every batch, all ranks alike; True ends the pass, with None.
     """
     model, ranks = assembly.model, assembly.ranks
-    metrics = BinaryMetrics(len(view))
+    metrics = SplitMetrics(assembly.losses.labels, assembly.losses.weights, len(view))
+    columns = len(metrics.by_label)
     loader = BatchLoader(
         view,
         batch_size=batch_size,
@@ -47,13 +48,13 @@ def evaluate(
                 if should_stop():
                     return None
                 there = assembly.on_device(batch, samples=loader.batch_rows(number))
-                _, (_, logits) = model(there)
+                _, (_, outputs) = model(there)
+                labels = batch.labels.view(-1, columns)
                 if ranks.alone:
-                    metrics.update(logits, batch.labels)
+                    metrics.update(outputs.cpu(), labels)
                 else:
-                    both = torch.stack([logits.cpu(), batch.labels], dim=1)
-                    all_rows = ranks.joined(both)
-                    metrics.update(all_rows[:, 0], all_rows[:, 1])
+                    all_rows = ranks.joined(torch.cat([outputs.cpu(), labels], dim=1))
+                    metrics.update(all_rows[:, :columns], all_rows[:, columns:])
     finally:
         model.train(was_training)
     return metrics

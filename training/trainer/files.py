@@ -9,7 +9,7 @@ import re
 import shutil
 from pathlib import Path
 
-from tessera.training.durable import PARTIAL_SUFFIX
+from tessera.durable import PARTIAL_SUFFIX
 
 _CHECKPOINT_NAME = re.compile(r"step-(\d{10})\.(pt|shards)")
 

@@ -13,8 +13,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from tessera.durable import replacing
 from tessera.errors import UserError
-from tessera.training.durable import replacing
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -31,8 +31,14 @@ COLUMNS = (
     "dense_learning_rate",
     "embedding_learning_rate",
     "samples_per_second",
+    "label",
 )
-"""``split`` is ``train`` (``loss``: mean since the row before) or ``valid`` (``loss``: log loss)."""
+"""``split`` is ``train`` (``loss``: mean since the row before) or ``valid``.
+
+``loss`` of a label is its log loss, or its mean squared error.  Of several labels there is one row
+for all, whose ``loss`` is the weighted sum and whose ``auc`` is the mean, and one row for each, which
+has its name under ``label``.
+"""
 
 
 class MetricsLog:
@@ -66,9 +72,12 @@ class MetricsLog:
         self._csv.writerow(row)
         self._stream.flush()
         if self._events is not None:
-            for name in COLUMNS[4:]:
+            of_label = f"{row['label']}/" if "label" in row else ""
+            for name in COLUMNS[4:-1]:
                 if name in row:
-                    self._events.add_scalar(f"{row['split']}/{name}", row[name], row["step"])
+                    self._events.add_scalar(
+                        f"{row['split']}/{of_label}{name}", row[name], row["step"]
+                    )
 
     def sync(self) -> None:
         """Put every row on the disk; called before a checkpoint that is to agree with it."""

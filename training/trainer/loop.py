@@ -25,8 +25,10 @@ from tessera.training.trainer.assembly import Assembly
 from tessera.training.trainer.display import Display
 from tessera.training.trainer.evaluate import evaluate
 from tessera.training.trainer.logs import MetricsLog
+from tessera.training.trainer.metrics import Evaluation
 from tessera.training.trainer.pipelines import give_model_back, make_pipeline
 from tessera.training.trainer.progress import Progress
+from tessera.training.trainer.split_metrics import LabelEvaluation, SplitEvaluation
 from tessera.training.trainer.step import PendingLosses, StepBatch
 
 MOST_PENDING = 256
@@ -77,6 +79,8 @@ class TrainingLoop:
             prefetch=2 * threads,
             threads=threads,
             finish=None if device.type == "cpu" else Batch.pin_memory,
+            # Target statistics leave out the fold of the row itself.
+            numbered=self.assembly.preparation.preprocessor.statistics is not None,
             part=(self.assembly.ranks.rank, self.assembly.ranks.world_size),
         )
         self._pipeline = make_pipeline(self.config.pipeline, self.assembly)
@@ -141,7 +145,7 @@ class TrainingLoop:
             stop = last if every is None else min(last, batch + every - step % every)
             for number, given in enumerate(self._loader.epoch(epoch, batch, stop), start=batch):
                 samples = self._loader.batch_rows(number)
-                yield StepBatch(given, samples, self.assembly.hasher)
+                yield StepBatch(given, samples, self.assembly.preparation)
             step += stop - batch
             if self._is_evaluated(step, ended_epoch=epoch if stop == last else None):
                 return
@@ -231,18 +235,20 @@ class TrainingLoop:
         patience = self.config.patience
         out_of_patience = patience is not None and progress.evaluations_since_best >= patience
         progress.done = progress.epoch >= self.config.epochs or out_of_patience
-        self._log(
-            split="valid",
-            loss=evaluation.log_loss,
-            auc=evaluation.auc,
-            normalised_entropy=evaluation.normalised_entropy,
-            calibration=evaluation.calibration,
-        )
+        self._log_evaluation(evaluation)
         self.display.evaluation(step=progress.step, evaluation=evaluation, better=better)
         if out_of_patience:
             self.display.say(f"no better {self.config.metric} in {patience} evaluations: stopping")
         self._save()
         return True
+
+    def _log_evaluation(self, evaluation: SplitEvaluation) -> None:
+        if evaluation.only is not None:
+            self._log(split="valid", **_columns(evaluation.only))
+            return
+        self._log(split="valid", loss=evaluation.loss, auc=evaluation.auc)
+        for label, own in evaluation.by_label.items():
+            self._log(split="valid", label=label, **_columns(own))
 
     def _save(self) -> None:
         self._look_at_losses()
@@ -251,6 +257,17 @@ class TrainingLoop:
             self.log.sync()
         self.save()
         self._row_began += time.perf_counter() - began  # no training, so it does not count
+
+
+def _columns(evaluation: LabelEvaluation) -> dict[str, float]:
+    """The columns of the log that a label's metrics have."""
+    columns = {"loss": evaluation.loss, "calibration": evaluation.calibration}
+    if isinstance(evaluation, Evaluation):
+        columns |= {
+            "auc": evaluation.auc,
+            "normalised_entropy": evaluation.normalised_entropy,
+        }
+    return columns
 
 
 def _falls_on(step: int, every: int | None) -> bool:

@@ -8,6 +8,7 @@ and a uint8 label) and streams the rest.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,10 +44,20 @@ class Evaluation:
 
     def to_json(self) -> dict[str, int | float | None]:
         """The fields by name; a metric that is not defined is None, as JSON has no NaN."""
-        return {
-            name: None if isinstance(value, float) and math.isnan(value) else value
-            for name, value in vars(self).items()
-        }
+        return json_of(vars(self))
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of a row."""
+        return self.log_loss
+
+
+def json_of(metrics: Mapping[str, int | float]) -> dict[str, int | float | None]:
+    """The metrics with None in the place of NaN."""
+    return {
+        name: None if isinstance(value, float) and math.isnan(value) else value
+        for name, value in metrics.items()
+    }
 
 
 class BinaryMetrics:
@@ -81,8 +92,9 @@ class BinaryMetrics:
         self._logits[self._rows : stop] = x
         self._labels[self._rows : stop] = y
         self._rows = stop
-        self._loss_sum += float(np.sum(np.logaddexp(0.0, x) - x * y))
-        self._prediction_sum += float(np.sum(sigmoid(x)))
+        with np.errstate(invalid="ignore", over="ignore"):  # who trains is told of what diverged
+            self._loss_sum += float(np.sum(np.logaddexp(0.0, x) - x * y))
+            self._prediction_sum += float(np.sum(sigmoid(x)))
 
     def compute(self) -> Evaluation:
         """The metrics of all rows so far."""

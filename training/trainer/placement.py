@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from tessera.training.config import ExperimentConfig
-from tessera.training.distributed.collections.pooled import EmbeddingBagCollectionSharder
+from tessera.training.distributed.collections.sharders import CollectionSharder
 from tessera.training.distributed.plan.plan_types import ShardingPlan
 from tessera.training.distributed.sharding.registry import strategies, strategy_of
-from tessera.training.modules.embedding_modules import EmbeddingBagCollection
+from tessera.training.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from tessera.training.trainer.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def caches_rows(config: ExperimentConfig) -> bool:
 
 def plan_for(
     model: nn.Module,
-    sharder: EmbeddingBagCollectionSharder,
+    sharders: Sequence[CollectionSharder[Any, Any]],
     config: ExperimentConfig,
     ranks: Ranks,
     device: torch.device,
@@ -58,8 +59,13 @@ def plan_for(
     tables = [
         table.name
         for part in model.modules()
-        if isinstance(part, EmbeddingBagCollection)
-        for table in part.embedding_bag_configs()
+        for table in (
+            part.embedding_bag_configs()
+            if isinstance(part, EmbeddingBagCollection)
+            else part.embedding_configs()
+            if isinstance(part, EmbeddingCollection)
+            else ()
+        )
     ]
     planner = EmbeddingShardingPlanner(
         _topology(ranks, device),
@@ -67,8 +73,8 @@ def plan_for(
         constraints=dict.fromkeys(tables, constraint),
     )
     if ranks.alone:
-        return planner.plan(model, [sharder])
-    return planner.collective_plan(model, [sharder], dist.group.WORLD)
+        return planner.plan(model, list(sharders))
+    return planner.collective_plan(model, list(sharders), dist.group.WORLD)
 
 
 def _strategies(sharding: str) -> list[str]:

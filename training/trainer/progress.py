@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from tessera.training.distributed.checkpoint.errors import CheckpointError
-from tessera.training.trainer.metrics import Evaluation
+from tessera.training.distributed.checkpoint.basics import CheckpointError
+from tessera.training.trainer.split_metrics import SplitEvaluation
 
 
 @dataclass
@@ -68,14 +68,14 @@ class Progress:
         return mean
 
     def count_evaluation(
-        self, evaluation: Evaluation, *, metric: Literal["auc", "log_loss"]
+        self, evaluation: SplitEvaluation, *, metric: Literal["auc", "log_loss"]
     ) -> bool:
         """Take note of an evaluation of the last step; returns whether it is the best so far.
 
         A metric that is not defined (NaN) is never better than another, but as the first one
         it counts, so that there always is a best checkpoint.
         """
-        value = float(getattr(evaluation, metric))
+        value = evaluation.auc if metric == "auc" else evaluation.loss
         best = self.best_metric
         sign = 1.0 if metric == "auc" else -1.0
         better = (

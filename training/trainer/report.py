@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 import tessera
 from tessera.training.trainer.metrics import BinaryMetrics, calibration_bins, sigmoid
+from tessera.training.trainer.split_metrics import LabelMetrics, RegressionMetrics, SplitMetrics
 
 CALIBRATION_BINS = 20
 HISTOGRAM_BINS = 50
@@ -23,11 +24,16 @@ HISTOGRAM_BINS = 50
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#888888"
 
 METRIC_NAMES = {
+    "loss": "loss of all labels",
     "rows": "rows",
     "positives": "rows with label 1",
     "auc": "AUC",
     "normalised_entropy": "normalised entropy",
     "log_loss": "log loss",
+    "mean_squared_error": "mean squared error",
+    "root_mean_squared_error": "root mean squared error",
+    "mean_absolute_error": "mean absolute error",
+    "r_squared": "R squared",
     "calibration": "calibration (mean prediction / mean label)",
 }
 
@@ -37,7 +43,7 @@ def render_report(
     config_yaml: str,
     rows: Sequence[Mapping[str, str]],
     final: Mapping[str, Any],
-    metrics: Mapping[str, BinaryMetrics],
+    metrics: Mapping[str, SplitMetrics],
 ) -> str:
     """The report as HTML.
 
@@ -46,25 +52,22 @@ def render_report(
         rows: the rows of ``metrics.csv``; see `tessera.training.trainer.logs.COLUMNS`.
         final: what goes into ``final.json``.
         metrics: the final passes by split (``valid`` and, if there are such rows, ``test``);
-            the last one is plotted.
+            the last one is plotted, label by label.
     """
     split, shown = list(metrics.items())[-1]
-    groups_note = (
-        f"Rows of the {split} split in {CALIBRATION_BINS} groups of equal size by prediction; on"
-        " the line, predictions are right on average."
-    )
+    curves = [row for row in rows if not row.get("label")]  # of all labels together
+    loss = partial(_draw_curves, rows=curves, final=final, column="loss", splits=("train", "valid"))
+    auc = partial(_draw_curves, rows=curves, final=final, column="auc", splits=("valid",))
     auc_note = "Area under the ROC curve on the validation rows."
-    scores_note = f"Predictions on the {split} split, each label's rows as a density."
-    loss = partial(_draw_curves, rows=rows, final=final, column="loss", splits=("train", "valid"))
-    auc = partial(_draw_curves, rows=rows, final=final, column="auc", splits=("valid",))
-    calibration = partial(_draw_calibration, metrics=shown)
-    histogram = partial(_draw_histogram, metrics=shown)
+    binary = any(isinstance(own, BinaryMetrics) for own in shown.by_label.values())
+    kind = "log loss" if binary and len(shown.by_label) == 1 else "loss"
     plots = [
-        ("Loss", "Log loss by training step.", _svg("step", "log loss", loss)),
-        ("AUC", auc_note, _svg("step", "AUC", auc)),
-        ("Calibration", groups_note, _svg("mean prediction", "share of label 1", calibration)),
-        ("Scores by label", scores_note, _svg("prediction", "density", histogram)),
+        ("Loss", f"{kind.capitalize()} by training step.", _svg("step", kind, loss)),
+        *([("AUC", auc_note, _svg("step", "AUC", auc))] if binary else []),
     ]
+    for label, own in shown.by_label.items():
+        name = f" of {label}" if len(shown.by_label) > 1 else ""
+        plots += _plots_of_label(own, split, name)
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
         (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
     )
@@ -74,12 +77,43 @@ def render_report(
         final=final,
         splits=splits,
         table=[
-            (label, [_number(final[name][key]) for name in splits])
-            for key, label in METRIC_NAMES.items()
+            (_metric_name(key), [_number(final[name][key]) for name in splits])
+            for key in sorted(final[splits[0]], key=_place_in_table)
         ],
         plots=plots,
         config_yaml=config_yaml,
     )
+
+
+def _plots_of_label(metrics: LabelMetrics, split: str, of: str) -> list[tuple[str, str, str]]:
+    """Title, note and plot of how the predictions of a label lie."""
+    groups_note = (
+        f"Rows of the {split} split in {CALIBRATION_BINS} groups of equal size by prediction; on"
+        " the line, predictions are right on average."
+    )
+    if not isinstance(metrics, BinaryMetrics):
+        means = _svg(f"mean prediction{of}", "mean label", partial(_draw_means, metrics=metrics))
+        return [(f"Predictions{of}", groups_note, means)]
+    scores_note = f"Predictions on the {split} split, each label's rows as a density."
+    groups = partial(_draw_calibration, metrics=metrics)
+    calibration = _svg(f"mean prediction{of}", "share of label 1", groups)
+    histogram = _svg(f"prediction{of}", "density", partial(_draw_histogram, metrics=metrics))
+    return [
+        (f"Calibration{of}", groups_note, calibration),
+        (f"Scores by label{of}", scores_note, histogram),
+    ]
+
+
+def _metric_name(key: str) -> str:
+    """What the report calls a metric of ``final.json``, which may begin with a label's name."""
+    label, _, metric = key.rpartition(".")
+    name = METRIC_NAMES[metric]
+    return f"{label}: {name}" if label else name
+
+
+def _place_in_table(key: str) -> tuple[str, int]:
+    label, _, metric = key.rpartition(".")
+    return label, list(METRIC_NAMES).index(metric)
 
 
 def _number(value: float | None) -> str:
@@ -102,7 +136,11 @@ def _svg(x_label: str, y_label: str, draw: Callable[[Axes], None]) -> str:
     stream = io.StringIO()
     with mpl.rc_context(
         # The salt keeps ids apart from those of the report's other figures.
-        {"svg.fonttype": "none", "svg.hashsalt": y_label, "font.family": "sans-serif"}
+        {
+            "svg.fonttype": "none",
+            "svg.hashsalt": f"{x_label} {y_label}",
+            "font.family": "sans-serif",
+        }
     ):
         no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(stream, format="svg", metadata=no_metadata)
@@ -135,6 +173,16 @@ def _draw_calibration(axes: Axes, *, metrics: BinaryMetrics) -> None:
     top = 1.05 * max([*predicted, *seen, 1e-9])
     axes.plot([0, top], [0, top], color=GREY, linestyle=":", label="perfect")
     axes.errorbar(predicted, seen, yerr=error, color=BLUE, fmt="o", ms=4, lw=1, label="model")
+
+
+def _draw_means(axes: Axes, *, metrics: RegressionMetrics) -> None:
+    order = np.argsort(metrics.predictions, kind="stable")
+    parts = [part for part in np.array_split(order, CALIBRATION_BINS) if len(part)]
+    predicted = [float(metrics.predictions[part].mean()) for part in parts]
+    seen = [float(metrics.labels[part].mean()) for part in parts]
+    ends = [min([*predicted, *seen]), max([*predicted, *seen])]
+    axes.plot(ends, ends, color=GREY, linestyle=":", label="perfect")
+    axes.plot(predicted, seen, color=BLUE, marker="o", ms=4, linewidth=0, label="model")
 
 
 def _draw_histogram(axes: Axes, *, metrics: BinaryMetrics) -> None:

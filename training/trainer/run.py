@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tessera.errors import UserError
@@ -21,9 +22,9 @@ from tessera.training.config import (
     load_config,
     resume_conflicts,
 )
-from tessera.training.data.dataset import DatasetView, DataSplits
+from tessera.training.data.dataset import DataSplits, View
 from tessera.training.data.opening import open_data
-from tessera.training.distributed.checkpoint.folder_names import restore_replaced
+from tessera.training.distributed.checkpoint.basics import restore_replaced
 from tessera.training.trainer.assembly import Assembly, assemble
 from tessera.training.trainer.checkpoint import (
     prune_checkpoints,
@@ -35,12 +36,16 @@ from tessera.training.trainer.checkpoint import (
 from tessera.training.trainer.display import Display, describe
 from tessera.training.trainer.evaluate import evaluate
 from tessera.training.trainer.files import find_checkpoint, latest_checkpoint
+from tessera.training.trainer.fitting import fit_transforms
 from tessera.training.trainer.logs import MetricsLog, read_metrics
 from tessera.training.trainer.loop import TrainingLoop
-from tessera.training.trainer.metrics import BinaryMetrics
 from tessera.training.trainer.progress import Progress
 from tessera.training.trainer.ranks import Ranks, device_of, joined_ranks
 from tessera.training.trainer.run_folder import RunFolder
+from tessera.training.trainer.split_metrics import SplitMetrics
+from tessera.training.transforms.description import Transforms
+from tessera.training.transforms.fitting import Fitted
+from tessera.training.transforms.preprocessor import FittedSizes
 
 RATE_ROWS = 1 << 20
 """Rows that are enough to know the share of positive ones (to 0.05 points)."""
@@ -113,22 +118,26 @@ def train(
             lambda: open_data(config.data, progress=progress and ranks.first)
         )
         _check_splits(splits, config)
-        names = splits.train.dataset
+        transforms = splits.train.dataset.columns.transforms()
+        fitted = ranks.on_first(
+            lambda: _fitted(folder, transforms, splits, resume=resume, progress=progress)
+        )
         assembly = assemble(
             config,
-            dense_names=names.dense_names,
-            sparse_names=names.sparse_names,
+            labels=splits.train.dataset.columns.labels,
+            transforms=transforms,
+            fitted=fitted,
             ranks=ranks,
             device=device,
         )
-        # The share of label 1, which the first rows tell.
-        first_rows = splits.train.slice(0, RATE_ROWS)
-        assembly.begin_at(float(splits.train.dataset.labels(first_rows).mean()))
+        # The labels' means, which the first rows tell.
+        assembly.begin_at(_means(splits.train.labels(RATE_ROWS)))
         ranks.on_first(lambda: _begin(folder, config, stack, resume=resume))
         return _Run(
             config=config,
             folder=folder,
             splits=splits,
+            fitted=fitted.sizes,
             assembly=assembly,
             ranks=ranks,
             show_progress=progress and ranks.first,
@@ -150,6 +159,15 @@ def _look_at(folder: RunFolder, config: ExperimentConfig, *, resume: bool) -> bo
     return folder.is_finished
 
 
+def _fitted(
+    folder: RunFolder, transforms: Transforms, splits: DataSplits, *, resume: bool, progress: bool
+) -> Fitted:
+    """What the transforms learn from the training rows; of a run that goes on, the sizes alone."""
+    if resume and (path := latest_checkpoint(folder.checkpoints)) is not None:
+        return Fitted(sizes=FittedSizes(**read_plain(path)["fitted"]), state={})
+    return fit_transforms(transforms, splits.train, progress=progress)
+
+
 def _begin(
     folder: RunFolder, config: ExperimentConfig, stack: contextlib.ExitStack, *, resume: bool
 ) -> None:
@@ -168,6 +186,7 @@ class _Run:
     config: ExperimentConfig
     folder: RunFolder
     splits: DataSplits
+    fitted: FittedSizes
     assembly: Assembly
     ranks: Ranks
     show_progress: bool
@@ -230,9 +249,10 @@ class _Run:
         data = self.splits.train.dataset
         plain: dict[str, Any] = {
             "config": self.config.to_plain(),
-            "dense_names": list(data.dense_names),
-            "dense_transform": data.dense_transform,
-            "sparse_names": list(data.sparse_names),
+            "columns": data.columns.to_json(),
+            "fitted": self.fitted.to_json(),
+            "dense_names": list(data.columns.dense_names),
+            "sparse_names": list(data.columns.sparse_names),
             "split_rows": self._split_rows(),
             "progress": progress.to_plain(),
         }
@@ -258,9 +278,9 @@ class _Run:
         if progress.best_step != progress.step:
             restore_model(best, self.assembly)
         began = time.perf_counter()
-        metrics: dict[str, BinaryMetrics] = {}
+        metrics: dict[str, SplitMetrics] = {}
         for name in ("valid", "test"):
-            view: DatasetView = getattr(self.splits, name)
+            view: View = getattr(self.splits, name)
             if len(view) == 0:
                 continue
             pass_metrics = evaluate(
@@ -274,7 +294,7 @@ class _Run:
             metrics[name] = pass_metrics
         seconds = time.perf_counter() - began
         evaluations = {name: found.compute() for name, found in metrics.items()}
-        rows = sum(evaluation.rows for evaluation in evaluations.values())
+        rows = sum(len(getattr(self.splits, name)) for name in evaluations)
         final = {
             "step": progress.step,
             "samples": progress.samples,
@@ -294,7 +314,7 @@ class _Run:
                 print(line, file=sys.stderr, flush=True)
         return final
 
-    def _write_final(self, final: dict[str, Any], metrics: dict[str, BinaryMetrics]) -> None:
+    def _write_final(self, final: dict[str, Any], metrics: dict[str, SplitMetrics]) -> None:
         if self.config.run.report:
             # Its plots take a second to import that a run without them need not wait.
             from tessera.training.trainer.report import render_report  # noqa: PLC0415
@@ -329,8 +349,27 @@ def _check_splits(splits: DataSplits, config: ExperimentConfig) -> None:
             f"data.valid_fraction={config.data.valid_fraction}: there are no validation rows, which"
             " choose the best checkpoint; raise it or give data.valid_path"
         )
-    if config.train.metric == "auc" and len(np.unique(splits.valid.labels())) < 2:
-        raise UserError(
-            "train.metric='auc': all validation rows have the same label, so that no AUC is"
-            " defined; set train.metric=log_loss or hold out other rows"
-        )
+    if config.train.metric == "auc":
+        labels = splits.valid.labels().reshape(len(splits.valid), -1)
+        columns = splits.train.dataset.columns.labels
+        binary = [place for place, label in enumerate(columns) if label.task == "binary"]
+        if not binary:
+            raise UserError(
+                "train.metric='auc': no label is binary, so that no AUC is defined; set"
+                " train.metric=log_loss, which takes the loss of every task"
+            )
+        if all(len(np.unique(_known(labels[:, place]))) < 2 for place in binary):
+            raise UserError(
+                "train.metric='auc': all validation rows have the same label, so that no AUC is"
+                " defined; set train.metric=log_loss or hold out other rows"
+            )
+
+
+def _known(labels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    return labels[~np.isnan(labels)]
+
+
+def _means(labels: npt.NDArray[np.float32]) -> list[float]:
+    """The mean of every label, ``labels`` being ``[n]`` or ``[n, L]``; 0 where none is known."""
+    known = [_known(column) for column in labels.reshape(len(labels), -1).T]
+    return [float(column.mean()) if len(column) else 0.0 for column in known]

@@ -20,8 +20,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from tessera.durable import replacing
 from tessera.errors import UserError
-from tessera.training.durable import replacing
 from tessera.training.trainer.files import latest_checkpoint
 
 LOCK = ".lock"
@@ -78,7 +78,7 @@ class RunFolder:
         final = self.read_final()
         parts = [f"best step {final['best_step']}"]
         for split in ("valid", "test"):
-            auc = None if final[split] is None else final[split]["auc"]
+            auc = None if final[split] is None else final[split].get("auc")
             if auc is not None:
                 parts.append(f"{split} AUC {auc:.5f}")
         return ", ".join(parts)

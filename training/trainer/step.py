@@ -1,25 +1,49 @@
 """What a training pipeline runs: a batch on its way to the device, and a model with its loss.
 
-Ids are hashed on the device when the batch gets there, not within the forward pass: what the
-tables are given is then a part of the batch, and a pipeline can send it ahead.
+Raw values are transformed and ids hashed on the device when the batch gets there, not within the
+forward pass: what the tables are given is then a part of the batch, and a pipeline can send it ahead.
 
-Shapes: ``B`` samples of this rank, ``F`` sparse features, ``N`` ids in all bags.
+Shapes: ``B`` samples of this rank, ``F`` sparse features, ``N`` ids in all bags, ``L`` labels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from tessera.training.data.batch import Batch
 from tessera.training.models.ranking import RankingModel
 from tessera.training.modules.hashing import FeatureHasher
 from tessera.training.streamable import Pipelineable
+from tessera.training.trainer.losses import Losses
 from tessera.training.trainer.ranks import Ranks
+from tessera.training.transforms.preprocessor import Preprocessor
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """The part of a `RankingModel` before its weights, on the device of the model.
+
+    Attributes:
+        preprocessor: transforms raw values.
+        hasher: turns ids into rows.
+    """
+
+    preprocessor: Preprocessor
+    hasher: FeatureHasher
+
+    def __call__(self, batch: Batch) -> Batch:
+        """A batch of raw values, on the device, as the encoder and the tables take it.
+
+        Rows that have ``row_numbers`` are those that the transforms were fitted to.
+        """
+        dense, ids = self.preprocessor(
+            batch.dense_features, batch.sparse_features, batch.row_numbers
+        )
+        return replace(batch, dense_features=dense, sparse_features=self.hasher(ids))
 
 
 @dataclass(frozen=True)
@@ -29,44 +53,43 @@ class StepBatch(Pipelineable):
     Attributes:
         batch: the part, as the loader gives it; after `to` its ids are the tables' rows.
         samples: all ranks' samples of the step.
-        hasher: turns ids into rows, on the device that `to` is given; None: they are rows.
+        preparation: what prepares it, on the device that `to` is given; None: it is prepared.
     """
 
     batch: Batch
     samples: int
-    hasher: FeatureHasher | None
+    preparation: Preparation | None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> StepBatch:  # noqa: FBT001, FBT002 - as of torch.Tensor
-        """The same batch on ``device``, its ids as rows."""
+        """The same batch on ``device``, prepared."""
         there = self.batch.to(device, non_blocking=non_blocking)
-        if self.hasher is not None:
-            there.sparse_features = self.hasher(there.sparse_features)
+        if self.preparation is not None:
+            there = self.preparation(there)
         return StepBatch(there, self.samples, None)
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """See `Pipelineable`."""
-        self.batch.record_stream(stream)
 
 
 class ModelWithLoss(nn.Module):
-    """The parts of a `RankingModel` that have weights, under their names in it, and the loss.
+    """The parts of a `RankingModel` that have a state, under their names in it, and the loss.
 
     Args:
         model: the ranking model; its parts are shared.
+        losses: of its labels.
         world_size: ranks that train together.
     """
 
-    def __init__(self, model: RankingModel, *, world_size: int) -> None:
+    def __init__(self, model: RankingModel, losses: Losses, *, world_size: int) -> None:
         super().__init__()
+        self.preprocessor = model.preprocessor  # its work is done before; see `Preparation`
         self.encoder = model.encoder
         self.arch = model.arch
+        self._losses = losses
         self._world_size = world_size
 
     def forward(self, step: StepBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Score a step's batch, whose ids are rows.
 
         Returns:
-            The loss to be differentiated, and (the loss to be reported, the logits ``[B]``),
+            The loss to be differentiated, and (the loss to be reported, the outputs ``[B, L]``),
             detached.  With one rank both losses are the samples' mean.  With several, the reported
             one is the sum over this rank's samples.  Gradients are averaged over the ranks, so
             the other is scaled in such a way that this average is the gradient of the mean over
@@ -74,13 +97,13 @@ class ModelWithLoss(nn.Module):
         """
         batch = step.batch
         dense = self.encoder(batch.dense_features, batch.sparse_features.stride())
-        logits = self.arch(dense, batch.sparse_features).squeeze(1)
+        outputs = self.arch(dense, batch.sparse_features)
         if self._world_size == 1:
-            loss = functional.binary_cross_entropy_with_logits(logits, batch.labels)
-            return loss, (loss.detach(), logits.detach())
-        total = functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
+            loss = self._losses(outputs, batch.labels, batch.weights, reduction="mean")
+            return loss, (loss.detach(), outputs.detach())
+        total = self._losses(outputs, batch.labels, batch.weights, reduction="sum")
         loss = total * (self._world_size / step.samples)
-        return loss, (total.detach(), logits.detach())
+        return loss, (total.detach(), outputs.detach())
 
 
 class PendingLosses:

@@ -113,12 +113,11 @@ HealthService::HealthService(const std::vector<std::string>& names) {
 
 HealthService::~HealthService() = default;
 
-void HealthService::add_to(http2::EventLoop& loop, const FrontContext& context,
-                           http2::MethodTable& table) {
+void HealthService::add_to(http2::EventLoop& loop, http2::MethodTable& table) {
   watches_.push_back(std::make_unique<Watches>(loop));
   table.add("/grpc.health.v1.Health/Check",
             std::make_unique<MessageMethod<Request, Response>>(
-                context, [this](const Request& request, Response& response) -> Status {
+                [this](const Request& request, Response& response) -> Status {
                   response.set_status(status_of(request.service()));
                   if (response.status() != Response::SERVICE_UNKNOWN) return {};
                   return {Code::kNotFound, "this server has no such model"};

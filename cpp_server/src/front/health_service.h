@@ -26,7 +26,7 @@ class HealthService {
   explicit HealthService(const std::vector<std::string>& names);
   ~HealthService();
 
-  void add_to(http2::EventLoop& loop, const FrontContext& context, http2::MethodTable& table);
+  void add_to(http2::EventLoop& loop, http2::MethodTable& table);
 
   void set(const std::string& name, bool serving);
   void close();

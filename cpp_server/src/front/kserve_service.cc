@@ -8,28 +8,26 @@ namespace tessera {
 namespace {
 
 template <typename Request, typename Response>
-void add(const char* name, const KserveMetadata& metadata, const FrontContext& context,
-         http2::MethodTable& table) {
+void add(const char* name, const KserveMetadata& metadata, http2::MethodTable& table) {
   table.add(std::string("/inference.GRPCInferenceService/") + name,
             std::make_unique<MessageMethod<Request, Response>>(
-                context, [&metadata](const Request& request, Response& response) {
+                [&metadata](const Request& request, Response& response) {
                   return metadata.answer(request, response);
                 }));
 }
 
 }  // namespace
 
-void add_kserve_methods(const KserveMetadata& metadata, const FrontContext& context,
-                        http2::MethodTable& table) {
+void add_kserve_methods(const KserveMetadata& metadata, http2::MethodTable& table) {
   using namespace inference;
-  add<ServerLiveRequest, ServerLiveResponse>("ServerLive", metadata, context, table);
-  add<ServerReadyRequest, ServerReadyResponse>("ServerReady", metadata, context, table);
-  add<ModelReadyRequest, ModelReadyResponse>("ModelReady", metadata, context, table);
-  add<ServerMetadataRequest, ServerMetadataResponse>("ServerMetadata", metadata, context, table);
-  add<ModelMetadataRequest, ModelMetadataResponse>("ModelMetadata", metadata, context, table);
-  add<ModelConfigRequest, ModelConfigResponse>("ModelConfig", metadata, context, table);
-  add<ModelStatisticsRequest, ModelStatisticsResponse>("ModelStatistics", metadata, context, table);
-  add<RepositoryIndexRequest, RepositoryIndexResponse>("RepositoryIndex", metadata, context, table);
+  add<ServerLiveRequest, ServerLiveResponse>("ServerLive", metadata, table);
+  add<ServerReadyRequest, ServerReadyResponse>("ServerReady", metadata, table);
+  add<ModelReadyRequest, ModelReadyResponse>("ModelReady", metadata, table);
+  add<ServerMetadataRequest, ServerMetadataResponse>("ServerMetadata", metadata, table);
+  add<ModelMetadataRequest, ModelMetadataResponse>("ModelMetadata", metadata, table);
+  add<ModelConfigRequest, ModelConfigResponse>("ModelConfig", metadata, table);
+  add<ModelStatisticsRequest, ModelStatisticsResponse>("ModelStatistics", metadata, table);
+  add<RepositoryIndexRequest, RepositoryIndexResponse>("RepositoryIndex", metadata, table);
 }
 
 }  // namespace tessera

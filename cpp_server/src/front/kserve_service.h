@@ -1,7 +1,6 @@
 // inference.GRPCInferenceService, but for ModelInfer: the calls that KserveMetadata answers.
 //
-// Contract: what `metadata` and `context` refer to outlives the methods. Compiled against protobuf
-// alone.
+// Contract: what `metadata` refers to outlives the methods. Compiled against protobuf alone.
 #pragma once
 
 #include "front/kserve_metadata.h"
@@ -10,7 +9,6 @@
 
 namespace tessera {
 
-void add_kserve_methods(const KserveMetadata& metadata, const FrontContext& context,
-                        http2::MethodTable& table);
+void add_kserve_methods(const KserveMetadata& metadata, http2::MethodTable& table);
 
 }  // namespace tessera

@@ -64,7 +64,17 @@ bool PredictCall::hold(std::size_t message_bytes) {
           RejectReason::kInvalid});
     return false;
   }
+  ByteShare& share = connection_share();
+  if (!share.take(bytes)) {
+    fail({{Code::kResourceExhausted,
+           text("the connection has its share: requests and answers of it take ", share.held(),
+                " bytes (limit ", share.most(), "), this request brings ", bytes,
+                "; try again later")},
+          RejectReason::kQueueFull});
+    return false;
+  }
   if (!budget.take(bytes)) {
+    share.give(bytes);
     fail({{Code::kResourceExhausted, text("the server is full: requests and answers in it take ",
                                           budget.held(), " bytes (limit ", budget.limit(),
                                           "), this request brings ", bytes, "; try again later")},
@@ -73,6 +83,12 @@ bool PredictCall::hold(std::size_t message_bytes) {
   }
   held_bytes_ = bytes;
   return true;
+}
+
+void PredictCall::give_back(std::int64_t bytes) {
+  held_bytes_ -= bytes;
+  context_.budget.give(bytes);
+  connection_share().give(bytes);
 }
 
 void PredictCall::answer(std::span<const OutputView> outputs, const StageTimings& timings) {
@@ -101,8 +117,7 @@ void PredictCall::answer(std::span<const OutputView> outputs, const StageTimings
   }
   const std::int64_t left = RequestBytes::kCall + static_cast<std::int64_t>(bytes);
   if (release_request() && left < held_bytes_) {
-    context_.budget.give(held_bytes_ - left);
-    held_bytes_ = left;
+    give_back(held_bytes_ - left);
   }
   send_reply();
 }
@@ -140,8 +155,7 @@ void PredictCall::count_refused(const Status& status) {
 }
 
 void PredictCall::leave() {
-  if (held_bytes_ > 0) context_.budget.give(held_bytes_);
-  held_bytes_ = 0;
+  if (held_bytes_ > 0) give_back(held_bytes_);
   if (!inside_) return;
   inside_ = false;
   context_.admission.leave();

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "batching/pending_request.h"
+#include "common/byte_share.h"
 #include "common/clock.h"
 #include "front/admission.h"
 #include "front/byte_budget.h"
@@ -51,6 +52,9 @@ class PredictCall : public PendingRequest {
   virtual void send_reply() = 0;
   virtual void refuse(const Status& status) = 0;
 
+  // What the calls of the same connection hold of the budget.
+  virtual ByteShare& connection_share() = 0;
+
   // Nobody looks at the message or at `request` any more. Whether the transport has given their
   // memory back, as it does with what is large: a client may take its time to read the answer.
   virtual bool release_request() = 0;
@@ -75,6 +79,7 @@ class PredictCall : public PendingRequest {
   void parse_and_submit(Bytes message);
   void count(Code code);
   bool hold(std::size_t message_bytes);
+  void give_back(std::int64_t bytes);
 
   const PredictContext& context_;
   const std::unique_ptr<WireProtocol> protocol_;

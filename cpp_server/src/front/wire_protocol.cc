@@ -28,8 +28,9 @@ class PredictProtocol final : public WireProtocol {
     write_response(parts, out);
   }
   std::size_t copied_bytes(const ServedModel& model, const DecodedRequest& request) const override {
-    if (!view_.shared_features.present) return 0;
-    return request.joined.used_bytes() +
+    const std::size_t ids = request.joined.string_id_bytes();
+    if (!view_.shared_features.present) return ids;
+    return ids + request.joined.used_bytes() +
            static_cast<std::size_t>(model.request_bytes().shared_bytes(view_.shared_features));
   }
   std::size_t held_bytes() const override {
@@ -73,7 +74,7 @@ class InferProtocol final : public WireProtocol {
   }
   std::size_t copied_bytes(const ServedModel& /*model*/,
                            const DecodedRequest& request) const override {
-    if (view_.raw_contents > 0) return 0;
+    if (view_.raw_contents > 0) return request.joined.string_id_bytes();
     std::size_t bytes = request.dense.size();
     for (const JaggedView* group : {&request.id_list, &request.id_score_list}) {
       bytes += group->lengths.size() + group->values.size() + group->weights.size();

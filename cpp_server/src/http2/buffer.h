@@ -45,6 +45,9 @@ class Buffer {
     if (!bytes.empty()) std::memcpy(extend(bytes.size()), bytes.data(), bytes.size());
   }
 
+  // Forgets what is beyond `size` bytes.
+  void truncate(std::size_t size) { size_ = size; }
+
   void clear() { size_ = 0; }
   void free() {
     std::free(data_);

@@ -2,6 +2,7 @@
 
 #include <new>
 
+#include "common/text.h"
 #include "http2/connection.h"
 #include "http2/grpc_wire.h"
 
@@ -47,7 +48,23 @@ void Call::run() {
   }
 }
 
-void Call::release_message() { reader_.reset(kKeptBytes, *counters_); }
+void Call::release_message() { reader_.reset(kKeptBytes, *bytes_); }
+
+Status Call::take_room(std::size_t bytes) {
+  const auto wanted = static_cast<std::int64_t>(bytes);
+  using Room = ConnectionBytes::Room;
+  switch (bytes_->take(wanted)) {
+    case Room::kTaken: room_bytes_ += wanted; return {};
+    case Room::kConnectionFull:
+      return {Code::kResourceExhausted, text("the connection has its share: what it holds takes ",
+                                             bytes_->held(), " bytes (limit ", bytes_->most(),
+                                             "), this answer brings ", bytes, "; try again later")};
+    case Room::kServerFull: break;
+  }
+  bytes_->note_full(loop_.now());
+  return {Code::kResourceExhausted, text("the server is full: there is no room for an answer of ",
+                                         bytes, " bytes; try again later")};
+}
 
 void Call::closed() {
   connection_ = nullptr;
@@ -56,7 +73,9 @@ void Call::closed() {
 }
 
 void Call::end() {
-  reader_.reset(kKeptBytes, *counters_);
+  reader_.reset(kKeptBytes, *bytes_);
+  if (room_bytes_ > 0) bytes_->give(room_bytes_);
+  room_bytes_ = 0;
   answer_.clear();
   if (answer_.capacity() > kKeptBytes) answer_.free();
   sent_ = 0;

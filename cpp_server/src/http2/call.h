@@ -13,12 +13,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "common/clock.h"
 #include "common/status.h"
 #include "http2/buffer.h"
+#include "http2/connection_bytes.h"
 #include "http2/event_loop.h"
+#include "http2/grpc_wire.h"
 #include "http2/message_reader.h"
 
 namespace tessera::http2 {
@@ -57,6 +60,13 @@ class Call : private EventLoop::Task {
 
   // When the client gives up, as far as it said so.
   TimePoint call_deadline() const { return deadline_; }
+
+  // Takes room for an answer that is not scores; it is given back when the call ends. A status
+  // where there is none. On the loop's thread.
+  Status take_room(std::size_t bytes);
+
+  // What the connection's calls for scores hold; from on_message until on_end.
+  ByteShare& connection_share() { return bytes_->requests(); }
 
   // Memory for the next message of the answer, of `bytes` bytes. Throws std::bad_alloc.
   std::byte* begin_message(std::size_t bytes);
@@ -97,8 +107,10 @@ class Call : private EventLoop::Task {
   TimePoint deadline_ = kNever;
 
   MessageReader reader_;
-  Counters* counters_ = nullptr;
-  bool reading_ = false;  // a message is expected, or is coming
+  Encoding encoding_ = Encoding::kIdentity;
+  std::shared_ptr<ConnectionBytes> bytes_;  // of the connection that it is on, or was
+  std::int64_t room_bytes_ = 0;             // taken of it for the answer
+  bool reading_ = false;                    // a message is expected, or is coming
 
   Buffer answer_;
   std::size_t sent_ = 0;    // bytes of the answer that the session has taken

@@ -28,6 +28,8 @@ constexpr std::size_t kUnreadBytes = 64 * 1024;
 // How long, and for how many bytes, a connection that has been closed is still read.
 constexpr Duration kLinger = std::chrono::seconds(1);
 constexpr std::size_t kLingerBytes = 8 * 1024 * 1024;
+// Steps of an Unpacker in a turn: compressed messages of one client do not hold up the others.
+constexpr int kUnpackingSteps = 4;
 
 SessionPointer make_session(const Limits& limits, void* user) {
   const OptionPointer option = make_option();
@@ -59,7 +61,10 @@ Connection::Connection(const ConnectionContext& context, Socket socket)
     : context_(context),
       socket_(std::move(socket)),
       session_(make_session(context.limits, this)),
+      bytes_(std::make_shared<ConnectionBytes>(context.limits, context.counters)),
+      unpacking_steps_(kUnpackingSteps),
       control_frames_(context.limits.max_control_frames_per_s, context.loop.now()),
+      pings_(context.limits.max_pings_per_s, context.loop.now()),
       resets_(context.limits.max_resets_per_s, context.loop.now()),
       begun_(context.loop.now()),
       idle_since_(begun_),
@@ -134,6 +139,10 @@ FrameFilter::Verdict Connection::judge(const FrameHead& head) {
     case NGHTTP2_RST_STREAM:
       if (!resets_.take(now)) return within(false, CloseReason::kResets);
       return head.stream > last_stream_ ? Verdict::kDrop : Verdict::kPass;
+    case NGHTTP2_PRIORITY:  // which the session does not look at
+      if (head.stream == 0) return within(false, CloseReason::kProtocol);
+      return within(control_frames_.take(now), CloseReason::kControlFrames);
+    case NGHTTP2_PING: return within(pings_.take(now), CloseReason::kPings);
     default: return within(control_frames_.take(now), CloseReason::kControlFrames);
   }
   // Before they are unpacked, headers are hardly larger than what they say.
@@ -149,6 +158,8 @@ int Connection::fail(CloseReason reason) {
 
 void Connection::on_turn_end() {
   if (session_ == nullptr) return;
+  unpacking_steps_ = kUnpackingSteps;
+  unpack();
   std::size_t written = 0;
   while (written < kBytesPerTurn) {
     if (!out_.fill(*session_, kOutgoingBytes)) {
@@ -211,8 +222,7 @@ void Connection::leave() {
 
 void Connection::close(CloseReason reason) {
   if (session_ == nullptr) return;
-  context_.counters.closed[static_cast<std::size_t>(reason)].fetch_add(1,
-                                                                       std::memory_order_relaxed);
+  context_.counters.count_closed(reason);
   if (reason != CloseReason::kClient) write_goaway(reason);
   session_.reset();
   while (calls_ != nullptr) {

@@ -14,10 +14,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
+#include <vector>
 
 #include "http2/call.h"
+#include "http2/connection_bytes.h"
 #include "http2/event_loop.h"
 #include "http2/frame_filter.h"
 #include "http2/limits.h"
@@ -25,6 +29,7 @@
 #include "http2/request_head.h"
 #include "http2/session.h"
 #include "http2/socket.h"
+#include "http2/unpacker.h"
 
 namespace tessera::http2 {
 
@@ -90,7 +95,12 @@ class Connection final : private EventLoop::Handler, private EventLoop::Deferred
   int messages_ended(std::int32_t stream);
   void open(Call& call, std::int32_t stream, TimePoint deadline);
   void take_data(Call& call, std::span<const std::byte> data);
+  void take_message(Call& call);
   void deliver(Call& call);
+  void unpack();
+  void unpack_now(Call& call);
+  void finish_unpacking(Call& call, Unpacker::State state, Buffer made, std::int64_t most);
+  Status full_status(bool of_server);
   void refuse(Call& call, const Status& status);
   void submit_status(std::int32_t stream, const Status& status, bool only);
   void submit_http_status(std::int32_t stream, int status);
@@ -117,7 +127,13 @@ class Connection final : private EventLoop::Handler, private EventLoop::Deferred
   std::uint32_t watched_ = 0;  // epoll's events
   int streams_ = 0;
   Call* calls_ = nullptr;  // those of open streams; a stream that was refused has none
+  const std::shared_ptr<ConnectionBytes> bytes_;
+  // Calls whose compressed message has come, in the order of coming, and what unpacks the first.
+  std::vector<Call*> packed_;
+  std::optional<Unpacker> unpacker_;
+  int unpacking_steps_;  // that are left in this turn
   RateLimit control_frames_;
+  RateLimit pings_;
   RateLimit resets_;
   TimePoint begun_;
   TimePoint block_begun_ = kNever;  // a block of headers is coming since

@@ -1,4 +1,5 @@
 // The part of a connection that knows calls: what the session tells of streams, and answers.
+// connection_messages.cc has their messages.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -7,6 +8,7 @@
 
 #include "common/text.h"
 #include "http2/connection.h"
+#include "http2/grpc_wire.h"
 #include "http2/session_callbacks.h"
 
 namespace tessera::http2 {
@@ -81,7 +83,8 @@ int Connection::begin_call(std::int32_t stream, bool ended) {
 void Connection::open(Call& call, std::int32_t stream, TimePoint deadline) {
   call.connection_ = this;
   call.stream_ = stream;
-  call.counters_ = &context_.counters;
+  call.bytes_ = bytes_;
+  call.encoding_ = head_.encoding();
   call.opened_ = context_.loop.now();
   call.deadline_ = deadline;
   call.reading_ = true;
@@ -96,82 +99,13 @@ void Connection::unlink(Call& call) {
   (call.previous_ == nullptr ? calls_ : call.previous_->next_call_) = call.next_call_;
   if (call.next_call_ != nullptr) call.next_call_->previous_ = call.previous_;
   call.previous_ = call.next_call_ = nullptr;
+  if (packed_.empty()) return;
+  if (packed_.front() == &call) unpacker_.reset();
+  std::erase(packed_, &call);
 }
 
 Call* Connection::call_of(std::int32_t stream) const {
   return static_cast<Call*>(nghttp2_session_get_stream_user_data(session_.get(), stream));
-}
-
-int Connection::on_data(std::int32_t stream, std::span<const std::byte> data) {
-  Call* const call = call_of(stream);
-  if (call != nullptr) take_data(*call, data);
-  return 0;
-}
-
-void Connection::take_data(Call& call, std::span<const std::byte> data) {
-  using Message = MessageReader::State;
-  while (!data.empty() && call.reading_) {
-    switch (call.reader_.feed(data, context_.limits, context_.counters)) {
-      case Message::kMore: return;
-      case Message::kWhole: deliver(call); break;
-      case Message::kCompressed:
-        refuse(call, Status::invalid("the message is compressed, but the header grpc-encoding "
-                                     "does not say how"));
-        break;
-      case Message::kTooLarge:
-        refuse(call, {Code::kResourceExhausted,
-                      text("the message has ", call.reader_.announced(), " bytes, the limit is ",
-                           context_.limits.max_message_bytes)});
-        break;
-      case Message::kFull:
-        context_.counters.note_full_of_calls(context_.loop.now());
-        refuse(call, {Code::kResourceExhausted,
-                      text("the server is full: messages that are coming in take ",
-                           context_.counters.held_bytes(), " bytes (limit ",
-                           context_.limits.max_buffered_bytes, "); try again later")});
-        break;
-      case Message::kNoMemory:
-        refuse(call, {Code::kResourceExhausted,
-                      text("there is no memory for a message of ", call.reader_.announced(),
-                           " bytes; try again later")});
-        break;
-    }
-  }
-}
-
-void Connection::deliver(Call& call) {
-  if (call.kind_ == Call::Kind::kUnary) {
-    call.reading_ = false;
-    call.in_other_hands_ = true;
-    call.on_message(call.reader_.message());  // the call may be gone after this
-    return;
-  }
-  call.on_message(call.reader_.message());
-  call.reader_.next();
-}
-
-int Connection::messages_ended(std::int32_t stream) {
-  Call* const call = call_of(stream);
-  if (call == nullptr || !call->reading_) return 0;
-  if (!call->reader_.empty()) {
-    refuse(*call, Status::invalid(text("the message ended after ", call->reader_.received(), " of ",
-                                       call->reader_.announced(), " bytes")));
-  } else if (call->kind_ == Call::Kind::kUnary) {
-    refuse(*call, {Code::kUnimplemented, "the call has no message, expected one"});
-  } else {
-    call->reading_ = false;
-    call->on_last_message();
-  }
-  return 0;
-}
-
-// Ends a call whose message will not be heard.
-void Connection::refuse(Call& call, const Status& status) {
-  call.reading_ = false;
-  call.reader_.reset(0, context_.counters);
-  call.on_refused(status);
-  if (call.kind_ == Call::Kind::kUnary) call.in_other_hands_ = true;  // ours
-  call.finish(status);
 }
 
 void Connection::answer(Call& call) {
@@ -187,8 +121,9 @@ void Connection::answer(Call& call) {
     submit_status(call.stream_, call.status_, /*only=*/true);
     return;
   }
-  const std::array<nghttp2_nv, 2> headers = {header(":status", "200"),
-                                             header("content-type", kContentType)};
+  const std::array<nghttp2_nv, 3> headers = {header(":status", "200"),
+                                             header("content-type", kContentType),
+                                             header("grpc-accept-encoding", kAcceptedEncodings)};
   const nghttp2_data_provider source = answer_source(call);
   nghttp2_submit_response(session_.get(), call.stream_, headers.data(), headers.size(), &source);
 }
@@ -201,14 +136,12 @@ void Connection::submit_status(std::int32_t stream, const Status& status, bool o
   if (only) {
     headers[count++] = header(":status", "200");
     headers[count++] = header("content-type", kContentType);
+    headers[count++] = header("grpc-accept-encoding", kAcceptedEncodings);
   }
   headers[count++] =
       header("grpc-status", outcome_text(status, digits), status.ok() ? NGHTTP2_NV_FLAG_NONE : 0);
   const std::string message = percent_encoded(status.message);
   if (!status.ok()) headers[count++] = header("grpc-message", message, kVarying);
-  if (status.code == Code::kUnimplemented) {
-    headers[count++] = header("grpc-accept-encoding", "identity");
-  }
   if (only) {
     nghttp2_submit_response(session_.get(), stream, headers.data(), count, nullptr);
   } else {
@@ -241,6 +174,7 @@ ssize_t Connection::take_answer(Call& call, std::span<std::byte> into, std::uint
 int Connection::on_frame_sent(const nghttp2_frame& frame) {
   if (frame.hd.type != NGHTTP2_HEADERS || (frame.hd.flags & NGHTTP2_FLAG_END_STREAM) == 0) return 0;
   control_frames_.give(kFramesPerAnswer);
+  pings_.give(kFramesPerAnswer);
   const std::int32_t stream = frame.hd.stream_id;
   if (nghttp2_session_get_stream_remote_close(session_.get(), stream) == 0) {
     // What the client is still sending of the call has no reader any more.

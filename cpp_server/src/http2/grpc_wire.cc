@@ -1,5 +1,6 @@
 #include "http2/grpc_wire.h"
 
+#include <algorithm>
 #include <charconv>
 
 namespace tessera::http2 {
@@ -17,6 +18,12 @@ constexpr Unit kUnits[] = {{'H', std::chrono::hours(1)},        {'M', std::chron
                            {'u', std::chrono::microseconds(1)}, {'n', Duration(1)}};
 
 }  // namespace
+
+std::optional<Encoding> encoding_of(std::string_view name) {
+  const auto found = std::find(kEncodingNames.begin(), kEncodingNames.end(), name);
+  if (found == kEncodingNames.end()) return std::nullopt;
+  return static_cast<Encoding>(found - kEncodingNames.begin());
+}
 
 bool is_grpc_content(std::string_view content_type) {
   constexpr std::string_view kType = "application/grpc";

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "common/clock.h"
+#include "common/enums.h"
 
 namespace tessera::http2 {
 
@@ -33,6 +34,17 @@ inline void write_prefix(std::size_t size, std::byte* out) {
     out[i] = static_cast<std::byte>(size >> (8 * (kPrefixBytes - 1 - i)));
   }
 }
+
+// How a call's compressed messages are compressed: the header grpc-encoding.
+enum class Encoding { kIdentity, kGzip, kDeflate };
+inline constexpr auto kEncodingNames =
+    std::to_array<std::string_view>({"identity", "gzip", "deflate"});
+static_assert(kEncodingNames.size() == enum_size<Encoding::kDeflate>());
+// The header grpc-accept-encoding.
+inline constexpr std::string_view kAcceptedEncodings = "identity,deflate,gzip";
+
+// Nothing where this server does not know `name`.
+std::optional<Encoding> encoding_of(std::string_view name);
 
 // "application/grpc", alone or with a subtype ("+proto") or parameters (";").
 bool is_grpc_content(std::string_view content_type);

@@ -24,9 +24,11 @@ struct Limits {
   int max_streams = 16'384;
   // Names and values of a call's headers, each pair counted with 32 bytes more (RFC 9113, 6.5.2).
   int max_header_bytes = 16'384;
-  // Frames of a connection that carry nothing of a call (PING, SETTINGS, PRIORITY, WINDOW_UPDATE,
-  // empty DATA), each second; every answer allows kFramesPerAnswer more.
+  // Frames of a connection that carry nothing of a call (SETTINGS, PRIORITY, WINDOW_UPDATE, empty
+  // DATA), each second, and PINGs, which each want an answer; every answer to a call allows
+  // kFramesPerAnswer more of both.
   int max_control_frames_per_s = 1'000;
+  int max_pings_per_s = 1'000;
   // Calls of a connection that come to nothing, each second: the client ends them before they are
   // answered, or their headers are those of no method.
   int max_resets_per_s = 200;
@@ -61,21 +63,27 @@ enum class CloseReason {
   kHandshake,      // half a preface or half a block of headers for too long
   kHeaderBytes,    // more headers than a call may have
   kControlFrames,  // too many frames that carry nothing
+  kPings,          // too many PINGs
   kResets,         // too many calls that came to nothing
   kSlowReader,     // answers that are not read
   kProtocol,       // what HTTP/2 does not allow
   kNoMemory,       // none was left for it
+  kNoDescriptor,   // none was left: it was accepted and closed at once
 };
 inline constexpr auto kCloseReasonNames = std::to_array<std::string_view>(
-    {"client", "drain", "idle", "handshake", "header_bytes", "control_frames", "resets",
-     "slow_reader", "protocol", "no_memory"});
-static_assert(kCloseReasonNames.size() == enum_size<CloseReason::kNoMemory>());
+    {"client", "drain", "idle", "handshake", "header_bytes", "control_frames", "pings", "resets",
+     "slow_reader", "protocol", "no_memory", "no_descriptor"});
+static_assert(kCloseReasonNames.size() == enum_size<CloseReason::kNoDescriptor>());
 
 class Counters {
  public:
   std::atomic<std::int64_t> connections = 0;
   std::atomic<std::int64_t> streams = 0;
   std::array<std::atomic<std::uint64_t>, kCloseReasonNames.size()> closed{};
+
+  void count_closed(CloseReason reason) {
+    closed[static_cast<std::size_t>(reason)].fetch_add(1, std::memory_order_relaxed);
+  }
 
   // Takes room for bytes of messages that have come in part, and of answers that are not scores.
   // False: there is none.

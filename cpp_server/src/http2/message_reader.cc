@@ -1,6 +1,7 @@
 #include "http2/message_reader.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace tessera::http2 {
 namespace {
@@ -9,30 +10,32 @@ constexpr std::size_t kLeastGrowth = 16 * 1024;
 
 }  // namespace
 
-MessageReader::State MessageReader::feed(std::span<const std::byte>& data, const Limits& limits,
-                                         Counters& counters) {
+MessageReader::State MessageReader::feed(std::span<const std::byte>& data, ConnectionBytes& bytes) {
   while (prefix_bytes_ < kPrefixBytes) {
     if (data.empty()) return State::kMore;
     prefix_[prefix_bytes_++] = data.front();
     data = data.subspan(1);
     if (prefix_bytes_ < kPrefixBytes) continue;
-    if (prefix_[0] != std::byte{0}) return State::kCompressed;
+    if (prefix_[0] > std::byte{1}) return State::kWrongFlag;
     announced_ = size_of(prefix_);
-    if (announced_ > limits.max_message_bytes) return State::kTooLarge;
+    if (announced_ > bytes.limits().max_message_bytes) return State::kTooLarge;
   }
   const std::size_t now = std::min<std::size_t>(data.size(), announced_ - message_.size());
-  const State grown = grow(now, limits, counters);
+  const State grown = grow(now, bytes);
   if (grown != State::kMore) return grown;
   message_.append(data.first(now));
   data = data.subspan(now);
   if (message_.size() < announced_) return State::kMore;
-  settle(counters);
+  if (compressed()) {  // it may have to wait
+    const State held = account(message_.capacity(), bytes);
+    return held == State::kMore ? State::kWhole : held;
+  }
+  settle(bytes);
   return State::kWhole;
 }
 
 // Makes room for `now` bytes more.
-MessageReader::State MessageReader::grow(std::size_t now, const Limits& limits,
-                                         Counters& counters) {
+MessageReader::State MessageReader::grow(std::size_t now, ConnectionBytes& bytes) {
   const std::size_t needed = message_.size() + now;
   if (needed == announced_ && accounted_ == 0) {
     return message_.reserve(needed) ? State::kMore : State::kNoMemory;
@@ -40,18 +43,35 @@ MessageReader::State MessageReader::grow(std::size_t now, const Limits& limits,
   // Doubled, so that what is moved is at most what has come.
   const std::size_t capacity =
       std::min<std::size_t>(announced_, std::max({2 * message_.size(), needed, kLeastGrowth}));
-  const std::int64_t more = static_cast<std::int64_t>(capacity) - accounted_;
   if (needed > static_cast<std::size_t>(accounted_)) {
-    if (!counters.take_bytes(more, limits.max_buffered_bytes)) return State::kFull;
-    accounted_ += more;
+    const State held = account(capacity, bytes);
+    if (held != State::kMore) return held;
   }
   if (needed <= message_.capacity()) return State::kMore;
   return message_.reserve(capacity) ? State::kMore : State::kNoMemory;
 }
 
-void MessageReader::settle(Counters& counters) {
-  if (accounted_ > 0) counters.give_bytes(accounted_);
+// Accounts `capacity` bytes in all.
+MessageReader::State MessageReader::account(std::size_t capacity, ConnectionBytes& bytes) {
+  const std::int64_t more = static_cast<std::int64_t>(capacity) - accounted_;
+  if (more <= 0) return State::kMore;
+  using Room = ConnectionBytes::Room;
+  switch (bytes.take(more)) {
+    case Room::kTaken: accounted_ += more; return State::kMore;
+    case Room::kConnectionFull: return State::kConnectionFull;
+    case Room::kServerFull: return State::kServerFull;
+  }
+  return State::kServerFull;
+}
+
+void MessageReader::settle(ConnectionBytes& bytes) {
+  if (accounted_ > 0) bytes.give(accounted_);
   accounted_ = 0;
+}
+
+void MessageReader::replace(Buffer unpacked, ConnectionBytes& bytes) {
+  settle(bytes);
+  message_ = std::move(unpacked);
 }
 
 void MessageReader::next() {
@@ -60,9 +80,9 @@ void MessageReader::next() {
   message_.clear();
 }
 
-void MessageReader::reset(std::size_t kept_bytes, Counters& counters) {
+void MessageReader::reset(std::size_t kept_bytes, ConnectionBytes& bytes) {
   next();
-  settle(counters);
+  settle(bytes);
   if (message_.capacity() > kept_bytes) message_.free();
 }
 

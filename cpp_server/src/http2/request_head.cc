@@ -1,7 +1,8 @@
 #include "http2/request_head.h"
 
+#include <optional>
+
 #include "common/text.h"
-#include "http2/grpc_wire.h"
 
 namespace tessera::http2 {
 namespace {
@@ -18,8 +19,9 @@ void RequestHead::clear() {
   bytes_ = 0;
   post_ = grpc_ = trailers_ = false;
   method_ = nullptr;
+  encoding_ = Encoding::kIdentity;
   unknown_path_.clear();
-  encoding_.clear();
+  unknown_encoding_.clear();
   timeout_.clear();
 }
 
@@ -36,8 +38,10 @@ void RequestHead::add(std::string_view name, std::string_view value, const Metho
     trailers_ = value == "trailers";
   } else if (name == "grpc-timeout") {
     timeout_ = value.substr(0, kQuotedBytes);
-  } else if (name == "grpc-encoding" && value != "identity") {
-    encoding_ = value.substr(0, kQuotedBytes);
+  } else if (name == "grpc-encoding") {
+    const std::optional<Encoding> known = encoding_of(value);
+    if (known.has_value()) encoding_ = *known;
+    if (!known.has_value()) unknown_encoding_ = text("'", value.substr(0, kQuotedBytes), "'");
   }
 }
 
@@ -55,10 +59,9 @@ Status RequestHead::check(TimePoint now, TimePoint& deadline) const {
         "the header te is not 'trailers': something between client and server "
         "does not pass trailers on");
   }
-  if (!encoding_.empty()) {
-    return {Code::kUnimplemented, text("grpc-encoding is '", encoding_,
-                                       "', expected 'identity': this server takes no compressed "
-                                       "messages")};
+  if (!unknown_encoding_.empty()) {
+    return {Code::kUnimplemented,
+            text("grpc-encoding is ", unknown_encoding_, ", expected one of ", kAcceptedEncodings)};
   }
   deadline = kNever;
   if (timeout_.empty()) return {};

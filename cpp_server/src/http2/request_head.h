@@ -10,6 +10,7 @@
 
 #include "common/clock.h"
 #include "common/status.h"
+#include "http2/grpc_wire.h"
 #include "http2/method_table.h"
 
 namespace tessera::http2 {
@@ -28,6 +29,7 @@ class RequestHead {
   // Why the call cannot be answered. If it can, its deadline, counted from `now`, and its method.
   Status check(TimePoint now, TimePoint& deadline) const;
   Method* method() const { return method_; }
+  Encoding encoding() const { return encoding_; }
 
  private:
   std::size_t bytes_ = 0;
@@ -35,9 +37,10 @@ class RequestHead {
   bool grpc_ = false;
   bool trailers_ = false;
   Method* method_ = nullptr;
+  Encoding encoding_ = Encoding::kIdentity;
   // What is said of a request that is refused; empty otherwise.
   std::string unknown_path_;
-  std::string encoding_;
+  std::string unknown_encoding_;
   std::string timeout_;
 };
 

@@ -1,7 +1,9 @@
 #include "http2/server.h"
 
+#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -25,6 +27,28 @@ constexpr int kAcceptsPerTurn = 32;
 // What is read in a turn of all connections together, or a little more: they wait for one another
 // as long as that takes.
 constexpr std::size_t kReadBytes = 256 * 1024;
+
+// A descriptor that is kept so that there is one where the system has no other.
+class SpareDescriptor {
+ public:
+  SpareDescriptor() { take(); }
+  ~SpareDescriptor() { give(); }
+  SpareDescriptor(const SpareDescriptor&) = delete;
+  SpareDescriptor& operator=(const SpareDescriptor&) = delete;
+
+  void take() {
+    if (descriptor_ < 0) descriptor_ = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  }
+  // False: it could not be taken again since it was given last.
+  bool give() {
+    if (descriptor_ < 0) return false;
+    ::close(std::exchange(descriptor_, -1));
+    return true;
+  }
+
+ private:
+  int descriptor_ = -1;
+};
 
 // Runs once on the loop's thread, and is gone.
 class Once final : public EventLoop::Task {
@@ -170,10 +194,25 @@ class Server::Listener final : private EventLoop::Handler {
         continue;
       }
       if (errno == EINTR || errno == ECONNABORTED) continue;
+      if ((errno == EMFILE || errno == ENFILE) && turn_away()) continue;
       // Whoever could not be let in stays in the queue, and epoll would name it again at once.
       if (errno != EAGAIN && errno != EWOULDBLOCK) pause();
       return;
     }
+  }
+
+  // Accepts a client with the spare descriptor and closes it, so that it hears at once that there
+  // is no room. False where somebody else has taken the spare one.
+  bool turn_away() {
+    const int accepted =
+        spare_.give() ? ::accept4(descriptor_, nullptr, nullptr, SOCK_CLOEXEC) : -1;
+    if (accepted >= 0) {
+      counters_.note_full_of_connections(loop().now());
+      counters_.count_closed(CloseReason::kNoDescriptor);
+      ::close(accepted);
+    }
+    spare_.take();
+    return accepted >= 0;
   }
 
   void pause() {
@@ -186,6 +225,7 @@ class Server::Listener final : private EventLoop::Handler {
   std::vector<std::unique_ptr<Thread>>& threads_;
   const Limits& limits_;
   Counters& counters_;
+  SpareDescriptor spare_;
   EventLoop::Timer resume_;
 };
 

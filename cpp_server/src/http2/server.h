@@ -1,8 +1,9 @@
 // A gRPC server's connections: who listens, the loops that connections live on, and their end.
 //
-// A new connection goes to the loop with the fewest. Where there are as many as may be, or the
-// system has no descriptor for one more, new ones wait in the system's queue, and connections
-// without a call are closed sooner (Counters::full_of_connections).
+// A new connection goes to the loop with the fewest. Where there are as many as may be, new ones
+// wait in the system's queue; where the system has no descriptor for one more, it is accepted with
+// a spare one and closed at once. Meanwhile connections without a call are closed sooner
+// (Counters::full_of_connections).
 //
 // Contract: one thread calls start, stop and release, once each and in this order; announce_end may
 // be called by any thread in between. The methods are added before start. A method belongs to one

@@ -120,6 +120,7 @@ void check_one_of(const Json& value, const Json& words, const std::string& where
 }
 
 void check_word(const Json& value, std::string_view word, const std::string& where) {
+  if (word == "flag") return expect(value.is_boolean(), "true or false", value, where);
   expect(value.is_string(), "a text", value, where);
   const auto& content = value.get_ref<const std::string&>();
   if (word == "text") {
@@ -168,9 +169,9 @@ void check(const Json& value, const Json& rule, const std::string& where) {
 
 }  // namespace
 
-void check_manifest_fields(const Json& manifest) {
-  static const Json rules = Json::parse(kManifestRules);
-  check(manifest, rules, "manifest");
+void check_manifest_fields(const Json& manifest, int version) {
+  const auto place = static_cast<std::size_t>(version - kOldestFormatVersion);
+  check(manifest, Json::parse(kManifestRules.at(place)), "manifest");
 }
 
 }  // namespace tessera

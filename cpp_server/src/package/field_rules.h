@@ -8,7 +8,8 @@
 namespace tessera {
 
 // Throws std::invalid_argument, naming the field, where a key is missing or unknown, or a value is
-// of another type or out of its range than kManifestRules says.
-void check_manifest_fields(const nlohmann::json& manifest);
+// of another type or out of its range than kManifestRules says of `version`, which is from
+// kOldestFormatVersion to kFormatVersion.
+void check_manifest_fields(const nlohmann::json& manifest, int version);
 
 }  // namespace tessera

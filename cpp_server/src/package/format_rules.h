@@ -12,13 +12,16 @@
 
 namespace tessera {
 
-inline constexpr int kFormatVersion = 3;
+inline constexpr int kOldestFormatVersion = 3;
+inline constexpr int kFormatVersion = 4;
 inline constexpr std::uint64_t kMaxManifestBytes = 16777216;
 inline constexpr std::ptrdiff_t kMaxManifestMarks = 400000;
 inline constexpr std::uint64_t kMaxDirectoryBytes = 4194304;
 inline constexpr std::uint64_t kMaxPickleBytes = 4194304;
 inline constexpr std::uint64_t kMaxCodeBytes = 16777216;
 inline constexpr std::size_t kMaxRemembered = 131072;
+inline constexpr std::size_t kMaxOpcodes = 524288;
+inline constexpr std::size_t kMaxPickleDepth = 1000;
 inline constexpr double kDefaultLoadTimeoutS = 300.0;
 inline constexpr double kMaxLoadTimeoutS = 86400.0;
 
@@ -47,7 +50,7 @@ inline constexpr std::array<std::string_view, 8> kPickleNames = {
 };
 
 // What a graph may call, sorted.
-inline constexpr std::array<std::string_view, 547> kAllowedOperators = {
+inline constexpr std::array<std::string_view, 549> kAllowedOperators = {
     "aten::Bool", "aten::Float", "aten::FloatImplicit", "aten::Int", "aten::IntImplicit",
     "aten::ScalarImplicit", "aten::__and__", "aten::__contains__", "aten::__derive_index",
     "aten::__getitem__", "aten::__is__", "aten::__isnot__", "aten::__lshift__", "aten::__not__",
@@ -161,14 +164,15 @@ inline constexpr std::array<std::string_view, 547> kAllowedOperators = {
     "prim::TupleUnpack", "prim::Uninitialized", "prim::abs", "prim::data", "prim::device",
     "prim::dtype", "prim::is_cuda", "prim::is_nested", "prim::isinstance", "prim::layout",
     "prim::max", "prim::min", "prim::requires_grad", "prim::tolist", "prim::type",
-    "prim::unchecked_cast", "prim::unchecked_unwrap_optional", "tessera::dot_interaction",
-    "tessera::linear", "tessera::linear_bf16", "tessera::lookup", "tessera::lookup_partly_shared",
-    "tessera::lookup_rows",
+    "prim::unchecked_cast", "prim::unchecked_unwrap_optional", "tessera::cross_layer",
+    "tessera::dense_steps", "tessera::dot_interaction", "tessera::linear", "tessera::linear_bf16",
+    "tessera::lookup", "tessera::lookup_partly_shared", "tessera::lookup_rows",
 };
 
-// The manifest's fields: a word, or an object with the kind of rule and what it needs.
-inline constexpr std::string_view kManifestRules =
-    R"({"object": {"format_version": {"integer": [3, 3]}, "name": "text", "version": "text", )"
+// The manifest's fields in each version of the format, the oldest first: a word, or an object with
+// the kind of rule and what it needs.
+inline constexpr std::array<std::string_view, 2> kManifestRules = {
+    R"({"object": {"format_version": {"integer": [3, 4]}, "name": "text", "version": "text", )"
     R"("created": "text", "versions": {"object": {"tessera": "text", "torch": "text", "fbgemm": )"
     R"("text", "torch_min": "release", "torch_below": "release"}}, "backend": "text", )"
     R"("operator_libraries": {"list": "text"}, "schema": {"object": {"dense_features": {"list": )"
@@ -176,14 +180,14 @@ inline constexpr std::string_view kManifestRules =
     R"("features": {"list": {"object": {"name": "text", "group": {"one_of": ["id_list", )"
     R"("id_score_list"]}, "table": "text", "rows": {"integer": [1, 9223372036854775807]}, "dim": )"
     R"({"integer": [1, 9223372036854775807]}, "pooling": {"one_of": ["sum", "mean", "none"]}, )"
-    R"("hashing": {"one_of": ["none", "modulo", "murmur3"]}, "out_of_range": {"one_of": )"
-    R"(["reject", "clamp", "hash"]}}}}, "outputs": {"list": {"object": {"name": "text", "width": )"
-    R"({"integer": [1, 1048576]}}}}}}, "dtype": "text", "dense_dtype": {"one_of": ["fp32", )"
-    R"("bf16"]}, "tables": {"list": {"object": {"name": "text", "rows": {"integer": [1, )"
-    R"(9223372036854775807]}, "dim": {"integer": [1, 9223372036854775807]}, "dtype": "text", )"
-    R"("bytes": {"integer": [0, 9223372036854775807]}, "bytes_fp32": {"integer": [0, )"
-    R"(9223372036854775807]}, "max_abs_error": {"number": [0, 1.7976931348623157e+308]}, "rmse": )"
-    R"({"number": [0, 1.7976931348623157e+308]}, "relative_rmse": {"number": [0, )"
+    R"("hashing": {"one_of": ["none", "modulo", "murmur3", "vocabulary"]}, "out_of_range": )"
+    R"({"one_of": ["reject", "clamp", "hash"]}}}}, "outputs": {"list": {"object": {"name": )"
+    R"("text", "width": {"integer": [1, 1048576]}}}}}}, "dtype": "text", "dense_dtype": )"
+    R"({"one_of": ["fp32", "bf16"]}, "tables": {"list": {"object": {"name": "text", "rows": )"
+    R"({"integer": [1, 9223372036854775807]}, "dim": {"integer": [1, 9223372036854775807]}, )"
+    R"("dtype": "text", "bytes": {"integer": [0, 9223372036854775807]}, "bytes_fp32": {"integer":)"
+    R"( [0, 9223372036854775807]}, "max_abs_error": {"number": [0, 1.7976931348623157e+308]}, )"
+    R"("rmse": {"number": [0, 1.7976931348623157e+308]}, "relative_rmse": {"number": [0, )"
     R"(1.7976931348623157e+308]}}}}, "bytes_fp32": {"integer": [0, 9223372036854775807]}, )"
     R"("bytes_packaged": {"integer": [0, 9223372036854775807]}, "plan": {"object": {"num_shards":)"
     R"( {"integer": [1, 4096]}, "placements": {"list": {"object": {"table": "text", "shard": )"
@@ -210,6 +214,52 @@ inline constexpr std::string_view kManifestRules =
     R"({"hex": 64}, "bytes": {"integer": [0, 9223372036854775807]}, "crc32": {"integer": [0, )"
     R"(4294967295]}, "chunks": {"list": {"hex": 64}}}}}, "signature": {"or_null": {"object": )"
     R"({"algorithm": {"one_of": ["ed25519"]}, "public_key": {"hex": 64}, "value": {"hex": )"
-    R"(128}}}}}})";
+    R"(128}}}}}})",
+    R"({"object": {"format_version": {"integer": [3, 4]}, "name": "text", "version": "text", )"
+    R"("created": "text", "versions": {"object": {"tessera": "text", "torch": "text", "fbgemm": )"
+    R"("text", "torch_min": "release", "torch_below": "release"}}, "backend": "text", )"
+    R"("operator_libraries": {"list": "text"}, "schema": {"object": {"dense_features": {"list": )"
+    R"("text"}, "dense_missing": {"one_of": ["nan", "refuse"]}, "dense_columns": {"list": )"
+    R"("text"}, "string_hash": {"one_of": ["xxh64"]}, "features": {"list": {"object": {"name": )"
+    R"("text", "group": {"one_of": ["id_list", "id_score_list"]}, "strings": "flag", "column": )"
+    R"("text", "weights_column": "text", "many": "flag", "max_length": {"integer": [0, )"
+    R"(9223372036854775807]}, "keep": {"one_of": ["first", "last"]}, "table": "text", "rows": )"
+    R"({"integer": [1, 9223372036854775807]}, "dim": {"integer": [1, 9223372036854775807]}, )"
+    R"("pooling": {"one_of": ["sum", "mean", "none"]}, "hashing": {"one_of": ["none", "modulo", )"
+    R"("murmur3", "vocabulary"]}, "out_of_range": {"one_of": ["reject", "clamp", "hash"]}}}}, )"
+    R"("outputs": {"list": {"object": {"name": "text", "width": {"integer": [1, 1048576]}}}}}}, )"
+    R"("dtype": "text", "dense_dtype": {"one_of": ["fp32", "bf16"]}, "tables": {"list": )"
+    R"({"object": {"name": "text", "rows": {"integer": [1, 9223372036854775807]}, "dim": )"
+    R"({"integer": [1, 9223372036854775807]}, "dtype": "text", "bytes": {"integer": [0, )"
+    R"(9223372036854775807]}, "bytes_fp32": {"integer": [0, 9223372036854775807]}, )"
+    R"("max_abs_error": {"number": [0, 1.7976931348623157e+308]}, "rmse": {"number": [0, )"
+    R"(1.7976931348623157e+308]}, "relative_rmse": {"number": [0, 1.7976931348623157e+308]}}}}, )"
+    R"("bytes_fp32": {"integer": [0, 9223372036854775807]}, "bytes_packaged": {"integer": [0, )"
+    R"(9223372036854775807]}, "plan": {"object": {"num_shards": {"integer": [1, 4096]}, )"
+    R"("placements": {"list": {"object": {"table": "text", "shard": {"integer": [0, 4095]}, )"
+    R"("device": "text", "row_begin": {"integer": [0, 9223372036854775807]}, "row_end": )"
+    R"({"integer": [0, 9223372036854775807]}, "column_begin": {"integer": [0, )"
+    R"(9223372036854775807]}, "column_end": {"integer": [0, 9223372036854775807]}}}}}}, "device":)"
+    R"( {"one_of": ["cpu", "cuda"]}, "source": {"map": "text"}, "training_metrics": {"map": )"
+    R"({"map": {"or_null": {"number": [-1.7976931348623157e+308, 1.7976931348623157e+308]}}}}, )"
+    R"("evaluation": {"or_null": {"object": {"rows": {"integer": [0, 9223372036854775807]}, )"
+    R"("fp32": {"object": {"auc": {"or_null": {"number": [-1.7976931348623157e+308, )"
+    R"(1.7976931348623157e+308]}}, "normalised_entropy": {"or_null": {"number": )"
+    R"([-1.7976931348623157e+308, 1.7976931348623157e+308]}}, "log_loss": {"or_null": {"number": )"
+    R"([-1.7976931348623157e+308, 1.7976931348623157e+308]}}, "calibration": {"or_null": )"
+    R"({"number": [-1.7976931348623157e+308, 1.7976931348623157e+308]}}}}, "packaged": {"object":)"
+    R"( {"auc": {"or_null": {"number": [-1.7976931348623157e+308, 1.7976931348623157e+308]}}, )"
+    R"("normalised_entropy": {"or_null": {"number": [-1.7976931348623157e+308, )"
+    R"(1.7976931348623157e+308]}}, "log_loss": {"or_null": {"number": [-1.7976931348623157e+308, )"
+    R"(1.7976931348623157e+308]}}, "calibration": {"or_null": {"number": )"
+    R"([-1.7976931348623157e+308, 1.7976931348623157e+308]}}}}, "max_abs_score_error": {"number":)"
+    R"( [0, 1.7976931348623157e+308]}}}}, "golden": {"object": {"samples": {"integer": [0, )"
+    R"(9223372036854775807]}, "atol": {"number": [0, 1.7976931348623157e+308]}, "rtol": )"
+    R"({"number": [0, 1.7976931348623157e+308]}}}, "records": {"map": {"object": {"sha256": )"
+    R"({"hex": 64}, "bytes": {"integer": [0, 9223372036854775807]}, "crc32": {"integer": [0, )"
+    R"(4294967295]}, "chunks": {"list": {"hex": 64}}}}}, "signature": {"or_null": {"object": )"
+    R"({"algorithm": {"one_of": ["ed25519"]}, "public_key": {"hex": 64}, "value": {"hex": )"
+    R"(128}}}}}})",
+};
 
 }  // namespace tessera

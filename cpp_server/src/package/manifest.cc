@@ -34,6 +34,7 @@ T value_of(const Json& word, std::initializer_list<std::pair<std::string_view, T
 
 FeatureSpec read_feature(const Json& json) {
   FeatureSpec feature;
+  feature.strings = json.value("strings", false);
   feature.name = json.at("name").get<std::string>();
   feature.group = value_of<Group>(
       json.at("group"), {{"id_list", Group::kIdList}, {"id_score_list", Group::kIdScoreList}});
@@ -41,9 +42,10 @@ FeatureSpec read_feature(const Json& json) {
   feature.rows = json.at("rows").get<std::int64_t>();
   feature.dim = json.at("dim").get<std::int64_t>();
   feature.pooling = json.at("pooling").get<std::string>();
-  feature.hashing = value_of<Hashing>(
-      json.at("hashing"),
-      {{"none", Hashing::kNone}, {"modulo", Hashing::kModulo}, {"murmur3", Hashing::kMurmur3}});
+  feature.hashing = value_of<Hashing>(json.at("hashing"), {{"none", Hashing::kNone},
+                                                           {"modulo", Hashing::kModulo},
+                                                           {"murmur3", Hashing::kMurmur3},
+                                                           {"vocabulary", Hashing::kVocabulary}});
   feature.out_of_range =
       value_of<OutOfRange>(json.at("out_of_range"), {{"reject", OutOfRange::kReject},
                                                      {"clamp", OutOfRange::kClamp},
@@ -55,13 +57,17 @@ InputSchema read_schema(const Json& json) {
   InputSchema schema;
   schema.dense_features = json.at("dense_features").get<std::vector<std::string>>();
   schema.dense_may_be_missing = json.at("dense_missing") == "nan";
-  schema.dense_transform = json.at("dense_transform").get<std::string>();
   for (const Json& item : json.at("features")) schema.features.push_back(read_feature(item));
   for (const Json& item : json.at("outputs")) {
     schema.outputs.push_back(
         {item.at("name").get<std::string>(), item.at("width").get<std::int64_t>()});
   }
   if (schema.outputs.empty()) refuse("manifest.schema.outputs: there is none");
+  if (const auto columns = json.find("dense_columns");
+      columns != json.end() && columns->size() != schema.dense_features.size()) {
+    refuse(text("manifest.schema.dense_columns: has ", columns->size(), " names, expected ",
+                schema.dense_features.size()));
+  }
   return schema;
 }
 
@@ -92,6 +98,18 @@ void check_together(const Json& root) {
       refuse(text("manifest.plan.placements: '", table, "' is not one of the tables"));
     }
   }
+}
+
+// The version that a manifest says it has; refuses one that is not read here.
+int read_format_version(const Json& root) {
+  const auto found = root.is_object() ? root.find("format_version") : root.end();
+  const bool known = root.is_object() && found != root.end() && found->is_number_integer();
+  for (int version = kOldestFormatVersion; known && version <= kFormatVersion; ++version) {
+    if (*found == Json(version)) return version;
+  }
+  refuse(text("the package's format_version is ", known ? found->dump() : "missing",
+              ", this server reads ", kOldestFormatVersion, " to ", kFormatVersion,
+              "; package the model again, or serve it with the tessera that wrote it"));
 }
 
 }  // namespace
@@ -137,15 +155,9 @@ Manifest parse_manifest(std::span<const std::byte> json) {
     refuse(text("the manifest has more than ", kMaxManifestMarks, " values"));
   }
   const Json root = parse_json(json);
-  const auto found = root.is_object() ? root.find("format_version") : root.end();
-  const bool known = root.is_object() && found != root.end() && found->is_number_integer();
-  if (!known || *found != Json(kFormatVersion)) {
-    refuse(text("the package's format_version is ", known ? found->dump() : "missing",
-                ", this server reads ", kFormatVersion,
-                "; package the model again, or serve it with the tessera that wrote it"));
-  }
+  const int version = read_format_version(root);
   read_signature(json);
-  check_manifest_fields(root);
+  check_manifest_fields(root, version);
   check_together(root);
   Manifest manifest;
   manifest.name = root.at("name").get<std::string>();

@@ -10,13 +10,14 @@
 namespace tessera {
 
 enum class Group { kIdList, kIdScoreList };
-enum class Hashing { kNone, kModulo, kMurmur3 };
+enum class Hashing { kNone, kModulo, kMurmur3, kVocabulary };
 enum class OutOfRange { kReject, kClamp, kHash };
 
 // One sparse feature and the table that it looks up.
 struct FeatureSpec {
   std::string name;
   Group group = Group::kIdList;
+  bool strings = false;  // ids may be given as strings: XXH64 of their UTF-8 bytes
   std::string table;
   std::int64_t rows = 0;  // of the table
   std::int64_t dim = 0;
@@ -35,7 +36,6 @@ struct OutputSpec {
 struct InputSchema {
   std::vector<std::string> dense_features;
   bool dense_may_be_missing = false;  // NaN stands for a missing value; else NaN is refused
-  std::string dense_transform;
   std::vector<FeatureSpec> features;
   std::vector<OutputSpec> outputs;
 

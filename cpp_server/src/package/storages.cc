@@ -8,6 +8,7 @@
 
 #include "common/text.h"
 #include "package/format_rules.h"
+#include "package/pickle_depth.h"
 
 namespace tessera {
 namespace {
@@ -172,6 +173,7 @@ class StorageFinder {
     while (!reader.done()) {
       const Token token = reader.next();
       if (token.opcode == kGlobal) check_name(token.text);
+      depth_.follow(token.opcode, token.number);
       if (token.opcode == kPut1 || token.opcode == kPut4) {
         remember(token.number);
         continue;
@@ -276,6 +278,7 @@ class StorageFinder {
   }
 
   std::map<std::string, Storages::Storage>& found_;
+  PickleDepth depth_;
   std::deque<Seen> recent_;  // without the opcodes that number what stands before them
   std::vector<Open> open_;   // storages whose tensor is not read yet
   std::map<std::int64_t, Seen> memo_;

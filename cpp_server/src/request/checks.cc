@@ -43,6 +43,21 @@ Status read_jagged(const GroupNames& names, const SparseFeaturesView& message, s
     group.ids[static_cast<std::size_t>(f)] = sum;
     total += sum;
   }
+  group.strings = message.values_bytes;
+  if (group.strings.count > 0) {
+    const std::size_t numbers = message.values.size() + message.values_int64.size();
+    if (numbers > 0) {
+      return Status::invalid(text(names.group, " has ", group.strings.count, " values_bytes and ",
+                                  numbers,
+                                  " bytes of values or values_int64, expected only one of the "
+                                  "three"));
+    }
+    group.values = {};
+    group.wide = true;
+    if (group.strings.count == static_cast<std::uint64_t>(total)) return {};
+    return Status::invalid(text(names.values_bytes, " has ", group.strings.count,
+                                " strings, expected ", total, " (sum(lengths))"));
+  }
   group.wide = !message.values_int64.empty();
   if (group.wide) {
     if (!message.values.empty()) {

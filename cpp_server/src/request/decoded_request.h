@@ -6,6 +6,7 @@
 // which must live until the request is answered. Written by the decoder, read-only afterwards.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -15,25 +16,37 @@
 namespace tessera {
 
 struct JaggedView {
-  Bytes lengths;      // int32 [F * B], feature-major, none negative; of a SharedRows feature [R]
-  Bytes values;       // int32 or int64 [N], feature-major
-  Bytes weights;      // float32 [N]; empty for a group without weights
-  bool wide = false;  // values are int64
+  Bytes lengths;        // int32 [F * B], feature-major, none negative; of a SharedRows feature [R]
+  Bytes values;         // int32 or int64 [N], feature-major
+  Bytes weights;        // float32 [N]; empty for a group without weights
+  bool wide = false;    // values are int64
+  StringsView strings;  // what the values are made of, where the request gives strings
   std::vector<std::int64_t> ids;  // [F]: ids of each feature over all samples
 };
 
-// The request's own features and the shared ones in the schema's order; see shared.h.
+// Numbers that decoding writes anew: the request's own features and the shared ones in the schema's
+// order (see shared.h), and the ids of strings.
 struct JoinedStorage {
   std::vector<std::int32_t> lengths;
   std::vector<std::int64_t> values;
+  // Three lists: the request's own id_list features, the shared ones, the id_score_list features.
+  std::array<std::vector<std::int64_t>, 3> string_ids;
 
   std::size_t used_bytes() const {
     return lengths.size() * sizeof(std::int32_t) + values.size() * sizeof(std::int64_t);
   }
 
+  std::size_t string_id_bytes() const {
+    std::size_t count = 0;
+    for (const auto& ids : string_ids) count += ids.size();
+    return count * sizeof(std::int64_t);
+  }
+
   // Held, whether used or not.
   std::size_t bytes() const {
-    return lengths.capacity() * sizeof(std::int32_t) + values.capacity() * sizeof(std::int64_t);
+    std::size_t wide = values.capacity();
+    for (const auto& ids : string_ids) wide += ids.capacity();
+    return lengths.capacity() * sizeof(std::int32_t) + wide * sizeof(std::int64_t);
   }
 };
 

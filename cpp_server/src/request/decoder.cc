@@ -1,10 +1,12 @@
 #include "request/decoder.h"
 
+#include <span>
 #include <utility>
 
 #include "common/text.h"
 #include "request/checks.h"
 #include "request/packed.h"
+#include "request/strings.h"
 
 namespace tessera {
 namespace {
@@ -27,7 +29,27 @@ Status refuse_bytes_without_features(const GroupNames& names, const SparseFeatur
           text(name, " has ", bytes.size(), " bytes, expected 0: num_features is 0"));
     }
   }
+  if (message.values_bytes.count > 0) {
+    return Status::invalid(text(names.values_bytes, " has ", message.values_bytes.count,
+                                " strings, expected 0: num_features is 0"));
+  }
   return {};
+}
+
+// Puts ids in the place of strings, if `group` has strings.
+Status read_strings(std::string_view field, const std::vector<const FeatureSpec*>& features,
+                    std::int64_t rows, std::vector<std::int64_t>& ids, JaggedView& group) {
+  if (group.strings.count == 0) return {};
+  Status status = make_ids(field, features, group.ids, group.lengths, rows, group.strings, ids);
+  group.values = std::as_bytes(std::span(ids));
+  return status;
+}
+
+std::vector<const FeatureSpec*> pointers(const std::vector<FeatureSpec>& features) {
+  std::vector<const FeatureSpec*> found;
+  found.reserve(features.size());
+  for (const FeatureSpec& feature : features) found.push_back(&feature);
+  return found;
 }
 
 }  // namespace
@@ -84,6 +106,8 @@ Status RequestDecoder::decode(const PredictionRequestView& message, DecodedReque
     return Status::invalid(
         text("the request has ", request.ids, " ids, the limit is ", limits_.max_ids));
   }
+  status = read_all_strings(names, B, given, request);
+  if (!status.ok()) return status;
   status = shared
                ? join(given, B, request)
                : check_ids(plain_, names.plain.group, B, request.id_list, request.out_of_range_ids);
@@ -92,6 +116,32 @@ Status RequestDecoder::decode(const PredictionRequestView& message, DecodedReque
         check_ids(scored_, names.scored.group, B, request.id_score_list, request.out_of_range_ids);
   }
   return status;
+}
+
+Status RequestDecoder::read_all_strings(const FieldNames& names, std::int64_t B, Given& given,
+                                        DecodedRequest& request) const {
+  auto& [plain_ids, shared_ids, scored_ids] = request.joined.string_ids;
+  for (auto& ids : request.joined.string_ids) ids.clear();
+  Status status;
+  if (given.shared.positions.empty()) {
+    status = read_strings(names.plain.values_bytes, pointers(plain_.features), B, plain_ids,
+                          request.id_list);
+  } else {
+    std::vector<const FeatureSpec*> own = pointers(plain_.features);
+    std::vector<const FeatureSpec*> shared;
+    for (const std::size_t position : given.shared.positions) {
+      shared.push_back(std::exchange(own[position], nullptr));
+    }
+    std::erase(own, nullptr);
+    status = read_strings(names.plain.values_bytes, own, B, plain_ids, given.own);
+    if (status.ok()) {
+      status = read_strings(kSharedNames.values_bytes, shared, given.shared.rows, shared_ids,
+                            given.shared.features);
+    }
+  }
+  if (!status.ok()) return status;
+  return read_strings(names.scored.values_bytes, pointers(scored_.features), B, scored_ids,
+                      request.id_score_list);
 }
 
 Status RequestDecoder::decode_dense(const FloatFeaturesView& message, std::int64_t B,

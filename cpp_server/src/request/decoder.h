@@ -57,6 +57,9 @@ class RequestDecoder {
     std::int64_t ids = 0;  // as they will be looked up
   };
   Status decode_given(const PredictionRequestView& message, std::int64_t B, Given& given) const;
+  // Puts ids in the place of the strings of every group.
+  Status read_all_strings(const FieldNames& names, std::int64_t B, Given& given,
+                          DecodedRequest& request) const;
   // Checks what was given, id by id, and fills request.id_list.
   Status join(const Given& given, std::int64_t B, DecodedRequest& request) const;
   Status check_ids(const GroupRules& rules, std::string_view group_name, std::int64_t B,

@@ -22,10 +22,11 @@ constexpr std::array<std::size_t, kInputs> kGroupOf = {0, 1, 1, 2, 2, 2};
 constexpr std::array<std::string_view, 3> kGroups = {"float_features", "id_list_features",
                                                      "id_score_list_features"};
 
-enum class DataType { kFp32, kInt32, kInt64 };
-constexpr auto kDataTypes = std::to_array<std::string_view>({"FP32", "INT32", "INT64"});
-static_assert(kDataTypes.size() == enum_size<DataType::kInt64>());
+enum class DataType { kFp32, kInt32, kInt64, kBytes };
+constexpr auto kDataTypes = std::to_array<std::string_view>({"FP32", "INT32", "INT64", "BYTES"});
+static_assert(kDataTypes.size() == enum_size<DataType::kBytes>());
 
+// How many bytes a number of `type`, which is not kBytes, takes.
 std::size_t width_of(DataType type) { return type == DataType::kInt64 ? 8 : 4; }
 
 ContentField field_of(DataType type) {
@@ -33,6 +34,7 @@ ContentField field_of(DataType type) {
     case DataType::kFp32: return ContentField::kFp32;
     case DataType::kInt32: return ContentField::kInt;
     case DataType::kInt64: return ContentField::kInt64;
+    case DataType::kBytes: return ContentField::kBytes;
   }
   return ContentField::kFp32;
 }
@@ -49,9 +51,12 @@ Status check_datatype(std::size_t input, const InferTensorView& tensor) {
   const bool dense = input == kDense || input == kScoredWeights;
   const bool good =
       dense ? tensor.datatype == "FP32"
-            : tensor.datatype == "INT32" || (holds_ids(input) && tensor.datatype == "INT64");
+            : tensor.datatype == "INT32" ||
+                  (holds_ids(input) && (tensor.datatype == "INT64" || tensor.datatype == "BYTES"));
   if (good) return {};
-  const char* const expected = dense ? "FP32" : holds_ids(input) ? "INT64 or INT32" : "INT32";
+  const char* const expected = dense              ? "FP32"
+                               : holds_ids(input) ? "INT64 or INT32 or BYTES"
+                                                  : "INT32";
   return Status::invalid(
       text(tensor.name, " has datatype '", tensor.datatype, "', expected ", expected));
 }
@@ -86,6 +91,12 @@ Status check_raw(const InferTensorView& tensor, Bytes raw) {
                                 "expected only one of the two"));
   }
   const std::int64_t elements = elements_of(tensor);
+  if (type_of(tensor) == DataType::kBytes) {
+    if (count_raw_strings(raw) == elements) return {};
+    return Status::invalid(text(tensor.name, " has ", raw.size(), " bytes, which are not ",
+                                elements, " strings, each after its size in ", kStringHeadBytes,
+                                " bytes"));
+  }
   const std::uint64_t expected = static_cast<std::uint64_t>(elements) * width_of(type_of(tensor));
   if (raw.size() == expected) return {};
   return Status::invalid(text(tensor.name, " has ", raw.size(), " bytes, expected ", expected,
@@ -174,6 +185,10 @@ Status InferDecoder::refuse_unknown(std::string_view name) const {
   return Status::invalid(text("input '", name, "' is unknown; this model has ", known));
 }
 
+Status InferDecoder::refuse_ids(std::int64_t ids) const {
+  return Status::invalid(text("the request has ", ids, " ids, the limit is ", limits_.max_ids));
+}
+
 Status InferDecoder::find_tensors(const InferRequestView& message, Tensors& tensors) const {
   if (message.raw_contents > 0 && message.raw_contents != message.inputs) {
     return Status::invalid(text("raw_input_contents has ", message.raw_contents,
@@ -198,6 +213,10 @@ Status InferDecoder::find_tensors(const InferRequestView& message, Tensors& tens
     if (!status.ok()) return status;
     tensor.view = &given;
     tensor.elements = elements_of(given);
+    // Before strings are looked for one by one.
+    if (type_of(given) == DataType::kBytes && tensor.elements > limits_.max_ids) {
+      return refuse_ids(tensor.elements);
+    }
     if (message.raw_contents > 0) tensor.raw = message.raw_content[i];
     status = message.raw_contents > 0 ? check_raw(given, tensor.raw) : check_typed(given);
     if (!status.ok()) return status;
@@ -260,9 +279,7 @@ Status InferDecoder::decode(const InferRequestView& message, InferStorage& stora
   }
   const std::int64_t ids = tensors[kPlainValues].elements + tensors[kScoredValues].elements;
   const std::int64_t most = std::max(ids, tensors[kScoredWeights].elements);
-  if (most > limits_.max_ids) {
-    return Status::invalid(text("the request has ", most, " ids, the limit is ", limits_.max_ids));
-  }
+  if (most > limits_.max_ids) return refuse_ids(most);
   const auto content = [&](std::size_t input) -> Bytes {
     const Tensor& tensor = tensors[input];
     if (tensor.view == nullptr) return {};
@@ -273,6 +290,13 @@ Status InferDecoder::decode(const InferRequestView& message, InferStorage& stora
     group.num_features = static_cast<std::int32_t>(features_[kGroupOf[lengths]]);
     group.lengths = content(lengths);
     const InferTensorView* const given = tensors[values].view;
+    if (given != nullptr && type_of(*given) == DataType::kBytes) {
+      const bool raw = message.raw_contents > 0;
+      group.values_bytes.count = static_cast<std::size_t>(tensors[values].elements);
+      group.values_bytes.message = raw ? tensors[values].raw : given->message;
+      if (!raw) group.values_bytes.path = kTypedStrings;
+      return;
+    }
     const bool wide = given != nullptr && type_of(*given) == DataType::kInt64;
     (wide ? group.values_int64 : group.values) = content(values);
   };

@@ -61,6 +61,8 @@ class InferDecoder {
   // Whether the model has features of the group that an input belongs to.
   bool takes(std::size_t input) const;
   Status refuse_unknown(std::string_view name) const;
+  // The refusal of more ids than a request may have.
+  Status refuse_ids(std::int64_t ids) const;
   Status find_tensors(const InferRequestView& message, Tensors& tensors) const;
   // The samples that the shapes agree on.
   Status count_samples(const Tensors& tensors, std::int64_t& samples) const;

@@ -37,6 +37,10 @@ inline constexpr auto kContentFields = std::to_array<std::string_view>(
      "fp32_contents", "fp64_contents", "bytes_contents"});
 static_assert(kContentFields.size() == enum_size<ContentField::kBytes>());
 
+// Where the strings of typed contents lie in an input's message.
+inline constexpr std::array<std::uint32_t, 3> kTypedStrings = {
+    5, static_cast<std::uint32_t>(ContentField::kBytes) + 1};
+
 struct InferTensorView {
   static constexpr std::size_t kMaxRank = 2;
 

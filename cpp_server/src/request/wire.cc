@@ -1,5 +1,7 @@
 #include "request/wire.h"
 
+#include <array>
+
 #include "request/wire_reader.h"
 #include "request/wire_writer.h"
 
@@ -19,9 +21,14 @@ bool read_float_features(WireReader& outer, FloatFeaturesView& view) {
   });
 }
 
-bool read_sparse_features(WireReader& outer, SparseFeaturesView& view) {
+// `path` leads to the message's fields from the request on; its last place is still empty.
+bool read_sparse_features(WireReader& outer, std::array<std::uint32_t, 3> path,
+                          SparseFeaturesView& view) {
+  constexpr std::uint32_t kValuesBytes = 101;
   Bytes message;
   if (!outer.bytes(message)) return false;
+  path[path[1] == 0 ? 1 : 2] = kValuesBytes;
+  view.values_bytes.path = path;
   view.present = true;
   view.message_bytes += message.size();
   return read_fields(outer.inside(message), [&](WireReader& reader, Tag tag, bool& handled) {
@@ -30,6 +37,11 @@ bool read_sparse_features(WireReader& outer, SparseFeaturesView& view) {
     if (is(tag, 3, WireType::kBytes)) return reader.bytes(view.values);
     if (is(tag, 4, WireType::kBytes)) return reader.bytes(view.weights);
     if (is(tag, 100, WireType::kBytes)) return reader.bytes(view.values_int64);
+    if (is(tag, kValuesBytes, WireType::kBytes)) {
+      Bytes string;
+      ++view.values_bytes.count;
+      return reader.bytes(string);
+    }
     handled = false;
     return true;
   });
@@ -45,7 +57,7 @@ bool read_shared_features(WireReader& outer, SharedFeaturesView& view) {
       return read_string(reader, view.names.back());
     }
     if (is(tag, 2, WireType::kVarint)) return read_int32(reader, view.num_rows);
-    if (is(tag, 3, WireType::kBytes)) return read_sparse_features(reader, view.features);
+    if (is(tag, 3, WireType::kBytes)) return read_sparse_features(reader, {103, 3}, view.features);
     if (is(tag, 4, WireType::kBytes)) return reader.bytes(view.row_index);
     handled = false;
     return true;
@@ -94,15 +106,21 @@ constexpr std::uint32_t kTimings = 102;
 
 bool parse_request(Bytes message, PredictionRequestView& view) {
   view = {};
+  for (SparseFeaturesView* const group :
+       {&view.id_list_features, &view.id_score_list_features, &view.shared_features.features}) {
+    group->values_bytes.message = message;
+  }
   return read_fields(WireReader(message), [&](WireReader& reader, Tag tag, bool& handled) {
     if (is(tag, 1, WireType::kVarint)) return read_int32(reader, view.batch_size);
     if (is(tag, 2, WireType::kBytes)) return read_float_features(reader, view.float_features);
-    if (is(tag, 3, WireType::kBytes)) return read_sparse_features(reader, view.id_list_features);
+    if (is(tag, 3, WireType::kBytes)) {
+      return read_sparse_features(reader, {3}, view.id_list_features);
+    }
     if (is(tag, 4, WireType::kBytes)) {
-      return read_sparse_features(reader, view.id_score_list_features);
+      return read_sparse_features(reader, {4}, view.id_score_list_features);
     }
     if (is(tag, 5, WireType::kBytes)) return read_float_features(reader, view.embedding_features);
-    if (is(tag, 6, WireType::kBytes)) return read_sparse_features(reader, view.unary_features);
+    if (is(tag, 6, WireType::kBytes)) return read_sparse_features(reader, {6}, view.unary_features);
     if (is(tag, 100, WireType::kBytes)) return read_string(reader, view.model_name);
     if (is(tag, 101, WireType::kBytes)) return read_string(reader, view.model_version);
     if (is(tag, 102, WireType::kVarint)) return read_int32(reader, view.priority);

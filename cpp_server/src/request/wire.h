@@ -17,9 +17,10 @@
 #include <string_view>
 #include <vector>
 
-namespace tessera {
+#include "request/bytes.h"
+#include "request/strings.h"
 
-using Bytes = std::span<const std::byte>;
+namespace tessera {
 
 struct FloatFeaturesView {
   bool present = false;
@@ -36,6 +37,7 @@ struct SparseFeaturesView {
   Bytes values;
   Bytes weights;
   Bytes values_int64;
+  StringsView values_bytes;
 };
 
 struct SharedFeaturesView {

@@ -84,11 +84,14 @@ std::vector<Flag> connection_flags(http2::Limits& limits) {
                   limits.max_header_bytes, 1'024, 16'384),
       number_flag(
           "max-control-frames-per-s",
-          text("frames of a connection that belong to no call's messages (PING, SETTINGS, "
-               "WINDOW_UPDATE, ...), each second, ",
+          text("frames of a connection that belong to no call's messages (SETTINGS, "
+               "WINDOW_UPDATE, ..., but PING), each second, ",
                http2::kFramesPerAnswer, " more for each answer, and those of ",
                http2::kBurstSeconds, " seconds at once; a connection that sends more is closed"),
           limits.max_control_frames_per_s, 1, kMost),
+      number_flag("max-pings-per-s",
+                  text("PING frames of a connection, as --max-control-frames-per-s counts others"),
+                  limits.max_pings_per_s, 1, kMost),
       number_flag(
           "max-resets-per-s",
           text("calls that a connection may end before they are answered, each second, and "

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tessera.training.modules.hashing import FeatureHasher, HashSpec
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+from tessera.training.transforms.preprocessor import Preprocessor
 
 Value = TypeVar("Value")
 
@@ -37,6 +38,17 @@ def find_hashers(module: nn.Module) -> dict[str, FeatureHasher]:
 def hash_specs(hashers: Iterable[FeatureHasher]) -> dict[str, HashSpec]:
     """By feature, how the hashers turn raw ids into rows."""
     return {spec.name: spec for hasher in hashers for spec in hasher.specs}
+
+
+def vocabulary_features(module: nn.Module) -> set[str]:
+    """The features whose ids a `Preprocessor` of the module looks up in a vocabulary."""
+    return {
+        column.name
+        for part in module.modules()
+        if isinstance(part, Preprocessor)
+        for column in part.transforms.sparse
+        if column.vocabulary is not None
+    }
 
 
 class HashedIds(TorchFunctionMode):

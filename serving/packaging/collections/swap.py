@@ -12,6 +12,7 @@ from tessera.serving.packaging.collections.find import FoundTables
 from tessera.serving.packaging.collections.hashing import KeepIds, find_hashers, hash_specs
 from tessera.serving.packaging.collections.kinds import IdTreatment, Treatments
 from tessera.serving.packaging.collections.positions import packed_positions
+from tessera.serving.packaging.dense_steps import joined_stages
 from tessera.serving.packaging.lookups.backends import LookupBackend
 from tessera.serving.packaging.tables.stored import StoredTables
 
@@ -31,16 +32,19 @@ def with_stored_tables(
         module: left as it is.
         found: its tables.
         tables: the same, stored.
-        schema: how the features' raw ids become rows.
+        schema: how the raw ids of features become rows that no hasher of the module takes.
         backend: whose operators.
         left_out: the names of the module's hashers whose work the lookups do.
     """
     hashers = find_hashers(module)
     by_module = hash_specs(hasher for path, hasher in hashers.items() if path not in left_out)
+    by_lookup = hash_specs(hashers[path] for path in left_out)
+    # Features that the module makes itself are in no schema, but its hashers know them.
+    rules = {feature.name: feature for feature in schema.features} | by_lookup
     treatments: Treatments = {
-        feature.name: IdTreatment(hashing=feature.hashing, out_of_range=feature.out_of_range)
-        for feature in schema.features
-        if feature.name not in by_module
+        name: IdTreatment(hashing=rule.hashing, out_of_range=rule.out_of_range)
+        for name, rule in rules.items()
+        if name not in by_module
     }
     # What is in the memo counts as copied already.
     memo: dict[int, object] = {
@@ -49,4 +53,6 @@ def with_stored_tables(
     }
     memo |= {id(hashers[path]): KeepIds() for path in left_out}
     memo |= packed_positions(module)
+    if backend.name == "tessera" and not tables.for_gpu:
+        memo |= joined_stages(module)
     return copy.deepcopy(module, memo).eval().requires_grad_(requires_grad=False)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from tessera.errors import UserError
+from tessera.errors import refuse_unknown
 from tessera.kernels.libraries import LibraryError, load_libraries
 from tessera.kernels.row_types import ROW_TYPES
 from tessera.serving.package.schema import FeatureSpec
@@ -74,10 +74,8 @@ BACKENDS = {backend.name: backend for backend in (_TESSERA, _FBGEMM)}
 
 def lookup_backend(name: str) -> LookupBackend:
     """The backend called ``name``; a `UserError` where there is none."""
-    found = BACKENDS.get(name)
-    if found is None:
-        raise UserError(f"backend {name!r} is unknown; give one of {', '.join(BACKENDS)}")
-    return found
+    refuse_unknown("backend", name, BACKENDS)
+    return BACKENDS[name]
 
 
 def default_backend() -> str:

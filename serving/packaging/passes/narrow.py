@@ -110,15 +110,26 @@ def keep_narrow(module: fx.GraphModule) -> None:
     module.recompile()
 
 
+def merge_casts(module: fx.GraphModule) -> None:
+    """Round each tensor to `NARROW` once, whoever reads it, in place."""
+    for node in module.graph.nodes:
+        casts = sorted(user for user in node.users if is_cast(user, NARROW))  # as in the graph
+        for other in casts[1:]:
+            other.replace_all_uses_with(casts[0])
+    module.graph.eliminate_dead_code()
+
+
 def is_cast(node: fx.Node, kind: torch.dtype) -> bool:
     """Whether a node gives its input as another type."""
     return node.op == "call_method" and node.target == "to" and node.args[1:] == (kind,)
 
 
 def is_narrow(module: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether it is the output of a layer in bfloat16, or the ReLU of one."""
+    """Whether it is the output of a layer or cross layer in bfloat16, or the ReLU of one."""
     if node.target is torch.relu:
         (node,) = node.all_input_nodes
+    if node.target is getattr(torch.ops.tessera, "cross_layer", None):
+        return True
     weight: object
     if node.target is LINEAR_RELU:
         transposed = node.args[2]

@@ -25,7 +25,8 @@ def sigmoid_of_rows(logits: Tensor, dense: Tensor) -> Tensor:
     missing = -logits.size(0) % 32  # VECTOR_BLOCK
     if missing > 0:
         logits = torch.constant_pad_nd(logits, [0, missing])
-    return torch.sigmoid(logits)[:rows]
+    # A column of a matrix has strides, and torch computes what has strides number by number.
+    return torch.sigmoid(logits.contiguous())[:rows]
 
 
 @Pass(name="sigmoid", order=40)

@@ -105,16 +105,7 @@ def quantize_tables(
 def one_device(tables: Sequence[SourceTable], *, device: str = "cpu") -> tuple[Placement, ...]:
     """Every table whole in shard 0."""
     return tuple(
-        Placement(
-            table=table.name,
-            shard=0,
-            device=device,
-            row_begin=0,
-            row_end=table.rows,
-            column_begin=0,
-            column_end=table.dim,
-        )
-        for table in tables
+        Placement.of(table.name, 0, device, (0, table.rows), (0, table.dim)) for table in tables
     )
 
 

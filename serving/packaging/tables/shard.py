@@ -59,7 +59,10 @@ def plan_shards(
             pieces = [(shard, (0, table.rows), (0, table.dim))]
         else:
             pieces = _cut(table, kinds[table.name], shards, rows=way == "row_wise")
-        placements[table.name] = [_placement(table.name, device, *piece) for piece in pieces]
+        placements[table.name] = [
+            Placement.of(table.name, shard, _on_device(device, shard), rows, columns)
+            for shard, rows, columns in pieces
+        ]
         for shard, rows, columns in pieces:
             filled[shard] += (rows[1] - rows[0]) * kinds[table.name].row_bytes(
                 columns[1] - columns[0]
@@ -127,10 +130,7 @@ def check_plan(
         own = [one for one in plan.placements if one.table == name]
         own.sort(key=lambda one: (one.row_begin, one.column_begin))
         _check_pieces(name, own, rows, dim, kinds[name])
-        ordered += [
-            replace(one, device=device if device == "cpu" else f"{device}:{one.shard}")
-            for one in own
-        ]
+        ordered += [replace(one, device=_on_device(device, one.shard)) for one in own]
     return ShardingPlan(num_shards=plan.num_shards, placements=tuple(ordered))
 
 
@@ -200,19 +200,6 @@ def _cut(
     ]
 
 
-def _placement(
-    table: str,
-    device: str,
-    shard: int,
-    rows: tuple[int, int],
-    columns: tuple[int, int],
-) -> Placement:
-    return Placement(
-        table=table,
-        shard=shard,
-        device=device if device == "cpu" else f"{device}:{shard}",
-        row_begin=rows[0],
-        row_end=rows[1],
-        column_begin=columns[0],
-        column_end=columns[1],
-    )
+def _on_device(device: str, shard: int) -> str:
+    """The device that a shard is meant for: ``cpu``, or the GPU of its number."""
+    return device if device == "cpu" else f"{device}:{shard}"

@@ -111,20 +111,33 @@ def _advise(part: Tensor, advice: int) -> None:
 
 
 def _lies_in_its_file(address: int) -> bool:
-    """Whether all of the mapping at ``address`` is a file's content, by proc(5)'s smaps."""
-    shared = found = False
+    """Whether all of the mapping at ``address`` is a file's content, by proc(5)'s maps and smaps."""
     try:
-        with Path("/proc/self/smaps").open() as lines:
-            for line in lines:
-                first, *rest = line.split()
-                if not first.endswith(":"):  # a mapping's first line
-                    begin, end = (int(number, 16) for number in first.split("-"))
-                    found = begin <= address < end
-                    shared = rest[0].endswith("s")
-                    if found and rest[3] == "0":
-                        return False
-                elif found and first == "Anonymous:":  # pages of a private mapping's own
-                    return shared or rest[0] == "0"
+        with Path("/proc/self/maps").open() as lines:
+            rest = next((line.split() for line in lines if _holds(line, address)), None)
+        if rest is None or rest[4] == "0":  # no file's
+            return False
+        return rest[1].endswith("s") or _has_no_page_of_its_own(address)
     except OSError:
         return False
+
+
+def _holds(line: str, address: int) -> bool:
+    """Whether the mapping that a line of proc(5)'s maps describes holds ``address``."""
+    begin, end = (int(number, 16) for number in line.split(" ", 1)[0].split("-"))
+    return begin <= address < end
+
+
+def _has_no_page_of_its_own(address: int) -> bool:
+    """Whether nobody has written to the private mapping at ``address``.
+
+    Asked last: the kernel looks at every page of the process for smaps.
+    """
+    found = False
+    with Path("/proc/self/smaps").open() as lines:
+        for line in lines:
+            if not line.split(" ", 1)[0].endswith(":"):  # a mapping's first line
+                found = _holds(line, address)
+            elif found and line.startswith("Anonymous:"):
+                return line.split()[1] == "0"
     return False

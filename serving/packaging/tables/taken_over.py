@@ -54,14 +54,12 @@ def plan_of_blocks(
     if len(devices) <= 1:
         return None
     placements = [
-        Placement(
-            table=table.name,
-            shard=devices.index(block.device),
-            device="cpu",
-            row_begin=block.row,
-            row_end=block.row + len(block.rows),
-            column_begin=block.column,
-            column_end=block.column + block.columns,
+        Placement.of(
+            table.name,
+            devices.index(block.device),
+            "cpu",
+            (block.row, block.row + len(block.rows)),
+            (block.column, block.column + block.columns),
         )
         for table in tables
         for block in table.blocks

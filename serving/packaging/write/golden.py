@@ -92,18 +92,11 @@ def _batch(
     samples: int,
     generator: torch.Generator,
 ) -> HostBatch:
-    plain_lengths, plain_values = _jagged([bags(f) for f in schema.group("id_list")])
-    scored_lengths, scored_values = _jagged([bags(f) for f in schema.group("id_score_list")])
+    plain = _jagged([bags(f) for f in schema.group("id_list")])
+    scored = _jagged([bags(f) for f in schema.group("id_score_list")])
     dense = torch.randn(samples, len(schema.dense_features), generator=generator)
-    return HostBatch(
-        float_features=dense,
-        id_list_features_lengths=plain_lengths,
-        id_list_features_values=plain_values,
-        id_score_list_features_lengths=scored_lengths,
-        id_score_list_features_values=scored_values,
-        id_score_list_features_weights=torch.rand(scored_values.numel(), generator=generator),
-        batch_size=samples,
-    )
+    weights = torch.rand(scored[1].numel(), generator=generator)
+    return HostBatch.of(dense, plain, (*scored, weights))
 
 
 def _outside(feature: FeatureSpec) -> list[int]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tessera.serving.package.layout import TOP_FOLDER
 from tessera.serving.package.storages import DATA_RECORD, resized
-from tessera.serving.package.torchscript import expected_deprecation
+from tessera.serving.package.torchscript import expected_deprecation, put_tensor
 from tessera.serving.packaging.tables.spill import MappedPages
 
 # No reader needs them.  The first is a hash of what the writer saw, the stand-ins; the others hold
@@ -99,20 +99,12 @@ def _stand_ins(module: torch.jit.ScriptModule, by_size: Mapping[int, Tensor]) ->
         for size, buffer in by_size.items():
             stand_in = torch.zeros(size, dtype=torch.uint8)
             for name in names[buffer.data_ptr()]:
-                _replace(module, name, stand_in)
+                put_tensor(module, name, stand_in)
         yield
     finally:
         for buffer in by_size.values():
             for name in names[buffer.data_ptr()]:
-                _replace(module, name, buffer)
-
-
-def _replace(module: torch.jit.ScriptModule, name: str, buffer: Tensor) -> None:
-    *parents, last = name.split(".")
-    owner: torch.nn.Module = module
-    for parent in parents:
-        owner = getattr(owner, parent)
-    setattr(owner, last, buffer)
+                put_tensor(module, name, buffer)
 
 
 def _pieces(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[bytes]:

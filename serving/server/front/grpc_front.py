@@ -7,13 +7,14 @@ than gRPC's, and so that parsing and writing are measured as stages.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from tessera.errors import UserError
 from tessera.serving.protocol import inference_pb2 as ipb
@@ -25,6 +26,7 @@ from tessera.serving.server.front.health_service import HealthService, Serving
 from tessera.serving.server.front.kserve_metadata import KserveMetadata
 from tessera.serving.server.front.message_receiver import WINDOW_BYTES, MessageReceiver
 from tessera.serving.server.front.predict_service import PredictService
+from tessera.serving.server.front.unpacking import unpack, unpacked
 from tessera.serving.server.front.wire_protocol import InferProtocol, PredictProtocol, WireProtocol
 from tessera.serving.server.request.decoded_request import NO_DEADLINE
 
@@ -42,7 +44,7 @@ _PREDICTOR = pb.DESCRIPTOR.services_by_name["Predictor"].full_name
 _INFERENCE = ipb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
-_CALLS_PER_CONNECTION = 100
+_CALLS_PER_CONNECTION = 64
 """Calls that a connection may have at a time; its client waits with more.
 
 Calls that gRPC has read wait in one queue for the event loop, which takes a few thousand a second: a connection
@@ -56,8 +58,17 @@ gRPC ends those above as CANCELLED, whichever connection they are of.  Without t
 at 1,000.
 """
 
-_NO_COMPRESSION = 1 << 0
-"""Only the algorithm "identity"."""
+_ENCODINGS = 1 << 0 | 1 << 1 | 1 << 2
+"""The algorithms "identity", "deflate" and "gzip"."""
+
+_MAX_TOLD_BYTES = 64 * 1024
+"""What messages of health checks, watches and reflection may unpack to."""
+
+_SETTINGS_MS = 5_000
+"""What a new client may take to acknowledge the server's settings before its connection ends."""
+
+_KEEPALIVE_MS = 5_000
+"""A connection that has been silent so long is pinged, and ends 20 s later if there is no answer."""
 
 _MAX_MESSAGE = 1_000
 """Characters of a status message: it travels in a header, and may quote the client's text."""
@@ -91,6 +102,7 @@ class GrpcFront:
         self._metadata = metadata
         self._budget = budget
         self._receiver = receiver
+        self._max_message_bytes = max_message_bytes
         self._health = health
         self._port = 0
         self._server = grpc.aio.server(
@@ -106,8 +118,14 @@ class GrpcFront:
                 # Of a message that nobody has asked for, only a window is taken; see `MessageReceiver`.
                 ("grpc.http2.bdp_probe", 0),
                 ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
-                # gRPC may unpack a message before it looks at its size, to a thousand times what came.
-                ("grpc.compression_enabled_algorithms_bitset", _NO_COMPRESSION),
+                # gRPC would unpack a message before it looks at its size; `unpacking` has a bound.
+                ("grpc.per_message_decompression", 0),
+                ("grpc.compression_enabled_algorithms_bitset", _ENCODINGS),
+                # Until a client has acknowledged our limits, gRPC lets it send headers of 16 MiB a call.
+                ("grpc.http2.settings_timeout", _SETTINGS_MS),
+                # gRPC may stop reading a connection until it has something to write to it, and does not
+                # see that it was aborted meanwhile; a ping is something to write.
+                ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
                 # A second server on the port must fail, not share its calls.
                 ("grpc.so_reuseport", int(shares_port)),
                 # Clients may ping as often as they like, also between calls: the defaults
@@ -134,20 +152,20 @@ class GrpcFront:
                     {
                         "Check": grpc.unary_unary_rpc_method_handler(
                             self._check,
-                            request_deserializer=health_pb2.HealthCheckRequest.FromString,
+                            request_deserializer=_reader(health_pb2.HealthCheckRequest),
                             response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
                         ),
                         "Watch": grpc.unary_stream_rpc_method_handler(
                             self._watch,
-                            request_deserializer=health_pb2.HealthCheckRequest.FromString,
+                            request_deserializer=_reader(health_pb2.HealthCheckRequest),
                             response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
                         ),
                     },
                 ),
+                grpc.method_handlers_generic_handler(
+                    reflection.SERVICE_NAME, {"ServerReflectionInfo": _reflection()}
+                ),
             )
-        )
-        reflection.enable_server_reflection(
-            (_PREDICTOR, _INFERENCE, _HEALTH, reflection.SERVICE_NAME), self._server
         )
 
     async def start(self, host: str, port: int) -> int:
@@ -188,7 +206,7 @@ class GrpcFront:
         """The call of ``protocol`` that asks for scores."""
 
         async def answer(_messages: Any, context: Any) -> bytes:
-            held = HeldBytes(self._budget)
+            held = HeldBytes(self._budget, context.peer())
             # Called when the answer has left.
             context.add_done_callback(lambda _: held.keep(0))
             remaining = context.time_remaining()
@@ -220,8 +238,13 @@ class GrpcFront:
     async def _receive(self, context: Any) -> bytes:
         # On the wire the calls are unary; as a stream of one message it is read when there is room for
         # it.
-        content = await self._receiver.receive(context.read, context.peer())
-        return content if isinstance(content, bytes) else b""  # the client sent none
+        async def read() -> bytes:
+            content = await context.read()
+            if not isinstance(content, bytes):
+                return b""  # the client sent none
+            return await unpacked(content, self._max_message_bytes)
+
+        return await self._receiver.receive(read, context.peer())
 
     async def _check(
         self, request: health_pb2.HealthCheckRequest, context: Any
@@ -240,6 +263,20 @@ class GrpcFront:
         del context  # gRPC's signature
         async for state in self._health.watch(request.service):
             yield _health_response(state)
+
+
+def _reader(message: Any) -> Callable[[bytes], Any]:
+    """What makes a ``message`` of bytes that may be compressed."""
+    return lambda content: message.FromString(unpack(content, _MAX_TOLD_BYTES))
+
+
+def _reflection() -> grpc.RpcMethodHandler[Any, Any]:
+    services = (_PREDICTOR, _INFERENCE, _HEALTH, reflection.SERVICE_NAME)
+    return grpc.stream_stream_rpc_method_handler(
+        ReflectionServicer(services).ServerReflectionInfo,
+        request_deserializer=_reader(reflection_pb2.ServerReflectionRequest),
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
 
 
 async def _abort(context: Any, code: Code, message: str) -> NoReturn:

@@ -21,6 +21,9 @@ from typing import Any, cast
 _BACKLOG = 1_024
 _RETRY_S = 0.1
 _SWEEP_S = 0.25
+_READ_BYTES = 4 * 1024
+"""What is read of a connection before others have their turn: a body in chunks of a byte each takes over a
+millisecond a kilobyte."""
 _NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
@@ -93,6 +96,9 @@ class HttpConnections:
         max_connections: the most at a time.
         log: told when no connection can be accepted.
         times: see `HttpTimes`.
+
+    Attributes:
+        read_buffer: what has been read of the connection that is being looked at.
     """
 
     def __init__(
@@ -111,6 +117,8 @@ class HttpConnections:
         self._starved = False
         self._tasks: list[asyncio.Task[None]] = []
         self._listeners: list[socket.socket] = []
+        # Filled and taken within one step of the loop, so one does for all connections.
+        self.read_buffer = bytearray(_READ_BYTES)
 
     def accept_from(self, listeners: Sequence[socket.socket]) -> None:
         """Accept connections from now on; ``listeners``, which listen, are closed by `stop`."""
@@ -210,7 +218,7 @@ class HttpConnections:
         return cast("asyncio.Protocol", self._make_protocol())
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(asyncio.BufferedProtocol):
     """Stands before the protocol that speaks HTTP and knows what state the connection is in."""
 
     __slots__ = ("_inner", "_owner", "_transport", "since", "state")
@@ -230,7 +238,10 @@ class _Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._owner.admit(self._transport, self)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, _sizehint: int) -> bytearray:
+        return self._owner.read_buffer
+
+    def buffer_updated(self, count: int) -> None:
         assert self._transport is not None
         if self._inner is None:
             self._inner = self._owner.make_protocol()
@@ -238,7 +249,7 @@ class _Connection(asyncio.Protocol):
         answered = self.state is _State.ANSWERING and not self._transport.get_write_buffer_size()
         if answered or self.state in {_State.NEW, _State.IDLE}:
             self.enter(_State.RECEIVING)
-        self._inner.data_received(data)
+        self._inner.data_received(bytes(self._owner.read_buffer[:count]))
 
     def eof_received(self) -> bool | None:
         return None if self._inner is None else self._inner.eof_received()

@@ -95,7 +95,12 @@ class HttpFront:
         app.router.add_get("/readyz", self._get_readyz)
         app.router.add_get("/", self._get_page)
         self._runner = web.AppRunner(
-            app, access_log=None, logger=_forwarding_logger(self._log), shutdown_timeout=1.0
+            app,
+            access_log=None,
+            logger=_forwarding_logger(self._log),
+            shutdown_timeout=1.0,
+            # No page takes a body: a connection ends rather than have one read that nobody wants.
+            lingering_time=0.0,
         )
         await self._runner.setup()
         assert self._runner.server is not None

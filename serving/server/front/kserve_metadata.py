@@ -19,7 +19,8 @@ from tessera.serving.server.front.wire_protocol import invalid_message
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
 from tessera.serving.server.model.registry import Registry
 from tessera.serving.server.model.served_model import ServedModel
-from tessera.serving.server.request.infer_decoder import LOWEST_PRIORITY, Tensor, inputs_of
+from tessera.serving.server.request.infer_decoder import LOWEST_PRIORITY, inputs_of
+from tessera.serving.server.request.infer_tensors import Tensor
 
 _PLATFORM = "pytorch_torchscript"
 _BACKEND = "tessera"

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.serving.server.batching.workers import refusal_of
-from tessera.serving.server.errors import Code, QueueFullError, RejectReason, ServeError
+from tessera.serving.server.errors import (
+    Code,
+    InvalidRequestError,
+    QueueFullError,
+    RejectReason,
+    ServeError,
+)
 from tessera.serving.server.front.admission import Admission
 from tessera.serving.server.front.byte_budget import CALL_BYTES, HeldBytes
 from tessera.serving.server.front.wire_protocol import DecodedCall, WireProtocol
@@ -64,7 +70,8 @@ class PredictService:
 
         Args:
             protocol: the call's protocol.
-            receive: gives its serialised request, or raises `QueueFullError`; called once.
+            receive: gives its serialised request, or raises `QueueFullError` or
+                `InvalidRequestError`; called once.
             deadline: seconds of ``time.monotonic``, or `NO_DEADLINE`.
             held: takes what the request holds; to be given back once the answer has left.
 
@@ -76,12 +83,13 @@ class PredictService:
         """
         try:
             content = await receive()
-        except (QueueFullError, MemoryError) as failure:
-            self._unresolved.requests[Code.RESOURCE_EXHAUSTED] += 1
-            self._unresolved.rejected[RejectReason.QUEUE_FULL] += 1
-            if isinstance(failure, QueueFullError):
+        except (QueueFullError, InvalidRequestError, MemoryError) as failure:
+            refusal = failure if isinstance(failure, ServeError) else refusal_of(self._log, failure)
+            self._unresolved.requests[refusal.code] += 1
+            self._unresolved.rejected[refusal.reason or RejectReason.QUEUE_FULL] += 1
+            if refusal is failure:
                 raise
-            raise refusal_of(self._log, failure) from failure
+            raise refusal from failure
         began = time.monotonic()
         call = _Call(self._unresolved)
         code = Code.INTERNAL

@@ -18,6 +18,9 @@ from tessera.serving.server.model.registry import Registry
 from tessera.serving.server.model.served_model import ServedModel
 from tessera.serving.server.request.decoded_request import NO_DEADLINE, Answer, DecodedRequest
 
+_STRING_ID_BYTES = 8
+"""What the id of a value takes that came as a string."""
+
 
 @dataclass(slots=True, eq=False)
 class DecodedCall:
@@ -71,7 +74,7 @@ class PredictProtocol:
 
         def read() -> DecodedCall:
             request = model.decoder.decode(message)
-            copied = 0
+            copied = _STRING_ID_BYTES * _strings_of(message)
             if message.HasField("shared_features"):
                 copied = 4 * request.id_list.lengths.size + 8 * request.id_list.values.size
                 copied += model.shared_bytes(message.shared_features)
@@ -107,6 +110,14 @@ class InferProtocol:
             )
 
         return model, read
+
+
+def _strings_of(message: pb.PredictionRequest) -> int:
+    """How many values a request gives as strings."""
+    groups = [message.id_list_features, message.id_score_list_features]
+    if message.HasField("shared_features"):
+        groups.append(message.shared_features.features)
+    return sum(len(group.values_bytes) for group in groups)
 
 
 def invalid_message(content: bytes, name: str, error: DecodeError) -> InvalidRequestError:

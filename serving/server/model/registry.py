@@ -55,14 +55,14 @@ class Registry:
         except KeyError:
             known = ", ".join(repr(known) for known in self._models)
             raise ServeError(
-                Code.NOT_FOUND, f"model_name {name!r} is unknown; this server has {known}"
+                Code.NOT_FOUND, f"model_name '{name}' is unknown; this server has {known}"
             ) from None
         if model is None:
             raise ServeError(Code.UNAVAILABLE, f"model {wanted!r} is still loading")
         if version and version != model.version:
             raise ServeError(
                 Code.NOT_FOUND,
-                f"model_version {version!r} of model {wanted!r} is not loaded; "
+                f"model_version '{version}' of model {wanted!r} is not loaded; "
                 f"version {model.version!r} is",
             )
         return model

@@ -31,6 +31,7 @@ from tessera.serving.server.request.shared import (
     join_shared,
     spread_shared,
 )
+from tessera.serving.server.request.strings import make_ids
 from tessera.serving.server.request.wire import F32_WIRE, GroupNames, read_array, read_jagged
 
 _NO_I32: I32 = np.empty(0, np.int32)
@@ -122,6 +123,12 @@ class RequestDecoder:
                 f"the request has {ids} ids, the limit is {self._limits.max_request_ids}"
             )
         rows = None
+        if given is None:
+            self._plain.read_strings(message.id_list_features, plain.lengths, plain.values)
+        else:
+            given.read_strings(message)
+        scored_message = message.id_score_list_features
+        self._scored.read_strings(scored_message, scored.lengths, scored.values)
         if given is None:
             self._plain.check_ids(plain, B)
         else:
@@ -221,6 +228,11 @@ class _GroupRules:
                     raise InvalidRequestError(
                         f"{getattr(names, name)} has {size} bytes, expected 0: num_features is 0"
                     )
+            if message.values_bytes:
+                raise InvalidRequestError(
+                    f"{names.values_bytes} has {len(message.values_bytes)} strings, expected 0: "
+                    "num_features is 0"
+                )
             return JaggedGroup(_NO_I32, _NO_IDS, _NO_F32 if self._weighted else None)
         lengths, values = read_jagged(names, message, F * B, "num_features * batch_size")
         weights = None
@@ -239,6 +251,12 @@ class _GroupRules:
                 "these features have no weights"
             )
         return JaggedGroup(lengths, values, weights)
+
+    def read_strings(self, message: pb.SparseFeatures, lengths: I32, values: Ids) -> None:
+        """Fill in the ids of a message with strings, which was checked but for these."""
+        if message.values_bytes:
+            given = message.values_bytes
+            values[:] = make_ids(self._names.values_bytes, given, lengths, self.features)
 
     def check_ids(self, group: JaggedGroup, B: int) -> None:
         """Refuse ids outside a table whose rule is ``reject``."""
@@ -270,6 +288,12 @@ class _Given:
     def ids(self, *, spread: bool) -> int:
         shared = self.shared.spread_ids() if spread else self.shared.values.size
         return self.own.values.size + shared
+
+    def read_strings(self, message: pb.PredictionRequest) -> None:
+        own, shared = self.own, self.shared
+        self.own_rules.read_strings(message.id_list_features, own.lengths, own.values)
+        shared_message = message.shared_features.features
+        self.shared_rules.read_strings(shared_message, shared.lengths.ravel(), shared.values)
 
     def check_ids(self, B: int) -> None:
         self.own_rules.check_ids(self.own, B)

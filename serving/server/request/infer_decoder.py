@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tessera.serving.package.schema import InputSchema
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.protocol import predictor_pb2 as pb
@@ -22,54 +20,22 @@ from tessera.serving.server.config import ModelLimits
 from tessera.serving.server.errors import InvalidRequestError
 from tessera.serving.server.request.decoded_request import DecodedRequest
 from tessera.serving.server.request.decoder import RequestDecoder, RequestNames
-from tessera.serving.server.request.wire import F32_WIRE, I32_WIRE, I64_WIRE, GroupNames
+from tessera.serving.server.request.infer_tensors import (
+    DENSE,
+    PLAIN,
+    SCORED,
+    TENSOR_BY_NAME,
+    TENSORS,
+    GivenTensor,
+    Tensor,
+    read_tensor,
+)
+from tessera.serving.server.request.wire import GroupNames
 
-DENSE = "float_features"
-PLAIN = GroupNames.of_tensors("id_list_features")
-SCORED = GroupNames.of_tensors("id_score_list_features")
 _TENSOR_NAMES = RequestNames(DENSE, PLAIN, SCORED)
 
 LOWEST_PRIORITY = (1 << 31) - 1
 """The priority of a request that names none; the numbers from 1 on come before it."""
-
-_LARGEST_DIMENSION = (1 << 31) - 1
-"""More than a message can hold; the elements of two such dimensions can still be counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """One of ``forward``'s arguments.
-
-    Attributes:
-        name: the argument's.
-        group: what the schema calls the features that it belongs to.
-        datatypes: those that a request may choose from, the one to be preferred first.
-        rank: dimensions of its shape.
-    """
-
-    name: str
-    group: str
-    datatypes: tuple[str, ...]
-    rank: int = 1
-
-
-TENSORS = (
-    Tensor(DENSE, DENSE, ("FP32",), rank=2),
-    Tensor(PLAIN.lengths, PLAIN.num_features, ("INT32",)),
-    Tensor(PLAIN.values, PLAIN.num_features, ("INT64", "INT32")),
-    Tensor(SCORED.lengths, SCORED.num_features, ("INT32",)),
-    Tensor(SCORED.values, SCORED.num_features, ("INT64", "INT32")),
-    Tensor(SCORED.weights, SCORED.num_features, ("FP32",)),
-)
-"""In ``forward``'s order."""
-
-_BY_NAME = {tensor.name: tensor for tensor in TENSORS}
-
-_NUMBERS: dict[str, tuple[np.dtype[Any], str]] = {
-    "FP32": (F32_WIRE, "fp32_contents"),
-    "INT32": (I32_WIRE, "int_contents"),
-    "INT64": (I64_WIRE, "int64_contents"),
-}
 
 
 def inputs_of(schema: InputSchema) -> list[Tensor]:
@@ -86,7 +52,7 @@ class InferWork:
         request: its samples.
         priority: higher is served first.
         timeout_s: seconds from its arrival within which the work must have begun, or infinity.
-        copied_bytes: of typed contents as plain numbers.
+        copied_bytes: of typed contents as plain numbers, and of the ids of strings.
         outputs: the outputs that it asks for, in its order; None: all.
     """
 
@@ -95,16 +61,6 @@ class InferWork:
     timeout_s: float
     copied_bytes: int
     outputs: list[str] | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """An input of a request, whose number of elements its shape has confirmed."""
-
-    datatype: str
-    shape: list[int]
-    elements: int
-    content: bytes
 
 
 class InferDecoder:
@@ -121,6 +77,7 @@ class InferDecoder:
     ) -> None:
         self._decoder = RequestDecoder(schema, limits, shares_rows=shares_rows, names=_TENSOR_NAMES)
         self._features = _features(schema)
+        self._most_ids = limits.max_request_ids
         self._inputs = [tensor.name for tensor in inputs_of(schema)]
         self._outputs = [output.name for output in schema.outputs]
 
@@ -141,32 +98,36 @@ class InferDecoder:
             self._decoder.decode(flat),
             LOWEST_PRIORITY - priority if priority else 0,
             timeout_us / 1e6 if timeout_us else math.inf,
-            0 if message.raw_input_contents else sum(len(one.content) for one in given.values()),
+            sum(
+                one.number_bytes
+                for one in given.values()
+                if one.strings is not None or not message.raw_input_contents
+            ),
             outputs,
         )
 
-    def _read_inputs(self, message: ipb.ModelInferRequest) -> dict[str, _Given]:
+    def _read_inputs(self, message: ipb.ModelInferRequest) -> dict[str, GivenTensor]:
         raw: Sequence[bytes] = message.raw_input_contents
         if raw and len(raw) != len(message.inputs):
             raise InvalidRequestError(
                 f"raw_input_contents has {len(raw)} entries, expected {len(message.inputs)}: one "
                 "for each input"
             )
-        given: dict[str, _Given] = {}
+        given: dict[str, GivenTensor] = {}
         for at, tensor in enumerate(message.inputs):
-            if tensor.name not in _BY_NAME:
+            if tensor.name not in TENSOR_BY_NAME:
                 raise InvalidRequestError(
                     f"input '{tensor.name}' is unknown; this model has {_listed(self._inputs)}"
                 )
             if tensor.name in given:
                 raise InvalidRequestError(f"input '{tensor.name}' is given twice")
             _refuse_parameters("input", tensor.name, tensor.parameters)
-            given[tensor.name] = _read_tensor(
-                _BY_NAME[tensor.name], tensor, raw[at] if raw else None
+            given[tensor.name] = read_tensor(
+                TENSOR_BY_NAME[tensor.name], tensor, raw[at] if raw else None, self._most_ids
             )
         return given
 
-    def _check_groups(self, given: dict[str, _Given]) -> None:
+    def _check_groups(self, given: dict[str, GivenTensor]) -> None:
         for tensor in TENSORS:
             name = tensor.name
             if self._features[tensor.group]:
@@ -178,7 +139,7 @@ class InferDecoder:
                     f"{tensor.group}"
                 )
 
-    def _flatten(self, given: dict[str, _Given]) -> pb.PredictionRequest:
+    def _flatten(self, given: dict[str, GivenTensor]) -> pb.PredictionRequest:
         """The tensors as the fields of the message that the decoder knows."""
         flat = pb.PredictionRequest()
         B: int | None = None
@@ -229,61 +190,6 @@ def _features(schema: InputSchema) -> dict[str, int]:
     }
 
 
-def _read_tensor(
-    expected: Tensor, tensor: ipb.ModelInferRequest.InferInputTensor, raw: bytes | None
-) -> _Given:
-    name, datatype = tensor.name, tensor.datatype
-    if datatype not in expected.datatypes:
-        raise InvalidRequestError(
-            f"{name} has datatype '{datatype}', expected {' or '.join(expected.datatypes)}"
-        )
-    shape = list(tensor.shape)
-    if len(shape) != expected.rank:
-        raise InvalidRequestError(
-            f"{name}.shape has {len(shape)} dimensions, expected {expected.rank}"
-        )
-    for at, size in enumerate(shape):
-        if not 0 <= size <= _LARGEST_DIMENSION:
-            raise InvalidRequestError(
-                f"{name}.shape[{at}] is {size}, expected 0 to {_LARGEST_DIMENSION}"
-            )
-    elements = math.prod(shape)
-    if raw is None:
-        content = _read_contents(name, datatype, tensor.contents, elements)
-    else:
-        content = _read_raw(name, datatype, tensor.contents, raw, elements)
-    return _Given(datatype, shape, elements, content)
-
-
-def _read_raw(
-    name: str, datatype: str, contents: ipb.InferTensorContents, raw: bytes, elements: int
-) -> bytes:
-    if contents.ListFields():
-        raise InvalidRequestError(
-            f"{name} has typed contents beside raw_input_contents, expected only one of the two"
-        )
-    size = elements * _NUMBERS[datatype][0].itemsize
-    if len(raw) != size:
-        raise InvalidRequestError(
-            f"{name} has {len(raw)} bytes, expected {size} (its shape has {elements} {datatype} "
-            "elements)"
-        )
-    return raw
-
-
-def _read_contents(
-    name: str, datatype: str, contents: ipb.InferTensorContents, elements: int
-) -> bytes:
-    dtype, field = _NUMBERS[datatype]
-    for other, _ in contents.ListFields():
-        if other.name != field:
-            raise InvalidRequestError(f"{name} has contents in {other.name}, expected only {field}")
-    numbers: Sequence[Any] = getattr(contents, field)
-    if len(numbers) != elements:
-        raise InvalidRequestError(f"{name} has {len(numbers)} elements, its shape has {elements}")
-    return np.fromiter(numbers, dtype, elements).tobytes()
-
-
 def _samples(name: str, elements: int, F: int, B: int | None) -> int:
     """How many samples ``elements`` lengths are for."""
     if B is None:
@@ -299,10 +205,12 @@ def _samples(name: str, elements: int, F: int, B: int | None) -> int:
     return B
 
 
-def _fill(group: pb.SparseFeatures, names: GroupNames, given: dict[str, _Given]) -> None:
+def _fill(group: pb.SparseFeatures, names: GroupNames, given: dict[str, GivenTensor]) -> None:
     group.lengths = given[names.lengths].content
     values = given[names.values]
-    if values.datatype == "INT64":
+    if values.strings is not None:
+        group.values_bytes.extend(values.strings)
+    elif values.datatype == "INT64":
         group.values_int64 = values.content
     else:
         group.values = values.content

@@ -111,7 +111,7 @@ def _positions(message: pb.SharedFeatures, features: tuple[FeatureSpec, ...]) ->
     for name in message.names:
         if name not in known:
             raise InvalidRequestError(
-                f"shared_features.names has {name!r}, which is not an id_list feature of the model"
+                f"shared_features.names has '{name}', which is not an id_list feature of the model"
             )
         positions.append(known[name])
     return positions

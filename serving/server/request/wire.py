@@ -29,6 +29,7 @@ class GroupNames:
         lengths: the lengths.
         values: the ids as int32, or as int64 where they take 8 bytes each.
         values_int64: the ids as int64; the same as ``values`` where one tensor may be either.
+        values_bytes: the ids as strings; the same, too.
         weights: the weights.
     """
 
@@ -37,6 +38,7 @@ class GroupNames:
     lengths: str
     values: str
     values_int64: str
+    values_bytes: str
     weights: str
 
     @classmethod
@@ -48,6 +50,7 @@ class GroupNames:
             lengths=f"{field}.lengths",
             values=f"{field}.values",
             values_int64=f"{field}.values_int64",
+            values_bytes=f"{field}.values_bytes",
             weights=f"{field}.weights",
         )
 
@@ -60,6 +63,7 @@ class GroupNames:
             lengths=f"{group}_lengths",
             values=f"{group}_values",
             values_int64=f"{group}_values",
+            values_bytes=f"{group}_values",
             weights=f"{group}_weights",
         )
 
@@ -83,6 +87,9 @@ def read_jagged(
 ) -> tuple[I32, Ids]:
     """Lengths ``[bags]`` and the ids that they promise, both checked.
 
+    Ids that are given as strings are left open: `tessera.serving.server.request.strings` makes them once it
+    is known that the request has not too many.
+
     Where the message has a field for each width, 8 bytes for each id in ``values`` are int64, too.
 
     Raises:
@@ -95,6 +102,9 @@ def read_jagged(
     if ids >= _NEGATIVE:
         _refuse_negative(names.lengths, lengths)
     wide = message.values_int64
+    if message.values_bytes:
+        _check_strings(names, message, ids)
+        return lengths, np.empty(ids, I64_WIRE)
     if not wide:
         narrow = message.values
         # TorchRec's client sends what its tensors hold, int64 more often than int32.
@@ -107,6 +117,20 @@ def read_jagged(
             "values_int64, expected only one of the two"
         )
     return lengths, read_array(names.values_int64, wide, I64_WIRE, ids, "sum(lengths)")
+
+
+def _check_strings(names: GroupNames, message: pb.SparseFeatures, ids: int) -> None:
+    count = len(message.values_bytes)
+    numbers = len(message.values) + len(message.values_int64)
+    if numbers:
+        raise InvalidRequestError(
+            f"{names.ids} has {count} values_bytes and {numbers} bytes of values or values_int64, "
+            "expected only one of the three"
+        )
+    if count != ids:
+        raise InvalidRequestError(
+            f"{names.values_bytes} has {count} strings, expected {ids} (sum(lengths))"
+        )
 
 
 def _refuse_negative(field: str, lengths: I32) -> None:

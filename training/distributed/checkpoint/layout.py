@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
-from tessera.training.distributed.checkpoint.errors import CheckpointError
+from tessera.training.distributed.checkpoint.basics import CheckpointError
 from tessera.training.distributed.checkpoint.reader import Piece, narrowed
 from tessera.training.distributed.tables.kernels.optimizer_state import sharded
 from tessera.training.optim.keyed import KeyedOptimizer

@@ -28,8 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from tessera.training.distributed.checkpoint.errors import CheckpointError
-from tessera.training.distributed.checkpoint.room import Room
+from tessera.training.distributed.checkpoint.basics import CheckpointError, Room
 
 _INDEX_CLASSES = {
     "torch.distributed.checkpoint.metadata": {

@@ -25,7 +25,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
-from tessera.training.distributed.checkpoint.errors import CheckpointError
+from tessera.training.distributed.checkpoint.basics import CheckpointError, Room
 from tessera.training.distributed.checkpoint.layout import (
     MODEL,
     OPTIMIZER,
@@ -35,7 +35,6 @@ from tessera.training.distributed.checkpoint.layout import (
     fill,
 )
 from tessera.training.distributed.checkpoint.reader import Piece, SavedTensors
-from tessera.training.distributed.checkpoint.room import Room
 from tessera.training.distributed.checkpoint.writer import (
     FORMAT,
     PLAIN_FILE,
@@ -278,6 +277,11 @@ def _read_plain(folder: Path) -> dict[str, Any]:
             f"{folder} has version {plain.get('version')!r}; this Tessera reads version {VERSION}: "
             "use the Tessera that wrote it"
         )
+    for name in ("columns", "numbers", "extra"):
+        if not isinstance(plain.get(name), dict):
+            raise CheckpointError(f"{path} is damaged: {name} is missing or not an object")
+    if not isinstance(plain.get("groups"), list | None):
+        raise CheckpointError(f"{path} is damaged: groups is not a list")
     return plain
 
 

@@ -15,14 +15,14 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from tessera.training.distributed.checkpoint.errors import CheckpointError
-from tessera.training.distributed.checkpoint.folder_names import (
+from tessera.durable import sync
+from tessera.training.distributed.checkpoint.basics import (
+    CheckpointError,
     partial_path,
     replaced_path,
     restore_replaced,
 )
 from tessera.training.distributed.checkpoint.layout import Content
-from tessera.training.durable import sync
 
 FORMAT = "tessera-sharded-checkpoint"
 VERSION = 1

@@ -9,10 +9,6 @@ Legend: ``B`` samples of this rank, ``D`` columns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-import torch
 from torch import Tensor, nn
 
 from tessera.training.distributed.collections.pooled_output import (
@@ -23,17 +19,16 @@ from tessera.training.distributed.collections.pooled_output import (
 )
 from tessera.training.distributed.collections.sharded_collection import ShardedCollection
 from tessera.training.distributed.collections.sharders import CollectionSharder
-from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
-from tessera.training.distributed.comm.environment import ShardingEnv
-from tessera.training.distributed.plan.plan_types import ParameterSharding
 from tessera.training.distributed.sharding.embedding_sharding import TableSharding
-from tessera.training.distributed.tables.interfaces import BaseGroupedFeatureProcessor
-from tessera.training.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from tessera.training.modules.embedding_configs import PoolingType
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
+from tessera.training.modules.tables import DescribesPooled
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 
-class ShardedEmbeddingBagCollection(ShardedCollection[KeyedTensor, EmbeddingBagCollectionContext]):
+class ShardedEmbeddingBagCollection(
+    DescribesPooled, ShardedCollection[KeyedTensor, EmbeddingBagCollectionContext]
+):
     """An `EmbeddingBagCollection` whose tables live where a plan puts them.
 
     Its arguments, its names and its memory are those of `ShardedCollection`.
@@ -44,35 +39,13 @@ class ShardedEmbeddingBagCollection(ShardedCollection[KeyedTensor, EmbeddingBagC
     _context = EmbeddingBagCollectionContext
     _awaitable = EmbeddingBagCollectionAwaitable
 
-    def __init__(  # noqa: PLR0917 - the signature TorchRec users know
-        self,
-        module: EmbeddingBagCollection,
-        table_name_to_parameter_sharding: Mapping[str, ParameterSharding],
-        env: ShardingEnv,
-        fused_params: Mapping[str, Any] | None = None,
-        device: torch.device | None = None,
-        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
-        *,
-        feature_processor: BaseGroupedFeatureProcessor | None = None,
-    ) -> None:
-        super().__init__(
-            module,
-            table_name_to_parameter_sharding,
-            env,
-            fused_params,
-            device,
-            qcomm_codecs_registry,
-            # A processor makes the weights where the rows are.
-            is_weighted=module.is_weighted() and feature_processor is None,
-            feature_processor=feature_processor,
-        )
-        self._configs = module.embedding_bag_configs()
-        self._is_weighted = module.is_weighted()
-        self._embedding_names = module.embedding_names()
+    def _prepare_output(self, module: EmbeddingBagCollection) -> None:
+        self.configs = module.embedding_bag_configs()
+        self.weighted = module.is_weighted()
         shardings = list(self._shardings.values())
         self._output = PooledOutput(
-            self._embedding_names,
-            [table.embedding_dim for table in self._configs for _ in table.feature_names],
+            module.embedding_names(),
+            [table.embedding_dim for table in self.configs for _ in table.feature_names],
             [sharding.output_parts() for sharding in shardings],
             [sharding.layout.parts() for sharding in shardings],
         )
@@ -81,7 +54,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection[KeyedTensor, EmbeddingBagC
     def _mean_divisor(self, sharding: TableSharding) -> MeanDivisor | None:
         if not sharding.strategy.splits_bags:
             return None
-        means = {table.name for table in self._configs if table.pooling is PoolingType.MEAN}
+        means = {table.name for table in self.configs if table.pooling is PoolingType.MEAN}
         is_mean = [
             table.name in means
             for groups in sharding.layout.groups_per_team()
@@ -98,18 +71,6 @@ class ShardedEmbeddingBagCollection(ShardedCollection[KeyedTensor, EmbeddingBagC
     def unsharded_module_type(self) -> type[EmbeddingBagCollection]:
         """The type of module that this is the sharded form of."""
         return EmbeddingBagCollection
-
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """Return the settings of every table in the collection's order."""
-        return self._configs
-
-    def embedding_names(self) -> list[str]:
-        """Return the keys of the output, in order."""
-        return self._embedding_names
-
-    def is_weighted(self) -> bool:
-        """Return whether ids carry weights."""
-        return self._is_weighted
 
     def _prepared(
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor

@@ -202,10 +202,6 @@ class EmbeddingBagCollectionContext(CollectionContext):
     inverse_indices: tuple[list[str], Tensor] | None = None
     variable_batch_per_feature: bool = False
 
-    def _tensors(self) -> list[Tensor]:
-        factors = [factors for factors in self.mean_factors if factors is not None]
-        return factors if self.inverse_indices is None else [*factors, self.inverse_indices[1]]
-
 
 class EmbeddingBagCollectionAwaitable(VectorsAwaitable[KeyedTensor]):
     """Waits for the pooled vectors of all shardings and joins them."""

@@ -95,18 +95,6 @@ class CollectionContext(Multistreamable):
 
     sharding_contexts: list[Any]  # one per sharding
 
-    @abstractmethod
-    def _tensors(self) -> list[Tensor]:
-        """What it holds besides the shardings' contexts."""
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Tell the allocator that ``stream`` uses the tensors."""
-        for context in self.sharding_contexts:
-            context.record_stream(stream)
-        for tensor in self._tensors():
-            if tensor.is_cuda:
-                tensor.record_stream(cast("torch.cuda.Stream", stream))
-
 
 Ctx = TypeVar("Ctx", bound=CollectionContext)
 
@@ -152,7 +140,6 @@ class ShardedCollection(
         fused_params: the tables' optimizer (`FusedParams`).
         device: where this rank computes; None: the CPU.
         qcomm_codecs_registry: how vectors are written for the network, by `CommOp` name.
-        is_weighted: whether the ids' weights travel with them.
         feature_processor: puts weights on ids where they are looked up.
 
     Raises:
@@ -175,11 +162,10 @@ class ShardedCollection(
         module: EmbeddingBagCollection | EmbeddingCollection,
         table_name_to_parameter_sharding: Mapping[str, ParameterSharding],
         env: ShardingEnv,
-        fused_params: Mapping[str, Any] | None,
-        device: torch.device | None,
-        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None,
+        fused_params: Mapping[str, Any] | None = None,
+        device: torch.device | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
         *,
-        is_weighted: bool = False,
         feature_processor: BaseGroupedFeatureProcessor | None = None,
     ) -> None:
         super().__init__(qcomm_codecs_registry)
@@ -230,10 +216,18 @@ class ShardedCollection(
         self._fused_optimizer = self._tables.fused_optimizer(self._holder)
         self._input_dists = [sharding.create_input_dist(device) for sharding in parts]
         self._output_dists = [sharding.create_output_dist(device) for sharding in parts]
+        weighted = isinstance(module, EmbeddingBagCollection) and module.is_weighted()
         self._router = FeatureRouter(
-            [sharding.feature_names() for sharding in parts], is_weighted=is_weighted
+            [sharding.feature_names() for sharding in parts],
+            # A processor makes the weights where the rows are.
+            is_weighted=weighted and feature_processor is None,
         )
         self._tables.keep_caches_in_step(self)
+        self._prepare_output(module)
+
+    @abstractmethod
+    def _prepare_output(self, module: Any) -> None:
+        """Make what `_joined` needs, of the plain collection."""
 
     @property
     def shardings(self) -> Mapping[str, TableSharding]:

@@ -27,8 +27,8 @@ from tessera.training.distributed.plan.plan_types import ParameterSharding
 from tessera.training.distributed.sharding.interfaces import OutputColumns, blocks_by_name
 from tessera.training.distributed.sharding.sequence_sharding import SequenceShardingContext
 from tessera.training.distributed.travel.index_dedup import IndexDeduplicator, get_ec_index_dedup
-from tessera.training.modules.embedding_configs import EmbeddingConfig
 from tessera.training.modules.embedding_modules import EmbeddingCollection
+from tessera.training.modules.tables import DescribesUnpooled, embedding_names
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 
@@ -105,23 +105,13 @@ class EmbeddingCollectionContext(CollectionContext):
     input_features: list[KeyedJaggedTensor] = field(default_factory=list)
     reverse_indices: list[Tensor | None] = field(default_factory=list)
 
-    def _tensors(self) -> list[Tensor]:
-        # The features tell the allocator themselves.
-        return [places for places in self.reverse_indices if places is not None]
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Tell the allocator that ``stream`` uses the tensors."""
-        super().record_stream(stream)
-        for features in self.input_features:
-            features.record_stream(stream)
-
 
 class EmbeddingCollectionAwaitable(VectorsAwaitable[dict[str, JaggedTensor]]):
     """Waits for the vectors of all shardings' ids and joins them."""
 
 
 class ShardedEmbeddingCollection(
-    ShardedCollection[dict[str, JaggedTensor], EmbeddingCollectionContext]
+    DescribesUnpooled, ShardedCollection[dict[str, JaggedTensor], EmbeddingCollectionContext]
 ):
     """An `EmbeddingCollection` whose tables live where a plan puts them.
 
@@ -156,18 +146,6 @@ class ShardedEmbeddingCollection(
             device,
             qcomm_codecs_registry,
         )
-        self._configs = module.embedding_configs()
-        self._names_by_table = module.embedding_names_by_table()
-        self._embedding_dim = module.embedding_dim()
-        self._need_indices = module.need_indices()
-        self._output = SequenceOutput(
-            [name for names in self._names_by_table for name in names],
-            [
-                [part.columns for part in sharding.layout.parts()]
-                for sharding in self._shardings.values()
-            ],
-            need_indices=self._need_indices,
-        )
         dedup = use_index_dedup or get_ec_index_dedup()
         self._deduplicators = [
             IndexDeduplicator(
@@ -184,26 +162,22 @@ class ShardedEmbeddingCollection(
             for sharding in self._shardings.values()
         ]
 
+    def _prepare_output(self, module: EmbeddingCollection) -> None:
+        self.configs = module.embedding_configs()
+        self._need_indices = module.need_indices()
+        self._output = SequenceOutput(
+            embedding_names(self.configs),
+            [
+                [part.columns for part in sharding.layout.parts()]
+                for sharding in self._shardings.values()
+            ],
+            need_indices=self._need_indices,
+        )
+
     @property
     def unsharded_module_type(self) -> type[EmbeddingCollection]:
         """Return the type of module that this is the sharded form of."""
         return EmbeddingCollection
-
-    def embedding_configs(self) -> list[EmbeddingConfig]:
-        """Return the settings of every table in the collection's order."""
-        return self._configs
-
-    def embedding_names_by_table(self) -> list[list[str]]:
-        """Return, per table, the names that its features have in the output."""
-        return self._names_by_table
-
-    def embedding_dim(self) -> int:
-        """Return the number of columns, which is the same for every table."""
-        return self._embedding_dim
-
-    def need_indices(self) -> bool:
-        """Whether the output carries the ids, as weights."""
-        return self._need_indices
 
     def _prepared(
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor

@@ -18,10 +18,7 @@ from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.column_order import ColumnOrder
 from tessera.training.distributed.comm.request import (
     AllToAll,
-    ExchangeRequest,
-    ExchangeWait,
     start_exchange,
-    step_of,
 )
 from tessera.training.fbgemm import load_sparse_operators
 
@@ -52,7 +49,7 @@ def split_columns(matrix: Tensor, columns: list[int]) -> Tensor:
 
 
 @dataclass
-class All2AllPooledInfo(AllToAll):
+class All2AllPooledInfo(AllToAll, steps=("All2All_Pooled_Req", "All2All_Pooled_Wait")):
     """The layout of `alltoall_pooled`.
 
     Attributes:
@@ -108,8 +105,8 @@ class All2AllPooledInfo(AllToAll):
         )
 
 
-All2All_Pooled_Req = step_of("alltoall_pooled", ExchangeRequest, "All2All_Pooled_Req")
-All2All_Pooled_Wait = step_of("alltoall_pooled", ExchangeWait, "All2All_Pooled_Wait")
+All2All_Pooled_Req = All2AllPooledInfo.request
+All2All_Pooled_Wait = All2AllPooledInfo.wait
 
 
 def alltoall_pooled(  # noqa: PLR0917 - the reference's signature
@@ -139,13 +136,13 @@ def alltoall_pooled(  # noqa: PLR0917 - the reference's signature
         codecs,
         order,
     )
-    return start_exchange(
-        group, info, (a2a_pooled_embs_tensor,), All2All_Pooled_Req, All2All_Pooled_Wait
-    )
+    return start_exchange(group, info, (a2a_pooled_embs_tensor,))
 
 
 @dataclass
-class VariableBatchAll2AllPooledInfo(AllToAll):
+class VariableBatchAll2AllPooledInfo(
+    AllToAll, steps=("Variable_Batch_All2All_Pooled_Req", "Variable_Batch_All2All_Pooled_Wait")
+):
     """The layout of `variable_batch_alltoall_pooled`.
 
     Attributes:
@@ -187,12 +184,8 @@ class VariableBatchAll2AllPooledInfo(AllToAll):
         return self.input_splits, self.output_splits
 
 
-Variable_Batch_All2All_Pooled_Req = step_of(
-    "variable_batch_alltoall_pooled", ExchangeRequest, "Variable_Batch_All2All_Pooled_Req"
-)
-Variable_Batch_All2All_Pooled_Wait = step_of(
-    "variable_batch_alltoall_pooled", ExchangeWait, "Variable_Batch_All2All_Pooled_Wait"
-)
+Variable_Batch_All2All_Pooled_Req = VariableBatchAll2AllPooledInfo.request
+Variable_Batch_All2All_Pooled_Wait = VariableBatchAll2AllPooledInfo.wait
 
 
 def variable_batch_alltoall_pooled(  # noqa: PLR0917 - the reference's signature
@@ -217,10 +210,4 @@ def variable_batch_alltoall_pooled(  # noqa: PLR0917 - the reference's signature
         emb_dim_per_rank_per_feature,
         codecs,
     )
-    return start_exchange(
-        group,
-        info,
-        (a2a_pooled_embs_tensor.reshape(-1),),
-        Variable_Batch_All2All_Pooled_Req,
-        Variable_Batch_All2All_Pooled_Wait,
-    )
+    return start_exchange(group, info, (a2a_pooled_embs_tensor.reshape(-1),))

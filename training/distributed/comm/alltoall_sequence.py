@@ -15,11 +15,8 @@ from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.request import (
     AllToAll,
-    ExchangeRequest,
-    ExchangeWait,
     group_or_default,
     start_exchange,
-    step_of,
 )
 
 
@@ -45,7 +42,7 @@ def segment_order(lengths: Tensor, permute: Tensor, total: int) -> Tensor:
 
 
 @dataclass
-class All2AllSequenceInfo(AllToAll):
+class All2AllSequenceInfo(AllToAll, steps=("All2All_Seq_Req", "All2All_Seq_Req_Wait")):
     """The layout of `alltoall_sequence`.
 
     Attributes:
@@ -112,8 +109,8 @@ class All2AllSequenceInfo(AllToAll):
         )
 
 
-All2All_Seq_Req = step_of("alltoall_sequence", ExchangeRequest, "All2All_Seq_Req")
-All2All_Seq_Req_Wait = step_of("alltoall_sequence", ExchangeWait, "All2All_Seq_Req_Wait")
+All2All_Seq_Req = All2AllSequenceInfo.request
+All2All_Seq_Req_Wait = All2AllSequenceInfo.wait
 
 
 def alltoall_sequence(  # noqa: PLR0917 - the reference's signature
@@ -157,6 +154,4 @@ def alltoall_sequence(  # noqa: PLR0917 - the reference's signature
         variable_batch_size,
         codecs,
     )
-    return start_exchange(
-        pg, info, (a2a_sequence_embs_tensor,), All2All_Seq_Req, All2All_Seq_Req_Wait
-    )
+    return start_exchange(pg, info, (a2a_sequence_embs_tensor,))

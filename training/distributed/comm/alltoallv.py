@@ -13,16 +13,13 @@ from tessera.training.distributed.comm.awaitable import Awaitable, NoWait
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.request import (
     AllToAll,
-    ExchangeRequest,
-    ExchangeWait,
     group_or_default,
     start_exchange,
-    step_of,
 )
 
 
 @dataclass
-class All2AllVInfo(AllToAll):
+class All2AllVInfo(AllToAll, steps=("All2Allv_Req", "All2Allv_Wait")):
     """The layout of `alltoallv`.
 
     Attributes:
@@ -80,8 +77,8 @@ class All2AllVInfo(AllToAll):
         )
 
 
-All2Allv_Req = step_of("alltoallv", ExchangeRequest, "All2Allv_Req")
-All2Allv_Wait = step_of("alltoallv", ExchangeWait, "All2Allv_Wait")
+All2Allv_Req = All2AllVInfo.request
+All2Allv_Wait = All2AllVInfo.wait
 
 
 def even_splits(total: int, parts: int) -> list[int]:
@@ -134,13 +131,13 @@ def alltoallv(
         D_local_list=dims,
         codecs=codecs,
     )
-    request = start_exchange(pg, info, tuple(inputs), All2Allv_Req, All2Allv_Wait)
+    request = start_exchange(pg, info, tuple(inputs))
     request.callbacks.append(list)
     return request
 
 
 @dataclass
-class All2AllDenseInfo(AllToAll):
+class All2AllDenseInfo(AllToAll, steps=("All2All_Dense_Req", "All2All_Dense_Wait")):
     """The layout of `alltoall_dense`.
 
     Attributes:
@@ -169,8 +166,8 @@ class All2AllDenseInfo(AllToAll):
         )
 
 
-All2All_Dense_Req = step_of("alltoall_dense", ExchangeRequest, "All2All_Dense_Req")
-All2All_Dense_Wait = step_of("alltoall_dense", ExchangeWait, "All2All_Dense_Wait")
+All2All_Dense_Req = All2AllDenseInfo.request
+All2All_Dense_Wait = All2AllDenseInfo.wait
 
 
 def alltoall_dense(
@@ -191,4 +188,4 @@ def alltoall_dense(
         Awaitable of ``[sum of output_splits, ...]``, rows in the order of their sources.
     """
     info = All2AllDenseInfo(output_splits, sum(output_splits), list(input.shape), input_splits)
-    return start_exchange(group, info, (input,), All2All_Dense_Req, All2All_Dense_Wait)
+    return start_exchange(group, info, (input,))

@@ -19,11 +19,8 @@ from tessera.training.distributed.comm.awaitable import Awaitable
 from tessera.training.distributed.comm.codec_types import QuantizedCommCodecs
 from tessera.training.distributed.comm.request import (
     Exchange,
-    ExchangeRequest,
-    ExchangeWait,
     group_or_default,
     start_exchange,
-    step_of,
 )
 from tessera.training.distributed.comm.transport import (
     Codec,
@@ -60,7 +57,7 @@ class _ReduceScatter(Exchange):
 
 
 @dataclass
-class ReduceScatterInfo(_ReduceScatter):
+class ReduceScatterInfo(_ReduceScatter, steps=("ReduceScatter_Req", "ReduceScatter_Wait")):
     """The layout of `reduce_scatter_pooled`.
 
     Attributes:
@@ -72,8 +69,8 @@ class ReduceScatterInfo(_ReduceScatter):
     codecs: QuantizedCommCodecs | None = None
 
 
-ReduceScatter_Req = step_of("reduce_scatter_pooled", ExchangeRequest, "ReduceScatter_Req")
-ReduceScatter_Wait = step_of("reduce_scatter_pooled", ExchangeWait, "ReduceScatter_Wait")
+ReduceScatter_Req = ReduceScatterInfo.request
+ReduceScatter_Wait = ReduceScatterInfo.wait
 
 
 def reduce_scatter_pooled(
@@ -87,11 +84,13 @@ def reduce_scatter_pooled(
         Awaitable of ``[B, D]``: the sum over ranks of what they had for this one.
     """
     info = ReduceScatterInfo([tensor.size() for tensor in inputs], codecs)
-    return start_exchange(group, info, tuple(inputs), ReduceScatter_Req, ReduceScatter_Wait)
+    return start_exchange(group, info, tuple(inputs))
 
 
 @dataclass
-class ReduceScatterBaseInfo(_ReduceScatter):
+class ReduceScatterBaseInfo(
+    _ReduceScatter, steps=("ReduceScatterBase_Req", "ReduceScatterBase_Wait")
+):
     """The layout of `reduce_scatter_base_pooled`.
 
     Attributes:
@@ -108,12 +107,8 @@ class ReduceScatterBaseInfo(_ReduceScatter):
         return [torch.Size((rows, *self.input_sizes[1:]))] * self.pg.size()
 
 
-ReduceScatterBase_Req = step_of(
-    "reduce_scatter_base_pooled", ExchangeRequest, "ReduceScatterBase_Req"
-)
-ReduceScatterBase_Wait = step_of(
-    "reduce_scatter_base_pooled", ExchangeWait, "ReduceScatterBase_Wait"
-)
+ReduceScatterBase_Req = ReduceScatterBaseInfo.request
+ReduceScatterBase_Wait = ReduceScatterBaseInfo.wait
 
 
 def reduce_scatter_base_pooled(
@@ -136,11 +131,11 @@ def reduce_scatter_base_pooled(
             " use reduce_scatter_v_pooled with input_splits"
         )
     info = ReduceScatterBaseInfo(input.size(), codecs)
-    return start_exchange(pg, info, (input,), ReduceScatterBase_Req, ReduceScatterBase_Wait)
+    return start_exchange(pg, info, (input,))
 
 
 @dataclass
-class ReduceScatterVInfo(_ReduceScatter):
+class ReduceScatterVInfo(_ReduceScatter, steps=("ReduceScatterV_Req", "ReduceScatterV_Wait")):
     """The layout of `reduce_scatter_v_pooled`.
 
     Attributes:
@@ -158,8 +153,8 @@ class ReduceScatterVInfo(_ReduceScatter):
     codecs: QuantizedCommCodecs | None
 
 
-ReduceScatterV_Req = step_of("reduce_scatter_v_pooled", ExchangeRequest, "ReduceScatterV_Req")
-ReduceScatterV_Wait = step_of("reduce_scatter_v_pooled", ExchangeWait, "ReduceScatterV_Wait")
+ReduceScatterV_Req = ReduceScatterVInfo.request
+ReduceScatterV_Wait = ReduceScatterVInfo.wait
 
 
 def reduce_scatter_v_pooled(
@@ -192,7 +187,7 @@ def reduce_scatter_v_pooled(
         total_input_size=list(input.shape),
         codecs=codecs,
     )
-    return start_exchange(pg, info, (input,), ReduceScatterV_Req, ReduceScatterV_Wait)
+    return start_exchange(pg, info, (input,))
 
 
 def reduce_scatter_v_per_feature_pooled(
@@ -218,7 +213,7 @@ def reduce_scatter_v_per_feature_pooled(
 
 
 @dataclass
-class AllGatherBaseInfo(Exchange):
+class AllGatherBaseInfo(Exchange, steps=("AllGatherBase_Req", "AllGatherBase_Wait")):
     """The layout of `all_gather_base_pooled`.
 
     Attributes:
@@ -238,8 +233,8 @@ class AllGatherBaseInfo(Exchange):
         return received.view(self.pg.size() * self.input_size[0], *self.input_size[1:])
 
 
-AllGatherBase_Req = step_of("all_gather_base_pooled", ExchangeRequest, "AllGatherBase_Req")
-AllGatherBase_Wait = step_of("all_gather_base_pooled", ExchangeWait, "AllGatherBase_Wait")
+AllGatherBase_Req = AllGatherBaseInfo.request
+AllGatherBase_Wait = AllGatherBaseInfo.wait
 
 
 def all_gather_base_pooled(
@@ -253,4 +248,4 @@ def all_gather_base_pooled(
         Awaitable of ``[W * B, ...]``, in rank order.
     """
     info = AllGatherBaseInfo(input.size(), codecs)
-    return start_exchange(group, info, (input,), AllGatherBase_Req, AllGatherBase_Wait)
+    return start_exchange(group, info, (input,))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -54,11 +54,22 @@ class Exchange(ABC):
         codecs: how numbers travel; None: as they are.
         pg: the ranks; `start_exchange` sets it, and the shapes.
         input_shapes: of the inputs.
+        request: the first of its steps of autograd, a class of its own, so that profiles name it;
+            a subclass gives the names of both (``steps=``).
+        wait: the second.
     """
 
     codecs: QuantizedCommCodecs | None
     pg: dist.ProcessGroup
     input_shapes: list[torch.Size]
+    request: ClassVar[type[ExchangeRequest]]
+    wait: ClassVar[type[ExchangeWait]]
+
+    def __init_subclass__(cls, *, steps: tuple[str, str] | None = None) -> None:
+        super().__init_subclass__()
+        if steps is not None:
+            cls.request = type(steps[0], (ExchangeRequest,), {"__doc__": f"Starts {cls.__name__}."})
+            cls.wait = type(steps[1], (ExchangeWait,), {"__doc__": f"Waits for {cls.__name__}."})
 
     def lay_out(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """The inputs as one flat tensor, in the order in which they are sent."""
@@ -191,21 +202,10 @@ class ExchangeWait(Function):
         return None, None, grad_output[0].new_empty(0)
 
 
-Step = TypeVar("Step", ExchangeRequest, ExchangeWait)
-
-
-def step_of(collective: str, base: type[Step], name: str) -> type[Step]:
-    """The request or the wait of one collective: a class, so that profiles of autograd name it."""
-    does = "Starts" if base is ExchangeRequest else "Waits for"
-    return cast("type[Step]", type(name, (base,), {"__doc__": f"{does} `{collective}`."}))
-
-
 def start_exchange(
     group: dist.ProcessGroup | None,
     info: Exchange,
     inputs: tuple[Tensor, ...],
-    request_function: type[ExchangeRequest],
-    wait_function: type[ExchangeWait],
 ) -> Awaitable[Any]:
     """Start ``info`` on ``inputs`` among the ranks of ``group`` (None: the default group)."""
     pg = group_or_default(group)
@@ -215,8 +215,8 @@ def start_exchange(
         inputs = (inputs[0].detach().requires_grad_(), *inputs[1:])
     info.pg, info.input_shapes = pg, [tensor.size() for tensor in inputs]
     request: Request[Any] = Request(pg, inputs[0].device)
-    request.wait_function = wait_function
-    request.dummy_tensor = request_function.apply(pg, request, info, *inputs)  # type: ignore[no-untyped-call] # as above
+    request.wait_function = info.wait
+    request.dummy_tensor = info.request.apply(pg, request, info, *inputs)  # type: ignore[no-untyped-call] # as above
     return request
 
 

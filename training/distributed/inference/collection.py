@@ -13,7 +13,7 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from typing_extensions import Self
 
-from tessera.errors import UserError
+from tessera.errors import UserError, refuse_unknown
 from tessera.training.distributed.collections.sharders import BaseQuantEmbeddingSharder
 from tessera.training.distributed.comm.environment import ShardingEnv
 from tessera.training.distributed.inference.lookup import OUTPUT_DTYPE, ROW_ALIGNMENT
@@ -55,14 +55,6 @@ class QuantCollectionContext(Multistreamable):
     routes: list[Route] = field(default_factory=list)  # per sharding, where each id went
     sent: ListOfKJTList | None = None  # per sharding, the features on their devices
 
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until ``stream`` is done with it."""
-        if self.features is not None:
-            self.features.record_stream(stream)
-        for route in self.routes:
-            for part in route or ():
-                part.record_stream(cast("torch.cuda.Stream", stream))
-
 
 class ShardedQuantEbcInputDist(nn.Module):
     """Sends each sharding, one per type, its features."""
@@ -101,10 +93,7 @@ def create_infer_embedding_bag_sharding(
         ValueError: a placement that does not fit the table or the devices.
     """
     strategy, offered = strategy_of(sharding_type), _SHARDER.sharding_types("cpu")
-    if strategy.name not in offered:
-        raise UserError(
-            f"sharding_type is {sharding_type!r}; quantized tables are sharded {', '.join(offered)}"
-        )
+    refuse_unknown("quantized tables: sharding_type", strategy.name, offered)
     if device is None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     infos = [_listed(info, strategy, env.world_size, device.type) for info in sharding_infos]

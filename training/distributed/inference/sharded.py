@@ -22,6 +22,7 @@ from tessera.training.distributed.inference.collection import (
 from tessera.training.distributed.sharding.interfaces import blocks_by_name
 from tessera.training.distributed.sharding.layout import output_columns
 from tessera.training.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from tessera.training.modules.tables import DescribesPooled, DescribesUnpooled
 from tessera.training.quant.embedding_modules import (
     EmbeddingBagCollection,
     EmbeddingCollection,
@@ -31,28 +32,22 @@ from tessera.training.quant.embedding_modules import (
 from tessera.training.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 
-class ShardedQuantEmbeddingBagCollection(ShardedQuantCollection[EmbeddingBagConfig]):
+class ShardedQuantEmbeddingBagCollection(
+    DescribesPooled, ShardedQuantCollection[EmbeddingBagConfig]
+):
     """A quantized EmbeddingBagCollection on several devices; see `ShardedQuantCollection`."""
 
     def _prepare_output(self, module: EmbeddingBagCollection) -> None:
         self._length_per_key = [
             table.embedding_dim for table in self.configs for _ in table.feature_names
         ]
-        self._weighted = module.is_weighted()
+        self.weighted = module.weighted
         self._means = MeanColumns(self.configs)
         self._output = PooledOutput(
             self._embedding_names,
             self._length_per_key,
             [sharding.layout.parts() for sharding in self._shardings.values()],
         )
-
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The settings of every table, in the collection's order."""
-        return self.configs
-
-    def is_weighted(self) -> bool:
-        """Whether ids carry weights."""
-        return self._weighted
 
     def output_dist(self, ctx: QuantCollectionContext, output: list[list[Tensor]]) -> KeyedTensor:
         """The vectors ``[B, sum of D]`` on the first device, in the unsharded module's order."""
@@ -77,7 +72,7 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantCollection[EmbeddingBagConf
         )
 
 
-class ShardedQuantEmbeddingCollection(ShardedQuantCollection[EmbeddingConfig]):
+class ShardedQuantEmbeddingCollection(DescribesUnpooled, ShardedQuantCollection[EmbeddingConfig]):
     """A quantized EmbeddingCollection on several devices; see `ShardedQuantCollection`."""
 
     def _prepare_output(self, module: EmbeddingCollection) -> None:
@@ -91,14 +86,6 @@ class ShardedQuantEmbeddingCollection(ShardedQuantCollection[EmbeddingConfig]):
                 for groups in sharding.layout.groups_per_team()
             ],
         )
-
-    def embedding_configs(self) -> list[EmbeddingConfig]:
-        """The settings of every table, in the collection's order."""
-        return self.configs
-
-    def need_indices(self) -> bool:
-        """Whether the output carries the ids, as weights."""
-        return self._need_indices
 
     def output_dist(
         self, ctx: QuantCollectionContext, output: list[list[Tensor]]

@@ -116,10 +116,10 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         """The optimizer of all fused tables of this rank, by their names in the model.
 
         Raises:
-            ValueError: the model has no fused tables.
+            UserError: the model has no fused tables.
         """
         if self._fused_optimizer is None:
-            raise ValueError("the model has no fused tables")
+            raise UserError("the model has no fused tables; give it a collection with some")
         return self._fused_optimizer
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -31,9 +31,6 @@ ShrdCtx = TypeVar("ShrdCtx", bound=Multistreamable)
 class NullShardingContext(Multistreamable):
     """The context of a sharding that keeps nothing between its steps."""
 
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Do nothing: this context holds no tensors."""
-
 
 class NullShardedModuleContext(NullShardingContext):
     """The context of a module that keeps nothing between its steps."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from tessera.errors import refuse_unknown
 from tessera.training.distributed.planner import constants
 
 Number = TypeVar("Number", int, float)
@@ -109,8 +110,7 @@ class Topology:
         inter_host_bw: float | None = None,
         bwd_compute_multiplier: float = constants.BWD_COMPUTE_MULTIPLIER,
     ) -> None:
-        if compute_device not in {"cpu", "cuda"}:
-            raise ValueError(f"compute_device is {compute_device!r}; give 'cpu' or 'cuda'")
+        refuse_unknown("compute_device", compute_device, ("cpu", "cuda"))
         on_gpu = compute_device == "cuda"
         self.world_size = positive("world_size", world_size)
         self.compute_device = compute_device

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 
+from tessera.errors import refuse_unknown
 from tessera.training.distributed.plan.plan_types import ParameterSharding
 from tessera.training.distributed.plan.shard_sizes import Piece, TableToCut, column_blocks
 from tessera.training.distributed.plan.sharded_module import ModuleSharder
@@ -35,11 +36,7 @@ def _kernel(
     offered = sharder.compute_kernels(sharding_type, device_type)
     if wanted is None:
         return next((kernel for kernel in ("fused", "quant") if kernel in offered), offered[0])
-    if wanted not in offered:
-        raise ValueError(
-            f"compute_kernel is {wanted!r}; {sharding_type} on {device_type} has "
-            f"{', '.join(offered)}"
-        )
+    refuse_unknown(f"compute_kernel for {sharding_type} on {device_type}", wanted, offered)
     return wanted
 
 

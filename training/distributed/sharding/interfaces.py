@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
@@ -67,9 +66,6 @@ class EmbeddingShardingContext(Multistreamable):
         if self.variable_batch_per_feature and features.keys():
             strides_FW = features.stride_per_key_per_rank()
             self.batch_size_per_rank_per_feature = [list(s) for s in zip(*strides_FW, strict=True)]
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Do nothing: the context holds no tensors."""
 
 
 @dataclass

@@ -14,7 +14,6 @@ pooled and unpooled collections are sharded by it.  docs/extending.md has a comp
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tessera.errors import UserError
+from tessera.errors import unknown_name
 from tessera.training.distributed.plan.plan_types import ShardingType
 from tessera.training.distributed.plan.shard_sizes import Piece, TableToCut
 from tessera.training.distributed.sharding.costs import Step, Traffic
@@ -159,7 +158,4 @@ def strategy_of(name: str | ShardingType, field: str = "sharding_type") -> Shard
     _find_own()
     if wanted in _REGISTERED:
         return _REGISTERED[wanted]
-    names = [strategy.name for strategy in strategies()]
-    near = difflib.get_close_matches(str(wanted), names, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise UserError(f"{field} is {wanted!r}; give one of {', '.join(names)}{hint}")
+    raise unknown_name(field, wanted, [strategy.name for strategy in strategies()])

@@ -10,7 +10,6 @@ columns.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import cast
 
 import torch
 from torch import Tensor, distributed, nn
@@ -71,18 +70,6 @@ class SequenceShardingContext(EmbeddingShardingContext):
         super().take_features(features)
         self.lengths_after_input_dist = features.lengths()
         self.length_per_key_after_input_dist = features.length_per_key()
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Tell the allocator that ``stream`` uses the tensors."""
-        if self.features_before_input_dist is not None:
-            self.features_before_input_dist.record_stream(stream)
-        for tensor in (
-            self.sparse_features_recat,
-            self.unbucketize_permute_tensor,
-            self.lengths_after_input_dist,
-        ):
-            if tensor is not None and tensor.is_cuda:
-                tensor.record_stream(cast("torch.cuda.Stream", stream))
 
 
 class LocalSequenceEmbeddingDist(BaseEmbeddingDist[SequenceShardingContext, Tensor, Tensor]):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Generic, TypeVar
-
-import torch
 
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tessera.training.streamable import Multistreamable
@@ -15,27 +12,22 @@ Part = TypeVar("Part", bound=Multistreamable)
 
 
 class _Listed(Multistreamable, Generic[Part]):
-    """Acts as the list that `_parts` gives."""
+    """Acts as the list that it is given."""
 
-    @abstractmethod
-    def _parts(self) -> list[Part]: ...
+    def __init__(self, features: list[Part]) -> None:
+        self._parts = features
 
     def __len__(self) -> int:
-        return len(self._parts())
+        return len(self._parts)
 
     def __getitem__(self, key: int) -> Part:
-        return self._parts()[key]
+        return self._parts[key]
 
     def __setitem__(self, key: int, item: Part) -> None:
-        self._parts()[key] = item
+        self._parts[key] = item
 
     def __iter__(self) -> Iterator[Part]:
-        return iter(self._parts())
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Tell the allocator that ``stream`` uses every tensor."""
-        for part in self._parts():
-            part.record_stream(stream)
+        return iter(self._parts)
 
 
 class KJTList(_Listed[KeyedJaggedTensor]):
@@ -45,18 +37,16 @@ class KJTList(_Listed[KeyedJaggedTensor]):
         features: one tensor per sharding type.
     """
 
-    def __init__(self, features: list[KeyedJaggedTensor]) -> None:
-        self.features = features
-
-    def _parts(self) -> list[KeyedJaggedTensor]:
-        return self.features
+    @property
+    def features(self) -> list[KeyedJaggedTensor]:
+        """Return the list that was given."""
+        return self._parts
 
 
 class ListOfKJTList(_Listed[KJTList]):
     """Several `KJTList`, one per sharding type, each with one tensor per device."""
 
-    def __init__(self, features: list[KJTList]) -> None:
-        self.features_list = features
-
-    def _parts(self) -> list[KJTList]:
-        return self.features_list
+    @property
+    def features_list(self) -> list[KJTList]:
+        """Return the list that was given."""
+        return self._parts

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
@@ -14,6 +10,7 @@ from torch import nn
 from tessera.errors import UserError
 from tessera.training.models.config import ModelConfig, architecture
 from tessera.training.models.inputs import ModelInputs
+from tessera.users_code import call_named, check_named
 
 
 @architecture
@@ -38,38 +35,16 @@ class CustomConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        module, colon, function = self.factory.partition(":")
-        if not (colon and module and function.isidentifier()):
-            raise UserError(f"factory is {self.factory!r}; give pkg.module:function")
+        check_named("factory", self.factory)
 
     def build(self, inputs: ModelInputs) -> nn.Module:
-        """See `ModelConfig.build`; what the function itself raises is not caught."""
-        built = self._function()(inputs, **self.arguments)
+        """See `ModelConfig.build`; a `UserError` says in which line the function fails."""
+        built = call_named("factory", self.factory, inputs, **self.arguments)
         if not isinstance(built, nn.Module):
             raise UserError(
                 f"factory {self.factory} returned a {type(built).__name__}; return a torch.nn.Module"
             )
         return built
-
-    def _function(self) -> Callable[..., Any]:
-        module_name, _, name = self.factory.partition(":")
-        here = str(Path.cwd())
-        if here not in sys.path:  # an installed command does not look there
-            sys.path.append(here)
-        try:
-            module = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            raise UserError(
-                f"factory is {self.factory!r}, but {error.name} cannot be imported; install it, or"
-                " run in the folder that holds it"
-            ) from error
-        found = getattr(module, name, None)
-        if not callable(found):
-            raise UserError(
-                f"factory is {self.factory!r}, but {module_name} has no function {name}; it has "
-                + ", ".join(key for key in vars(module) if not key.startswith("_"))
-            )
-        return found  # type: ignore[no-any-return] # whatever it is, it can be called
 
     def logit_layers(self) -> tuple[str, ...]:
         """The names that the configuration gives as ``output_layers``."""

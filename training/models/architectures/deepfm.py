@@ -62,6 +62,8 @@ class DeepFM(nn.Module):
         dense_sizes: columns after each layer of the bottom MLP; the last is ``D``.
         over_sizes: columns after each layer of the deep part; the last is 1.
         dropout: of the deep part's hidden outputs, while training.
+        embedding_dropout: of the looked-up vectors, while training.
+        batch_norm: whether the deep part's hidden layers are normalised over the batch.
     """
 
     def __init__(
@@ -73,14 +75,16 @@ class DeepFM(nn.Module):
         dense_sizes: list[int],
         over_sizes: list[int],
         dropout: float,
+        embedding_dropout: float,
+        batch_norm: bool,
     ) -> None:
         super().__init__()
-        self.sparse_arch = SparseArch(tables)
+        self.sparse_arch = SparseArch(tables, dropout=embedding_dropout)
         self.first_order = FirstOrder(first_order, dense_columns)
         self.dense_arch = DenseArch(dense_columns, dense_sizes)
         self.fm = FactorizationMachine()
         width = dense_sizes[-1] * (1 + len(self.sparse_arch.dims))
-        self.over_arch = OverArch(width, over_sizes, dropout=dropout)
+        self.over_arch = OverArch(width, over_sizes, dropout=dropout, batch_norm=batch_norm)
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
         """``[B, N]`` and the features' rows to logits ``[B, 1]``."""
@@ -112,6 +116,8 @@ class DeepFMConfig(MLPModelConfig):
             first_order=inputs.collection(prefix="first_order_", dim=1, init=0.0),
             dense_columns=inputs.dense_columns,
             dense_sizes=[*self.dense_layers, self.embedding_dim],
-            over_sizes=[*self.over_layers, 1],
+            over_sizes=[*self.over_layers, len(inputs.labels)],
             dropout=self.dropout,
+            embedding_dropout=self.embedding_dropout,
+            batch_norm=self.batch_norm,
         )

@@ -29,6 +29,8 @@ class DLRMConfig(MLPModelConfig):
             inputs.collection(),
             inputs.dense_columns,
             [*self.dense_layers, self.embedding_dim],
-            [*self.over_layers, 1],
+            [*self.over_layers, len(inputs.labels)],
             dropout=self.dropout,
+            embedding_dropout=self.embedding_dropout,
+            batch_norm=self.batch_norm,
         )

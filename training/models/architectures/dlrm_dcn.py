@@ -37,8 +37,10 @@ class DLRMDCNConfig(MLPModelConfig):
             inputs.collection(),
             inputs.dense_columns,
             [*self.dense_layers, self.embedding_dim],
-            [*self.over_layers, 1],
+            [*self.over_layers, len(inputs.labels)],
             self.dcn_num_layers,
             self.dcn_low_rank_dim,
             dropout=self.dropout,
+            embedding_dropout=self.embedding_dropout,
+            batch_norm=self.batch_norm,
         )

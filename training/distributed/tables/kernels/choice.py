@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.errors import UserError
+from tessera.errors import UserError, refuse_unknown
 from tessera.training.distributed.tables.kernels.interfaces import FusedTables, TableGroup
 from tessera.training.distributed.tables.kernels.row_sparse import RowSparseTables
 from tessera.training.distributed.tables.kernels.tbe import TbeTables
@@ -71,15 +71,11 @@ def build_fused_tables(
 def _check(
     params: FusedParams, kernel: EmbeddingComputeKernel, data_type: DataType, device: str
 ) -> None:
-    if kernel not in FBGEMM_LOCATIONS:
-        raise UserError(
-            f"compute_kernel is {kernel.value!r}; fused tables have one of "
-            f"{', '.join(known.value for known in FBGEMM_LOCATIONS)}"
-        )
+    kernels = [known.value for known in FBGEMM_LOCATIONS]
+    refuse_unknown("fused tables: compute_kernel", kernel.value, kernels)
     if data_type not in {DataType.FP32, DataType.FP16}:
         raise UserError(f"data_type is {data_type.value}; tables are trained as FP32 or FP16")
-    if device not in {"cpu", "cuda"}:
-        raise UserError(f"device is {device}; fused tables are trained on cpu or cuda")
+    refuse_unknown("fused tables: device", device, ("cpu", "cuda"))
     if device == "cuda":
         return
     if kernel is not EmbeddingComputeKernel.FUSED:

@@ -1,12 +1,32 @@
-"""Hidden names beside a checkpoint's folder while it is written; apart so that it loads nothing."""
+"""What checkpoints and their callers share, apart so that naming it loads nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
-from tessera.training.durable import PARTIAL_SUFFIX
+from tessera.durable import PARTIAL_SUFFIX
+from tessera.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 _REPLACED_SUFFIX = f".old{PARTIAL_SUFFIX}"
+
+
+class CheckpointError(UserError):
+    """A checkpoint that cannot be written, found or trusted."""
+
+
+class Room(Protocol):
+    """Makes the empty tensors that a reader fills: in memory, or in something larger."""
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return an empty tensor of this shape and dtype."""
+
+    def settle(self, tensor: torch.Tensor) -> None:
+        """Some of ``tensor``, which `empty` made, has been filled and is not needed for now."""
 
 
 def partial_path(folder: Path) -> Path:

@@ -1,0 +1,156 @@
+"""Parquet files cut into units: neighbouring row groups that are read at once.
+
+A unit has at least one row group, and more as long as they are small.  Files with row groups too
+large to be held are converted before (see `tessera.training.data.table.convert`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tessera.training.data.string_columns import is_string_type
+from tessera.training.data.table.common import DAMAGED, unreadable
+
+UNIT_ROWS = 1 << 16
+UNIT_BYTES = 64 << 20
+GROUP_ROWS = 1 << 20
+GROUP_BYTES = 256 << 20
+"""A row group with more rows or decoded bytes than this is too large to be held."""
+
+_BYTES_PER_VALUE = 12  # an id of 8 bytes, and a share of what says where its bag ends
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """One Parquet file of a table.
+
+    Attributes:
+        path: the file that is read.
+        source: the file of the user's that it was made of, for messages.
+        partitions: the columns that its folders name, with the value that all its rows have.
+        metadata: its footer.
+        schema: the Arrow types of its columns, those of ``partitions`` too.
+    """
+
+    path: Path
+    source: Path
+    partitions: dict[str, Any]
+    metadata: Any = field(compare=False)
+    schema: Any = field(compare=False)
+
+    @classmethod
+    def open(cls, path: Path, source: Path, partitions: dict[str, Any]) -> TableFile:
+        """Read the footer.
+
+        Raises:
+            UserError: the file is not a whole Parquet file.
+        """
+        try:
+            with pq.ParquetFile(path) as found:
+                metadata, schema = found.metadata, found.schema_arrow
+        except DAMAGED as error:
+            raise unreadable(source, error) from error
+        for name, value in partitions.items():
+            if name in schema.names:
+                schema = schema.remove(schema.get_field_index(name))
+            schema = schema.append(pa.field(name, _partition_type(value)))
+        return cls(path, source, partitions, metadata, schema)
+
+    def decoded_bytes(self, names: Sequence[str]) -> list[int]:
+        """About how many bytes the columns take once decoded, for each row group."""
+        wanted = set(names)
+        places = [
+            place
+            for place in range(self.metadata.num_columns)
+            if self.metadata.schema.column(place).path.split(".", 1)[0] in wanted
+            or self.metadata.schema.column(place).path in wanted
+        ]
+        sizes = []
+        for number in range(self.metadata.num_row_groups):
+            group = self.metadata.row_group(number)
+            sizes.append(_BYTES_PER_VALUE * sum(group.column(p).num_values for p in places))
+        return sizes
+
+    def largest_group(self, names: Sequence[str]) -> tuple[int, int]:
+        """The rows and the decoded bytes of the largest row groups."""
+        groups = range(self.metadata.num_row_groups)
+        rows = max((self.metadata.row_group(number).num_rows for number in groups), default=0)
+        return rows, max(self.decoded_bytes(names), default=0)
+
+    def read(self, groups: Sequence[int], names: Sequence[str]) -> Any:
+        """The columns ``names`` of these row groups, as an Arrow table; strings as dictionaries.
+
+        Raises:
+            UserError: the file is damaged.
+        """
+        stored = [name for name in names if name not in self.partitions]
+        strings = [name for name in stored if is_string_type(self.schema.field(name).type)]
+        try:
+            with pq.ParquetFile(
+                self.path, metadata=self.metadata, read_dictionary=strings, pre_buffer=False
+            ) as found:
+                table = found.read_row_groups(list(groups), columns=stored, use_threads=False)
+        except DAMAGED as error:
+            raise unreadable(self.source, error) from error
+        rows = sum(self.metadata.row_group(number).num_rows for number in groups)
+        for name in names:
+            if name in self.partitions:
+                value = self.partitions[name]
+                column = pa.repeat(pa.scalar(value, _partition_type(value)), rows)
+                if isinstance(value, str):
+                    column = column.dictionary_encode()
+                table = table.append_column(name, column)
+        return table
+
+
+def _partition_type(value: int | str | None) -> Any:
+    return pa.string() if isinstance(value, str) else pa.int64()
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Row groups that are read at once.
+
+    Attributes:
+        file: the number of the file.
+        groups: the row groups' numbers in it.
+        rows: how many they have.
+        first_row: the number of the first of them in the dataset.
+        first_in_file: its number in the file.
+        decoded_bytes: about what the features of the unit take in memory.
+    """
+
+    file: int
+    groups: tuple[int, ...]
+    rows: int
+    first_row: int
+    first_in_file: int
+    decoded_bytes: int
+
+
+def cut_units(files: Sequence[TableFile], names: Sequence[str]) -> list[Unit]:
+    """The units of all files, in their order; ``names`` are the columns that batches need."""
+    units: list[Unit] = []
+    first_row = 0
+    for number, file in enumerate(files):
+        sizes = file.decoded_bytes(names)
+        groups: list[int] = []
+        rows = in_file = held = 0
+        for group, size in enumerate(sizes):
+            groups.append(group)
+            rows += file.metadata.row_group(group).num_rows
+            held += size
+            last = group == len(sizes) - 1
+            if last or rows >= UNIT_ROWS or held >= UNIT_BYTES:
+                if rows:
+                    units.append(Unit(number, tuple(groups), rows, first_row, in_file, held))
+                first_row += rows
+                in_file += rows
+                groups, rows, held = [], 0, 0
+    return units

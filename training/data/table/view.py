@@ -1,0 +1,271 @@
+"""A table's units to batches, in order or shuffled.
+
+An epoch goes through windows.  In order, a window is one unit.  Shuffled, the units are drawn in random
+order, and as many as make `WINDOW_ROWS` rows (or `WINDOW_BYTES`) are a window, whose rows are shuffled
+together.  Windows are decoded by threads, the next ones while batches are cut from one.
+
+What batch ``k`` of an epoch holds is a function of (seed, epoch) alone, and beginning there reads only
+the windows from there on.  Held in memory: the windows under way, two of a shuffled epoch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.errors import UserError
+from tessera.training.data.batch import Batch, make_batch
+from tessera.training.data.dataset import Rows
+from tessera.training.data.table.decode import CellError, Cut, Decoded, Jagged, no_rows
+from tessera.training.data.table.index import RowIndex
+from tessera.training.data.table.parquet import TableFile, Unit
+from tessera.training.data.table.settle import TableColumns
+
+WINDOW_ROWS = 1 << 19
+WINDOW_BYTES = 256 << 20
+
+
+class TableDataset:
+    """The rows of Parquet files; see `Described`.
+
+    Args:
+        files: the files.
+        units: how they are cut.
+        columns: what their columns are used for.
+        index: what is known of their rows.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[TableFile],
+        units: Sequence[Unit],
+        columns: TableColumns,
+        index: RowIndex,
+    ) -> None:
+        self.files, self.units, self.table_columns, self.index = files, units, columns, index
+        self.columns = columns.columns
+
+    def __len__(self) -> int:
+        return len(self.index.split)
+
+
+class TableView:
+    """The rows of one split of a table; see `View`.
+
+    Args:
+        dataset: the table.
+        split: the number of the split in its index.
+    """
+
+    def __init__(self, dataset: TableDataset, split: int) -> None:
+        self.dataset = dataset
+        self._split = split
+        parts = (self._of_unit(unit) for unit in dataset.units)
+        self.unit_rows = np.array([np.count_nonzero(part) for part in parts], np.int64)
+
+    def _of_unit(self, unit: Unit) -> npt.NDArray[np.bool_]:
+        split = self.dataset.index.split[unit.first_row : unit.first_row + unit.rows]
+        own: npt.NDArray[np.bool_] = split == self._split
+        return own
+
+    def __len__(self) -> int:
+        return int(self.unit_rows.sum())
+
+    def labels(self, limit: int | None = None) -> npt.NDArray[np.float32]:
+        """See `View.labels`."""
+        labels = self.dataset.index.labels
+        left = len(self) if limit is None else min(limit, len(self))
+        parts = [labels[:0]]
+        for unit, rows in zip(self.dataset.units, self.unit_rows.tolist(), strict=True):
+            if left <= 0:
+                break
+            if rows:
+                own = labels[unit.first_row : unit.first_row + unit.rows][self._of_unit(unit)]
+                parts.append(own[:left])
+                left -= rows
+        found = np.concatenate(parts)
+        return found[:, 0] if found.shape[1] == 1 else found
+
+    def order(self, epoch: int, *, seed: int | None, threads: int) -> TableOrder:
+        """See `View.order`."""
+        return TableOrder(self, epoch, seed=seed, threads=threads)
+
+    def windows(self, order: Sequence[int], *, whole: bool) -> list[list[int]]:
+        """The units of ``order`` that have rows of this view, grouped to windows.
+
+        With ``whole`` each is a window of its own.
+        """
+        windows: list[list[int]] = []
+        rows = held = 0
+        for number in order:
+            unit, own = self.dataset.units[number], int(self.unit_rows[number])
+            if not own:
+                continue
+            size = unit.decoded_bytes * own // unit.rows
+            if whole or not windows or rows + own > WINDOW_ROWS or held + size > WINDOW_BYTES:
+                windows.append([])
+                rows = held = 0
+            windows[-1].append(number)
+            rows += own
+            held += size
+        return windows
+
+    def read(self, number: int, window: Decoded, place: int, at: int) -> None:
+        """Decode a unit into a window, as its unit ``place``, from row ``at`` on.
+
+        Raises:
+            UserError: a file is damaged or holds a value that its column's kind does not allow.
+        """
+        data = self.dataset
+        unit = data.units[number]
+        file = data.files[unit.file]
+        table = file.read(unit.groups, data.table_columns.feature_names())
+        own = np.flatnonzero(self._of_unit(unit))
+        chosen = None if len(own) == unit.rows else own
+        try:
+            window.write(place, at, table, chosen, own + unit.first_row)
+        except CellError as error:
+            raise UserError(f"{file.source}: {error}") from error
+
+
+class _Window:
+    """Units that are decoded together, and the order of their rows."""
+
+    def __init__(
+        self,
+        view: TableView,
+        units: Sequence[int],
+        pool: ThreadPoolExecutor,
+        seed: tuple[int, int, int] | None,
+    ) -> None:
+        rows = [int(view.unit_rows[number]) for number in units]
+        total = sum(rows)
+        self._decoded = Decoded(
+            view.dataset.table_columns, total, len(units), in_order=seed is None
+        )
+        starts = np.cumsum([0, *rows]).tolist()
+        self._reads: list[Future[None]] = [
+            pool.submit(view.read, number, self._decoded, place, starts[place])
+            for place, number in enumerate(units)
+        ]
+        self._order = None if seed is None else np.random.default_rng(seed).permutation(total)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def decoded(self) -> Decoded:
+        """The rows, once all units are read."""
+        with self._lock:
+            if not self._closed:
+                for read in self._reads:
+                    read.result()
+                self._decoded.close()
+                self._closed = True
+        return self._decoded
+
+    def rows(self, start: int, stop: int) -> Rows | slice:
+        """The rows at these places of the window's order."""
+        return slice(start, stop) if self._order is None else self._order[start:stop]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    window: _Window
+    start: int
+    stop: int
+
+
+class TableOrder:
+    """One epoch; see `EpochOrder`."""
+
+    def __init__(self, view: TableView, epoch: int, *, seed: int | None, threads: int) -> None:
+        self._view = view
+        self._key = None if seed is None else (seed, epoch)
+        numbers = range(len(view.dataset.units))
+        order: Sequence[int] = numbers
+        if self._key is not None:
+            order = np.random.default_rng(self._key).permutation(len(numbers)).tolist()
+        self._units = view.windows(order, whole=self._key is None)
+        sizes = [sum(int(view.unit_rows[n]) for n in window) for window in self._units]
+        self._bounds = np.cumsum([0, *sizes])
+        self._ahead = 1 if self._key is not None else threads
+        self._pool = ThreadPoolExecutor(threads, "tessera-decode")
+        self._open: dict[int, _Window] = {}
+
+    def place(self, start: int, stop: int) -> list[_Piece]:
+        """See `EpochOrder.place`."""
+        pieces = []
+        number = int(np.searchsorted(self._bounds, start, side="right")) - 1
+        while start < stop:
+            first, end = int(self._bounds[number]), int(self._bounds[number + 1])
+            window = self._window(number)
+            pieces.append(_Piece(window, start - first, min(stop, end) - first))
+            start = min(stop, end)
+            number += 1
+        return pieces
+
+    def _window(self, number: int) -> _Window:
+        for old in [key for key in self._open if key < number]:
+            del self._open[old]
+        for key in range(number, min(number + self._ahead + 1, len(self._units))):
+            if key not in self._open:
+                # key + 1: a trailing 0 would be the generator that drew the units
+                seed = None if self._key is None else (*self._key, key + 1)
+                self._open[key] = _Window(self._view, self._units[key], self._pool, seed)
+        return self._open[number]
+
+    def gather(self, pieces: list[_Piece]) -> Batch:
+        """See `EpochOrder.gather`."""
+        cut = [p.window.decoded().cut(p.window.rows(p.start, p.stop)) for p in pieces]
+        return _batch(self._view.dataset, cut)
+
+    def close(self) -> None:
+        """Stop the threads after what they read just now."""
+        self._pool.shutdown(cancel_futures=True)
+        self._open.clear()
+
+
+def _batch(dataset: TableDataset, cuts: list[Cut]) -> Batch:
+    columns = dataset.table_columns
+    cuts = cuts or [no_rows(columns)]
+    rows = _joined([cut.rows for cut in cuts])
+    lengths, values = [], []
+    for of_feature in zip(*(cut.single for cut in cuts), strict=True):
+        for ids, present in of_feature:
+            values.append(ids if present is None else ids[present])
+            ones = np.ones(len(ids), np.int32)
+            lengths.append(ones if present is None else present.astype(np.int32))
+    singles = sum(map(len, values))
+    lists = [Jagged.joined(list(parts)) for parts in zip(*(cut.lists for cut in cuts), strict=True)]
+    labels = dataset.index.labels[rows]
+    weights = dataset.index.weights
+    return make_batch(
+        dense=_joined([cut.dense for cut in cuts]),
+        keys=columns.columns.sparse_names,
+        lengths=np.concatenate([*lengths, *(part.lengths for part in lists)]),
+        values=np.concatenate([*values, *(part.values for part in lists)]),
+        labels=labels[:, 0] if labels.shape[1] == 1 else labels,
+        value_weights=_value_weights(singles, lists),
+        weights=None if weights is None else weights[rows],
+        row_numbers=rows,
+    )
+
+
+def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _value_weights(singles: int, lists: list[Jagged]) -> npt.NDArray[np.float32] | None:
+    """The weights of all ids of a batch, 1 where a feature has none; None if none has any."""
+    if all(part.weights is None for part in lists):
+        return None
+    parts = [np.ones(singles, np.float32)]
+    for part in lists:
+        ones = np.ones(len(part.values), np.float32)
+        parts.append(ones if part.weights is None else part.weights)
+    return np.concatenate(parts)

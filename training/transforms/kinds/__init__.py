@@ -1,0 +1,1 @@
+"""The transforms, one file each; `tessera.training.transforms.transform` registers and parses them."""
