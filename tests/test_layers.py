@@ -40,6 +40,14 @@ MAY_IMPORT = {
         "tessera.serving.inspect",
         *SERVING_BASE,
     ),
+    "tessera.serving.offline": (
+        "tessera.kernels",
+        "tessera.training",
+        "tessera.serving.client",
+        "tessera.serving.inspect",
+        "tessera.serving.packaging",
+        *SERVING_BASE,
+    ),
     "tessera.serving.commands": ("tessera.kernels", "tessera.serving"),
     # Measurements look at everything.
     "tessera.serving.bench": ("tessera.kernels", "tessera.training", "tessera.serving"),
