@@ -62,6 +62,8 @@ COLUMNS = FeatureColumns(
         for name in SPARSE_NAMES
     ),
     labels=(LabelColumn(name="positive"),),
+    user_id="user",
+    item_id="item",
 )
 
 LAYOUT = 3

@@ -7,7 +7,7 @@ architecture adds fields of its own in a module of `tessera.training.models.arch
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tessera.errors import UserError
 from tessera.training import field_checks as check
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from tessera.training.models.inputs import ModelInputs
+    from tessera.training.models.retrieval import RetrievalSettings
 
 
 def _check_lookup(section: TableConfig | ModelConfig) -> None:
@@ -86,6 +87,8 @@ class ModelConfig:
         implied={"factory": "custom"},
         package="tessera.training.models.architectures",
     )
+    scores: ClassVar[Literal["logits", "raw"]] = "logits"
+    """What a binary label's outputs are: ``logits`` are served as probabilities, ``raw`` as they are."""
 
     arch: str = "dlrm"
     embedding_dim: int = 16
@@ -132,6 +135,13 @@ class ModelConfig:
         stands for the label's number, from 0, and there is a layer with one output for each.
         """
         raise NotImplementedError
+
+    def retrieval(self) -> RetrievalSettings | None:
+        """How it is trained for retrieval; None: by the losses of its labels.
+
+        What `build` returns is then a `tessera.training.models.retrieval.RetrievalArch`.
+        """
+        return None
 
     def require_one_dim(self) -> None:
         """Check that no feature has an embedding dimension of its own.

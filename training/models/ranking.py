@@ -95,6 +95,8 @@ class RankingModel(nn.Module):
             labels=self.labels,
             embedding_init=config.embedding_init,
             device=device,
+            dense_names=tuple(own.dense_names),
+            sides=own.sides,
         )
         self.arch = config.build(inputs)
         self._logit_layers = {

@@ -32,12 +32,14 @@ COLUMNS = (
     "embedding_learning_rate",
     "samples_per_second",
     "label",
+    "recall",
+    "ndcg",
 )
 """``split`` is ``train`` (``loss``: mean since the row before) or ``valid``.
 
 ``loss`` of a label is its log loss, or its mean squared error.  Of several labels there is one row
 for all, whose ``loss`` is the weighted sum and whose ``auc`` is the mean, and one row for each, which
-has its name under ``label``.
+has its name under ``label``.  ``recall`` and ``ndcg`` are those of models for retrieval.
 """
 
 
@@ -73,8 +75,8 @@ class MetricsLog:
         self._stream.flush()
         if self._events is not None:
             of_label = f"{row['label']}/" if "label" in row else ""
-            for name in COLUMNS[4:-1]:
-                if name in row:
+            for name in COLUMNS[4:]:
+                if name in row and name != "label":
                     self._events.add_scalar(
                         f"{row['split']}/{of_label}{name}", row[name], row["step"]
                     )
@@ -91,12 +93,17 @@ def read_metrics(path: Path) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(stream) if None not in row.values()]
 
 
+def _is_whole(row: dict[str, str]) -> bool:
+    """Whether it has all columns; earlier versions did not have those of retrieval."""
+    return set(COLUMNS[:-2]) <= row.keys() <= set(COLUMNS)
+
+
 def _cut_back(path: Path, step: int) -> None:
     try:
         rows = read_metrics(path) if path.exists() else []
     except (csv.Error, UnicodeDecodeError):
         rows = [{}]
-    if not all(row.keys() == set(COLUMNS) and row["step"].isdigit() for row in rows):
+    if not all(_is_whole(row) and row["step"].isdigit() for row in rows):
         raise UserError(
             f"{path} is damaged; delete it and resume again (its curves then begin there)"
         )
