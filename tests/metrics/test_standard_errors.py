@@ -72,7 +72,7 @@ def test_clustered_and_paired_errors_are_those_of_a_cluster_bootstrap():
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say():
-    """Of 250 samples, 95% intervals miss about 12; what is asserted is within 4 binomial deviations."""
+    """Of 250 samples a 95% interval misses about 12; allowed are 4 binomial deviations from that."""
     one, two, clicked, people = users_clicks(20_000, 99)
     truth, other = all_metrics(one, clicked, people), all_metrics(two, clicked, people)
     samples = 250
