@@ -10,16 +10,24 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from tessera.training.metrics.binary import (
+    BINARY_METRICS,
     accuracy,
     auc_estimate,
-    binary_estimates,
     calibration_table,
     curves,
     sigmoid,
 )
 from tessera.training.metrics.estimate import mean_of
 from tessera.training.metrics.ranking import GroupRanking, gauc, ndcg_at_k, recall_at_k
-from tessera.training.metrics.regression import regression_estimates
+from tessera.training.metrics.regression import REGRESSION_METRICS
+
+
+def binary_estimates(p, y, w=None):
+    return {name: metric(p, y, w) for name, metric in BINARY_METRICS.items()}
+
+
+def regression_estimates(p, y, w=None):
+    return {name: metric(p, y, w) for name, metric in REGRESSION_METRICS.items()}
 
 
 def clicks(rows, seed, *, decimals=2):

@@ -5,12 +5,20 @@ import math
 import numpy as np
 import pytest
 
-from tessera.training.metrics.binary import binary_estimates, sigmoid
+from tessera.training.metrics.binary import BINARY_METRICS, sigmoid
 from tessera.training.metrics.estimate import codes_of, mean_of
 from tessera.training.metrics.ranking import GroupRanking
-from tessera.training.metrics.regression import regression_estimates
+from tessera.training.metrics.regression import REGRESSION_METRICS
 
-METRICS = ("auc", "log_loss", "normalised_entropy", "calibration", "accuracy")
+METRICS = tuple(BINARY_METRICS)
+
+
+def binary_estimates(p, y, w=None):
+    return {name: metric(p, y, w) for name, metric in BINARY_METRICS.items()}
+
+
+def regression_estimates(p, y, w=None):
+    return {name: metric(p, y, w) for name, metric in REGRESSION_METRICS.items()}
 
 
 def users_clicks(users, seed, *, rows=(5, 40)):
@@ -72,7 +80,7 @@ def test_clustered_and_paired_errors_are_those_of_a_cluster_bootstrap():
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say():
-    """Of 250 samples a 95% interval misses about 12; allowed are 4 binomial deviations from that."""
+    """A 95% interval misses 12 of 250 samples on average; 4 binomial deviations more are allowed."""
     one, two, clicked, people = users_clicks(20_000, 99)
     truth, other = all_metrics(one, clicked, people), all_metrics(two, clicked, people)
     samples = 250

@@ -7,6 +7,7 @@ Weights ``[N]``, where they are taken, say how many rows a row stands for.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,12 +100,19 @@ def row_log_loss_of_logits(logits: Numbers, labels: Numbers) -> Floats:
     return np.logaddexp(0.0, x) - x * labels
 
 
-def normalised_entropy(row_losses: Numbers, labels: Numbers, weights: Numbers | None) -> Estimate:
+def log_loss(predictions: Numbers, labels: Numbers, weights: Numbers | None = None) -> Estimate:
+    """The mean of `row_log_loss`, in nats."""
+    return mean_of(row_log_loss(predictions, labels), weights)
+
+
+def normalised_entropy(
+    predictions: Numbers, labels: Numbers, weights: Numbers | None = None
+) -> Estimate:
     """Log loss over the entropy of the mean label: below 1 is better than to predict the mean.
 
     He et al. 2014, "Practical lessons from predicting clicks on ads at Facebook".  NaN for one class.
     """
-    loss, rate = mean_of(row_losses, weights), mean_of(labels, weights)
+    loss, rate = log_loss(predictions, labels, weights), mean_of(labels, weights)
     if not 0.0 < rate.value < 1.0:
         return undefined(len(labels))
     entropy = binary_entropy(rate.value)
@@ -129,18 +137,17 @@ def accuracy(predictions: Numbers, labels: Numbers, weights: Numbers | None = No
     return mean_of((np.asarray(predictions) >= 0.5) == (np.asarray(labels) != 0), weights)
 
 
-def binary_estimates(
-    predictions: Numbers, labels: Numbers, weights: Numbers | None = None
-) -> dict[str, Estimate]:
-    """All metrics of a label's predictions ``[N]`` by name; ``log_loss`` is in nats."""
-    losses = row_log_loss(predictions, labels)
-    return {
-        "auc": auc_estimate(predictions, labels, weights),
-        "log_loss": mean_of(losses, weights),
-        "normalised_entropy": normalised_entropy(losses, labels, weights),
-        "calibration": calibration(predictions, labels, weights),
-        "accuracy": accuracy(predictions, labels, weights),
-    }
+Metric = Callable[[Numbers, Numbers, Numbers | None], Estimate]
+"""A function of predictions, labels and weights, each ``[N]``."""
+
+BINARY_METRICS: dict[str, Metric] = {
+    "auc": auc_estimate,
+    "log_loss": log_loss,
+    "normalised_entropy": normalised_entropy,
+    "calibration": calibration,
+    "accuracy": accuracy,
+}
+"""All metrics of a label that is 0 or 1, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
