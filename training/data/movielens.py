@@ -64,7 +64,7 @@ SPARSE_NAMES: tuple[Feature, ...] = (
 )  # fmt: skip
 """The features of a config that names none."""
 CHOSEN_NAMES: tuple[Feature, ...] = ("dislikes", "zip_region", "zip_prefix")
-"""Those that only a config that names them has."""
+"""The features that a model has only if its config names them."""
 DENSE_NAMES = ("user_ratings", "user_positive", "item_ratings", "item_positive")
 _TRANSFORMS: Mapping[str, Any] = {
     "user_ratings": "log1p",
@@ -240,7 +240,7 @@ def _histories(
 
 
 def zip_region(user: User) -> tuple[int, ...]:
-    """A bag with the id of the zip code's first character, or without if it is no digit or letter."""
+    """A bag with the id of the zip code's first character; an empty one if it is something else."""
     first = user.zip_code[:1].upper()
     if not (first.isascii() and first.isalnum()):
         return ()
@@ -248,7 +248,7 @@ def zip_region(user: User) -> tuple[int, ...]:
 
 
 def zip_prefix(user: User) -> tuple[int, ...]:
-    """A bag with the number that the zip code's first three digits are; without if they are none."""
+    """A bag with the number that the first three digits make; an empty one where they are not digits."""
     prefix = user.zip_code[:3]
     return (int(prefix),) if len(prefix) == 3 and prefix.isascii() and prefix.isdigit() else ()
 
