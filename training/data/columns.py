@@ -35,6 +35,8 @@ Kind = Literal[
 SparseKind = Literal["categorical", "categorical_list", "sequence", "weighted_list"]
 Side = FeatureSide
 Task = Literal["binary", "regression"]
+ServedTask = Literal["binary", "regression", "score"]
+"""What an output of a package is: a probability, a value, or a score that only ranks."""
 
 LIST_KINDS = ("categorical_list", "sequence", "weighted_list")
 SPARSE_KINDS = ("categorical", *LIST_KINDS)

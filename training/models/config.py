@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tessera.training.models.retrieval import RetrievalSettings
 
 
-_MIXED = "dlrm_dcn, mmoe, ple, din and sasrec"
+_MIXED = "dlrm_dcn, mmoe, ple, din, sasrec and two_tower"
 """The architectures whose tables may have different dimensions."""
 
 MAX_AUTO_DIM = 64

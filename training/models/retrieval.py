@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.errors import UserError
-from tessera.training.models.inputs import ModelInputs
+from tessera.training.models.inputs import ModelInputs, SparseFeature
 from tessera.training.models.ranking import MissingValueEncoder, RankingModel
 from tessera.training.modules.choices import FeatureSide
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
@@ -145,7 +145,7 @@ class TowerModel(nn.Module):
         assert isinstance(model.arch, RetrievalArch)
         self.arch = model.arch.one(side, inputs)
 
-    def data_features(self) -> tuple[object, ...]:
+    def data_features(self) -> tuple[SparseFeature, ...]:
         """The sparse features that `forward` is given."""
         return self.features[: self._given]
 
