@@ -16,8 +16,9 @@ from tessera.serving.package.runner import HostBatch, Runner
 from tessera.serving.package.schema import InputSchema
 from tessera.serving.packaging.inputs import named_outputs
 from tessera.training.data.columns import ServedTask
+from tessera.training.metrics.binary import auc
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
-from tessera.training.trainer.metrics import auc, evaluate_probabilities
+from tessera.training.trainer.metrics import evaluate_probabilities
 
 LabelledBatch = tuple[Sequence[Tensor | KeyedJaggedTensor], Tensor]
 """The arguments of a module, and the labels ``[B]`` of its first output or ``[B, L]`` of its first ``L``."""
