@@ -181,6 +181,7 @@ TRAINING_ORDER = (
     "models",
     "data",
     "config",
+    "config_reference",
     "trainer",
     "trained",
     "bench",
