@@ -87,7 +87,7 @@ class Outer(Inner):
 
 @dataclass(frozen=True, kw_only=True)
 class Root:
-    """The root."""
+    """What a whole file holds."""
 
     outer: Outer
 
