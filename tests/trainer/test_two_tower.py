@@ -19,7 +19,8 @@ from tessera.training.config import load_config
 from tessera.training.data.catalogue import collect
 from tessera.training.data.loader import BatchLoader
 from tessera.training.data.opening import open_data
-from tessera.training.models.retrieval import RetrievalSettings, tower_model
+from tessera.training.models.config import RetrievalSettings
+from tessera.training.models.retrieval import tower_model
 from tessera.training.trained import load_trained
 from tessera.training.trainer.logs import read_metrics
 from tessera.training.trainer.retrieval import ItemSampler, softmax_losses

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from tessera.training.models.inputs import ModelInputs
-    from tessera.training.models.retrieval import RetrievalSettings
 
 
 _MIXED = "dlrm_dcn, mmoe, ple, din, sasrec and two_tower"
@@ -82,6 +81,14 @@ class TableConfig:
         _check_dim(self, "dim")
         if self.table is not None and (not self.table or "." in self.table):
             raise UserError(f"table is {self.table!r}; give a name without a dot")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrievalSettings:
+    """How a model for retrieval is trained; see `TwoTowerConfig` for the fields."""
+
+    sampled_negatives: int
+    popularity_correction: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ Shapes: ``B`` samples, ``N`` dense columns, ``D`` numbers of a vector.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -23,14 +22,6 @@ from tessera.training.transforms.preprocessor import Preprocessor
 from tessera.training.transforms.subset import preprocessor_of
 
 TowerSide = Literal["user", "item"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RetrievalSettings:
-    """How a model for retrieval is trained; see `TwoTowerConfig` for the fields."""
-
-    sampled_negatives: int
-    popularity_correction: bool
 
 
 class OneTower(nn.Module):

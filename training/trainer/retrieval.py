@@ -22,7 +22,7 @@ from torch.nn import functional
 from tessera.training.data.batch import Batch
 from tessera.training.data.catalogue import Catalogue, single_ids
 from tessera.training.data.item_rows import with_items
-from tessera.training.models.retrieval import RetrievalSettings
+from tessera.training.models.config import RetrievalSettings
 from tessera.training.trainer.ranks import Ranks
 
 _DRAWS = 0x6E65_6761  # sets this generator apart from those of the epochs' orders

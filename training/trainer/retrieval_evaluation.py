@@ -20,7 +20,7 @@ from tessera.training.data.catalogue import Catalogue, collect, required_item_id
 from tessera.training.data.columns import FeatureColumns
 from tessera.training.data.dataset import View
 from tessera.training.data.item_rows import items_alone
-from tessera.training.models.retrieval import RetrievalSettings
+from tessera.training.models.config import RetrievalSettings
 from tessera.training.trainer.ranks import Ranks
 from tessera.training.trainer.retrieval_metrics import RetrievalEvaluation, best_items, gains
 
