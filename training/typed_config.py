@@ -16,6 +16,7 @@ from __future__ import annotations
 import collections.abc
 import contextlib
 import dataclasses
+import datetime as dt
 import difflib
 import types
 import typing
@@ -239,6 +240,8 @@ def _scalar(annotation: Any, value: Any) -> tuple[bool, Any]:
         return _float(value)
     if annotation is int:
         return isinstance(value, int) and not isinstance(value, bool), value
+    if annotation is str and isinstance(value, dt.date):
+        return True, str(value)  # YAML reads 2026-01-31 as a date
     if annotation in (bool, str, type(None)):
         return isinstance(value, annotation), value
     return annotation is Any, value
