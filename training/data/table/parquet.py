@@ -87,10 +87,10 @@ class TableFile:
     def groups_of(
         self, groups: Sequence[int], first: int, end: int
     ) -> tuple[Sequence[int], int, int]:
-        """Those of neighbouring row groups that have rows ``first`` to ``end - 1`` of them all.
+        """Find which of these row groups hold rows ``first`` to ``end - 1``, counted in all of them.
 
         Returns:
-            their numbers, how many rows lie before them, and how many they have.
+            the numbers of those groups, the number of rows before them, and their number of rows.
         """
         ends = np.cumsum([self.metadata.row_group(number).num_rows for number in groups])
         begin = int(np.searchsorted(ends, first, side="right"))
