@@ -93,7 +93,7 @@ class Catalogue:
         return places
 
     def items_of(self, users: Ids) -> tuple[Ids, Ids]:
-        """Of each user, where its items begin in ``known[1]`` and how many they are, both ``[n]``."""
+        """Where each user's items begin in ``known[1]`` and how many they are, both ``[n]``."""
         assert self.known is not None, "the data has no user_id"
         starts = np.searchsorted(self.known[0], users, side="left")
         return starts, np.searchsorted(self.known[0], users, side="right") - starts

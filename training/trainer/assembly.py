@@ -89,13 +89,13 @@ class Assembly:
         )
 
     def vectors(self, step: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of a model for retrieval, the users' and the items' vectors of a batch, both ``[B, D]``."""
+        """The users' and the items' vectors ``[B, D]`` of a batch; the model is one for retrieval."""
         module = self.model.module
         assert isinstance(module, ModelWithLoss)
         return module.vectors(step.batch)
 
     def product(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Of a model for retrieval, the logits ``[B, 1]`` of pairs of vectors."""
+        """The logits ``[B, 1]`` of pairs of vectors; the model is one for retrieval."""
         arch = self.model.module.arch
         assert isinstance(arch, RetrievalArch)
         return arch.product(users, items)

@@ -146,7 +146,7 @@ class SplitEvaluation:
     def to_json(self) -> dict[str, int | float | None]:
         """The metrics of one label by name; of several also ``loss`` and ``auc``, the mean.
 
-        Of a model for retrieval they are those of retrieval and the AUC: its scores are no probabilities.
+        Of a model for retrieval they are those of retrieval and the AUC: its scores are not probabilities.
         The names of several labels' metrics begin with the label's: ``clicked.auc``.
         """
         if self.retrieval is not None and isinstance(self.only, Evaluation):

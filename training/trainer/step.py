@@ -125,7 +125,7 @@ class ModelWithLoss(nn.Module):
         return loss, (total.detach(), outputs.detach())
 
     def vectors(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Of a model for retrieval, the users' vectors ``[B, D]`` and all items' of the batch."""
+        """The users' vectors ``[B, D]`` and those of all items of the batch; the model is for retrieval."""
         arch: Any = self.arch
         dense = self.encoder(batch.dense_features, batch.sparse_features.stride())
         found: tuple[Tensor, Tensor] = arch.vectors(dense, batch.sparse_features, users=batch.size)
