@@ -155,6 +155,7 @@ TRAINING_ORDER = (
     "lazy_names",
     "field_checks",
     "variants",
+    "metrics",
     "bounded_yaml",
     "config_source",
     "typed_config",

@@ -272,7 +272,7 @@ _DATA_KEYS_BEFORE_FORMATS = {
 }
 
 
-_MODEL_KEYS_SINCE = {"embedding_dropout", "batch_norm"}
+_MODEL_KEYS_SINCE = {"embedding_dropout", "batch_norm", "concat", "first_order", "fm"}
 """The keys of a DLRM that a resolved config of before 0.7 did not hold."""
 
 
