@@ -7,8 +7,7 @@ held-out rows know is measured both ways (``data.features_until``): every earlie
 those that were trained on (``train``).  Training rows know the same either way, so one training serves
 both.
 
-Every architecture is trained with each of `SETTINGS`, over ``configs/movielens.yaml``, to the end of its
-last epoch.  The one with the best validation AUC, the mean of both ways, is trained with more seeds.  The
+Every architecture is trained with each of `SETTINGS`, to the end of its last epoch.  The one with the best validation AUC, the mean of both ways, is trained with more seeds.  The
 logistic regression's ``C`` and LightGBM's leaves and rounds are chosen likewise among `INVERSE_L2` and
 `LEAVES` times `ROUNDS`, and both are given every set of features that a setting has.  The test rows
 choose nothing.
@@ -32,13 +31,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 
 from tessera.training.bench import peers
 from tessera.training.bench.clustered import Values, mean_aucs, user_weights
 from tessera.training.bench.harness import arguments, machine
-from tessera.training.bench.trials import Scored, Trials, first_labels, train_and_score
-from tessera.training.config import SHIPPED_CONFIGS, ExperimentConfig
+from tessera.training.bench.trials import Scored, Trials, train_and_score
+from tessera.training.config import ExperimentConfig
 from tessera.training.data import movielens
 from tessera.training.data.config import DataConfig
 from tessera.training.data.dataset import DatasetView, DataSplits, View
@@ -71,11 +69,10 @@ SEVERAL_LABELS = ("mmoe", "ple")
 _WITHOUT_USER = (
     "item", "gender", "age", "occupation", "year", "genres", "history", "dislikes",
 )  # fmt: skip
-_EVERY = (*movielens.SPARSE_NAMES, *movielens.CHOSEN_NAMES)
 FEATURES = {
     "default": movielens.SPARSE_NAMES,
     "no user": _WITHOUT_USER,
-    "all": _EVERY,
+    "zip": (*_WITHOUT_USER, *movielens.CHOSEN_NAMES[1:]),
 }
 """The sets of features that were tried."""
 _TABLES: dict[str, dict[str, Any]] = {
@@ -87,17 +84,31 @@ _TABLES: dict[str, dict[str, Any]] = {
     "zip_prefix": {"rows": 1_000},
 }
 
+_MODEL: dict[str, Any] = {
+    "embedding_dim": 16,
+    "rows": 200,
+    "dense_layers": [64],
+    "over_layers": [128],
+    "dropout": 0.5,
+    "embedding_init": 0.3,
+}
+_TRAIN: dict[str, Any] = {"batch_size": 1024, "schedule": {"kind": "linear"}, "metric": "auc"}
 _SGD = {
     "model.embedding_init": 0.3,
     "train.dense_optimizer": {"name": "adam", "learning_rate": 5.0e-3},
     "train.embedding_optimizer": {"name": "sgd", "learning_rate": 10.0},
     "train.epochs": 2,
 }
+_L2 = {
+    **_SGD,
+    "train.embedding_optimizer": {"name": "sgd", "learning_rate": 10.0, "weight_decay": 0.01},
+}
 _SLOW_SGD = {
     **_SGD,
     "model.embedding_init": 0.1,
     "train.dense_optimizer": {"name": "adam", "learning_rate": 1.0e-3},
     "train.embedding_optimizer": {"name": "sgd", "learning_rate": 3.0},
+    "train.epochs": 4,
 }
 _ADAGRAD = {
     **_SLOW_SGD,
@@ -107,18 +118,54 @@ _ADAGRAD = {
         "learning_rate": 0.01,
         "weight_decay": 0.1,
     },
+    "train.epochs": 2,
 }
+FIRST = "model.first_order"
+_DROPPED = {"model.embedding_dropout": 0.3}
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "SGD": ("default", _SGD),
-    "SGD, no user": ("no user", _SGD),
-    "slow SGD": ("default", _SLOW_SGD),
-    "slow SGD, no user": ("no user", _SLOW_SGD),
-    "slow SGD, no user, 1 epoch": ("no user", {**_SLOW_SGD, "train.epochs": 1}),
-    "slow SGD, no user, 4 epochs": ("no user", {**_SLOW_SGD, "train.epochs": 4}),
-    "Adagrad, no user": ("no user", _ADAGRAD),
-    "SGD, no user, embedding dropout": ("no user", {**_SGD, "model.embedding_dropout": 0.3}),
+    "no user": ("no user", _SGD),
+    "no user, embedding dropout": ("no user", {**_SGD, **_DROPPED}),
+    "no user, embedding dropout, L2": ("no user", {**_L2, **_DROPPED}),
+    "no user, first order, L2": ("no user", {**_L2, FIRST: True}),
+    "no user, slow SGD, embedding dropout": ("no user", {**_SLOW_SGD, **_DROPPED}),
+    "no user, Adagrad": ("no user", _ADAGRAD),
 }
 """How the models are trained: the features' name and the keys."""
+
+_SGD_AT_1 = {
+    **_SGD,
+    **_DROPPED,
+    "model.embedding_init": 0.1,
+    "train.embedding_optimizer": {"name": "sgd", "learning_rate": 1.0},
+}
+DEEPFM_SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "no user, SGD at 1, embedding dropout": ("no user", _SGD_AT_1),
+    "no user, SGD at 1, embedding dropout .5": (
+        "no user",
+        {**_SGD_AT_1, "model.embedding_dropout": 0.5},
+    ),
+    "no user, SGD at 1, embedding dropout, L2": (
+        "no user",
+        {
+            **_SGD_AT_1,
+            "train.embedding_optimizer": {"name": "sgd", "learning_rate": 1.0, "weight_decay": 0.1},
+        },
+    ),
+    "no user, Adagrad, embedding dropout, L2": (
+        "no user",
+        {
+            **_ADAGRAD,
+            "model.embedding_dropout": 0.5,
+            "train.embedding_optimizer": {
+                "name": "rowwise_adagrad",
+                "learning_rate": 0.005,
+                "weight_decay": 1.0,
+            },
+        },
+    ),
+}
+"""Those of ``deepfm`` besides: its sum over all pairs of vectors diverges at the others' rates."""
 
 INVERSE_L2 = (0.0001, 0.0003, 0.001, 0.003, 0.01)
 LEAVES = (7, 15, 31)
@@ -160,7 +207,7 @@ class Bench:
 
     def run(self, arch: str, setting: str, seed: int) -> Scored | None:
         """One training, scored on the held-out rows of both ways; None if the time is up."""
-        name, keys = SETTINGS[setting]
+        name, keys = settings_of(arch)[setting]
         features = FEATURES[name]
         labels = ("positive", "top") if arch in SEVERAL_LABELS else ("positive",)
         plain = self._plain(arch, features, keys, seed)
@@ -182,11 +229,9 @@ class Bench:
         self, arch: str, features: Sequence[str], keys: Mapping[str, Any], seed: int
     ) -> dict[str, Any]:
         """The sections ``model``, ``train`` and ``run`` of a config."""
-        file = SHIPPED_CONFIGS / "movielens.yaml"
-        shipped = yaml.safe_load(file.read_text(encoding="utf-8"))
         plain = {
-            "model": {**shipped["model"], "arch": arch},
-            "train": {**shipped["train"], "seed": seed},
+            "model": {**_MODEL, "arch": arch},
+            "train": {**_TRAIN, "seed": seed},
             "run": {"report": False, "tensorboard": False},
         }
         plain["model"]["tables"] = {name: own for name, own in _TABLES.items() if name in features}
@@ -203,7 +248,7 @@ class Bench:
         plain["train"]["eval_every_epochs"] = plain["train"]["epochs"]
         return plain
 
-    def peers(self) -> dict[str, dict[str, Scored]]:
+    def peer_runs(self) -> dict[str, dict[str, Scored]]:
         """Every setting of the peers, by the peer's name."""
         linear = {f"C={c:g}": partial(peers.logistic_regression, inverse_l2=c) for c in INVERSE_L2}
         boosted = {
@@ -256,6 +301,15 @@ class Bench:
 
 
 Peer = Callable[[peers.Plain, peers.Plain], peers.Scores]
+
+
+def settings_of(arch: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The settings that the architecture is tried with."""
+    if arch != "deepfm":
+        return SETTINGS
+    # It has the first-order term in any case.
+    own = {name: setting for name, setting in SETTINGS.items() if FIRST not in setting[1]}
+    return own | DEEPFM_SETTINGS
 
 
 def valid_auc(scored: Scored) -> float:
@@ -317,14 +371,14 @@ def main() -> None:
         models: dict[str, list[Scored]] = {}
         chosen: dict[str, tuple[str, str]] = {}
         for arch in args.only or ARCHITECTURES:
-            tried = {setting: bench.run(arch, setting, 0) for setting in SETTINGS}
+            tried = {setting: bench.run(arch, setting, 0) for setting in settings_of(arch)}
             known = {setting: scored for setting, scored in tried.items() if scored is not None}
             if known:
                 setting, scored = best(known)
                 name = f"`{arch}`, {setting} (of {len(known)})"
                 models[name], chosen[name] = [scored], (arch, setting)
         boosted = ""
-        for peer, found in bench.peers().items():
+        for peer, found in bench.peer_runs().items():
             setting, scored = best(found)
             boosted = f"{peer}, {setting} (of {len(found)})"
             models[boosted] = [scored]

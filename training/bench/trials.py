@@ -79,7 +79,8 @@ class Trials:
             whole = file.with_suffix(".tmp.npz")
             scores = {f"scores {name}": values for name, values in found.scores.items()}
             labels = {f"labels {name}": values for name, values in found.labels.items()}
-            np.savez(whole, **scores, **labels)
+            arrays: dict[str, Any] = {**scores, **labels}
+            np.savez(whole, **arrays)
             whole.rename(file)
             line = {**what, **{name: round(value, 2) for name, value in seconds.items()}}
             with (self._folder / "runs.jsonl").open("a") as runs:
