@@ -7,7 +7,7 @@ held-out rows know is measured both ways (``data.features_until``): every earlie
 those that were trained on (``train``).  Training rows know the same either way, so one training serves
 both.
 
-Every architecture is trained with each of `SETTINGS`, to the end of its last epoch.  The one with the best validation AUC, the mean of both ways, is trained with more seeds.  The
+Every architecture is trained with each of its settings, to the end of its last epoch.  The one with the best validation AUC, the mean of both ways, is trained with more seeds.  The
 logistic regression's ``C`` and LightGBM's leaves and rounds are chosen likewise among `INVERSE_L2` and
 `LEAVES` times `ROUNDS`, and both are given every set of features that a setting has.  The test rows
 choose nothing.
@@ -33,11 +33,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.training.bench import peers
+from tessera.training.bench.architecture_settings import (
+    ARCHITECTURES,
+    FEATURES,
+    SEVERAL_LABELS,
+    model_and_train,
+    settings_of,
+)
 from tessera.training.bench.clustered import Values, mean_aucs, user_weights
 from tessera.training.bench.harness import arguments, machine
 from tessera.training.bench.trials import Scored, Trials, train_and_score
 from tessera.training.config import ExperimentConfig
-from tessera.training.data import movielens
 from tessera.training.data.config import DataConfig
 from tessera.training.data.dataset import DatasetView, DataSplits, View
 from tessera.training.data.opening import open_data
@@ -45,130 +51,8 @@ from tessera.training.typed_config import to_plain
 
 WAYS = ("row", "train")
 
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "dlrm": {},
-    "dlrm_dcn": {"model.dcn_num_layers": 2, "model.dcn_low_rank_dim": 16},
-    "deepfm": {},
-    "din": {"model.sequence_length": 20},
-    "sasrec": {
-        "model.sequence": "history",
-        "model.candidate": "item",
-        "model.sequence_length": 20,
-        "model.blocks": 1,
-    },
-    "mmoe": {"model.experts": 4, "model.expert_layers": [64], "model.tower_layers": [32]},
-    "ple": {"model.levels": 1, "model.expert_layers": [64], "model.tower_layers": [32]},
-}
-"""What each architecture has of its own."""
-
-WITHOUT_BOTTOM = ("mmoe", "ple", "din", "sasrec")
-"""The architectures that take the dense values as they are."""
-SEVERAL_LABELS = ("mmoe", "ple")
-"""The architectures with towers in the place of a top MLP."""
-
-_WITHOUT_USER = (
-    "item", "gender", "age", "occupation", "year", "genres", "history", "dislikes",
-)  # fmt: skip
-FEATURES = {
-    "default": movielens.SPARSE_NAMES,
-    "no user": _WITHOUT_USER,
-    "zip": (*_WITHOUT_USER, *movielens.CHOSEN_NAMES[1:]),
-}
-"""The sets of features that were tried."""
-_TABLES: dict[str, dict[str, Any]] = {
-    "user": {"rows": 10_000},
-    "item": {"rows": 5_000, "table": "item_table", "pooling": "mean"},
-    "history": {"rows": 5_000, "table": "item_table", "pooling": "mean"},
-    "dislikes": {"rows": 5_000, "table": "item_table", "pooling": "mean"},
-    "genres": {"pooling": "mean"},
-    "zip_prefix": {"rows": 1_000},
-}
-
-_MODEL: dict[str, Any] = {
-    "embedding_dim": 16,
-    "rows": 200,
-    "dense_layers": [64],
-    "over_layers": [128],
-    "dropout": 0.5,
-    "embedding_init": 0.3,
-}
-_TRAIN: dict[str, Any] = {"batch_size": 1024, "schedule": {"kind": "linear"}, "metric": "auc"}
-_SGD = {
-    "model.embedding_init": 0.3,
-    "train.dense_optimizer": {"name": "adam", "learning_rate": 5.0e-3},
-    "train.embedding_optimizer": {"name": "sgd", "learning_rate": 10.0},
-    "train.epochs": 2,
-}
-_L2 = {
-    **_SGD,
-    "train.embedding_optimizer": {"name": "sgd", "learning_rate": 10.0, "weight_decay": 0.01},
-}
-_SLOW_SGD = {
-    **_SGD,
-    "model.embedding_init": 0.1,
-    "train.dense_optimizer": {"name": "adam", "learning_rate": 1.0e-3},
-    "train.embedding_optimizer": {"name": "sgd", "learning_rate": 3.0},
-    "train.epochs": 4,
-}
-_ADAGRAD = {
-    **_SLOW_SGD,
-    "model.embedding_init": 0.01,
-    "train.embedding_optimizer": {
-        "name": "rowwise_adagrad",
-        "learning_rate": 0.01,
-        "weight_decay": 0.1,
-    },
-    "train.epochs": 2,
-}
-FIRST = "model.first_order"
-_DROPPED = {"model.embedding_dropout": 0.3}
-SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "SGD": ("default", _SGD),
-    "no user": ("no user", _SGD),
-    "no user, embedding dropout": ("no user", {**_SGD, **_DROPPED}),
-    "no user, embedding dropout, L2": ("no user", {**_L2, **_DROPPED}),
-    "no user, first order, L2": ("no user", {**_L2, FIRST: True}),
-    "no user, slow SGD, embedding dropout": ("no user", {**_SLOW_SGD, **_DROPPED}),
-    "no user, Adagrad": ("no user", _ADAGRAD),
-}
-"""How the models are trained: the features' name and the keys."""
-
-_SGD_AT_1 = {
-    **_SGD,
-    **_DROPPED,
-    "model.embedding_init": 0.1,
-    "train.embedding_optimizer": {"name": "sgd", "learning_rate": 1.0},
-}
-DEEPFM_SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "no user, SGD at 1, embedding dropout": ("no user", _SGD_AT_1),
-    "no user, SGD at 1, embedding dropout .5": (
-        "no user",
-        {**_SGD_AT_1, "model.embedding_dropout": 0.5},
-    ),
-    "no user, SGD at 1, embedding dropout, L2": (
-        "no user",
-        {
-            **_SGD_AT_1,
-            "train.embedding_optimizer": {"name": "sgd", "learning_rate": 1.0, "weight_decay": 0.1},
-        },
-    ),
-    "no user, Adagrad, embedding dropout, L2": (
-        "no user",
-        {
-            **_ADAGRAD,
-            "model.embedding_dropout": 0.5,
-            "train.embedding_optimizer": {
-                "name": "rowwise_adagrad",
-                "learning_rate": 0.005,
-                "weight_decay": 1.0,
-            },
-        },
-    ),
-}
-"""Those of ``deepfm`` besides: its sum over all pairs of vectors diverges at the others' rates."""
-
 INVERSE_L2 = (0.0001, 0.0003, 0.001, 0.003, 0.01)
-LEAVES = (7, 15, 31)
+LEAVES = (7, 15)
 ROUNDS = (100, 300)
 
 
@@ -210,7 +94,7 @@ class Bench:
         name, keys = settings_of(arch)[setting]
         features = FEATURES[name]
         labels = ("positive", "top") if arch in SEVERAL_LABELS else ("positive",)
-        plain = self._plain(arch, features, keys, seed)
+        plain = model_and_train(arch, features, keys, seed)
         config = ExperimentConfig.from_plain(
             {"data": to_plain(self.data_section(features, labels, "row")), **plain}, name=arch
         )
@@ -224,29 +108,6 @@ class Bench:
 
         what = {"arch": arch, "setting": setting, "seed": seed}
         return self.trials.scored({**what, "config": {**plain, "features": features}}, train)
-
-    def _plain(
-        self, arch: str, features: Sequence[str], keys: Mapping[str, Any], seed: int
-    ) -> dict[str, Any]:
-        """The sections ``model``, ``train`` and ``run`` of a config."""
-        plain = {
-            "model": {**_MODEL, "arch": arch},
-            "train": {**_TRAIN, "seed": seed},
-            "run": {"report": False, "tensorboard": False},
-        }
-        plain["model"]["tables"] = {name: own for name, own in _TABLES.items() if name in features}
-        if arch in WITHOUT_BOTTOM:
-            del plain["model"]["dense_layers"]
-        if arch in SEVERAL_LABELS:
-            del plain["model"]["over_layers"]
-        for key, value in {**ARCHITECTURES[arch], **keys}.items():
-            section, _, name = key.partition(".")
-            plain[section][name] = value
-        if arch == "din":
-            sequences = [name for name in ("history", "dislikes") if name in features]
-            plain["model"]["attention"] = dict.fromkeys(sequences, "item")
-        plain["train"]["eval_every_epochs"] = plain["train"]["epochs"]
-        return plain
 
     def peer_runs(self) -> dict[str, dict[str, Scored]]:
         """Every setting of the peers, by the peer's name."""
@@ -301,15 +162,6 @@ class Bench:
 
 
 Peer = Callable[[peers.Plain, peers.Plain], peers.Scores]
-
-
-def settings_of(arch: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    """The settings that the architecture is tried with."""
-    if arch != "deepfm":
-        return SETTINGS
-    # It has the first-order term in any case.
-    own = {name: setting for name, setting in SETTINGS.items() if FIRST not in setting[1]}
-    return own | DEEPFM_SETTINGS
 
 
 def valid_auc(scored: Scored) -> float:
