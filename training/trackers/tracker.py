@@ -158,7 +158,8 @@ def parse_trackers(field: str, items: Sequence[Any]) -> dict[str, TrackerConfig]
     found: dict[str, TrackerConfig] = {}
     for place, item in enumerate(items):
         where = f"{field}[{place}]"
-        name, settings = item, {}
+        name: Any = item
+        settings: Any = {}
         if isinstance(item, Mapping) and len(item) == 1:
             ((name, settings),) = item.items()
         if not isinstance(name, str) or not isinstance(settings or {}, Mapping):
