@@ -83,6 +83,14 @@ COMMANDS: dict[str, Command] = {
         module="tessera.serving.commands.diff",
         help="compare two packages: schema, tables, sizes and answers",
     ),
+    "export-embeddings": Command(
+        module="tessera.serving.commands.export_embeddings",
+        help="write vectors of users or items, or a table's rows, to a Parquet file",
+    ),
+    "search": Command(
+        module="tessera.serving.commands.search",
+        help="find each user's best items by their vectors, with FAISS",
+    ),
     "keygen": Command(
         module="tessera.serving.commands.keygen",
         help="make a pair of keys for signing packages",

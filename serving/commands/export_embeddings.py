@@ -1,0 +1,99 @@
+"""Write vectors of rows, or the rows of an embedding table, to a Parquet file.
+
+RUN_OR_PACKAGE is a package of one tower ('tessera package-model RUN --tower item') or of any model
+that gives a vector, or a run folder or checkpoint with model.arch=two_tower. For every row of --data the
+file holds the id and the vector, a list of float32 of fixed size. With --table it holds the rows of an
+embedding table of a run of any architecture, and the ids that they belong to where there is a vocabulary.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tessera.errors import UserError
+from tessera.serving.commands.flags import positive
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.add_argument(
+        "source",
+        metavar="RUN_OR_PACKAGE",
+        type=Path,
+        help="run folder, checkpoint, or a package that gives a vector",
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--data",
+        metavar="FILE",
+        type=Path,
+        help="rows of raw values, one vector each: Parquet, Arrow, CSV or TSV; columns that the model "
+        "does not take are left alone (this or --table is needed)",
+    )
+    what.add_argument(
+        "--table",
+        metavar="NAME",
+        help="the rows of this embedding table of a run, as float32 (default: vectors of --data)",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="OUT.parquet",
+        type=Path,
+        required=True,
+        help="the file to write or replace",
+    )
+    parser.add_argument(
+        "--tower",
+        choices=["user", "item"],
+        help="which tower of a run (default item); a package must be of this one, if it is given",
+    )
+    parser.add_argument(
+        "--id",
+        metavar="COLUMN",
+        help="the column with the ids (default: data.item_id of an item's tower, data.user_id of a user's)",
+    )
+    parser.add_argument(
+        "--unique",
+        action="store_true",
+        help="write every id once, with the vector of its last row, so that a table of interactions can "
+        "stand for one of items; all vectors are then held in memory (default: every row)",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=positive,
+        default=4096,
+        metavar="ROWS",
+        help="rows that are computed at a time (default 4096)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the file and say how many vectors it has."""
+    from tessera.serving.offline import embeddings, vectors  # noqa: PLC0415 - loads torch
+    from tessera.serving.packaging.package import checked_out  # noqa: PLC0415 - likewise
+
+    out = checked_out(args.out)
+    if args.table is not None:
+        for flag in ("tower", "id", "unique"):
+            if getattr(args, flag):
+                raise UserError(f"--{flag} is for --data; leave it out with --table")
+        if not (args.source.is_dir() or args.source.name.startswith("step-")):
+            raise UserError(
+                f"--table: {args.source} is not a run folder or checkpoint, whose rows are float32; give"
+                " the run that the package was made of"
+            )
+        count = embeddings.export_table(args.source, args.table, out, progress=True)
+    else:
+        model = vectors.open_vector_model(args.source, tower=args.tower)
+        count = embeddings.export_vectors(
+            model,
+            args.data,
+            out,
+            id_column=args.id,
+            unique=args.unique,
+            batch_size=args.batch_size,
+            progress=True,
+        )
+    print(f"wrote {count} vectors to {args.out}")
+    return 0
