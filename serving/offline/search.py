@@ -170,7 +170,7 @@ def search(
         out: the Parquet file to write or replace.
         k: items of a user.
         kind: see `make_index`.
-        effort: likewise.
+        effort: as of `make_index`.
         exclude: a column with ids of items, one or a list, that the row is not given; None: none.
         batch_size: rows that are computed at a time.
         progress: show a bar on a terminal.

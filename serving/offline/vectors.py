@@ -53,7 +53,7 @@ class VectorModel:
 
     @property
     def width(self) -> int:
-        """``D``."""
+        """How many numbers a vector has, ``D``."""
         return self.schema.outputs[0].width
 
 

@@ -71,6 +71,7 @@ class Catalogue:
         ids: ``[I]`` the items' ids as the data has them, ascending.
         counts: ``[I]`` rows with this item.
         dense: ``[I, D]``; NaN in columns of another side.
+        item_columns: which of these columns are of side item.
         bags: by sparse feature of side item.
         known: who has which item: by row of the data with both, the user's id and the item's place,
             sorted by user; None where the data has no ``user_id``.
@@ -79,6 +80,7 @@ class Catalogue:
     ids: Ids
     counts: Ids
     dense: Floats
+    item_columns: Ids
     bags: Mapping[str, ItemBags]
     known: tuple[Ids, Ids] | None
 
@@ -206,7 +208,14 @@ def _collected(columns: FeatureColumns, key: str, batches: Iterable[Batch]) -> C
         of_user, item_places = np.concatenate(users), np.searchsorted(ids, np.concatenate(items))
         order = np.argsort(of_user, kind="stable")
         known = (of_user[order], item_places[order])
-    return Catalogue(ids=ids, counts=counts, dense=dense, bags=bags, known=known)
+    return Catalogue(
+        ids=ids,
+        counts=counts,
+        dense=dense,
+        item_columns=np.array(dense_places, np.int64),
+        bags=bags,
+        known=known,
+    )
 
 
 def bags_of(batch: Batch, feature: str) -> ItemBags:

@@ -34,6 +34,33 @@ def with_items(batch: Batch, catalogue: Catalogue, places: Ids) -> Batch:
     )
 
 
+def with_other_items(batch: Batch, catalogue: Catalogue, rows: Ids, items: Ids) -> Batch:
+    """Rows of a batch, by their places ``rows``, with the features of other items.
+
+    ``items`` are places in the catalogue, by row; -1 leaves the row as it is.
+    """
+    changed = items >= 0
+    dense = batch.dense_features.numpy()[rows]
+    of_item = catalogue.item_columns
+    dense[np.ix_(changed, of_item)] = catalogue.dense[items[changed]][:, of_item]
+    keys = batch.sparse_features.keys()
+    parts = []
+    for name in keys:
+        own = bags_of(batch, name)
+        if name in catalogue.bags:
+            # The items' bags stand behind the rows' own.
+            every = ItemBags.joined([own, _like(catalogue.bags[name], own)])
+            parts.append(every.at(np.where(changed, batch.size + items, rows)))
+        else:
+            parts.append(own.at(rows))
+    numbers = batch.row_numbers
+    return dataclasses.replace(
+        _batch(keys, dense, parts, batch.labels.numpy()[rows]),
+        weights=None if batch.weights is None else batch.weights[rows],
+        row_numbers=None if numbers is None else numbers[rows],
+    )
+
+
 def items_alone(columns: FeatureColumns, catalogue: Catalogue, places: Ids) -> Batch:
     """Rows that have the features of these items alone; their labels are 0."""
     weighted = any(column.kind == "weighted_list" for column in columns.sparse)

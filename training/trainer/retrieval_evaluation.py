@@ -81,6 +81,11 @@ def check_metric(config: ExperimentConfig, valid: View) -> None:
                 f"train.metric={metric!r}: arch {arch} has no vectors to retrieve items by; set"
                 " train.metric=auc or log_loss, or model.arch=two_tower"
             )
+    elif getattr(config.data, "negatives", None) is not None:
+        raise UserError(
+            f"data.negatives: arch {arch} has negatives of its own (model.sampled_negatives); leave"
+            " negatives out"
+        )
     elif metric == "log_loss":
         raise UserError(
             f"train.metric='log_loss': arch {arch} gives scores and no probabilities; set"

@@ -381,7 +381,7 @@ def _check_splits(splits: DataSplits, config: ExperimentConfig) -> None:
         if all(len(np.unique(_known(labels[:, place]))) < 2 for place in binary):
             raise UserError(
                 "train.metric='auc': all validation rows have the same label, so that no AUC is"
-                " defined; set train.metric=log_loss or hold out other rows"
+                " defined; set train.metric=log_loss, hold out other rows, or add negatives (data.negatives)"
             )
 
 

@@ -11,6 +11,7 @@ from tessera.training import field_checks as check
 from tessera.training.data.columns import SPARSE_KINDS, ColumnConfig
 from tessera.training.data.config import DataConfig, Paths, data_format
 from tessera.training.data.dataset import DataSplits
+from tessera.training.data.negatives import NegativesConfig, with_negatives
 from tessera.training.data.table.index import Moment, TableSplit
 from tessera.training.data.table.opening import open_table
 from tessera.training.transforms.crosses import Cross
@@ -36,6 +37,8 @@ class TableConfig(DataConfig):
         user_id: the feature of kind categorical that says whose a row is, for models for retrieval.
         item_id: the feature of kind categorical that says which item a row is about.  With it the
             table may lack a column of kind label: every row is then a positive one.
+        negatives: for data of positives alone and a model that ranks: the rows with label 0 that are
+            added to every split; see `NegativesConfig`.
         split: which rows of ``path`` are held out.  ``random``: drawn with ``split_seed``.
             ``time``: the latest by ``split_column``, first validation, then test.  ``hash``: those
             whose value of ``split_column`` has a hash in the share, so that all rows with the same
@@ -58,6 +61,7 @@ class TableConfig(DataConfig):
     target_statistics: dict[str, TargetStatistic] = field(default_factory=dict)
     user_id: str | None = None
     item_id: str | None = None
+    negatives: NegativesConfig | None = None
     split: TableSplit = "random"
     split_column: str | None = None
     valid_from: Moment | None = None
@@ -107,6 +111,11 @@ class TableConfig(DataConfig):
                 " writes a config for you), or, where every row is a positive one, name the item's id"
                 " as item_id"
             )
+        if self.negatives is not None and self.target_statistics:
+            raise UserError(
+                "negatives: target_statistics are made of labels, and those of drawn rows say nothing;"
+                " leave one of the two out"
+            )
         for key in ("user_id", "item_id"):
             name = getattr(self, key)
             if name is not None and (
@@ -148,7 +157,7 @@ class TableConfig(DataConfig):
 
     def open(self, *, progress: bool) -> DataSplits:
         """See `DataConfig.open`."""
-        return open_table(
+        splits = open_table(
             {name: self.paths(name) for name in ("path", "valid_path", "test_path")},
             columns=self.columns,
             crosses=self.crosses,
@@ -164,3 +173,6 @@ class TableConfig(DataConfig):
             cache_dir=None if self.cache_dir is None else Path(self.cache_dir).expanduser(),
             progress=progress,
         )
+        if self.negatives is None:
+            return splits
+        return with_negatives(splits, self.negatives, progress=progress)
