@@ -166,7 +166,7 @@ def test_a_ranking_model_learns_and_a_stop_changes_no_bit(config, tmp_path):
     ("negatives", "change", "words"),
     [
         ("{per_positive: 0}", ("", ""), "per_positive=0: give at least 1"),
-        ("{per_positive: 1, by: chance}", ("", ""), "give one of uniform, popularity"),
+        ("{per_positive: 1, by: chance}", ("", ""), "expected 'uniform' or 'popularity'"),
         ("{per_positive: 1, power: 0.5}", ("", ""), "uniform draws all items alike"),
         (
             "{per_positive: 1, exclude_known: true}",

@@ -15,13 +15,14 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from tessera.errors import UserError
 from tessera.training import field_checks as check
 from tessera.training.data.batch import Batch
 from tessera.training.data.catalogue import Catalogue, Ids, collect, required_item_id, single_ids
 from tessera.training.data.columns import FeatureColumns
-from tessera.training.data.dataset import DataSplits, Described, EpochOrder, View
+from tessera.training.data.dataset import DataSplits, Described, EpochOrder, Part, View
 from tessera.training.data.item_rows import with_other_items
 
 NegativesBy = Literal["uniform", "popularity"]
@@ -112,7 +113,8 @@ class Negatives:
         made = with_other_items(batch, self.catalogue, row, items)
         labels = made.labels.clone()
         labels[slot > 0] = 0.0
-        return dataclasses.replace(made, labels=labels, row_numbers=made.row_numbers * each + slot)
+        made_numbers = numbers[torch.from_numpy(row)] * each + torch.from_numpy(slot)
+        return dataclasses.replace(made, labels=labels, row_numbers=made_numbers)
 
     def drawn(self, rows: Ids, own: Ids, users: Ids | None, *, seed: int, epoch: int) -> Ids:
         """``[n, K]``: places of items for these row numbers, whose own items' places are ``own``."""
@@ -123,8 +125,8 @@ class Negatives:
         for slot in range(self.config.per_positive):
             left = np.arange(len(rows))
             for attempt in range(_ATTEMPTS):
-                draw = np.uint64(slot * _ATTEMPTS + attempt + 1)
-                bits = _mixed(of_row[left] + draw * np.uint64(0x9E3779B97F4A7C15))
+                draw = np.array([slot * _ATTEMPTS + attempt + 1], np.uint64)
+                bits = _mixed(of_row[left] ^ _mixed(draw))
                 share = (bits >> np.uint64(11)).astype(np.float64) / float(1 << 53)
                 found = (
                     (share * count).astype(np.int64)
@@ -236,16 +238,29 @@ class NegativeOrder:
         self._positives, self._negatives = positives, negatives
         self._seed, self._epoch = seed, epoch
 
-    def place(self, start: int, stop: int) -> tuple[Any, int, int]:
-        """See `EpochOrder.place`."""
+    def place(self, start: int, stop: int, part: Part = (0, 1)) -> tuple[Any, int, int | None]:
+        """See `EpochOrder.place`.
+
+        Raises:
+            UserError: of several parts, the rows begin or end between a row and its negatives.
+        """
         each = self._negatives.config.per_positive + 1
         first, last = start // each, -(-stop // each)
-        return self._positives.place(first, last), start - first * each, stop - first * each
+        if part == (0, 1):
+            return self._positives.place(first, last), start - first * each, stop - first * each
+        if start % each or stop % each:
+            raise UserError(
+                f"data.negatives: {stop - start} rows of a batch are not a multiple of {each}, a row and"
+                " its negatives, as several ranks need it; set train.batch_size to such a multiple"
+            )
+        return self._positives.place(first, last, part), 0, None
 
-    def gather(self, place: tuple[Any, int, int]) -> Batch:
+    def gather(self, place: tuple[Any, int, int | None]) -> Batch:
         """See `EpochOrder.gather`."""
         inner, start, stop = place
         batch = self._positives.gather(inner)
+        if stop is None:
+            stop = batch.size * (self._negatives.config.per_positive + 1)
         return self._negatives.added(
             batch, seed=self._seed, epoch=self._epoch, start=start, stop=stop
         )

@@ -41,6 +41,7 @@ def evaluate(
         batch_size=batch_size,
         shuffle=False,
         seed=0,
+        numbered=retrieval is not None,
         part=(ranks.rank, ranks.world_size),
     )
     was_training = model.training
@@ -50,13 +51,14 @@ def evaluate(
             for number, batch in enumerate(loader.epoch(0)):
                 if should_stop():
                     return None
+                numbers = batch.row_numbers
                 there = assembly.on_device(batch, samples=loader.batch_rows(number))
                 if queries is None:
                     _, (_, outputs) = model(there)
                 else:
                     users, items = assembly.vectors(there)
                     outputs = assembly.product(users, items)
-                    queries.update(batch, users)
+                    queries.update(batch, numbers, users)
                 labels = batch.labels.view(-1, columns)
                 if ranks.alone:
                     metrics.update(outputs.cpu(), labels)

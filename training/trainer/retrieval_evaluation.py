@@ -113,33 +113,40 @@ class Queries:
     _relevant: list[dict[int, None]] = field(default_factory=list)
     _of_user: dict[int, int] = field(default_factory=dict)
     _users: list[int] = field(default_factory=list)
+    _first: list[int] = field(default_factory=list)
 
-    def update(self, batch: Batch, vectors: Tensor) -> None:
-        """Take a batch of raw values with its users' vectors ``[B, D]``; all ranks call it."""
+    def update(self, batch: Batch, numbers: Tensor | None, vectors: Tensor) -> None:
+        """Take a batch of raw values with its users' vectors ``[B, D]``; all ranks call it.
+
+        ``numbers`` are the rows', of which a user's first one gives the vector; None: as they come.
+        """
         columns = self.data.columns
         items = single_ids(batch, self.data.item_id)
         users = np.zeros_like(items)
         if columns.user_id is not None:
             users = single_ids(batch, columns.user_id)
         positive = batch.labels.numpy() > 0
-        facts = np.stack([users, items], axis=1)[positive]
+        rows = np.zeros_like(items) if numbers is None else numbers.numpy()
+        facts = np.stack([users, items, rows], axis=1)[positive]
         all_facts = self.ranks.joined(torch.from_numpy(facts)).numpy()
         all_vectors = self.ranks.joined(vectors.cpu()[torch.from_numpy(positive)]).numpy()
-        fresh = []
-        for row, (user, item) in enumerate(all_facts.tolist()):
+        for place, (user, item, row) in enumerate(all_facts.tolist()):
             query = self._of_user.get(user) if columns.user_id is not None else None
             if query is None:
                 query = self._of_user[user] = len(self._relevant)
                 self._relevant.append({})
                 self._users.append(user)
-                fresh.append(row)
+                self._first.append(row)
+                self._vectors.append(all_vectors[place].copy())
+            elif row < self._first[query]:  # ranks go through shares of the rows
+                self._first[query] = row
+                self._vectors[query] = all_vectors[place].copy()
             self._relevant[query][item] = None
-        self._vectors.append(all_vectors[fresh])
 
     def compute(self, items: npt.NDArray[np.float32]) -> RetrievalEvaluation:
         """The metrics for the items' vectors ``[I, D]``; all ranks call it, each scores its part."""
         k, catalogue, ranks = self.data.config.k, self.data.catalogue, self.ranks
-        users = np.concatenate([np.empty((0, items.shape[1]), np.float32), *self._vectors])
+        users = np.array(self._vectors, np.float32).reshape(-1, items.shape[1])
         mine = np.arange(ranks.rank, len(users), ranks.world_size)
         sums = np.zeros(5)  # queries, recall, ndcg, relevant items, those that are not known
         for start in range(0, len(mine), _QUERIES):
