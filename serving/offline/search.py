@@ -188,7 +188,8 @@ def search(
     places_of = _Places(items)
     keep = [model.id_column] if model.id_column else []
     wanted = list(dict.fromkeys([*keep, *([exclude] if exclude else [])]))
-    users = compared = hits = 0
+    users = compared = 0
+    hits = 0.0
     bar = tqdm(unit=" rows", unit_scale=True, desc="Searching", disable=None if progress else True)
     with replacing(out) as stream, bar:
         writer: Any = None
