@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from tessera.errors import UserError
 from tessera.training import field_checks as check
@@ -24,7 +24,8 @@ class TableConfig(DataConfig):
 
     Attributes:
         path: a file, a list of files, a pattern such as ``clicks/*.parquet``, or a folder with all
-            files below it; folders named ``day=3`` give a column ``day``.  A file's name says its
+            files below it, each also as a URL such as ``s3://bucket/clicks/*.parquet``; folders
+            named ``day=3`` give a column ``day``.  A file's name says its
             format: ``.parquet``, ``.csv``, ``.tsv``, ``.jsonl`` (each of the last three also with
             ``.gz``), ``.arrow`` or ``.feather``.
         valid_path: files for validation; empty: a share of ``path`` is held out.
@@ -45,6 +46,8 @@ class TableConfig(DataConfig):
         test_from: under ``time`` with ``valid_from``, the first moment of the test rows; None: there
             are none.
     """
+
+    takes_urls: ClassVar[bool] = True
 
     format: Literal["table"] = "table"
     path: Paths

@@ -16,6 +16,7 @@ from tessera.training.data.columns import ColumnConfig
 from tessera.training.data.dataset import DataSplits, View
 from tessera.training.data.malformed import MalformedReport, MalformedRowError, Progress
 from tessera.training.data.prepared import PreparedFolder, open_or_build
+from tessera.training.data.remote import Location
 from tessera.training.data.table.convert import PREPARED_FILE, convert, settle_text
 from tessera.training.data.table.files import FoundFile, find_files
 from tessera.training.data.table.index import Begins, RowIndex, SplitRule, TableSplit, write_index
@@ -28,6 +29,7 @@ from tessera.training.data.table.parquet import (
 from tessera.training.data.table.settle import TableColumns, settle, text_columns
 from tessera.training.data.table.text import TextColumn
 from tessera.training.data.table.view import TableDataset, TableView
+from tessera.training.data.urls import cache_of_urls, is_url, local_path
 from tessera.training.transforms.crosses import Cross
 from tessera.training.transforms.target_statistics import TargetStatistic
 from tessera.training.typed_config import to_plain
@@ -86,7 +88,10 @@ def open_table(
 
 
 def _beside(path: str) -> Path:
-    """The folder of prepared files beside the data."""
+    """The folder of prepared files beside the data, or where none can be beside it."""
+    path = local_path(path)
+    if is_url(path):
+        return cache_of_urls()
     where = Path(path).expanduser().absolute()
     while any(sign in str(where) for sign in "*?["):
         where = where.parent
@@ -133,7 +138,7 @@ class _Opener:
     def _prepared(
         self,
         label: str,
-        sources: list[Path],
+        sources: list[Location],
         options: dict[str, Any],
         build: Callable[[Path], Mapping[str, Any]],
     ) -> PreparedFolder:
