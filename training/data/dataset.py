@@ -101,8 +101,8 @@ class GrowingView(ABC):
 
     @property
     @abstractmethod
-    def malformed(self) -> MalformedReport:
-        """What was left out so far."""
+    def malformed_rows(self) -> int:
+        """How many rows were left out because they could not be read, so far."""
 
     @abstractmethod
     def __len__(self) -> int:

@@ -11,6 +11,7 @@ from tessera.training import field_checks as check
 from tessera.training.data.columns import SPARSE_KINDS, ColumnConfig
 from tessera.training.data.config import DataConfig, Paths, data_format
 from tessera.training.data.dataset import DataSplits
+from tessera.training.data.table.follow import Follow
 from tessera.training.data.table.index import Moment, TableSplit
 from tessera.training.data.table.opening import open_table
 from tessera.training.transforms.crosses import Cross
@@ -40,6 +41,8 @@ class TableConfig(DataConfig):
             value are in one split.  ``files``: none; ``valid_path`` and ``test_path`` say.
         split_column: the column that decides; None: under ``time`` the one of kind timestamp, under
             ``hash`` the one of kind group.
+        follow: ``path`` is a folder in which files arrive while the run trains, and ``valid_path`` says
+            the files for validation; None: all files are there.
         valid_from: under ``time``, the first moment of the validation rows, in the place of
             ``valid_fraction``: a date or a time (``2026-01-31``, ``2026-01-31 18:30``) where the
             column holds times, a number where it holds numbers.
@@ -58,6 +61,7 @@ class TableConfig(DataConfig):
     target_statistics: dict[str, TargetStatistic] = field(default_factory=dict)
     split: TableSplit = "random"
     split_column: str | None = None
+    follow: Follow | None = None
     valid_from: Moment | None = None
     test_from: Moment | None = None
 

@@ -16,6 +16,7 @@ the disk before its rows are used.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import time
@@ -33,7 +34,11 @@ from tessera.training.data.columns import FeatureColumns
 from tessera.training.data.dataset import EpochOrder, GrowingView
 from tessera.training.data.malformed import MalformedReport
 from tessera.training.data.table.files import FoundFile, files_below
+from tessera.training.data.table.settle import TableColumns
 from tessera.training.data.table.view import TableDataset, TableView
+
+
+_log = logging.getLogger("tessera.data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +118,9 @@ def _flush(path: Path) -> None:
 class Opener(Protocol):
     """Opens files with the columns of a config; see `tessera.training.data.table.opening`."""
 
-    malformed: MalformedReport
+    @property
+    def malformed(self) -> MalformedReport:
+        """What was left out so far."""
 
     def open_whole(self, found: list[FoundFile]) -> TableDataset:
         """The rows of these files, none held out."""
@@ -187,17 +194,26 @@ class FolderStream(GrowingView):
     Args:
         folder: where files arrive.
         follow: how it is read.
-        opener: opens files; its columns are settled.
+        opener: opens files.
+        table_columns: what columns are used for, settled against the files for validation.
         columns: what batches hold.
     """
 
     def __init__(
-        self, folder: Path, follow: Follow, opener: Opener, columns: FeatureColumns
+        self,
+        folder: Path,
+        follow: Follow,
+        opener: Opener,
+        table_columns: TableColumns,
+        columns: FeatureColumns,
     ) -> None:
-        self.folder, self.follow, self.columns = folder, follow, columns
+        self.folder, self.follow = folder, follow
+        self.table_columns, self.columns = table_columns, columns
         self._opener = opener
         self._arrivals = Arrivals(folder, follow)
         self._segments: list[Segment] = []
+        self._arrived = self._numbers = 0
+        self._made: tuple[list[dict[str, Any]], TableView | None] = ([], None)
         self._records: list[dict[str, Any]] = []
         self._ledger: Ledger | None = None
         self._writes = False
@@ -211,9 +227,9 @@ class FolderStream(GrowingView):
         return self
 
     @property
-    def malformed(self) -> MalformedReport:
-        """What this process left out of the files so far."""
-        return self._opener.malformed
+    def malformed_rows(self) -> int:
+        """See `GrowingView.malformed_rows`."""
+        return sum(record.get("malformed", 0) for record in self._records)
 
     def __len__(self) -> int:
         return self._segments[0].rows if self._segments else 0
@@ -302,30 +318,26 @@ class FolderStream(GrowingView):
         Raises:
             UserError: a file that has arrived cannot be read.
         """
-        while True:
-            arrived = self._segments[-1].first + self._segments[-1].rows
-            if arrived >= row or self.end is not None:
-                return arrived, self.end is not None
-            if self._read_ledger():
-                return arrived, False
-            if len(self._records) > 0 and self._segments[-1].first + self._segments[-1].rows > arrived:
-                continue
-            if self.end is not None:
-                continue
-            if self._writes and self._look():
+        while self._arrived < row and self.end is None:
+            written, paused = self._read_ledger()
+            if paused:
+                break
+            if written or (self._writes and self._look()):
                 continue
             if closed.wait(self.follow.poll_s):
-                return arrived, False
+                break
+        return self._arrived, self.end is not None
 
-    def _read_ledger(self) -> bool:
-        """Take what the ledger has more; whether it says to pause."""
+    def _read_ledger(self) -> tuple[bool, bool]:
+        """Take what the ledger has more; whether that is anything, and whether it is to pause."""
         assert self._ledger is not None
-        for record in self._ledger.records(len(self._records)):
+        records = self._ledger.records(len(self._records))
+        for record in records:
             if "pause" in record:
-                return True
+                return True, True
             self._records.append(record)
             self._take(record)
-        return False
+        return bool(records), False
 
     def _look(self) -> bool:
         """Write what has arrived to the ledger, or that nothing will; whether anything was written."""
@@ -343,21 +355,33 @@ class FolderStream(GrowingView):
 
     def _record(self, files: list[FoundFile]) -> dict[str, Any]:
         """The ledger's line of these files, all of which can be read."""
-        dataset = self._opener.open_whole(files)
+        before = self._opener.malformed.total
         described = []
         for file in files:
             stat = file.path.stat()
             described.append(
                 {"path": str(file.path), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
             )
-        rows = len(TableView(dataset, 0))
-        return {"files": described, "rows": rows, "all_rows": len(dataset)}
+        view = TableView(self._opener.open_whole(files), 0)
+        left_out = self._opener.malformed.total - before
+        if left_out:
+            _log.warning("%d malformed rows left out of %s", left_out, ", ".join(str(file.path) for file in files))
+        self._made = (described, view)
+        return {
+            "files": described,
+            "rows": len(view),
+            "all_rows": len(view.dataset),
+            "malformed": left_out,
+        }
 
     def _take(self, record: dict[str, Any]) -> None:
         if "end" in record:
             self.end = record["end"]
             return
-        last = self._segments[-1] if self._segments else None
-        first = 0 if last is None else last.first + last.rows
-        numbers = sum(one["all_rows"] for one in self._records_before(record))
-        self._segments.append(Segment(record["files"], first, record["rows"], numbers))
+        segment = Segment(record["files"], self._arrived, record["rows"], self._numbers)
+        if self._made[0] == record["files"]:
+            segment.view = self._made[1]
+        self._made = ([], None)
+        self._segments.append(segment)
+        self._arrived += record["rows"]
+        self._numbers += record["all_rows"]
