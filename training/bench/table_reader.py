@@ -156,10 +156,7 @@ class RecordBatches(IterableDataset):  # type: ignore[type-arg] # it has no para
                     yield tensors(batch)
                     continue
                 for row in batch.to_pylist():
-                    yield {
-                        n: torch.tensor(v if v is not None else 0)
-                        for n, v in row.items()
-                    }
+                    yield {n: torch.tensor(v if v is not None else 0) for n, v in row.items()}
                     seen += 1
                     if seen == self._limit:
                         return
@@ -234,7 +231,9 @@ def compare(name: str, columns: list[tuple[str, str, float, int]], rows: int, ro
             cache = Path(folder) / "cache"
             ways["datasets, Arrow to tensors"] = (hugging_face(path, cache), rows)
             ways["datasets, format torch"] = (hugging_face_tensors(path, cache, few), few)
-        works = {way: partial(seconds_of, work) for way, (work, _) in ways.items()}
+        works: dict[str, Callable[[], float]] = {
+            way: partial(seconds_of, work) for way, (work, _) in ways.items()
+        }
         seconds = medians(in_turns(works, rounds))
     rates = {way: count / seconds[way] for way, (_, count) in ways.items()}
     print(f"\n{name}: {rows:,} rows; median of {rounds}\n")
@@ -273,7 +272,7 @@ def random_shapes(count: int, seed: int, rounds: int) -> None:
                 compression=str(draw.choice(["snappy", "zstd", "none"])),
             )
             view = opened(path, columns)
-            works = {
+            works: dict[str, Callable[[], float]] = {
                 "pyarrow": partial(seconds_of, partial(decode, path)),
                 "order": partial(seconds_of, partial(ours, view, shuffle=False)),
                 "shuffled": partial(seconds_of, partial(ours, view, shuffle=True)),

@@ -14,6 +14,7 @@ from tessera.training.data.dataset import DataSplits
 from tessera.training.data.table.follow import Follow
 from tessera.training.data.table.index import Moment, TableSplit
 from tessera.training.data.table.opening import open_table
+from tessera.training.data.urls import is_url
 from tessera.training.transforms.crosses import Cross
 from tessera.training.transforms.target_statistics import TargetStatistic
 
@@ -72,6 +73,7 @@ class TableConfig(DataConfig):
         if self.split == "files" and not self.valid_path:
             raise UserError("split='files': give the files for validation as valid_path")
         self._check_moments()
+        self._check_follow()
         if self.split in {"random", "files"} and self.split_column is not None:
             raise UserError(
                 f"split_column={self.split_column!r}: split {self.split} looks at no column; leave"
@@ -100,6 +102,19 @@ class TableConfig(DataConfig):
                     raise UserError(
                         f"{name} and {other} both say which rows are held out; leave one out"
                     )
+
+    def _check_follow(self) -> None:
+        if self.follow is None:
+            return
+        if len(self.paths()) != 1 or is_url(self.paths()[0]):
+            raise UserError(
+                f"path={self.path!r}: files arrive in one local folder under follow; name it"
+            )
+        if self.split != "files":
+            raise UserError(
+                f"split={self.split!r}: what has not arrived cannot be split; set split: files, and"
+                " valid_path to files for validation"
+            )
 
     def _check_columns(self) -> None:
         kinds = [column.kind for column in self.columns.values()]
@@ -148,6 +163,7 @@ class TableConfig(DataConfig):
             split_column=self.settled_split_column(),
             held_out=self.held_out(),
             begins=(self.valid_from, self.test_from),
+            follow=self.follow,
             seed=self.split_seed,
             strict=self.strict,
             cache_dir=None if self.cache_dir is None else Path(self.cache_dir).expanduser(),

@@ -37,7 +37,6 @@ from tessera.training.data.table.files import FoundFile, files_below
 from tessera.training.data.table.settle import TableColumns
 from tessera.training.data.table.view import TableDataset, TableView
 
-
 _log = logging.getLogger("tessera.data")
 
 
@@ -248,7 +247,10 @@ class FolderStream(GrowingView):
                 f"path='{self.folder}': holds no whole file yet; the first ones have to be there when"
                 " a run begins, because transforms are fitted to them"
             )
-        return [self._record(files)]
+        record = self._record(files)
+        if not record["rows"]:
+            raise UserError(f"path='{self.folder}': no row of its files can be read; mend them")
+        return [record]
 
     def begin(
         self,
@@ -365,7 +367,11 @@ class FolderStream(GrowingView):
         view = TableView(self._opener.open_whole(files), 0)
         left_out = self._opener.malformed.total - before
         if left_out:
-            _log.warning("%d malformed rows left out of %s", left_out, ", ".join(str(file.path) for file in files))
+            _log.warning(
+                "%d malformed rows left out of %s",
+                left_out,
+                ", ".join(str(file.path) for file in files),
+            )
         self._made = (described, view)
         return {
             "files": described,

@@ -19,7 +19,7 @@ from tessera.training.data.prepared import PreparedFolder, open_or_build
 from tessera.training.data.remote import Location
 from tessera.training.data.table.convert import PREPARED_FILE, convert, settle_text
 from tessera.training.data.table.files import FoundFile, find_files
-from tessera.training.data.table.follow import Follow, FolderStream
+from tessera.training.data.table.follow import FolderStream, Follow
 from tessera.training.data.table.index import (
     LEFT_OUT,
     Begins,

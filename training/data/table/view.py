@@ -311,7 +311,9 @@ def batch_of(columns: TableColumns, parts: list[tuple[TableDataset, int, Cut]]) 
     lists = [Jagged.joined(list(parts)) for parts in zip(*(cut.lists for cut in cuts), strict=True)]
     none = np.empty((0, len(columns.labels)), np.float32)
     labels = _joined([table.index.labels[cut.rows] for table, _, cut in parts] or [none])
-    weights = [table.index.weights[cut.rows] for table, _, cut in parts if table.index.weights is not None]
+    weights = [
+        table.index.weights[cut.rows] for table, _, cut in parts if table.index.weights is not None
+    ]
     if columns.weight is not None and not parts:
         weights = [np.empty(0, np.float32)]
     return make_batch(
