@@ -20,7 +20,7 @@ from tessera.training.trainer.plots import svg_of
 BARS = "▁▂▃▄▅▆▇█"
 MOST_BARS = 24
 COLUMNS_UP_TO = 4
-"""Of so many runs each is a column on a terminal; of more each is a row."""
+"""Up to so many runs are columns on a terminal; more are rows."""
 
 
 class Comparison:

@@ -144,7 +144,7 @@ class Study:
         return [_record(trial) for trial in self._study.get_trials(deepcopy=False)]
 
     def record(self, number: int) -> TrialRecord:
-        """One trial."""
+        """The trial of that number."""
         return _record(self._frozen(number))
 
     def best(self) -> TrialRecord | None:
