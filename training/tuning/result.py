@@ -164,7 +164,7 @@ def _draw_history(axes: Axes, *, records: Sequence[TrialRecord], search: Search)
 
 
 def _draw_importances(axes: Axes, *, importances: Mapping[str, float]) -> None:
-    keys = list(reversed(importances))
+    keys = list(importances)[::-1]
     axes.barh(keys, [importances[key] for key in keys], color=BLUE, height=0.6)
 
 
@@ -174,7 +174,7 @@ def _draw_slice(axes: Axes, *, own: Dimension, ranked: Sequence[TrialRecord]) ->
     places = [_place(own, record.values[own.key], scaled=False) for record in ranked]
     if own.choices:
         axes.set_xticks(range(len(own.choices)), own.choices)
-    values = [record.value for record in ranked]
+    values = [float(record.value or 0.0) for record in ranked]
     axes.plot(places, values, color=BLUE, marker="o", ms=4, linewidth=0, label="trial")
     axes.plot(places[:1], values[:1], color=ORANGE, marker="o", ms=7, linewidth=0, label="best")
 
