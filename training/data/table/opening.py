@@ -46,6 +46,8 @@ def open_table(
     columns: Mapping[str, ColumnConfig],
     crosses: dict[str, Cross],
     target_statistics: dict[str, TargetStatistic],
+    user_id: str | None,
+    item_id: str | None,
     split: TableSplit,
     split_column: str | None,
     held_out: tuple[float, float],
@@ -72,7 +74,11 @@ def open_table(
     rule = SplitRule(split=split, held_out=held_out, seed=seed, begins=begins)
     dataset = opener.open(paths["path"], "path", rule)
     dataset.columns = dataclasses.replace(
-        dataset.columns, crosses=crosses, target_statistics=target_statistics
+        dataset.columns,
+        crosses=crosses,
+        target_statistics=target_statistics,
+        user_id=user_id,
+        item_id=item_id,
     )
     views: dict[str, View] = {
         name: TableView(dataset, number) for number, name in enumerate(("train", "valid", "test"))
