@@ -31,6 +31,7 @@ from tessera.training.trainer.logs import MetricsLog
 from tessera.training.trainer.metrics import Evaluation
 from tessera.training.trainer.pipelines import give_model_back, make_pipeline
 from tessera.training.trainer.progress import Progress
+from tessera.training.trainer.retrieval_metrics import RetrievalEvaluation
 from tessera.training.trainer.split_metrics import LabelEvaluation, SplitEvaluation
 from tessera.training.trainer.step import PendingLosses, StepBatch
 
@@ -91,6 +92,7 @@ class TrainingLoop:
         )
         self._evaluated_step: int | None = None
         self._pipeline = make_pipeline(self.config.pipeline, self.assembly)
+        self._sampler = self.assembly.item_sampler(seed=self.config.seed)
         self._losses = PendingLosses(self.assembly.ranks)
         self._last_loss = math.nan
         self._row_began = 0.0
@@ -161,9 +163,11 @@ class TrainingLoop:
             stop = last if every is None else min(last, batch + every - step % every)
             made = batch
             for given in self._loader.epoch(epoch, batch, stop):
-                samples = self._loader.batch_rows(made)
+                number, samples, taken = made, self._loader.batch_rows(made), given
+                if self._sampler is not None:
+                    taken = self._sampler.sampled(given, epoch, number, samples)
                 made += 1
-                yield StepBatch(given, samples, self.assembly.preparation)
+                yield StepBatch(taken, samples, self.assembly.preparation)
             if made < stop:
                 return  # a growing folder has ended, or nothing arrives and it is asked to stop
             step += stop - batch
@@ -276,7 +280,7 @@ class TrainingLoop:
 
     def _log_evaluation(self, evaluation: SplitEvaluation) -> None:
         if evaluation.only is not None:
-            self._log(split="valid", **_columns(evaluation.only))
+            self._log(split="valid", **_columns(evaluation.only, evaluation.retrieval))
             return
         self._log(split="valid", loss=evaluation.loss, auc=evaluation.auc)
         for label, own in evaluation.by_label.items():
@@ -291,8 +295,12 @@ class TrainingLoop:
         self._row_began += time.perf_counter() - began  # no training, so it does not count
 
 
-def _columns(evaluation: LabelEvaluation) -> dict[str, float]:
-    """The columns of the log that a label's metrics have."""
+def _columns(
+    evaluation: LabelEvaluation, retrieval: RetrievalEvaluation | None = None
+) -> dict[str, float]:
+    """The columns of the log that a label's metrics have, or those of a model for retrieval."""
+    if retrieval is not None and isinstance(evaluation, Evaluation):
+        return {"auc": evaluation.auc, "recall": retrieval.recall, "ndcg": retrieval.ndcg}
     columns = {"loss": evaluation.loss, "calibration": evaluation.calibration}
     if isinstance(evaluation, Evaluation):
         columns |= {

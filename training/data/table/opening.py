@@ -54,6 +54,8 @@ def open_table(
     columns: Mapping[str, ColumnConfig],
     crosses: dict[str, Cross],
     target_statistics: dict[str, TargetStatistic],
+    user_id: str | None,
+    item_id: str | None,
     split: TableSplit,
     split_column: str | None,
     held_out: tuple[float, float],
@@ -78,7 +80,12 @@ def open_table(
         cache_dir=cache_dir or _beside(paths["path"][0]),
         progress=progress,
     )
-    made: dict[str, Any] = {"crosses": crosses, "target_statistics": target_statistics}
+    made: dict[str, Any] = {
+        "crosses": crosses,
+        "target_statistics": target_statistics,
+        "user_id": user_id,
+        "item_id": item_id,
+    }
     views: dict[str, Any] = {}
     if follow is None:
         rule = SplitRule(split=split, held_out=held_out, seed=seed, begins=begins)

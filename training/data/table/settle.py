@@ -66,7 +66,8 @@ class TableColumns:
     Attributes:
         dense: in the order of a batch's dense columns.
         sparse: in the order of a batch's keys: features of one id each, then lists.
-        labels: in the order of a batch's labels, each with whether it is binary.
+        labels: in the order of a batch's labels, each with whether it is binary; of a table without
+            labels none, and then every row is a positive one.
         weight: the column of the samples' weights.
         split: the column that splits by time or hash look at.
         columns: the description that the dataset carries.
@@ -170,7 +171,7 @@ def settle(
         columns=FeatureColumns(
             dense=tuple(dense_columns),
             sparse=tuple(column for _, column in sparse),
-            labels=tuple(label for _, label in labels),
+            labels=tuple(label for _, label in labels) or (LabelColumn(name="label"),),
             weight=others.get("weight"),
             timestamp=others.get("timestamp"),
             group=others.get("group"),
