@@ -224,10 +224,8 @@ def test_ranks_and_ends(folder: Path) -> None:
     alone, two = folder / "alone", folder / "two"
     assert train_there(config(folder), alone) == ("finished", steps)
     assert run_on_ranks(2, train_there, config(folder), two) == [("finished", steps)] * 2
-    for ours, theirs in zip(
-        read_metrics(RunFolder(two).metrics), read_metrics(RunFolder(alone).metrics), strict=True
-    ):
-        assert float(ours["loss"]) == pytest.approx(float(theirs["loss"]), rel=0.5)
+    progress = read_plain(latest_checkpoint(RunFolder(two).checkpoints))["progress"]
+    assert progress["samples"] == sum(SIZES[:3])
     limited = config(folder, follow={"max_steps": 4})
     assert train_there(limited, folder / "limited") == ("finished", 4)
     (folder / "in" / "_DONE").unlink()

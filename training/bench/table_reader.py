@@ -105,7 +105,7 @@ def opened(path: Path, columns: list[tuple[str, str, float, int]]) -> View:
     """The rows of a file for our reader."""
     named: dict[str, Any] = {name: {"kind": KINDS[kind]} for name, kind, _, _ in columns}
     named["label"] = {"kind": "label"}
-    data = {"format": "table", "path": str(path), "columns": named}
+    data: dict[str, Any] = {"format": "table", "path": str(path), "columns": named}
     data |= {"valid_fraction": 0.0, "test_fraction": 0.0}
     config = ExperimentConfig.from_plain({"data": data}, name="bench")
     return open_data(config.data, progress=False).train

@@ -180,7 +180,7 @@ class Arrivals:
         if complete:
             return [], "marker"
         idle = self._follow.idle_s
-        ended = idle is not None and time.monotonic() - self._waits_since >= idle
+        ended = idle is not None and not states and time.monotonic() - self._waits_since >= idle
         return [], "idle" if ended else None
 
 
@@ -283,6 +283,13 @@ class FolderStream(GrowingView):
         """The segment that has a row that has arrived."""
         return next(one for one in self._segments if one.first <= row < one.first + one.rows)
 
+    def forget_before(self, segment: Segment) -> None:
+        """Nothing is read any more of what lies before a segment."""
+        with self._lock:
+            for one in self._segments:
+                if one.first < segment.first:
+                    one.view = None
+
     def view_of(self, segment: Segment) -> TableView:
         """The rows of a segment, opened if need be.
 
@@ -349,8 +356,8 @@ class FolderStream(GrowingView):
             return True
         taken = {file["path"] for segment in self._segments for file in segment.files}
         files, end = self._arrivals.look(taken)
-        if files:
-            self._ledger.append(self._record(files))
+        if files:  # one by one, so that each is needed no longer than its own rows
+            self._ledger.append(self._record(files[:1]))
         elif end is not None:
             self._ledger.append({"end": end})
         return bool(files) or end is not None

@@ -109,6 +109,7 @@ class StreamLoader:
             segment = self._stream.segment_at(begin)
             for passed in [key for key in orders if key < segment.first]:
                 orders.pop(passed).let_go()
+                self._stream.forget_before(segment)
             if segment.first not in orders:
                 view = self._stream.view_of(segment)
                 orders[segment.first] = view.order(0, seed=None, threads=self._threads)
