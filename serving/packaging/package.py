@@ -149,7 +149,7 @@ def package_run(
         created=iso_time(trained.checkpoint_path.stat().st_mtime),
     )
     return package_source(
-        ranking_source(trained.model, trained.columns),
+        ranking_source(trained.model, trained.columns, trained.ranges),
         out,
         options,
         origin=origin,

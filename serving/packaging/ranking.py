@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from tessera.serving.package.fields import is_printable
+from tessera.serving.package.schema import DenseRange, OtherRole
 from tessera.serving.packaging.evaluate import LabelledBatch
 from tessera.serving.packaging.inputs import ModelInputs, RawColumn
 from tessera.serving.packaging.source import Source
@@ -14,8 +16,10 @@ from tessera.training.data.batch import Batch
 from tessera.training.data.columns import FeatureColumns, Task
 from tessera.training.models.ranking import RankingModel
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+from tessera.training.transforms.ranges import ColumnRange
 
 _SAMPLES = 2
+_MOST_OTHERS = 10_000
 
 
 class ServedRanking(nn.Module):
@@ -66,16 +70,23 @@ def _joined(plain: KeyedJaggedTensor, scored: KeyedJaggedTensor) -> KeyedJaggedT
     )
 
 
-def ranking_source(model: RankingModel, columns: FeatureColumns | None = None) -> Source:
+def ranking_source(
+    model: RankingModel,
+    columns: FeatureColumns | None = None,
+    ranges: Sequence[ColumnRange] = (),
+) -> Source:
     """The float32 ``model`` with its served heads, what its inputs are called, and a sample batch.
 
     ``columns`` says where a row of raw values holds each feature, and what the labels' tasks are; None:
-    under the feature's name, as numbers, and binary labels.
+    under the feature's name, as numbers, and binary labels.  ``ranges`` are what the training rows
+    held of each dense feature; empty: that is not known.
     """
     inputs = ModelInputs(
         dense_features=model.dense_names,
         dense_missing="nan",
         columns={} if columns is None else raw_columns(columns),
+        ranges=_dense_ranges(model.dense_names, ranges),
+        other_columns={} if columns is None else _other_columns(columns),
     )
     tasks = None if columns is None else [label.task for label in columns.labels]
     dense = torch.zeros(_SAMPLES, len(model.dense_names))
@@ -96,6 +107,28 @@ def ranking_source(model: RankingModel, columns: FeatureColumns | None = None) -
     return ServedRanking(model, tasks), inputs, (dense, *ids)
 
 
+def _dense_ranges(
+    names: Sequence[str], ranges: Sequence[ColumnRange]
+) -> dict[str, DenseRange] | None:
+    if not ranges:
+        return None
+    return {
+        name: DenseRange(least=own.least, most=own.most, missing=own.missing)
+        for name, own in zip(names, ranges, strict=True)
+    }
+
+
+def _other_columns(columns: FeatureColumns) -> dict[str, OtherRole]:
+    """What a manifest says of them; of a very wide table, not what is ignored."""
+    roles = columns.not_features()
+    many = len(roles) > _MOST_OTHERS
+    return {
+        name: role
+        for name, role in roles.items()
+        if is_printable(name) and not (many and role == "ignore")
+    }
+
+
 def raw_columns(columns: FeatureColumns) -> dict[str, RawColumn]:
     """By feature, its place in a row of raw values as the data has it."""
     dense = {one.name: RawColumn(column=one.column or "") for one in columns.dense}
@@ -103,6 +136,8 @@ def raw_columns(columns: FeatureColumns) -> dict[str, RawColumn]:
         one.name: RawColumn(
             column=one.column or "",
             strings=one.strings,
+            hex=one.hex,
+            separator=one.separator or "",
             weights_column=one.weights or "",
             many=one.kind != "categorical",
             max_length=one.max_length or 0,

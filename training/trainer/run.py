@@ -46,6 +46,7 @@ from tessera.training.trainer.split_metrics import SplitMetrics
 from tessera.training.transforms.description import Transforms
 from tessera.training.transforms.fitting import Fitted
 from tessera.training.transforms.preprocessor import FittedSizes
+from tessera.training.transforms.ranges import ranges_from_json
 
 RATE_ROWS = 1 << 20
 """Rows that are enough to know the share of positive ones (to 0.05 points)."""
@@ -137,7 +138,7 @@ def train(
             config=config,
             folder=folder,
             splits=splits,
-            fitted=fitted.sizes,
+            fitted=fitted,
             assembly=assembly,
             ranks=ranks,
             show_progress=progress and ranks.first,
@@ -162,9 +163,14 @@ def _look_at(folder: RunFolder, config: ExperimentConfig, *, resume: bool) -> bo
 def _fitted(
     folder: RunFolder, transforms: Transforms, splits: DataSplits, *, resume: bool, progress: bool
 ) -> Fitted:
-    """What the transforms learn from the training rows; of a run that goes on, the sizes alone."""
+    """What is seen in the training rows; of a run that goes on, without the transforms' state."""
     if resume and (path := latest_checkpoint(folder.checkpoints)) is not None:
-        return Fitted(sizes=FittedSizes(**read_plain(path)["fitted"]), state={})
+        plain = read_plain(path)
+        return Fitted(
+            sizes=FittedSizes(**plain["fitted"]),
+            state={},
+            ranges=ranges_from_json(plain["ranges"]),
+        )
     return fit_transforms(transforms, splits.train, progress=progress)
 
 
@@ -186,7 +192,7 @@ class _Run:
     config: ExperimentConfig
     folder: RunFolder
     splits: DataSplits
-    fitted: FittedSizes
+    fitted: Fitted
     assembly: Assembly
     ranks: Ranks
     show_progress: bool
@@ -250,7 +256,8 @@ class _Run:
         plain: dict[str, Any] = {
             "config": self.config.to_plain(),
             "columns": data.columns.to_json(),
-            "fitted": self.fitted.to_json(),
+            "fitted": self.fitted.sizes.to_json(),
+            "ranges": [own.to_json() for own in self.fitted.ranges],
             "dense_names": list(data.columns.dense_names),
             "sparse_names": list(data.columns.sparse_names),
             "split_rows": self._split_rows(),
