@@ -144,7 +144,7 @@ def test_values_come_in_any_form(server, run, package):
 
 def test_features_that_samples_share_count_once(server, run, package):
     schema = package.manifest.schema
-    shared = Shared.one_user({"country": [[KNOWN, 3, 4]]}, candidates=5)
+    shared = Shared.one_user({"country": [[KNOWN, 3, 4]]}, 5)
     items = [[7], [-1], [], [1000], [8]]
     with PredictorClient(server.address, schema=schema) as client:
         own = {"item": items, "device": [[]] * 5}
