@@ -52,7 +52,17 @@ def describe(manifest: Manifest, *, path: str, file_bytes: int, shares_rows: boo
         "not inputs": ", ".join(f"{one.name} ({one.role})" for one in schema.other_columns) or "-",
     }
     width = max(len(name) for name in facts)
-    columns = ("group", "strings", "hex", "table", "rows", "dim", "pooling", "hashing", "out_of_range")
+    columns = (
+        "group",
+        "strings",
+        "hex",
+        "table",
+        "rows",
+        "dim",
+        "pooling",
+        "hashing",
+        "out_of_range",
+    )
     features = table_of(
         ("feature", *(column.replace("_", " ") for column in columns)),
         [(f.name, *(_cell(getattr(f, column)) for column in columns)) for f in schema.features],
