@@ -42,7 +42,7 @@ def rows_to_parts(
 
     Args:
         rows: ``B`` rows.  A column that is absent, null or NaN is a missing value or an empty bag.
-            Columns that the training data had and that are no inputs, as labels are, are left out.
+            Columns that the training data had and that are not inputs, as labels are, are left out.
         schema: the model's inputs.
         ignore: more columns of the rows that are left out.
         first_row: the first row's number in messages.

@@ -6,7 +6,7 @@ Arrow, by the end of its name.
 
     {"price": 3.5, "country": "DE", "tags": [7, 8]}
 
-Columns that the training data had and that are no inputs, as labels are, are left out; others that the
+Columns that the training data had and that are not inputs, as labels are, are left out; others that the
 model does not take are named with --ignore.  Criteo's own files are read as they are, without a header,
 for a model that was trained on such.  JSON lines may also have the request's
 own parts:

@@ -50,7 +50,7 @@ class FeatureSpec:
         weights_column: the column that holds a weight for each of them; empty: the values and
             weights are in one column, as a mapping, or there are no weights.
         separator: what stood between the values of a list that was a text in training; empty:
-            lists were no texts, or that is not known.
+            lists were not texts, or that is not known.
         many: whether a row may have several values; otherwise at most one.
         max_length: the most ids of a sample in training, which cut longer lists; 0: no limit.
         keep: which ids of a longer list training kept.

@@ -39,9 +39,9 @@ class Vocabularies:
 
     @classmethod
     def of(cls, module: torch.nn.Module) -> Vocabularies | None:
-        """Those of a module as it was loaded; None where it has none that can be read.
+        """Read them from a module as it was loaded; None where it has none that can be read.
 
-        Where it has several, as an ensemble has, the first.
+        The first count where it has several, as an ensemble has.
         """
         found: dict[str, NDArray[np.int64]] = {}
         for name, value in module.named_buffers():

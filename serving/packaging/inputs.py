@@ -80,8 +80,8 @@ class RawColumn:
         column: the column of the row; empty: the feature's name.
         strings: whether its values are strings, whose ids are XXH64 of their UTF-8 bytes.
         hex: whether texts are numbers in 1 to 8 hexadecimal digits.
-        separator: what stands between the values of a list that is a text; empty: lists are no
-            texts.
+        separator: what stands between the values of a list that is a text; empty: lists are
+            not texts.
         weights_column: for a feature with weights, the column that holds them; empty: the values
             are mappings of id to weight.
         many: whether a row may have several values; otherwise at most one.

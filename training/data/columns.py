@@ -138,7 +138,7 @@ class SparseColumn:
         strings: whether the ids are hashes of strings; otherwise they are integers of the data.
         hex: whether the data writes these integers in hexadecimal digits.
         separator: what stands between the ids of a list that is a text in the data; None: lists
-            are no texts.
+            are not texts.
     """
 
     name: str

@@ -39,7 +39,7 @@ Vocabularies::Vocabularies(VocabularyBuffers buffers, const std::vector<std::int
   }
 }
 
-// Without the sign the order is that of unsigned numbers.
+// Once the sign is turned over, the order of signed numbers is that of unsigned ones.
 std::size_t Vocabularies::bucket_of(std::uint64_t key) const { return (key ^ kSign) >> shift_; }
 
 bool Vocabularies::holds(std::size_t number, std::int64_t id) const {

@@ -36,7 +36,7 @@ class CountedFeatures:
 
     @classmethod
     def of(cls, schema: InputSchema) -> CountedFeatures:
-        """Those of a model; none where its package does not say what the training rows held."""
+        """Read them from a model's schema; none where it does not say what the training rows held."""
         dense = schema.dense_features if schema.dense_ranges else ()
         known = [feature.name for feature in schema.features if feature.vocabulary is not None]
         return cls(missing=dense, outside=(*dense, *known))
