@@ -193,8 +193,8 @@ class Weights:
 class Values:
     """Collects a column that slices are cut by: ``8`` bytes a row, and its different values.
 
-    Numbers with a fraction, times and dense features are numeric, and so are texts if all are numbers and
-    there are more than ``buckets``; anything else has values.
+    Numbers with a fraction, times and dense features are numeric, and so are texts that all are one of
+    these, if there are more than can be shown; anything else has values.
     """
 
     def __init__(self, rows: int, name: str, *, numeric: bool, buckets: int, top: int) -> None:
@@ -245,18 +245,25 @@ class Values:
         return self._by_bucket(self._numbers[: self._filled])
 
     def _as_numbers(self) -> npt.NDArray[np.float64] | None:
-        """The values as numbers, if there are more than can be told apart and all are numbers."""
+        """The values of texts as numbers, if there are too many to show and all are numbers or times."""
         if len(self._known) - 1 <= max(self._top, self._buckets) or _REST in self._known:
             return None
-        if not any(isinstance(value, str | float) for value in self._known):
+        values = list(self._known)  # the first stands for those that are missing
+        if not all(isinstance(value, str) for value in values[1:]):
             return None  # integers that are ids, as far as one can see
-        try:
-            numbers = [math.nan if value is None else float(value) for value in self._known]
-        except (TypeError, ValueError):
+        texts = pa.array(values, pa.string())
+        numbers = _numbers(texts)
+        if numbers is None:
+            try:
+                texts = texts.cast(pa.timestamp("us"))
+            except pa.ArrowInvalid:
+                return None
+            self._time = texts.type
+            numbers = _numbers(texts)
+        elif bool(np.all(numbers[1:] == np.trunc(numbers[1:]))):
             return None
-        if all(number.is_integer() for number in numbers[1:]):
-            return None
-        return np.array(numbers)[self._codes[: self._filled]]
+        assert numbers is not None, "times are numbers"
+        return numbers[self._codes[: self._filled]]
 
     def _by_value(self) -> list[tuple[str, Any]]:
         codes = self._codes[: self._filled]

@@ -228,6 +228,11 @@ def _joined(
     chosen = dict(config.columns)
     if wanted.labels:
         _only(chosen, models, wanted.labels)
+    for name, own in chosen.items():
+        if own.kind == "label" and wanted.task is not None:
+            # A package's labels are read as numbers, and seen to be 0 and 1 later.
+            task = wanted.task if config.columns[name].task != "regression" else "regression"
+            chosen[name] = dataclasses.replace(own, task=task)
     known = {
         Feature(name=name, column=own).definition(): name
         for name, own in chosen.items()
@@ -268,11 +273,10 @@ def _only(
         name = output
         if name not in there and single is not None and any(output in m.outputs for m in models):
             name = single
-        if name not in there and single is not None and column is None:
-            name, column = single, output  # noqa: PLW2901 - the one label, in another column
         if name not in there:
             raise UserError(
-                f"--label {output}: is no label of the config; it has {', '.join(sorted(there))}"
+                f"--label {output}: is no label of the run or config; it has"
+                f" {', '.join(sorted(there))}; give --label LABEL=COLUMN to read it from another column"
             )
         kept[name] = dataclasses.replace(columns[name], column=column or columns[name].column)
     for name in there:
