@@ -132,7 +132,7 @@ def plain_gauc(y, p, groups):
 
 
 def test_parquet_and_csv_give_the_same(shop, capsys):
-    words = [shop / "two.pt", "--by", "half", "--weight", "weight"]
+    words = [shop / "two.pt", "--by", "half", "--buckets", "7", "--weight", "weight"]
     found = [evaluated(capsys, *words, "--data", shop / f"new.{end}") for end in ("csv", "parquet")]
     assert found[0]["labels"] == found[1]["labels"]
     # A text is shown as it is written, a number as a number.

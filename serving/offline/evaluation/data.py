@@ -228,11 +228,14 @@ def _joined(
     chosen = dict(config.columns)
     if wanted.labels:
         _only(chosen, models, wanted.labels)
-    for name, own in chosen.items():
-        if own.kind == "label" and wanted.task is not None:
-            # A package's labels are read as numbers, and seen to be 0 and 1 later.
-            task = wanted.task if config.columns[name].task != "regression" else "regression"
-            chosen[name] = dataclasses.replace(own, task=task)
+    if wanted.task is not None:
+        # Numbers stay numbers, and are seen to be 0 and 1 later.
+        chosen = {
+            name: dataclasses.replace(own, task=wanted.task)
+            if own.kind == "label" and own.task != "regression"
+            else own
+            for name, own in chosen.items()
+        }
     known = {
         Feature(name=name, column=own).definition(): name
         for name, own in chosen.items()
@@ -242,15 +245,15 @@ def _joined(
     for model in models:
         of_model: dict[str, str] = {}
         for feature in model.features:
-            name = known.get(feature.definition())
-            if name is None:
-                name = feature.name
-                while name in chosen:
-                    name += "'"
+            definition = feature.definition()
+            if definition not in known:
+                free = feature.name
+                while free in chosen:
+                    free += "'"
                 source = feature.column.column or feature.name
-                chosen[name] = dataclasses.replace(feature.column, column=source)
-                known[feature.definition()] = name
-            of_model[feature.name] = name
+                chosen[free] = dataclasses.replace(feature.column, column=source)
+                known[definition] = free
+            of_model[feature.name] = known[definition]
         names.append(of_model)
     read = {own.column or name for name, own in chosen.items() if own.kind != "ignore"}
     further: dict[str, ColumnConfig] = {}
