@@ -274,7 +274,7 @@ def test_rows_are_bounded_by_spreading_batches(shop, capsys):
         (["one", "--by", "contry"], "did you mean country?"),
         (["one", "--by", "tags"], "lists of values"),
         (["one", "--weight", "country"], "--weight country"),
-        (["one", "--label", "spent"], "is no label of the run"),
+        (["one", "--label", "spent"], "is not a label of the run"),
         (["one", "--label", "click=spent"], "no row of it can be read"),
         (["one", "--split", "all"], "--split all"),
         (["one", "--task", "regression", "--label", "country"], "country"),

@@ -336,7 +336,7 @@ def _integers(array: Any) -> npt.NDArray[np.int64]:
 
 
 def _numbers(array: Any) -> npt.NDArray[np.float64] | None:
-    """``[B]`` numbers, NaN where missing; None where one is no number."""
+    """``[B]`` numbers, NaN where missing; None where one cannot be read."""
     if is_string_type(array.type):
         try:
             array = pc.utf8_trim_whitespace(array.cast(pa.string())).cast(pa.float64())

@@ -111,10 +111,12 @@ def open_rows(models: Sequence[Model], wanted: Wanted, *, progress: bool = True)
     if isinstance(config, TableConfig):
         columns, names = _joined(config, models, wanted)
         splits = config.opened(columns, progress=progress)
-        described = splits.train.dataset.columns
     else:
+        if isinstance(config, MovieLensConfig) and "user" not in config.features:
+            # Whose row it is, which models need not look at.
+            config = dataclasses.replace(config, features=(*config.features, "user"))
         splits = config.open(progress=progress)
-        described = splits.train.dataset.columns
+    described = splits.train.dataset.columns
     view = _view(splits, split, named=config)
     return Opened(
         view=view,
@@ -278,7 +280,7 @@ def _only(
             name = single
         if name not in there:
             raise UserError(
-                f"--label {output}: is no label of the run or config; it has"
+                f"--label {output}: is not a label of the run or config, which has"
                 f" {', '.join(sorted(there))}; give --label LABEL=COLUMN to read it from another column"
             )
         kept[name] = dataclasses.replace(columns[name], column=column or columns[name].column)
