@@ -72,7 +72,7 @@ def render_report(
         *([("AUC", auc_note, svg_of("step", "AUC", auc))] if binary else []),
     ]
     if shown.retrieval is not None:
-        plots.append((of, f"{of} of all items on the validation rows.", _svg("step", of, recall)))
+        plots.append((of, f"{of} of all items on the validation rows.", svg_of("step", of, recall)))
     for label, own in shown.by_label.items() if shown.retrieval is None else ():
         name = f" of {label}" if len(shown.by_label) > 1 else ""
         plots += _plots_of_label(own, split, name)
