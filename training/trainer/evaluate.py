@@ -8,6 +8,7 @@ import torch
 
 from tessera.training.data.dataset import View
 from tessera.training.data.loader import BatchLoader
+from tessera.training.data.users import users_of
 from tessera.training.trainer.assembly import Assembly
 from tessera.training.trainer.split_metrics import SplitMetrics
 
@@ -18,6 +19,7 @@ def evaluate(
     *,
     batch_size: int,
     should_stop: Callable[[], bool] = lambda: False,
+    users: str | None = None,
 ) -> SplitMetrics | None:
     """The metrics of a model on every row of ``view``, in the view's order.
 
@@ -28,6 +30,7 @@ def evaluate(
         assembly: the model and the ranks that evaluate together.
         view: the rows.
         batch_size: rows of a forward pass, of all ranks together.
+        users: the feature that says whose row it is, to keep its ids for standard errors; None: keep none.
         should_stop: asked before every batch, all ranks alike; True ends the pass, with None.
     """
     model, ranks = assembly.model, assembly.ranks
@@ -50,6 +53,9 @@ def evaluate(
                 there = assembly.on_device(batch, samples=loader.batch_rows(number))
                 _, (_, outputs) = model(there)
                 labels = batch.labels.view(-1, columns)
+                if users is not None:
+                    ids = torch.from_numpy(users_of(batch, users))
+                    metrics.add_users(ranks.joined(ids).numpy())
                 if ranks.alone:
                     metrics.update(outputs.cpu(), labels)
                 else:
