@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -76,6 +77,7 @@ def render_report(
     for label, own in shown.by_label.items() if shown.retrieval is None else ():
         name = f" of {label}" if len(shown.by_label) > 1 else ""
         plots += _plots_of_label(own, split, name)
+    errors = {name: own.standard_errors() for name, own in metrics.items()}
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
         (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
     )
@@ -84,8 +86,16 @@ def render_report(
         version=tessera.__version__,
         final=final,
         splits=splits,
+        errors=bool(errors),
+        clustered_by=final.get("errors_clustered_by"),
         table=[
-            (_metric_name(key), [_number(final[name][key]) for name in splits])
+            (
+                _metric_name(key),
+                [
+                    _number(final[name][key], _error_of(errors.get(name, {}), key))
+                    for name in splits
+                ],
+            )
             for key in sorted(final[splits[0]], key=_place_in_table)
         ],
         plots=plots,
@@ -125,10 +135,21 @@ def _place_in_table(key: str) -> tuple[str, int]:
     return label, list(METRIC_NAMES).index(metric.partition("@")[0])
 
 
-def _number(value: float | None) -> str:
+def _error_of(by_label: Mapping[str, Mapping[str, float]], key: str) -> float:
+    """The standard error of a metric of ``final.json``; NaN where it has none."""
+    label, _, metric = key.rpartition(".")
+    if not label and len(by_label) > 1:
+        return math.nan  # of all labels together
+    own = by_label[label] if label else next(iter(by_label.values()), {})
+    return own.get(metric, math.nan)
+
+
+def _number(value: float | None, error: float) -> str:
     if value is None:
         return "not defined"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.5f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.5f}" if math.isnan(error) else f"{value:.5f} ± {error:.5f}"
 
 
 def _draw_curves(

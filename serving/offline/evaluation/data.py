@@ -19,13 +19,12 @@ from tessera.training.data.formats.criteo import CriteoConfig
 from tessera.training.data.formats.movielens import MovieLensConfig
 from tessera.training.data.formats.table import TableConfig
 from tessera.training.data.movielens import CHOSEN_NAMES, DENSE_NAMES, SPARSE_NAMES
+from tessera.training.data.users import user_feature
 
 SPLITS = ("train", "valid", "test", "all")
 FORMATS = ("table", "criteo", "movielens")
 _OF_MOVIELENS = (*SPARSE_NAMES, *CHOSEN_NAMES)
 _TEXT_OF_CRITEO = (".tsv", ".txt", ".tsv.gz", ".txt.gz")
-_USERS = ("user", "user_id", "userid", "uid", "customer", "customer_id", "member_id", "visitor_id")
-"""Names of columns that are taken to say whose row it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,7 +347,4 @@ def _user(config: DataConfig, columns: FeatureColumns) -> str | None:
         group = [own.column or name for name, own in config.columns.items() if own.kind == "group"]
         if group:
             return group[0]
-    for one in columns.sparse:
-        if one.kind == "categorical" and (one.column or one.name).lower() in _USERS:
-            return one.name
-    return None
+    return user_feature(columns)
