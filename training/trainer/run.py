@@ -36,12 +36,14 @@ from tessera.training.trainer.checkpoint import (
 )
 from tessera.training.trainer.display import Display, describe
 from tessera.training.trainer.evaluate import evaluate
+from tessera.training.trainer.facts import count_parameters, label_hash
 from tessera.training.trainer.files import find_checkpoint, latest_checkpoint
 from tessera.training.trainer.fitting import fit_transforms
 from tessera.training.trainer.logs import MetricsLog, read_metrics
 from tessera.training.trainer.loop import TrainingLoop
 from tessera.training.trainer.progress import Progress
 from tessera.training.trainer.ranks import Ranks, device_of, joined_ranks
+from tessera.training.trainer.retrieval_evaluation import check_metric, retrieval_data
 from tessera.training.trainer.run_folder import RunFolder
 from tessera.training.trainer.split_metrics import SplitMetrics
 from tessera.training.transforms.description import Transforms
@@ -131,6 +133,7 @@ def train(
             fitted=fitted,
             ranks=ranks,
             device=device,
+            retrieval=retrieval_data(config, splits.train, ranks, progress=progress),
         )
         # The labels' means, which the first rows tell.
         assembly.begin_at(_means(splits.train.labels(RATE_ROWS)))
@@ -319,6 +322,11 @@ class _Run:
             "best_step": progress.best_step,
             "best_checkpoint": str(best.relative_to(self.folder.root)),
             "metric": self.config.train.metric,
+            "parameters": count_parameters(self.assembly.model),
+            "data": {
+                name: label_hash(getattr(self.splits, name)) if name in evaluations else None
+                for name in ("valid", "test")
+            },
             "valid": evaluations["valid"].to_json(),
             "test": evaluations["test"].to_json() if "test" in evaluations else None,
             "evaluation_samples_per_second": round(rows / max(seconds, 1e-9), 1),
@@ -366,6 +374,7 @@ def _check_splits(splits: DataSplits, config: ExperimentConfig) -> None:
             f"data.valid_fraction={config.data.valid_fraction}: there are no validation rows, which"
             " choose the best checkpoint; raise it or give data.valid_path"
         )
+    check_metric(config, splits.valid)
     if config.train.metric == "auc":
         labels = splits.valid.labels().reshape(len(splits.valid), -1)
         columns = splits.train.dataset.columns.labels
