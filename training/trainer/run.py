@@ -24,6 +24,7 @@ from tessera.training.config import (
 )
 from tessera.training.data.dataset import DataSplits, View
 from tessera.training.data.opening import open_data
+from tessera.training.data.users import user_feature
 from tessera.training.distributed.checkpoint.basics import restore_replaced
 from tessera.training.trackers.tracker import TrackedRun
 from tessera.training.trainer.assembly import Assembly, assemble
@@ -302,6 +303,7 @@ class _Run:
         if progress.best_step != progress.step:
             restore_model(best, self.assembly)
         began = time.perf_counter()
+        users = user_feature(self.splits.train.dataset.columns)
         metrics: dict[str, SplitMetrics] = {}
         for name in ("valid", "test"):
             view: View = getattr(self.splits, name)
@@ -312,6 +314,7 @@ class _Run:
                 view,
                 batch_size=self.config.train.eval_batch_size,
                 should_stop=self.should_stop,
+                user_feature=users,
             )
             if pass_metrics is None:
                 return None
@@ -333,6 +336,7 @@ class _Run:
             },
             "valid": evaluations["valid"].to_json(),
             "test": evaluations["test"].to_json() if "test" in evaluations else None,
+            "errors_clustered_by": users,
             "evaluation_samples_per_second": round(rows / max(seconds, 1e-9), 1),
         }
         if self.ranks.first:
