@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from tessera.errors import UserError
 from tessera.training import field_checks as check
@@ -12,8 +13,10 @@ from tessera.training.data.columns import SPARSE_KINDS, ColumnConfig
 from tessera.training.data.config import DataConfig, Paths, data_format
 from tessera.training.data.dataset import DataSplits
 from tessera.training.data.negatives import NegativesConfig, with_negatives
+from tessera.training.data.table.follow import Follow
 from tessera.training.data.table.index import Moment, TableSplit
 from tessera.training.data.table.opening import open_table
+from tessera.training.data.urls import is_url
 from tessera.training.transforms.crosses import Cross
 from tessera.training.transforms.target_statistics import TargetStatistic
 
@@ -25,7 +28,8 @@ class TableConfig(DataConfig):
 
     Attributes:
         path: a file, a list of files, a pattern such as ``clicks/*.parquet``, or a folder with all
-            files below it; folders named ``day=3`` give a column ``day``.  A file's name says its
+            files below it, each also as a URL such as ``s3://bucket/clicks/*.parquet``; folders
+            named ``day=3`` give a column ``day``.  A file's name says its
             format: ``.parquet``, ``.csv``, ``.tsv``, ``.jsonl`` (each of the last three also with
             ``.gz``), ``.arrow`` or ``.feather``.
         valid_path: files for validation; empty: a share of ``path`` is held out.
@@ -45,12 +49,16 @@ class TableConfig(DataConfig):
             value are in one split.  ``files``: none; ``valid_path`` and ``test_path`` say.
         split_column: the column that decides; None: under ``time`` the one of kind timestamp, under
             ``hash`` the one of kind group.
+        follow: ``path`` is a folder in which files arrive while the run trains, and ``valid_path`` says
+            the files for validation; None: all files are there.
         valid_from: under ``time``, the first moment of the validation rows, in the place of
             ``valid_fraction``: a date or a time (``2026-01-31``, ``2026-01-31 18:30``) where the
             column holds times, a number where it holds numbers.
         test_from: under ``time`` with ``valid_from``, the first moment of the test rows; None: there
             are none.
     """
+
+    takes_urls: ClassVar[bool] = True
 
     format: Literal["table"] = "table"
     path: Paths
@@ -64,6 +72,7 @@ class TableConfig(DataConfig):
     negatives: NegativesConfig | None = None
     split: TableSplit = "random"
     split_column: str | None = None
+    follow: Follow | None = None
     valid_from: Moment | None = None
     test_from: Moment | None = None
 
@@ -74,6 +83,7 @@ class TableConfig(DataConfig):
         if self.split == "files" and not self.valid_path:
             raise UserError("split='files': give the files for validation as valid_path")
         self._check_moments()
+        self._check_follow()
         if self.split in {"random", "files"} and self.split_column is not None:
             raise UserError(
                 f"split_column={self.split_column!r}: split {self.split} looks at no column; leave"
@@ -103,6 +113,19 @@ class TableConfig(DataConfig):
                         f"{name} and {other} both say which rows are held out; leave one out"
                     )
 
+    def _check_follow(self) -> None:
+        if self.follow is None:
+            return
+        if len(self.paths()) != 1 or is_url(self.paths()[0]):
+            raise UserError(
+                f"path={self.path!r}: files arrive in one local folder under follow; name it"
+            )
+        if self.split != "files":
+            raise UserError(
+                f"split={self.split!r}: what has not arrived cannot be split; set split: files, and"
+                " valid_path to files for validation"
+            )
+
     def _check_columns(self) -> None:
         kinds = [column.kind for column in self.columns.values()]
         if "label" not in kinds and self.item_id is None:
@@ -110,6 +133,11 @@ class TableConfig(DataConfig):
                 "columns: none has the kind label; say what is to be predicted (tessera schema DATA"
                 " writes a config for you), or, where every row is a positive one, name the item's id"
                 " as item_id"
+            )
+        if self.negatives is not None and self.follow is not None:
+            raise UserError(
+                "negatives: they are drawn from the items of rows that are there, and those of a folder that"
+                " is followed come later; leave one of the two out"
             )
         if self.negatives is not None and self.target_statistics:
             raise UserError(
@@ -157,9 +185,13 @@ class TableConfig(DataConfig):
 
     def open(self, *, progress: bool) -> DataSplits:
         """See `DataConfig.open`."""
+        return self.opened(self.columns, progress=progress)
+
+    def opened(self, columns: Mapping[str, ColumnConfig], *, progress: bool) -> DataSplits:
+        """The data with other columns than the config's; which rows are held out stays."""
         splits = open_table(
             {name: self.paths(name) for name in ("path", "valid_path", "test_path")},
-            columns=self.columns,
+            columns=columns,
             crosses=self.crosses,
             target_statistics=self.target_statistics,
             user_id=self.user_id,
@@ -168,6 +200,7 @@ class TableConfig(DataConfig):
             split_column=self.settled_split_column(),
             held_out=self.held_out(),
             begins=(self.valid_from, self.test_from),
+            follow=self.follow,
             seed=self.split_seed,
             strict=self.strict,
             cache_dir=None if self.cache_dir is None else Path(self.cache_dir).expanduser(),
