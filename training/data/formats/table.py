@@ -134,6 +134,24 @@ class TableConfig(DataConfig):
                 " writes a config for you), or, where every row is a positive one, name the item's id"
                 " as item_id"
             )
+        self._check_items()
+        if not set(kinds) & set(SPARSE_KINDS):
+            raise UserError(
+                f"columns: none has ids; a model needs one of kind {' or '.join(SPARSE_KINDS)}"
+            )
+        for kind in ("weight", "timestamp", "group"):
+            if kinds.count(kind) > 1:
+                named = [name for name, own in self.columns.items() if own.kind == kind]
+                raise UserError(f"columns: {' and '.join(named)} have the kind {kind}; give it one")
+        for name in self.columns:
+            if not name or "." in name:
+                raise UserError(
+                    f"columns: {name!r} is not a feature's name; give one without a dot, and the"
+                    " column's own name as its key column"
+                )
+
+    def _check_items(self) -> None:
+        """Check what says whose a row is, which item it is about, and what is made of both."""
         if self.negatives is not None and self.follow is not None:
             raise UserError(
                 "negatives: they are drawn from the items of rows that are there, and those of a folder that"
@@ -153,20 +171,6 @@ class TableConfig(DataConfig):
                 raise UserError(
                     f"{key}={name!r}: no column of kind categorical has this name; give one of"
                     f" {', '.join(ids) or 'them that kind'}"
-                )
-        if not set(kinds) & set(SPARSE_KINDS):
-            raise UserError(
-                f"columns: none has ids; a model needs one of kind {' or '.join(SPARSE_KINDS)}"
-            )
-        for kind in ("weight", "timestamp", "group"):
-            if kinds.count(kind) > 1:
-                named = [name for name, own in self.columns.items() if own.kind == kind]
-                raise UserError(f"columns: {' and '.join(named)} have the kind {kind}; give it one")
-        for name in self.columns:
-            if not name or "." in name:
-                raise UserError(
-                    f"columns: {name!r} is not a feature's name; give one without a dot, and the"
-                    " column's own name as its key column"
                 )
 
     def settled_split_column(self) -> str | None:
