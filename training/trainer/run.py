@@ -24,6 +24,7 @@ from tessera.training.config import (
 )
 from tessera.training.data.dataset import DataSplits, View
 from tessera.training.data.opening import open_data
+from tessera.training.data.users import user_feature
 from tessera.training.distributed.checkpoint.basics import restore_replaced
 from tessera.training.trackers.tracker import TrackedRun
 from tessera.training.trainer.assembly import Assembly, assemble
@@ -49,6 +50,7 @@ from tessera.training.trainer.split_metrics import SplitMetrics
 from tessera.training.transforms.description import Transforms
 from tessera.training.transforms.fitting import Fitted
 from tessera.training.transforms.preprocessor import FittedSizes
+from tessera.training.transforms.ranges import ranges_from_json
 from tessera.training.typed_config import leaves
 
 RATE_ROWS = 1 << 20
@@ -142,7 +144,7 @@ def train(
             config=config,
             folder=folder,
             splits=splits,
-            fitted=fitted.sizes,
+            fitted=fitted,
             assembly=assembly,
             ranks=ranks,
             show_progress=progress and ranks.first,
@@ -169,9 +171,11 @@ def _look_at(folder: RunFolder, config: ExperimentConfig, *, resume: bool) -> bo
 def _fitted(
     folder: RunFolder, transforms: Transforms, splits: DataSplits, *, resume: bool, progress: bool
 ) -> Fitted:
-    """What the transforms learn from the training rows; of a run that goes on, the sizes alone."""
+    """What is seen in the training rows; of a run that goes on, without the transforms' state."""
     if resume and (path := latest_checkpoint(folder.checkpoints)) is not None:
-        return Fitted(sizes=FittedSizes(**read_plain(path)["fitted"]), state={})
+        plain = read_plain(path)
+        sizes = FittedSizes(**plain["fitted"])
+        return Fitted(sizes=sizes, state={}, ranges=ranges_from_json(plain["ranges"]))
     return fit_transforms(transforms, splits.train, progress=progress)
 
 
@@ -193,7 +197,7 @@ class _Run:
     config: ExperimentConfig
     folder: RunFolder
     splits: DataSplits
-    fitted: FittedSizes
+    fitted: Fitted
     assembly: Assembly
     ranks: Ranks
     show_progress: bool
@@ -270,7 +274,8 @@ class _Run:
         plain: dict[str, Any] = {
             "config": self.config.to_plain(),
             "columns": data.columns.to_json(),
-            "fitted": self.fitted.to_json(),
+            "fitted": self.fitted.sizes.to_json(),
+            "ranges": [own.to_json() for own in self.fitted.ranges],
             "dense_names": list(data.columns.dense_names),
             "sparse_names": list(data.columns.sparse_names),
             "split_rows": self._split_rows(),
@@ -298,6 +303,7 @@ class _Run:
         if progress.best_step != progress.step:
             restore_model(best, self.assembly)
         began = time.perf_counter()
+        users = user_feature(self.splits.train.dataset.columns)
         metrics: dict[str, SplitMetrics] = {}
         for name in ("valid", "test"):
             view: View = getattr(self.splits, name)
@@ -308,6 +314,7 @@ class _Run:
                 view,
                 batch_size=self.config.train.eval_batch_size,
                 should_stop=self.should_stop,
+                user_feature=users,
             )
             if pass_metrics is None:
                 return None
@@ -329,6 +336,7 @@ class _Run:
             },
             "valid": evaluations["valid"].to_json(),
             "test": evaluations["test"].to_json() if "test" in evaluations else None,
+            "errors_clustered_by": users,
             "evaluation_samples_per_second": round(rows / max(seconds, 1e-9), 1),
         }
         if self.ranks.first:

@@ -214,7 +214,7 @@ class _Opener:
                     f" {'integers' if name in strings else 'strings'}; ids must be of one type"
                 )
         assert self._settled is not None
-        return self._settled
+        return self._settled if self._text is None else self._settled.with_separators(self._text)
 
     def _bar(self, what: str, total: int, unit: str) -> _Bar:
         return _Bar(
