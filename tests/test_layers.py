@@ -182,6 +182,7 @@ TRAINING_ORDER = (
     "models",
     "data",
     "config",
+    "config_reference",
     "trainer",
     "trained",
     "bench",

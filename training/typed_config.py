@@ -165,6 +165,10 @@ class _Builder:
         ]
         if len(structured) == 1:
             return self.build(structured[0], value, key)  # its error says more than ours
+        sections = [member for member in structured if dataclasses.is_dataclass(member)]
+        if len(sections) > 1:
+            # The section that knows most of the keys is the one that is meant.
+            return self.build(max(sections, key=lambda one: _keys_known(one, value)), value, key)
         for member in members:
             with contextlib.suppress(ConfigError):
                 return self.build(member, value, key)
@@ -185,8 +189,13 @@ class _Builder:
 
     def _wrong(self, annotation: Any, value: Any, key: Key) -> ConfigError:
         dotted = ".".join(key) or "the config"
-        expected = describe(annotation)
-        return ConfigError(f"{self._source.origin(key)}: {dotted}={value!r}: expected {expected}")
+        place, expected = self._source.origin(key), describe(annotation)
+        near = difflib.get_close_matches(str(value), _literals(annotation), n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        form = _form(annotation)
+        if form and isinstance(value, str) and place.startswith("override "):
+            hint = f"; write it in quotes, such as '{dotted}={form}'"
+        return ConfigError(f"{place}: {dotted}={value!r}: expected {expected}{hint}")
 
     def _missing(self, key: Key, annotation: Any) -> ConfigError:
         dotted = ".".join(key)
@@ -224,6 +233,34 @@ def _variants(cls: Any) -> Variants | None:
     """The registry of ``cls`` itself; its variants inherit the attribute and stand for themselves."""
     found = vars(cls).get("variants")
     return found if isinstance(found, Variants) else None
+
+
+def _keys_known(cls: Any, section: Mapping[str, Any]) -> int:
+    """How many keys of a section the dataclass has, or nearly has."""
+    names = [item.name for item in dataclasses.fields(cls)]
+    return sum(bool(difflib.get_close_matches(str(key), names, n=1)) for key in section)
+
+
+def _literals(annotation: Any) -> list[str]:
+    """The words among which an annotation lets one choose."""
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is Literal:
+        return [option for option in arguments if isinstance(option, str)]
+    if typing.get_origin(annotation) in (Union, types.UnionType):
+        return [word for member in arguments for word in _literals(member)]
+    return []
+
+
+def _form(annotation: Any) -> str | None:
+    """How YAML writes a list or a mapping on one line, if the annotation is one."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return next(filter(None, map(_form, arguments)), None)
+    if origin in (tuple, list):
+        return "[64, 32]" if int in arguments or float in arguments else "[a, b]"
+    if origin in (dict, collections.abc.Mapping) or dataclasses.is_dataclass(annotation):
+        return "{name: value}"
+    return None
 
 
 def _takes_mapping(annotation: Any) -> bool:

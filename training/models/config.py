@@ -58,8 +58,8 @@ class TableConfig:
     """What one feature's lookup has of its own; None takes the model's default.
 
     Attributes:
-        rows: the table's number of rows.
-        dim: the embedding dimension (some architectures need the same for all features); ``auto``:
+        rows (rows): the table's number of rows.
+        dim (columns): the embedding dimension (some architectures need the same for all features); ``auto``:
             what `auto_dim` says of the table's rows, or of its vocabulary's size.
         pooling: how the vectors of one bag become one.
         hashing: how a raw id becomes a row.
@@ -85,15 +85,15 @@ class TableConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A ranking model: its features, its tables, and (in the subclasses) its architecture.
+    """A ranking model: its features, its tables, and its architecture.
 
     ``ModelConfig(arch="dlrm_dcn", ...)`` makes the subclass that is registered under that name,
     and ``ModelConfig(factory="pkg.module:function", ...)`` the one for modules of the user's.
 
     Attributes:
         arch: the architecture's name.
-        embedding_dim: columns of the tables; ``auto`` of each as its rows say, see `auto_dim`.
-        rows: rows of a table that ``tables`` does not name.
+        embedding_dim (columns): columns of the tables; ``auto`` of each as its rows say, see `auto_dim`.
+        rows (rows): rows of a table that ``tables`` does not name.
         pooling: pooling of a table that ``tables`` does not name.
         hashing: hashing rule of a table that ``tables`` does not name.
         out_of_range: what becomes of ids outside a table that ``tables`` does not name.
@@ -183,9 +183,9 @@ class DeepModelConfig(ModelConfig):
     """What keeps the architectures here from learning rows by heart; not an architecture by itself.
 
     Attributes:
-        dropout: share of the outputs of hidden layers, behind the bottom MLP, that training sets to
+        dropout (share): share of the outputs of hidden layers, behind the bottom MLP, that training sets to
             zero.
-        embedding_dropout: share of the numbers of looked-up vectors that training sets to zero.
+        embedding_dropout (share): share of the numbers of looked-up vectors that training sets to zero.
         batch_norm: whether the outputs of these hidden layers are normalised over the batch, of all
             ranks together, before their activation.
     """

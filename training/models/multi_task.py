@@ -58,8 +58,8 @@ class MultiTaskConfig(TermsConfig, DeepModelConfig):
     """What ``mmoe`` and ``ple`` share; not an architecture by itself.
 
     Attributes:
-        expert_layers: columns after each layer of an expert.
-        tower_layers: hidden layers of a label's tower; its last layer, the logit, is added.
+        expert_layers (columns): columns after each layer of an expert.
+        tower_layers (columns): hidden layers of a label's tower; its last layer, the logit, is added.
     """
 
     expert_layers: tuple[int, ...] = (128, 64)

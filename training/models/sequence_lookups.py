@@ -126,7 +126,7 @@ class SequenceConfig(TermsConfig, DeepModelConfig):
     """What architectures over sequences share; not an architecture by itself.
 
     Attributes:
-        sequence_length: how many of a sequence's ids count, the latest ones.
+        sequence_length (ids): how many of a sequence's ids count, the latest ones.
         over_layers: hidden layers of the top MLP; its last layer, the logit, is added.
     """
 

@@ -27,8 +27,8 @@ class MovieLensConfig(DataConfig):
         path: the folder.
         split: ``random``: the held-out rows are drawn with ``split_seed``.  ``time``: they are the
             latest ratings, first validation, then test.
-        positive_rating: ratings from this one on have label 1 and enter histories.
-        max_history: a user's history holds at most this many ids, the latest ones, and as many
+        positive_rating (stars): ratings from this one on have label 1 and enter histories.
+        max_history (ids): a user's history holds at most this many ids, the latest ones, and as many
             dislikes.
         features: the sparse features, in this order; see `tessera.training.data.movielens`.
         labels: what is predicted: ``positive``, ``top`` (the rating is 5), ``rating`` (a regression).
