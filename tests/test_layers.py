@@ -181,6 +181,7 @@ TRAINING_ORDER = (
     "transforms",
     "models",
     "data",
+    "trackers",
     "config",
     "config_reference",
     "trainer",

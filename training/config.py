@@ -19,6 +19,7 @@ from tessera.training import field_checks as check
 from tessera.training.config_source import ConfigSource, apply_overrides, read_yaml
 from tessera.training.data.config import DataConfig
 from tessera.training.models.config import ModelConfig
+from tessera.training.trackers.tracker import TrackerConfig, parse_trackers
 from tessera.training.typed_config import build, differing_keys, to_plain, to_yaml
 
 SHIPPED_CONFIGS = Path(__file__).parent / "configs"
@@ -265,17 +266,29 @@ class RunConfig:
 
     Attributes:
         name: the first part of the default run folder's name; None: the config file's name.
-        tensorboard: whether TensorBoard event files are written.
+        tensorboard: whether TensorBoard event files are written; ``trackers`` may name it, too.
+        trackers: where the numbers of the run go besides: ``tensorboard``, ``mlflow``, ``wandb``
+            (offline) or ``pkg.module:Class``, a class of the user's; each a name, or a mapping of
+            one name to its settings: ``{mlflow: {experiment: ads}}``.
         report: whether the HTML report is written at the end.
     """
 
     name: str | None = None
     tensorboard: bool = True
+    trackers: tuple[Any, ...] = ()
     report: bool = True
 
     def __post_init__(self) -> None:
         if self.name is not None and (not self.name or "/" in self.name):
             raise UserError(f"name={self.name!r}: give a folder's name without '/'")
+        parse_trackers("trackers", self.trackers)
+
+    def settled_trackers(self) -> dict[str, TrackerConfig]:
+        """The trackers by name, that of the key ``tensorboard`` among them."""
+        named = parse_trackers("run.trackers", self.trackers)
+        if not self.tensorboard or "tensorboard" in named:
+            return named
+        return parse_trackers("run.trackers", ("tensorboard",)) | named
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import datetime as dt
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -71,6 +72,18 @@ def differing_keys(left: Any, right: Any, prefix: str = "") -> list[str]:
         else:
             keys.extend(differing_keys(left[key], right[key], dotted))
     return keys
+
+
+def leaves(tree: Any, prefix: str = "") -> dict[str, str]:
+    """The values of a plain tree (see `to_plain`) by dotted key, as YAML on one line."""
+    if isinstance(tree, dict) and tree:
+        return {
+            key: text
+            for name, value in tree.items()
+            for key, text in leaves(value, f"{prefix}.{name}" if prefix else str(name)).items()
+        }
+    text = yaml.safe_dump(tree, default_flow_style=True, allow_unicode=True, width=math.inf)
+    return {prefix: text.strip().removesuffix("...").strip()}
 
 
 class _Builder:

@@ -24,6 +24,7 @@ from tessera.training.config_reference.docstrings import (
     variant_summary,
 )
 from tessera.training.config_source import Key
+from tessera.training.trackers.tracker import trackers_by_name
 from tessera.training.transforms.transform import Transform, transforms_by_name
 from tessera.training.typed_config import to_plain
 from tessera.training.variants import Variants
@@ -129,6 +130,12 @@ def _nested(cls: type, key: Key, *, without: frozenset[str]) -> Iterator[Section
             for takes in ("dense", "ids"):
                 for name, transform in transforms_by_name(takes).items():
                     yield _transform(name, transform, (*key, item.name))
+        if item.name == "trackers":
+            for name, tracker in trackers_by_name().items():
+                below = (*key, item.name, name)
+                yield Section(
+                    key=below, summary=summary(tracker), keys=tuple(_keys(tracker, below))
+                )
 
 
 def _transform(name: str, transform: type[Transform], key: Key) -> Section:
@@ -172,9 +179,8 @@ def choices(annotation: Any) -> tuple[str, ...]:
     """The words of every ``Literal`` in an annotation, as YAML."""
     if typing.get_origin(annotation) is Literal:
         return tuple(str(option) for option in typing.get_args(annotation))
-    if _is_union(annotation):
-        return tuple(c for member in typing.get_args(annotation) for c in choices(member))
-    return ()
+    within = (c for member in typing.get_args(annotation) for c in choices(member))
+    return tuple(dict.fromkeys(within))
 
 
 _WORDS: dict[Any, str] = {
