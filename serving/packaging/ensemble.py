@@ -48,7 +48,7 @@ class Ensemble(nn.Module):
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
         """Raw values and ids as a `RankingModel` takes them, to ``[B]`` or ``[B, L]`` float32."""
         outputs = [member(dense_features, sparse_features) for member in self.members]
-        mean = outputs[0] * self._shares[0]
+        mean: Tensor = outputs[0] * self._shares[0]
         for output, share in zip(outputs[1:], self._shares[1:], strict=True):
             mean = torch.add(mean, output, alpha=share)
         return mean
