@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -10,13 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from tessera.errors import UserError
-from tessera.serving.package.manifest import Evaluation, Quality
+from tessera.serving.package.evaluation import Evaluation, LabelQuality, Quality
 from tessera.serving.package.runner import HostBatch, Runner
-from tessera.serving.package.schema import InputSchema
+from tessera.serving.package.schema import InputSchema, OutputSpec
 from tessera.serving.packaging.inputs import named_outputs
 from tessera.training.data.columns import Task
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tessera.training.trainer.metrics import evaluate_probabilities
+from tessera.training.trainer.split_metrics import RegressionMetrics
+
+REGRESSION_METRICS = ("root_mean_squared_error", "mean_absolute_error", "r_squared", "calibration")
+"""What is measured of a label of the task regression."""
 
 LabelledBatch = tuple[Sequence[Tensor | KeyedJaggedTensor], Tensor]
 """The arguments of a module, and the labels ``[B]`` of its first output or ``[B, L]`` of its first ``L``."""
@@ -31,11 +35,13 @@ def evaluate(
     tasks: Sequence[Task] = ("binary",),
     max_rows: int | None = None,
     on_rows: Callable[[int], object] = lambda rows: rows,
+    members: Mapping[str, nn.Module] | None = None,
 ) -> Evaluation | None:
     """Compare ``runner``, the packaged module, with the float32 ``module`` over the same rows.
 
-    The metrics are those of the first label whose task is binary: the outputs of such labels are
-    probabilities.  The largest change of a score is that of all labels' outputs.  After each batch,
+    The outputs of binary labels are probabilities.  The metrics of the whole are those of the first
+    binary label; each label has its own besides, under the name of its output.  The largest change
+    of a score is that of all labels' outputs.  After each batch,
     ``on_rows`` is called with its number of rows; the batch in which ``max_rows`` are reached is the last.
 
     Args:
@@ -46,6 +52,7 @@ def evaluate(
         tasks: what each label is.
         max_rows: about how many rows are scored; None: all.
         on_rows: see above.
+        members: by name, modules that an ensemble is made of; they take and give what it does.
 
     Returns:
         The metrics of both; None where there are no rows.
@@ -56,6 +63,7 @@ def evaluate(
     before: list[np.ndarray] = []
     after: list[np.ndarray] = []
     truth: list[np.ndarray] = []
+    alone: dict[str, list[np.ndarray]] = {name: [] for name in members or {}}
     rows = 0
     outputs = schema.outputs[: len(tasks)]
     for arguments, labels in batches:
@@ -65,10 +73,10 @@ def evaluate(
                     f"output {output.name!r} has {output.width} columns, and labels are for one; "
                     "package without validation data"
                 )
-        with torch.inference_mode(), _evaluating(module):
-            given = named_outputs(module(*arguments), outputs[0].name)
         found = runner.forward(host_batch(arguments, schema))
-        before.append(_columns([given[output.name].flatten() for output in outputs]))
+        before.append(_scores(module, arguments, outputs))
+        for name, member in (members or {}).items():
+            alone[name].append(_scores(member, arguments, outputs))
         after.append(_columns([found[output.name] for output in outputs]))
         truth.append(labels.view(len(labels), -1).numpy())
         rows += len(labels)
@@ -83,6 +91,22 @@ def evaluate(
         fp32=_quality(exact, labelled, tasks),
         packaged=_quality(packaged, labelled, tasks),
         max_abs_score_error=float(np.abs(packaged - exact).max()),
+        labels={
+            output.name: LabelQuality(
+                task=task,
+                rows=int((~np.isnan(labelled[:, place])).sum()),
+                fp32=_metrics(exact[:, place], labelled[:, place], task),
+                packaged=_metrics(packaged[:, place], labelled[:, place], task),
+            )
+            for place, (output, task) in enumerate(zip(outputs, tasks, strict=True))
+        },
+        members={
+            name: {
+                output.name: _metrics(np.concatenate(scores)[:, place], labelled[:, place], task)
+                for place, (output, task) in enumerate(zip(outputs, tasks, strict=True))
+            }
+            for name, scores in alone.items()
+        },
     )
 
 
@@ -98,6 +122,17 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
             part.training = True
 
 
+def _scores(
+    module: nn.Module,
+    arguments: Sequence[Tensor | KeyedJaggedTensor],
+    outputs: Sequence[OutputSpec],
+) -> np.ndarray:
+    """The outputs ``[B, L]`` of a module in evaluation mode."""
+    with torch.inference_mode(), _evaluating(module):
+        given = named_outputs(module(*arguments), outputs[0].name)
+    return _columns([given[output.name].flatten() for output in outputs])
+
+
 def _columns(scores: Sequence[Tensor]) -> np.ndarray:
     return torch.stack([each.float() for each in scores], dim=1).numpy()
 
@@ -107,9 +142,19 @@ def _quality(scores: np.ndarray, labels: np.ndarray, tasks: Sequence[Task]) -> Q
     if "binary" not in tasks:
         return Quality(auc=None, normalised_entropy=None, log_loss=None, calibration=None)
     place = tasks.index("binary")
-    known = ~np.isnan(labels[:, place])
-    metrics = evaluate_probabilities(scores[known, place], labels[known, place]).to_json()
-    return Quality(**{name: metrics[name] for name in vars(Quality)["__dataclass_fields__"]})
+    return Quality(**_metrics(scores[:, place], labels[:, place], "binary"))
+
+
+def _metrics(scores: np.ndarray, labels: np.ndarray, task: Task) -> dict[str, float | None]:
+    """The metrics of one label, ``[N]`` scores and labels; see `LabelQuality`."""
+    known = ~np.isnan(labels)
+    if task == "binary":
+        metrics = evaluate_probabilities(scores[known], labels[known]).to_json()
+        return {name: metrics[name] for name in Quality.__dataclass_fields__}
+    collected = RegressionMetrics(int(known.sum()))
+    collected.update(torch.from_numpy(scores[known]), torch.from_numpy(labels[known]))
+    found = collected.compute().to_json()
+    return {name: value for name, value in found.items() if name in REGRESSION_METRICS}
 
 
 def host_batch(arguments: Sequence[Tensor | KeyedJaggedTensor], schema: InputSchema) -> HostBatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,12 @@ from tessera.training.data.batch import Batch
 from tessera.training.data.columns import FeatureColumns, Task
 from tessera.training.models.ranking import RankingModel
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+
+if TYPE_CHECKING:
+    from tessera.serving.packaging.ensemble import Ensemble
+
+Ranking: TypeAlias = "RankingModel | Ensemble"
+"""What takes raw features and gives logits: one trained model, or several."""
 
 _SAMPLES = 2
 
@@ -27,7 +34,7 @@ class ServedRanking(nn.Module):
             regression is served as it is.
     """
 
-    def __init__(self, model: RankingModel, tasks: Sequence[Task] | None = None) -> None:
+    def __init__(self, model: Ranking, tasks: Sequence[Task] | None = None) -> None:
         super().__init__()
         self.model = model
         if tasks is None:
@@ -66,7 +73,7 @@ def _joined(plain: KeyedJaggedTensor, scored: KeyedJaggedTensor) -> KeyedJaggedT
     )
 
 
-def ranking_source(model: RankingModel, columns: FeatureColumns | None = None) -> Source:
+def ranking_source(model: Ranking, columns: FeatureColumns | None = None) -> Source:
     """The float32 ``model`` with its served heads, what its inputs are called, and a sample batch.
 
     ``columns`` says where a row of raw values holds each feature, and what the labels' tasks are; None:

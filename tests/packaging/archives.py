@@ -52,7 +52,10 @@ def in_version_3(data: dict[str, Any]) -> dict[str, Any]:
         "features": features,
         "outputs": schema["outputs"],
     }
-    return {**data, "format_version": 3, "schema": old}
+    measured = data["evaluation"]
+    if measured is not None:
+        measured = {k: v for k, v in measured.items() if k not in {"labels", "members"}}
+    return {**data, "format_version": 3, "schema": old, "evaluation": measured}
 
 
 def as_version_3(source: Path, path: Path) -> Path:

@@ -247,7 +247,7 @@ def test_dropped_numbers_are_zero_and_the_others_scaled():
 
 def test_l2_shrinks_the_rows_of_a_batch_and_no_others(tmp_path):
     def rows_after(name, rate, decay):
-        """Of the items' table, after one step of SGD over the whole data."""
+        """The rows of the items' table after one step of SGD over the whole data."""
         path = write_config(tmp_path / f"{name}.yaml", "dlrm")
         changes = {
             "train.batch_size": 1000,
