@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,16 +13,28 @@ from tessera.serving.packaging.inputs import ModelInputs, RawColumn
 from tessera.serving.packaging.source import Source
 from tessera.training.data.batch import Batch
 from tessera.training.data.columns import FeatureColumns, Task
-from tessera.training.models.ranking import RankingModel
+from tessera.training.models.inputs import SparseFeature
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
-if TYPE_CHECKING:
-    from tessera.serving.packaging.ensemble import Ensemble
-
-Ranking: TypeAlias = "RankingModel | Ensemble"
-"""What takes raw features and gives logits: one trained model, or several."""
-
 _SAMPLES = 2
+
+
+class Ranking(Protocol):
+    """What takes raw features and gives logits: one `RankingModel`, or several.
+
+    Attributes:
+        dense_names: the data's dense features, in column order.
+        labels: what is predicted, in the order of the logits.
+    """
+
+    dense_names: tuple[str, ...]
+    labels: tuple[str, ...]
+
+    def data_features(self) -> tuple[SparseFeature, ...]:
+        """The sparse features that a call is given."""
+
+    def __call__(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor, /) -> Any:
+        """Raw values and ids to logits, ``[B]`` or ``[B, L]``."""
 
 
 class ServedRanking(nn.Module):
