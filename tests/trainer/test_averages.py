@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tessera.errors import UserError
-from tessera.training.config import AverageConfig, load_config
+from tessera.training.average_config import AverageConfig
+from tessera.training.config import load_config
 from tessera.training.trained import load_trained, validation_batches
 from tessera.training.trainer.checkpoint import load_checkpoint
 from tessera.training.trainer.files import list_checkpoints

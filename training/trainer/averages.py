@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
-from tessera.training.config import AverageConfig
+from tessera.training.average_config import AverageConfig
 from tessera.training.distributed.tables.caches import tell_caches
 from tessera.training.distributed.tables.shard_state import sharded_tensor
 
