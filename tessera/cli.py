@@ -67,6 +67,15 @@ COMMANDS: dict[str, Command] = {
         help="train a model from a YAML config into a run folder",
         handles_sigterm=True,
     ),
+    "tune": Command(
+        module="tessera.training.commands.tune",
+        help="search for settings: many trainings, the next ones chosen by the last ones",
+        handles_sigterm=True,
+    ),
+    "compare": Command(
+        module="tessera.training.commands.compare",
+        help="show runs side by side: configs, metrics, size, speed and curves",
+    ),
     "package-model": Command(
         module="tessera.serving.commands.package_model",
         help="quantize, trace and script a trained model into one servable file",
@@ -78,6 +87,10 @@ COMMANDS: dict[str, Command] = {
     "verify": Command(
         module="tessera.serving.commands.verify",
         help="check a package's hashes and replay its golden answers",
+    ),
+    "evaluate": Command(
+        module="tessera.serving.commands.evaluate",
+        help="say how good packages and runs are on rows with labels",
     ),
     "diff": Command(
         module="tessera.serving.commands.diff",

@@ -186,6 +186,8 @@ TRAINING_ORDER = (
     "config",
     "config_reference",
     "trainer",
+    "comparison",
+    "tuning",
     "trained",
     "bench",
     "commands",

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from tessera.serving.package.fields import Count, NotNegative, OneOf
-from tessera.serving.package.schema import RAW_SINCE
+from tessera.serving.package.schema import RANGES_SINCE
 
-_BY_LABEL = {"since": RAW_SINCE}
+_BY_LABEL = {"since": RANGES_SINCE}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class LabelQuality:
         task: what the label is.
         rows: the validation rows in which it is known.
         fp32: metrics of the trained model: of a binary label ``auc``, ``normalised_entropy``,
-            ``log_loss`` and ``calibration``, of one of the task regression
+            ``log_loss`` and ``calibration`` (``auc`` alone where scores only rank), of one of the task regression
             ``root_mean_squared_error``, ``mean_absolute_error``, ``r_squared`` and ``calibration``.
         packaged: the same of the scripted, quantized model.
     """

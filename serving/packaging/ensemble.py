@@ -31,6 +31,7 @@ class Ensemble(nn.Module):
     Attributes:
         dense_names: see `RankingModel`.
         labels: see `RankingModel`.
+        scores: see `RankingModel`.
     """
 
     def __init__(self, members: Sequence[RankingModel], weights: Sequence[float]) -> None:
@@ -40,6 +41,7 @@ class Ensemble(nn.Module):
         self._features = members[0].data_features()
         self.dense_names = members[0].dense_names
         self.labels = members[0].labels
+        self.scores = members[0].scores
 
     def data_features(self) -> tuple[SparseFeature, ...]:
         """The sparse features that `forward` is given, as the first member has them."""
@@ -101,6 +103,12 @@ def check_members(members: Sequence[TrainedModel], *, same_rows: bool) -> None:
         UserError: a member differs; says which one, in what, and what to do.
     """
     names = member_names(members)
+    for name, member in zip(names, members, strict=True):
+        if member.model.scores != "logits":
+            raise UserError(
+                f"{name} has arch {member.config.model.arch}, whose scores only rank and have no mean"
+                " with others; package it alone"
+            )
     expected = _traits(members[0])
     for name, member in zip(names[1:], members[1:], strict=True):
         for what, value in _traits(member).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -14,7 +15,8 @@ from tessera.serving.package.evaluation import Evaluation, LabelQuality, Quality
 from tessera.serving.package.runner import HostBatch, Runner
 from tessera.serving.package.schema import InputSchema, OutputSpec
 from tessera.serving.packaging.inputs import named_outputs
-from tessera.training.data.columns import Task
+from tessera.training.data.columns import ServedTask
+from tessera.training.metrics.binary import auc
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tessera.training.trainer.metrics import evaluate_probabilities
 from tessera.training.trainer.split_metrics import RegressionMetrics
@@ -32,16 +34,17 @@ def evaluate(
     schema: InputSchema,
     batches: Iterable[LabelledBatch],
     *,
-    tasks: Sequence[Task] = ("binary",),
+    tasks: Sequence[ServedTask] = ("binary",),
     max_rows: int | None = None,
     on_rows: Callable[[int], object] = lambda rows: rows,
     members: Mapping[str, nn.Module] | None = None,
 ) -> Evaluation | None:
     """Compare ``runner``, the packaged module, with the float32 ``module`` over the same rows.
 
-    The outputs of binary labels are probabilities.  The metrics of the whole are those of the first
-    binary label; each label has its own besides, under the name of its output.  The largest change
-    of a score is that of all labels' outputs.  After each batch,
+    The outputs of binary labels are probabilities, or scores that only rank, of which the AUC alone is
+    measured.  The metrics of the whole are those of the first such label; each label has its own
+    besides, under the name of its output.  The largest change of a score is that of all labels'
+    outputs.  After each batch,
     ``on_rows`` is called with its number of rows; the batch in which ``max_rows`` are reached is the last.
 
     Args:
@@ -93,7 +96,7 @@ def evaluate(
         max_abs_score_error=float(np.abs(packaged - exact).max()),
         labels={
             output.name: LabelQuality(
-                task=task,
+                task="regression" if task == "regression" else "binary",
                 rows=int((~np.isnan(labelled[:, place])).sum()),
                 fp32=_metrics(exact[:, place], labelled[:, place], task),
                 packaged=_metrics(packaged[:, place], labelled[:, place], task),
@@ -137,17 +140,19 @@ def _columns(scores: Sequence[Tensor]) -> np.ndarray:
     return torch.stack([each.float() for each in scores], dim=1).numpy()
 
 
-def _quality(scores: np.ndarray, labels: np.ndarray, tasks: Sequence[Task]) -> Quality:
+def _quality(scores: np.ndarray, labels: np.ndarray, tasks: Sequence[ServedTask]) -> Quality:
     """The metrics of the first binary label; none are defined where there is none."""
-    if "binary" not in tasks:
-        return Quality(auc=None, normalised_entropy=None, log_loss=None, calibration=None)
-    place = tasks.index("binary")
-    return Quality(**_metrics(scores[:, place], labels[:, place], "binary"))
+    place = next((at for at, task in enumerate(tasks) if task != "regression"), None)
+    found = {} if place is None else _metrics(scores[:, place], labels[:, place], tasks[place])
+    return Quality(**{name: found.get(name) for name in Quality.__dataclass_fields__})
 
 
-def _metrics(scores: np.ndarray, labels: np.ndarray, task: Task) -> dict[str, float | None]:
+def _metrics(scores: np.ndarray, labels: np.ndarray, task: ServedTask) -> dict[str, float | None]:
     """The metrics of one label, ``[N]`` scores and labels; see `LabelQuality`."""
     known = ~np.isnan(labels)
+    if task == "score":
+        ranked = auc(scores[known], labels[known])
+        return {"auc": None if math.isnan(ranked) else ranked}
     if task == "binary":
         metrics = evaluate_probabilities(scores[known], labels[known]).to_json()
         return {name: metrics[name] for name in Quality.__dataclass_fields__}

@@ -25,15 +25,22 @@ from tessera.serving.packaging.evaluate import LabelledBatch, evaluate
 from tessera.serving.packaging.inputs import ModelInputs, read_inputs
 from tessera.serving.packaging.lookups.backends import default_backend, lookup_backend
 from tessera.serving.packaging.options import Origin, PackageOptions
-from tessera.serving.packaging.ranking import ServedRanking, labelled, ranking_source
+from tessera.serving.packaging.ranking import (
+    ServedRanking,
+    labelled,
+    ranking_source,
+    served_tasks,
+    tower_source,
+)
 from tessera.serving.packaging.servable import make_servable, progress_bar
 from tessera.serving.packaging.source import SampleBatch, Source
 from tessera.serving.packaging.tables.spill import Spill, SpilledRoom
 from tessera.serving.packaging.type_report import check_place, compare_types, write_report
 from tessera.serving.packaging.write.package import iso_time, write_servable
 from tessera.training.data.batch import Batch
-from tessera.training.data.columns import FeatureColumns, Task
+from tessera.training.data.columns import FeatureColumns, ServedTask
 from tessera.training.models.ranking import RankingModel
+from tessera.training.models.retrieval import TowerSide
 from tessera.training.trained import TrainedModel, load_trained, validation_batches
 
 EVALUATION_BATCH_SIZE = 4096
@@ -134,12 +141,14 @@ def package_run(
     evaluate_rows: int | None = None,
     skip_evaluation: bool = False,
     report: Path | None = None,
+    tower: TowerSide | None = None,
     progress: bool = True,
 ) -> Manifest:
     """Package a run folder's best checkpoint, or one checkpoint file.
 
     About ``evaluate_rows`` validation rows are measured (None: all of them), and with
-    ``skip_evaluation`` none, whose data is then not needed.  For the others, see `package_source`.
+    ``skip_evaluation`` none, whose data is then not needed.  With ``tower`` it is one tower of a model for
+    retrieval that is packaged, and nothing is measured.  For the others, see `package_source`.
 
     Raises:
         UserError: no checkpoint, missing validation data, operators that are not installed, or
@@ -152,6 +161,7 @@ def package_run(
         evaluate_rows=evaluate_rows,
         skip_evaluation=skip_evaluation,
         report=report,
+        tower=tower,
         progress=progress,
     )
 
@@ -165,13 +175,14 @@ def package_runs(
     evaluate_rows: int | None = None,
     skip_evaluation: bool = False,
     report: Path | None = None,
+    tower: TowerSide | None = None,
     progress: bool = True,
 ) -> Manifest:
     """Package one run, or several as the `Ensemble` that gives the mean of their logits.
 
     ``weights`` says what each of several runs counts; None: all the same.  An ensemble is measured
-    on the validation rows of its first member, which must be those of all.  For the others, see
-    `package_run`.
+    on the validation rows of its first member, which must be those of all; it has no ``tower``.  For the
+    others, see `package_run`.
 
     Raises:
         UserError: as `package_run`, or runs that differ in their inputs or labels.
@@ -185,28 +196,32 @@ def package_runs(
     room = SpilledRoom(out.parent)
     trained = [load_trained(path, room=room) for path in runs_or_checkpoints]
     first = trained[0]
-    tasks = [label.task for label in first.columns.labels]
+    tasks = served_tasks(first.model, first.columns)
     # Not the time of packaging: the same checkpoints give the same bytes.
     created = iso_time(max(one.checkpoint_path.stat().st_mtime for one in trained))
-    if weights is None:
-        source = ranking_source(first.model, first.columns)
-        origin = Origin(source=_source(first), metrics=first.metrics, created=created)
-        members: dict[str, nn.Module] = {}
-    else:
+    members: dict[str, nn.Module] = {}
+    if weights is not None:
         check_members(trained, same_rows=not skip_evaluation)
         ensemble = Ensemble([one.model for one in trained], weights)
-        source = ranking_source(ensemble, first.columns)
-        names = member_names(trained)
+        source = ranking_source(ensemble, first.columns, first.ranges)
         origin = ensemble_origin(trained, weights, created)
+        names = member_names(trained)
         members = {
             name: ServedRanking(one.model, tasks) for name, one in zip(names, trained, strict=True)
         }
+    else:
+        source = (
+            ranking_source(first.model, first.columns, first.ranges)
+            if tower is None
+            else tower_source(first.model, tower, first.columns, first.ranges)
+        )
+        origin = Origin(source=_source(first, tower), metrics=first.metrics, created=created)
     return package_source(
         source,
         out,
         options,
         origin=origin,
-        validation=() if skip_evaluation else _Validation(first),
+        validation=() if skip_evaluation or tower is not None else _Validation(first),
         tasks=tasks,
         evaluate_rows=evaluate_rows,
         report=report,
@@ -215,8 +230,18 @@ def package_runs(
     )
 
 
-def _source(trained: TrainedModel) -> dict[str, str]:
-    return {"checkpoint": trained.checkpoint_path.name, "step": str(trained.step)}
+def _source(trained: TrainedModel, tower: TowerSide | None) -> dict[str, str]:
+    source = {"checkpoint": trained.checkpoint_path.name, "step": str(trained.step)}
+    if tower is not None:
+        source |= {"tower": tower, "id_column": id_column(trained.columns, tower)}
+    return source
+
+
+def id_column(columns: FeatureColumns, tower: TowerSide) -> str:
+    """The column of the files that says whose a row is, or which item; empty where none is declared."""
+    name = columns.item_id if tower == "item" else columns.user_id
+    named = {column.name: column.column or column.name for column in columns.sparse}
+    return "" if name is None else named[name]
 
 
 class _Validation:
@@ -243,7 +268,7 @@ def package_source(
     *,
     origin: Origin | None = None,
     validation: Iterable[LabelledBatch] = (),
-    tasks: Sequence[Task] = ("binary",),
+    tasks: Sequence[ServedTask] = ("binary",),
     evaluate_rows: int | None = None,
     report: Path | None = None,
     progress: bool = False,

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from tessera.serving.package.fields import is_printable
+from tessera.serving.package.schema import DenseRange, OtherRole
 from tessera.serving.packaging.evaluate import LabelledBatch
 from tessera.serving.packaging.inputs import ModelInputs, RawColumn
-from tessera.serving.packaging.source import Source
+from tessera.serving.packaging.source import SampleBatch, Source
 from tessera.training.data.batch import Batch
-from tessera.training.data.columns import FeatureColumns, Task
+from tessera.training.data.columns import FeatureColumns, ServedTask
 from tessera.training.models.inputs import SparseFeature
+from tessera.training.models.ranking import RankingModel
+from tessera.training.models.retrieval import TowerModel, TowerSide, tower_model
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+from tessera.training.transforms.ranges import ColumnRange
 
 _SAMPLES = 2
+_MOST_OTHERS = 10_000
 
 
 class Ranking(Protocol):
@@ -25,10 +31,12 @@ class Ranking(Protocol):
     Attributes:
         dense_names: the data's dense features, in column order.
         labels: what is predicted, in the order of the logits.
+        scores: what the outputs are; see `ModelConfig.scores`.
     """
 
     dense_names: tuple[str, ...]
     labels: tuple[str, ...]
+    scores: Literal["logits", "raw"]
 
     def data_features(self) -> tuple[SparseFeature, ...]:
         """The sparse features that a call is given."""
@@ -42,15 +50,14 @@ class ServedRanking(nn.Module):
 
     Args:
         model: it has one label or several.
-        tasks: what each of them is; None: all are binary.  An output of a label of the task
-            regression is served as it is.
+        tasks: what each output is; None: all are binary.  Others are served as they are.
     """
 
-    def __init__(self, model: Ranking, tasks: Sequence[Task] | None = None) -> None:
+    def __init__(self, model: Ranking, tasks: Sequence[ServedTask] | None = None) -> None:
         super().__init__()
         self.model = model
         if tasks is None:
-            tasks = ["binary"] * len(model.labels)
+            tasks = served_tasks(model)
         self._tasks = dict(zip(model.labels, tasks, strict=True))
 
     def forward(self, dense: Tensor, *ids: KeyedJaggedTensor) -> Tensor | dict[str, Tensor]:
@@ -70,7 +77,7 @@ class ServedRanking(nn.Module):
         }
 
 
-def _score(output: Tensor, task: Task) -> Tensor:
+def _score(output: Tensor, task: ServedTask) -> Tensor:
     return torch.sigmoid(output) if task == "binary" else output
 
 
@@ -85,21 +92,84 @@ def _joined(plain: KeyedJaggedTensor, scored: KeyedJaggedTensor) -> KeyedJaggedT
     )
 
 
-def ranking_source(model: Ranking, columns: FeatureColumns | None = None) -> Source:
+def served_tasks(model: Ranking, columns: FeatureColumns | None = None) -> list[ServedTask]:
+    """What the outputs for the model's labels are; without ``columns`` all labels are binary."""
+    tasks: list[ServedTask] = ["binary"] * len(model.labels)
+    if columns is not None:
+        tasks = [label.task for label in columns.labels]
+    if model.scores == "raw":
+        return ["score" if task == "binary" else task for task in tasks]
+    return tasks
+
+
+def ranking_source(
+    model: Ranking,
+    columns: FeatureColumns | None = None,
+    ranges: Sequence[ColumnRange] = (),
+) -> Source:
     """The float32 ``model`` with its served heads, what its inputs are called, and a sample batch.
 
     ``columns`` says where a row of raw values holds each feature, and what the labels' tasks are; None:
-    under the feature's name, as numbers, and binary labels.
+    under the feature's name, as numbers, and binary labels.  ``ranges`` are what the training rows
+    held of each dense feature; empty: that is not known.
     """
+    module = ServedRanking(model, served_tasks(model, columns))
+    inputs, sample = _given(model, columns, ranges)
+    return module, inputs, sample
+
+
+class ServedTower(nn.Module):
+    """One tower of a model for retrieval, as it is packaged.
+
+    Args:
+        tower: from raw values of its side to vectors ``[B, D]``.
+    """
+
+    def __init__(self, tower: TowerModel) -> None:
+        super().__init__()
+        self.tower = tower
+
+    def forward(self, dense: Tensor, *ids: KeyedJaggedTensor) -> Tensor:
+        """``[B, D]`` float32 of a batch as that of `ServedRanking`."""
+        vectors: Tensor = self.tower(dense, ids[0] if len(ids) == 1 else _joined(*ids))
+        return vectors
+
+
+def tower_source(
+    model: RankingModel,
+    side: TowerSide,
+    columns: FeatureColumns | None = None,
+    ranges: Sequence[ColumnRange] = (),
+) -> Source:
+    """One tower of ``model``, what its inputs are called, and a sample batch; see `ranking_source`.
+
+    Raises:
+        UserError: the model is not one for retrieval.
+    """
+    tower = tower_model(model, side)
+    inputs, sample = _given(tower, columns, ranges)
+    return ServedTower(tower), inputs, sample
+
+
+def _given(
+    model: Ranking | TowerModel,
+    columns: FeatureColumns | None,
+    ranges: Sequence[ColumnRange],
+) -> tuple[ModelInputs, SampleBatch]:
+    """What the inputs of a model are called, and a sample batch."""
+    data_features = model.data_features()
+    names_taken = {*model.dense_names, *(feature.name for feature in data_features)}
+    raw = {} if columns is None else raw_columns(columns)
     inputs = ModelInputs(
         dense_features=model.dense_names,
         dense_missing="nan",
-        columns={} if columns is None else raw_columns(columns),
+        columns={name: column for name, column in raw.items() if name in names_taken},
+        ranges=_dense_ranges(model.dense_names, columns, ranges),
+        other_columns={} if columns is None else _other_columns(columns, names_taken),
     )
-    tasks = None if columns is None else [label.task for label in columns.labels]
     dense = torch.zeros(_SAMPLES, len(model.dense_names))
     plain, scored = (
-        [feature.name for feature in model.data_features() if feature.group == group]
+        [feature.name for feature in data_features if feature.group == group]
         for group in ("id_list", "id_score_list")
     )
     ids = [
@@ -112,7 +182,38 @@ def ranking_source(model: Ranking, columns: FeatureColumns | None = None) -> Sou
         for names in (plain, scored)
         if names
     ]
-    return ServedRanking(model, tasks), inputs, (dense, *ids)
+    return inputs, (dense, *ids)
+
+
+def _dense_ranges(
+    names: Sequence[str], columns: FeatureColumns | None, ranges: Sequence[ColumnRange]
+) -> dict[str, DenseRange] | None:
+    if not ranges or columns is None:
+        return None
+    known = dict(zip(columns.dense_names, ranges, strict=True))
+    return {
+        name: DenseRange(least=own.least, most=own.most, missing=own.missing)
+        for name, own in ((name, known[name]) for name in names)
+    }
+
+
+def _other_columns(columns: FeatureColumns, taken: set[str]) -> dict[str, OtherRole]:
+    """What a manifest says of them; of a very wide table, not what is ignored.
+
+    Where the model takes some of the features alone, as a tower does, the others are ignored.
+    """
+    roles = columns.not_features()
+    places = {one.name: one.column or one.name for one in columns.dense}
+    places |= {one.name: one.column or one.name for one in columns.sparse}
+    read = {column for name, column in places.items() if name in taken}
+    for column in sorted(set(places.values()) - read):
+        roles.setdefault(column, "ignore")
+    many = len(roles) > _MOST_OTHERS
+    return {
+        name: role
+        for name, role in roles.items()
+        if is_printable(name) and not (many and role == "ignore")
+    }
 
 
 def raw_columns(columns: FeatureColumns) -> dict[str, RawColumn]:
@@ -122,6 +223,8 @@ def raw_columns(columns: FeatureColumns) -> dict[str, RawColumn]:
         one.name: RawColumn(
             column=one.column or "",
             strings=one.strings,
+            hex=one.hex,
+            separator=one.separator or "",
             weights_column=one.weights or "",
             many=one.kind != "categorical",
             max_length=one.max_length or 0,

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from tessera.errors import UserError
 from tessera.training import field_checks as check
 from tessera.training.config_source import ConfigSource
+from tessera.training.modules.choices import FeatureSide
 from tessera.training.transforms.crosses import Cross
 from tessera.training.transforms.description import Transforms, dense_column, id_column
 from tessera.training.transforms.target_statistics import TargetStatistic
@@ -32,8 +33,11 @@ Kind = Literal[
     "ignore",
 ]
 SparseKind = Literal["categorical", "categorical_list", "sequence", "weighted_list"]
-Side = Literal["user", "item", "context"]
+Side = FeatureSide
 Task = Literal["binary", "regression"]
+OtherRole = Literal["label", "weight", "timestamp", "group", "ignore"]
+ServedTask = Literal["binary", "regression", "score"]
+"""What an output of a package is: a probability, a value, or a score that only ranks."""
 
 LIST_KINDS = ("categorical_list", "sequence", "weighted_list")
 SPARSE_KINDS = ("categorical", *LIST_KINDS)
@@ -104,6 +108,8 @@ class ColumnConfig:
         for name in ("column", "table", "weights", "separator"):
             if getattr(self, name) == "":
                 raise UserError(f"{name}='': give a name, or leave it out")
+        if self.separator is not None and not self.separator.isprintable():
+            raise UserError(f"separator={self.separator!r}: give signs that can be printed")
         if self.table is not None and "." in self.table:
             raise UserError(f"table={self.table!r}: give a name without a dot")
         for item in self.transform:
@@ -130,6 +136,9 @@ class SparseColumn:
 
     Attributes:
         strings: whether the ids are hashes of strings; otherwise they are integers of the data.
+        hex: whether the data writes these integers in hexadecimal digits.
+        separator: what stands between the ids of a list that is a text in the data; None: lists
+            are not texts.
     """
 
     name: str
@@ -141,14 +150,17 @@ class SparseColumn:
     max_length: int | None = None
     weights: str | None = None
     strings: bool = False
+    hex: bool = False
+    separator: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelColumn:
-    """One label of `Batch.labels`."""
+    """One label of `Batch.labels`; ``column`` is its name in the data, None: ``name``."""
 
     name: str
     task: Task = "binary"
+    column: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,11 +174,15 @@ class FeatureColumns:
         weight: the column of the samples' weights; None: `Batch.weights` is None.
         timestamp: the column that says when a row came to be, if one does.
         group: the column whose equal values belong together, if there is one.
+        ignored: columns of the data that the config knows and nothing reads.
+        user_id: the sparse feature of one id that says whose a row is, if one is declared.
+        item_id: the sparse feature of one id that says which item a row is about, if one is declared.
         crosses: features of the model that join several of these, by name.
         target_statistics: dense values of the model that say what a label was on average, by name.
 
     Raises:
-        UserError: a transform, a cross or a statistic that is wrong or does not fit the columns.
+        UserError: a transform, a cross or a statistic that is wrong or does not fit the columns, or a
+            ``user_id`` or ``item_id`` that is not a feature of one id.
     """
 
     dense: tuple[DenseColumn, ...] = ()
@@ -175,18 +191,31 @@ class FeatureColumns:
     weight: str | None = None
     timestamp: str | None = None
     group: str | None = None
+    ignored: tuple[str, ...] = ()
+    user_id: str | None = None
+    item_id: str | None = None
     crosses: dict[str, Cross] = field(default_factory=dict)
     target_statistics: dict[str, TargetStatistic] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.transforms()
+        single = [column.name for column in self.sparse if column.kind == "categorical"]
+        for name, value in (("user_id", self.user_id), ("item_id", self.item_id)):
+            if value is not None and value not in single:
+                raise UserError(
+                    f"{name}={value!r}: the data has no such column of kind categorical; it has"
+                    f" {', '.join(single) or 'none'}"
+                )
 
     def transforms(self) -> Transforms:
         """What the model does to the batches' raw values, settled and checked."""
         return Transforms(
-            dense=tuple(dense_column(column.name, column.transform) for column in self.dense),
+            dense=tuple(
+                dense_column(column.name, column.transform, side=column.side)
+                for column in self.dense
+            ),
             sparse=tuple(
-                id_column(column.name, column.transform, table=column.table)
+                id_column(column.name, column.transform, table=column.table, side=column.side)
                 for column in self.sparse
             ),
             labels=self.label_names,
@@ -208,6 +237,20 @@ class FeatureColumns:
     def label_names(self) -> tuple[str, ...]:
         """Names of the labels, in column order."""
         return tuple(column.name for column in self.labels)
+
+    def not_features(self) -> dict[str, OtherRole]:
+        """The columns of the data that no feature reads, by their names there, with what they are."""
+        named: list[tuple[str | None, OtherRole]] = [
+            *((name, "ignore") for name in self.ignored),
+            (self.group, "group"),
+            (self.timestamp, "timestamp"),
+            (self.weight, "weight"),
+            *((label.column or label.name, "label") for label in self.labels),
+        ]
+        read = {one.column or one.name for one in self.dense}
+        read |= {one.column or one.name for one in self.sparse}
+        read |= {one.weights for one in self.sparse if one.weights is not None}
+        return {name: role for name, role in named if name is not None and name not in read}
 
     def to_json(self) -> dict[str, Any]:
         """Dicts, lists and scalars; `from_json` is the inverse."""

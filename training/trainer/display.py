@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ class Display:
     """Shows steps, losses and evaluations; nothing at all unless ``enabled``.
 
     Args:
-        total_steps: steps of the whole run.
+        total_steps: steps of the whole run; None: nobody knows.
         first_step: steps that are finished already.
         stream: where to write; None: stderr.
         clock: seconds, monotonic.
@@ -28,7 +29,7 @@ class Display:
     def __init__(
         self,
         *,
-        total_steps: int,
+        total_steps: int | None,
         first_step: int,
         enabled: bool,
         stream: TextIO | None = None,
@@ -70,11 +71,12 @@ class Display:
         if self._bar is not None:
             self._bar.set_postfix_str(f"{rate:,.0f} samples/s, loss {loss:.5f}", refresh=False)
         else:
-            left = (self._total - step) * (now - self._began) / max(step - self._first_step, 1)
-            self.say(
-                f"step {step}/{self._total}  {rate:,.0f} samples/s  loss {loss:.5f}"
-                f"  {left:.0f} s left"
-            )
+            said = f"{rate:,.0f} samples/s  loss {loss:.5f}"
+            if self._total is None:
+                self.say(f"step {step}  {said}")
+            else:
+                left = (self._total - step) * (now - self._began) / max(step - self._first_step, 1)
+                self.say(f"step {step}/{self._total}  {said}  {left:.0f} s left")
         self._last_line = self._window_began = now
         self._window_samples = 0
 
@@ -90,6 +92,9 @@ class Display:
 
 def describe(evaluation: SplitEvaluation) -> str:
     """The metrics of an evaluation in one line."""
+    if (found := evaluation.retrieval) is not None:
+        auc = "" if math.isnan(evaluation.auc) else f"  AUC {evaluation.auc:.5f}"
+        return f"recall@{found.k} {found.recall:.5f}  NDCG@{found.k} {found.ndcg:.5f}{auc}"
     if evaluation.only is not None:
         return _describe_label(evaluation.only)
     labels = [f"{name}: {_describe_label(own)}" for name, own in evaluation.by_label.items()]

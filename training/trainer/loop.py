@@ -15,12 +15,15 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from tessera.errors import UserError
 from tessera.training.config import TrainConfig
 from tessera.training.data.batch import Batch
 from tessera.training.data.dataset import DataSplits
 from tessera.training.data.loader import BatchLoader
+from tessera.training.data.table.follow import FolderStream
+from tessera.training.data.table.stream_loader import StreamLoader
 from tessera.training.trainer.assembly import Assembly
 from tessera.training.trainer.display import Display
 from tessera.training.trainer.evaluate import evaluate
@@ -28,6 +31,7 @@ from tessera.training.trainer.logs import MetricsLog
 from tessera.training.trainer.metrics import Evaluation
 from tessera.training.trainer.pipelines import give_model_back, make_pipeline
 from tessera.training.trainer.progress import Progress
+from tessera.training.trainer.retrieval_metrics import RetrievalEvaluation
 from tessera.training.trainer.split_metrics import LabelEvaluation, SplitEvaluation
 from tessera.training.trainer.step import PendingLosses, StepBatch
 
@@ -71,19 +75,24 @@ class TrainingLoop:
     def __post_init__(self) -> None:
         device = self.assembly.model.device
         threads = 1 if device.type == "cpu" else GPU_LOADER_THREADS
-        self._loader = BatchLoader(
-            self.splits.train,
-            batch_size=self.config.batch_size,
-            shuffle=True,
-            seed=self.config.seed,
-            prefetch=2 * threads,
-            threads=threads,
-            finish=None if device.type == "cpu" else Batch.pin_memory,
+        train = self.splits.train
+        how: dict[str, Any] = {
+            "batch_size": self.config.batch_size,
+            "prefetch": 2 * threads,
+            "threads": threads,
+            "finish": None if device.type == "cpu" else Batch.pin_memory,
             # Target statistics leave out the fold of the row itself.
-            numbered=self.assembly.preparation.preprocessor.statistics is not None,
-            part=(self.assembly.ranks.rank, self.assembly.ranks.world_size),
+            "numbered": self.assembly.preparation.preprocessor.statistics is not None,
+            "part": (self.assembly.ranks.rank, self.assembly.ranks.world_size),
+        }
+        self._loader: BatchLoader | StreamLoader = (
+            StreamLoader(train, **how)
+            if isinstance(train, FolderStream)
+            else BatchLoader(train, shuffle=True, seed=self.config.seed, **how)
         )
+        self._evaluated_step: int | None = None
         self._pipeline = make_pipeline(self.config.pipeline, self.assembly)
+        self._sampler = self.assembly.item_sampler(seed=self.config.seed)
         self._losses = PendingLosses(self.assembly.ranks)
         self._last_loss = math.nan
         self._row_began = 0.0
@@ -118,7 +127,16 @@ class TrainingLoop:
         batches = self._batches()
         self._row_began, self._row_samples = time.perf_counter(), 0
         while not progress.evaluation_due:
-            self._step(batches)
+            try:
+                self._step(batches)
+            except StopIteration:
+                if not self._has_ended():
+                    self._save()
+                    return False
+                if self._evaluated_step == progress.step:
+                    progress.done, progress.evaluation_due = True, False
+                    self._save()
+                    return True
             if progress.evaluation_due:
                 break
             saved = _falls_on(progress.step, self.config.checkpoint_every_steps)
@@ -143,13 +161,30 @@ class TrainingLoop:
         epoch, batch, step = self.progress.epoch, self.progress.batch, self.progress.step
         while True:
             stop = last if every is None else min(last, batch + every - step % every)
-            for number, given in enumerate(self._loader.epoch(epoch, batch, stop), start=batch):
-                samples = self._loader.batch_rows(number)
-                yield StepBatch(given, samples, self.assembly.preparation)
+            made = batch
+            for given in self._loader.epoch(epoch, batch, stop):
+                number, samples, taken = made, self._loader.batch_rows(made), given
+                if self._sampler is not None:
+                    taken = self._sampler.sampled(given, epoch, number, samples)
+                made += 1
+                yield StepBatch(taken, samples, self.assembly.preparation)
+            if made < stop:
+                return  # a growing folder has ended, or nothing arrives and it is asked to stop
             step += stop - batch
             if self._is_evaluated(step, ended_epoch=epoch if stop == last else None):
                 return
             epoch, batch = epoch + 1, 0
+
+    def _has_ended(self) -> bool:
+        """Whether a growing folder has ended, which is then evaluated; False: it is asked to stop."""
+        if not (isinstance(self._loader, StreamLoader) and self._loader.ended):
+            return False
+        progress = self.progress
+        self._look_at_losses()
+        if progress.loss_steps:
+            self._log_loss()
+        progress.epoch, progress.batch, progress.evaluation_due = self.config.epochs, 0, True
+        return True
 
     def _is_evaluated(self, step: int, *, ended_epoch: int | None) -> bool:
         """Whether an evaluation follows ``step``, which is the last one of ``ended_epoch`` or of none."""
@@ -233,6 +268,7 @@ class TrainingLoop:
         if metrics is None:
             return False
         progress, evaluation = self.progress, metrics.compute()
+        self._evaluated_step = progress.step
         better = progress.count_evaluation(evaluation, metric=self.config.metric)
         patience = self.config.patience
         out_of_patience = patience is not None and progress.evaluations_since_best >= patience
@@ -246,7 +282,7 @@ class TrainingLoop:
 
     def _log_evaluation(self, evaluation: SplitEvaluation) -> None:
         if evaluation.only is not None:
-            self._log(split="valid", **_columns(evaluation.only))
+            self._log(split="valid", **_columns(evaluation.only, evaluation.retrieval))
             return
         self._log(split="valid", loss=evaluation.loss, auc=evaluation.auc)
         for label, own in evaluation.by_label.items():
@@ -261,8 +297,12 @@ class TrainingLoop:
         self._row_began += time.perf_counter() - began  # no training, so it does not count
 
 
-def _columns(evaluation: LabelEvaluation) -> dict[str, float]:
-    """The columns of the log that a label's metrics have."""
+def _columns(
+    evaluation: LabelEvaluation, retrieval: RetrievalEvaluation | None = None
+) -> dict[str, float]:
+    """The columns of the log that a label's metrics have, or those of a model for retrieval."""
+    if retrieval is not None and isinstance(evaluation, Evaluation):
+        return {"auc": evaluation.auc, "recall": retrieval.recall, "ndcg": retrieval.ndcg}
     columns = {"loss": evaluation.loss, "calibration": evaluation.calibration}
     if isinstance(evaluation, Evaluation):
         columns |= {

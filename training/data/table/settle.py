@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ from tessera.training.data.columns import (
     SparseColumn,
     SparseKind,
 )
+from tessera.training.data.remote import Location
 from tessera.training.data.string_columns import is_string_type
 from tessera.training.data.table.common import missing_column
 from tessera.training.data.table.text import Holds, TextColumn
@@ -66,7 +66,8 @@ class TableColumns:
     Attributes:
         dense: in the order of a batch's dense columns.
         sparse: in the order of a batch's keys: features of one id each, then lists.
-        labels: in the order of a batch's labels, each with whether it is binary.
+        labels: in the order of a batch's labels, each with whether it is binary; of a table without
+            labels none, and then every row is a positive one.
         weight: the column of the samples' weights.
         split: the column that splits by time or hash look at.
         columns: the description that the dataset carries.
@@ -84,6 +85,15 @@ class TableColumns:
         names = [*self.dense, *(source.column for source in self.sparse)]
         names += [source.weights for source in self.sparse if source.weights is not None]
         return list(dict.fromkeys(names))
+
+    def with_separators(self, text: list[TextColumn]) -> TableColumns:
+        """The same, with what stands between the items of lists in the text files of the table."""
+        signs = {column.name: column.separator for column in text if column.many}
+        sparse = tuple(
+            replace(one, separator=signs.get(one.column or one.name) or one.separator)
+            for one in self.columns.sparse
+        )
+        return replace(self, columns=replace(self.columns, sparse=sparse))
 
     def row_names(self) -> list[str]:
         """The columns that are read once, before training."""
@@ -126,7 +136,7 @@ def text_columns(
 
 
 def settle(
-    columns: Mapping[str, ColumnConfig], split_column: str | None, schema: Any, path: Path
+    columns: Mapping[str, ColumnConfig], split_column: str | None, schema: Any, path: Location
 ) -> TableColumns:
     """Check the config's columns against ``schema``, the Arrow schema of the file ``path``.
 
@@ -137,8 +147,10 @@ def settle(
     single: list[tuple[SparseSource, SparseColumn]] = []
     lists: list[tuple[SparseSource, SparseColumn]] = []
     others: dict[str, str] = {}
+    ignored = []
     for name, own in columns.items():
         if own.kind == "ignore":
+            ignored.append(own.column or name)
             continue
         source = own.column or name
         kind = _type(schema, source, path)
@@ -150,7 +162,7 @@ def settle(
             )
         elif own.kind == "label":
             task = own.task or "binary"
-            labels.append((source, LabelColumn(name=name, task=task)))
+            labels.append((source, LabelColumn(name=name, task=task, column=own.column)))
         elif own.kind in SPARSE_KINDS:
             if own.weights is not None:
                 _check(own.weights, own, _type(schema, own.weights, path), path, weights=True)
@@ -170,10 +182,11 @@ def settle(
         columns=FeatureColumns(
             dense=tuple(dense_columns),
             sparse=tuple(column for _, column in sparse),
-            labels=tuple(label for _, label in labels),
+            labels=tuple(label for _, label in labels) or (LabelColumn(name="label"),),
             weight=others.get("weight"),
             timestamp=others.get("timestamp"),
             group=others.get("group"),
+            ignored=tuple(ignored),
         ),
     )
 
@@ -205,11 +218,12 @@ def _sparse(
         max_length=own.max_length,
         weights=own.weights,
         strings=strings,
+        separator=(own.separator or "|") if read.many and is_string_type(kind) else None,
     )
     return read, column
 
 
-def _type(schema: Any, name: str, path: Path) -> Any:
+def _type(schema: Any, name: str, path: Location) -> Any:
     indices = schema.get_all_field_indices(name)
     if not indices:
         raise missing_column(path, name, schema.names)
@@ -249,7 +263,9 @@ def _is_id(kind: Any) -> bool:
     return is_string_type(kind) or any(test(plain) for test in (*tests, pa.types.is_null))
 
 
-def _check(source: str, own: ColumnConfig, kind: Any, path: Path, *, weights: bool = False) -> None:
+def _check(
+    source: str, own: ColumnConfig, kind: Any, path: Location, *, weights: bool = False
+) -> None:
     """Refuse a type that the column's kind cannot be read from."""
     if weights:
         fits = is_list(kind) and _is_number(kind.value_type)
