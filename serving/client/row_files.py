@@ -96,7 +96,7 @@ def _csv(path: Path, batch_size: int, schema: InputSchema) -> _Rows:
 def _csv_rows(
     text: TextIO, name: str, delimiter: str, schema: InputSchema
 ) -> Iterator[dict[str, Any]]:
-    readers = _cell_readers(schema)
+    readers = cell_readers(schema)
     rows = csv.DictReader(text, delimiter=delimiter, strict=True)
     try:
         for row in rows:
@@ -110,17 +110,24 @@ def _csv_rows(
         raise UserError(f"{name}, line {rows.line_num}: {error}") from error
 
 
-def _cell_readers(schema: InputSchema) -> dict[str, Callable[[str], Any]]:
-    """How the cells of each column are read.  What cannot be read stays a text, which is then refused."""
+def cell_readers(
+    schema: InputSchema, separators: Mapping[str, str] | None = None
+) -> dict[str, Callable[[str], Any]]:
+    """How the cells of each column are read.  What cannot be read stays a text, which is then refused.
+
+    ``separators`` are, by column, what stands between the items of its lists; ``|`` where it says nothing.
+    """
+    given = separators or {}
     readers: dict[str, Callable[[str], Any]] = {}
     columns = schema.dense_columns or ("",) * len(schema.dense_features)
     for feature, column in zip(schema.dense_features, columns, strict=True):
         readers[column or feature] = _as_number
     for sparse in schema.features:
         read: Callable[[str], Any] = _as_text if sparse.strings else _as_integer
-        readers[sparse.column or sparse.name] = _list_reader(read) if sparse.many else read
-        if sparse.weights_column:
-            readers[sparse.weights_column] = _list_reader(_as_number)
+        name, weights = sparse.column or sparse.name, sparse.weights_column
+        readers[name] = _list_reader(read, given.get(name, "|")) if sparse.many else read
+        if weights:
+            readers[weights] = _list_reader(_as_number, given.get(weights, "|"))
     return readers
 
 
@@ -146,12 +153,12 @@ def _as_integer(cell: str) -> Any:
         return _as_number(cell)
 
 
-def _list_reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
+def _list_reader(read: Callable[[str], Any], between: str) -> Callable[[str], Any]:
     def read_list(cell: str) -> list[Any] | None:
         if cell in MISSING_WORDS:
             return None
         inner = cell.strip()
-        separator = "|"
+        separator = between
         if inner.startswith("[") and inner.endswith("]"):
             inner, separator = inner[1:-1], ","
         items = inner.split(separator) if inner.strip() else []
