@@ -29,7 +29,7 @@ BENCHES := training.bench.reader training.bench.startup training.bench.train_spe
 DATA ?= data
 
 .DEFAULT_GOAL := help
-.PHONY: attack help install install-dev build build-kernels build-server demo test test-random check format protos row-types package-rules bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
+.PHONY: attack help install install-dev build build-kernels build-server demo test test-random check format protos row-types package-rules config-page bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -94,6 +94,7 @@ check: install-dev build check-cuda  ## format, lint, types, C++ and CUDA warnin
 	$(BIN)/python tests/check_protos.py
 	$(BIN)/python kernels/row_header.py
 	$(BIN)/python -m tessera.serving.package.generate
+	$(BIN)/python -m tessera.training.config_reference
 	$(BIN)/python cpp_server/check.py
 
 format: install-dev  ## rewrite the sources as the formatter wants them
@@ -109,6 +110,9 @@ row-types:  ## regenerate what C++ and the command line read of kernels/row_type
 
 package-rules:  ## regenerate what the C++ reader of packages takes from serving/package
 	$(BIN)/python -m tessera.serving.package.generate --write
+
+config-page:  ## regenerate docs/config.md from the dataclasses that read a config
+	$(BIN)/python -m tessera.training.config_reference --write
 
 # nvcc alone is enough for the check of the CUDA sources; without it there is nothing to compile.
 check-cuda: install

@@ -19,6 +19,7 @@ from tessera.training import field_checks as check
 from tessera.training.config_source import ConfigSource, apply_overrides, read_yaml
 from tessera.training.data.config import DataConfig
 from tessera.training.models.config import ModelConfig
+from tessera.training.trackers.tracker import TrackerConfig, parse_trackers
 from tessera.training.typed_config import build, differing_keys, to_plain, to_yaml
 
 SHIPPED_CONFIGS = Path(__file__).parent / "configs"
@@ -45,7 +46,8 @@ class DenseOptimizerConfig:
     """The torch optimizer of everything but the embedding tables.
 
     Attributes:
-        name: which one.
+        name: ``adam``, ``adamw`` (weight decay apart from the gradient), ``adagrad`` or ``sgd``,
+            each with torch's other settings.
         learning_rate: its peak; see `ScheduleConfig`.
         weight_decay: as that optimizer means it (decoupled in ``adamw``, L2 in the others).
     """
@@ -64,8 +66,10 @@ class EmbeddingOptimizerConfig:
     """The optimizer fused into the backward pass of the embedding tables.
 
     Attributes:
-        name: which one; ``rowwise_adagrad`` keeps one number per row.  See
-            `tessera.training.optim.row_updates`.
+        name: which one.  ``sgd`` keeps no state; ``rowwise_adagrad`` one number per row, a mean
+            of squares; ``adagrad`` and ``lion`` one per weight; ``adam`` and ``lamb`` two;
+            ``partial_rowwise_adam`` and ``partial_rowwise_lamb`` one per weight and one per row;
+            ``lars_sgd`` one per weight, its momentum.  docs/optimizers.md has their formulas.
         learning_rate: its peak; see `ScheduleConfig`.
         eps: added to the denominator; None: 1e-8.  ``sgd``, ``lars_sgd`` and ``lion`` have none.
         weight_decay: a row that a batch touches first shrinks by ``learning_rate *
@@ -101,7 +105,7 @@ class ScheduleConfig:
     Attributes:
         kind: what follows the warm-up: ``constant`` 1, or a ``linear`` or ``cosine`` decay that
             ends with the last step of the last epoch.
-        warmup_steps: steps over which the factor rises linearly to 1; 0: none.
+        warmup_steps (steps): steps over which the factor rises linearly to 1; 0: none.
         final_factor: where a decay ends; None: 0.  ``constant`` has none.
     """
 
@@ -142,15 +146,15 @@ class TrainConfig:
     """How the model is trained, evaluated and kept.
 
     Attributes:
-        batch_size: samples in a training step, of all ranks together.
-        eval_batch_size: samples in a batch of an evaluation, of all ranks together.
-        epochs: passes over the training rows.
+        batch_size (samples): samples in a training step, of all ranks together.
+        eval_batch_size (samples): samples in a batch of an evaluation, of all ranks together.
+        epochs (epochs): passes over the training rows.
         dense_optimizer: see `DenseOptimizerConfig`.
         embedding_optimizer: see `EmbeddingOptimizerConfig`.
         schedule: see `ScheduleConfig`.
-        eval_every_steps: evaluate on the validation rows every so many steps, besides at the
+        eval_every_steps (steps): evaluate on the validation rows every so many steps, besides at the
             end of epochs; None: only there.
-        eval_every_epochs: evaluate at the end of every so many epochs and of the last one.
+        eval_every_epochs (epochs): evaluate at the end of every so many epochs and of the last one.
         metric: what the best checkpoint is chosen by: the highest ``auc`` (of several binary
             labels the mean) or the lowest ``log_loss`` on the validation rows; that is the loss
             of all labels by their weights, also of those of the task regression.
@@ -159,13 +163,13 @@ class TrainConfig:
         positive_weights: by binary label, what a row with label 1 counts in its loss where one
             with label 0 counts 1.  Other weights than 1 shift the predictions: they are then no
             longer calibrated.
-        patience: stop after so many evaluations in a row without a better metric; None: never.
-        checkpoint_every_steps: write a checkpoint every so many steps, besides after each
+        patience (evaluations): stop after so many evaluations in a row without a better metric; None: never.
+        checkpoint_every_steps (steps): write a checkpoint every so many steps, besides after each
             evaluation; None: only there.
-        keep_checkpoints: how many of the newest checkpoints stay, besides the best one.
-        log_every_steps: write the mean training loss every so many steps.
+        keep_checkpoints (checkpoints): how many of the newest checkpoints stay, besides the best one.
+        log_every_steps (steps): write the mean training loss every so many steps.
         seed: of the initial weights, the order of the rows and dropout.
-        threads: CPU threads of torch; None: as many as torch takes.  Sums are split among
+        threads (threads): CPU threads of torch; None: as many as torch takes.  Sums are split among
             them, so another number may change the last bits of a run.
         device: where the model is; with ``cuda`` and several ranks each takes the GPU of its
             ``LOCAL_RANK``.  On a GPU sums are not added in a fixed order, and a resumed run draws
@@ -222,17 +226,29 @@ class RunConfig:
 
     Attributes:
         name: the first part of the default run folder's name; None: the config file's name.
-        tensorboard: whether TensorBoard event files are written.
+        tensorboard: whether TensorBoard event files are written; ``trackers`` may name it, too.
+        trackers: where the numbers of the run go besides: ``tensorboard``, ``mlflow``, ``wandb``
+            (offline) or ``pkg.module:Class``, a class of the user's; each a name, or a mapping of
+            one name to its settings: ``{mlflow: {experiment: ads}}``.
         report: whether the HTML report is written at the end.
     """
 
     name: str | None = None
     tensorboard: bool = True
+    trackers: tuple[Any, ...] = ()
     report: bool = True
 
     def __post_init__(self) -> None:
         if self.name is not None and (not self.name or "/" in self.name):
             raise UserError(f"name={self.name!r}: give a folder's name without '/'")
+        parse_trackers("trackers", self.trackers)
+
+    def settled_trackers(self) -> dict[str, TrackerConfig]:
+        """The trackers by name, that of the key ``tensorboard`` among them."""
+        named = parse_trackers("run.trackers", self.trackers)
+        if not self.tensorboard or "tensorboard" in named:
+            return named
+        return parse_trackers("run.trackers", ("tensorboard",)) | named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,7 +288,7 @@ _DATA_KEYS_BEFORE_FORMATS = {
 }
 
 
-_MODEL_KEYS_SINCE = {"embedding_dropout", "batch_norm"}
+_MODEL_KEYS_SINCE = {"embedding_dropout", "batch_norm", "concat", "first_order", "fm"}
 """The keys of a DLRM that a resolved config of before 0.7 did not hold."""
 
 

@@ -99,13 +99,19 @@ def apply_overrides(source: ConfigSource, overrides: Sequence[str]) -> ConfigSou
         key = tuple(dotted.strip().split("."))
         place = f"override '{override}'"
         if not equals or not all(key):
-            raise ConfigError(f"{place}: expected KEY=VALUE, such as train.seed=1")
+            raise ConfigError(
+                f"{place}: expected KEY=VALUE, such as train.seed=1; a list or mapping stands in"
+                " quotes, such as 'model.over_layers=[128, 64]'"
+            )
         try:
             node = bounded_node(text)
             value = None if node is None else plain_value(node)
         except yaml.YAMLError as error:
             reason = " ".join(str(error).split())
-            raise ConfigError(f"{place}: the value is not valid YAML: {reason}") from error
+            raise ConfigError(
+                f"{place}: the value is not valid YAML: {reason}; write a list as"
+                f" '{dotted}=[a, b]' and a mapping as '{dotted}={{name: value}}', in quotes"
+            ) from error
         section = result.values
         for depth, part in enumerate(key[:-1], start=1):
             if section.get(part) is None:

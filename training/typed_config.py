@@ -16,7 +16,9 @@ from __future__ import annotations
 import collections.abc
 import contextlib
 import dataclasses
+import datetime as dt
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -70,6 +72,18 @@ def differing_keys(left: Any, right: Any, prefix: str = "") -> list[str]:
         else:
             keys.extend(differing_keys(left[key], right[key], dotted))
     return keys
+
+
+def leaves(tree: Any, prefix: str = "") -> dict[str, str]:
+    """The values of a plain tree (see `to_plain`) by dotted key, as YAML on one line."""
+    if isinstance(tree, dict) and tree:
+        return {
+            key: text
+            for name, value in tree.items()
+            for key, text in leaves(value, f"{prefix}.{name}" if prefix else str(name)).items()
+        }
+    text = yaml.safe_dump(tree, default_flow_style=True, allow_unicode=True, width=math.inf)
+    return {prefix: text.strip().removesuffix("...").strip()}
 
 
 class _Builder:
@@ -164,6 +178,10 @@ class _Builder:
         ]
         if len(structured) == 1:
             return self.build(structured[0], value, key)  # its error says more than ours
+        sections = [member for member in structured if dataclasses.is_dataclass(member)]
+        if len(sections) > 1:
+            # The section that knows most of the keys is the one that is meant.
+            return self.build(max(sections, key=lambda one: _keys_known(one, value)), value, key)
         for member in members:
             with contextlib.suppress(ConfigError):
                 return self.build(member, value, key)
@@ -184,8 +202,13 @@ class _Builder:
 
     def _wrong(self, annotation: Any, value: Any, key: Key) -> ConfigError:
         dotted = ".".join(key) or "the config"
-        expected = describe(annotation)
-        return ConfigError(f"{self._source.origin(key)}: {dotted}={value!r}: expected {expected}")
+        place, expected = self._source.origin(key), describe(annotation)
+        near = difflib.get_close_matches(str(value), _literals(annotation), n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        form = _form(annotation)
+        if form and isinstance(value, str) and place.startswith("override "):
+            hint = f"; write it in quotes, such as '{dotted}={form}'"
+        return ConfigError(f"{place}: {dotted}={value!r}: expected {expected}{hint}")
 
     def _missing(self, key: Key, annotation: Any) -> ConfigError:
         dotted = ".".join(key)
@@ -225,6 +248,34 @@ def _variants(cls: Any) -> Variants | None:
     return found if isinstance(found, Variants) else None
 
 
+def _keys_known(cls: Any, section: Mapping[str, Any]) -> int:
+    """How many keys of a section the dataclass has, or nearly has."""
+    names = [item.name for item in dataclasses.fields(cls)]
+    return sum(bool(difflib.get_close_matches(str(key), names, n=1)) for key in section)
+
+
+def _literals(annotation: Any) -> list[str]:
+    """The words among which an annotation lets one choose."""
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is Literal:
+        return [option for option in arguments if isinstance(option, str)]
+    if typing.get_origin(annotation) in (Union, types.UnionType):
+        return [word for member in arguments for word in _literals(member)]
+    return []
+
+
+def _form(annotation: Any) -> str | None:
+    """How YAML writes a list or a mapping on one line, if the annotation is one."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return next(filter(None, map(_form, arguments)), None)
+    if origin in (tuple, list):
+        return "[64, 32]" if int in arguments or float in arguments else "[a, b]"
+    if origin in (dict, collections.abc.Mapping) or dataclasses.is_dataclass(annotation):
+        return "{name: value}"
+    return None
+
+
 def _takes_mapping(annotation: Any) -> bool:
     origin = typing.get_origin(annotation)
     return dataclasses.is_dataclass(annotation) or origin in (dict, collections.abc.Mapping)
@@ -239,6 +290,8 @@ def _scalar(annotation: Any, value: Any) -> tuple[bool, Any]:
         return _float(value)
     if annotation is int:
         return isinstance(value, int) and not isinstance(value, bool), value
+    if annotation is str and isinstance(value, dt.date):
+        return True, str(value)  # YAML reads 2026-01-31 as a date
     if annotation in (bool, str, type(None)):
         return isinstance(value, annotation), value
     return annotation is Any, value

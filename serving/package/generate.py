@@ -24,7 +24,7 @@ from tessera.serving.package.manifest import (
     Manifest,
 )
 from tessera.serving.package.operators import ALLOWED_OPERATORS
-from tessera.serving.package.pickle_depth import MAX_DEPTH, MAX_OPCODES
+from tessera.serving.package.pickle_depth import DICT_OPCODES, MAX_DEPTH, MAX_OPCODES
 from tessera.serving.package.scripted_source import MAX_CODE_BYTES
 from tessera.serving.package.storages import (
     ELEMENT_BYTES,
@@ -61,6 +61,7 @@ inline constexpr std::uint64_t kMaxPickleBytes = $pickle_bytes;
 inline constexpr std::uint64_t kMaxCodeBytes = $code_bytes;
 inline constexpr std::size_t kMaxRemembered = $remembered;
 inline constexpr std::size_t kMaxOpcodes = $opcodes;
+inline constexpr std::size_t kDictOpcodes = $dict_opcodes;
 inline constexpr std::size_t kMaxPickleDepth = $depth;
 inline constexpr double kDefaultLoadTimeoutS = $load_timeout;
 inline constexpr double kMaxLoadTimeoutS = $max_load_timeout;
@@ -104,6 +105,7 @@ def header() -> str:
         code_bytes=MAX_CODE_BYTES,
         remembered=MAX_REMEMBERED,
         opcodes=MAX_OPCODES,
+        dict_opcodes=DICT_OPCODES,
         depth=MAX_DEPTH,
         load_timeout=DEFAULT_LOAD_TIMEOUT_S,
         max_load_timeout=MAX_LOAD_TIMEOUT_S,

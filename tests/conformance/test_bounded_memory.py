@@ -273,14 +273,17 @@ def test_answers_that_nobody_reads(kind, package, drawn):
     content = drawn.samples(200).SerializeToString()
     with bounded(kind, package) as (server, _), contextlib.ExitStack() as stack:
         clients = [
-            stack.enter_context(Http2Client(server.address, reply_window=0)) for _ in range(4)
+            stack.enter_context(Http2Client(server.address, reply_window=0)) for _ in range(40)
         ]
         for client in clients:
-            for _ in range(900):
+            for _ in range(50):
                 client.call(content)
 
         # Answers fill the server until it refuses.  A refusal is not a message, so it does not wait.
-        # Calls beyond the connection's streams end before, and are not refused by the server's budget.
+        # No connection has as many calls as it may, and all of them together more than the budget holds,
+        # however fast they are computed: a waiting answer counts for at least 16 KiB.
+        assert INFLIGHT_BYTES < 16_384 * 40 * 50
+
         def refused():
             pump(clients)
             return server.value("tessera_rejected_total", reason="queue_full")

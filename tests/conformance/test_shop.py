@@ -10,19 +10,27 @@ from tests.conformance.tasks_module import draw, expected
 from tests.packaging.test_same_bits import check_same_bits
 from tests.trainer.shop import write_config
 
+TERMS = ["first_order: true", "fm: true"]
 MODELS = {
     "din": (
         ("clicked",),
         [
             *("attention: {history: item}", "sequence_length: 5"),
-            *("batch_norm: true", "embedding_dropout: 0.1"),
+            *("batch_norm: true", "embedding_dropout: 0.1", *TERMS),
         ],
     ),
-    "sasrec": (("clicked",), ["sequence: history", "candidate: item", "sequence_length: 5"]),
-    "mmoe": (("clicked", "spent"), ["batch_norm: true"]),
+    "sasrec": (
+        ("clicked",),
+        ["sequence: history", "candidate: item", "sequence_length: 5", "fm: true"],
+    ),
+    "mmoe": (("clicked", "spent"), ["batch_norm: true", *TERMS]),
     "ple": (("clicked", "bought"), []),
     "deepfm": (("spent",), []),
+    "dlrm": (("clicked", "spent"), [*TERMS, "concat: true", "batch_norm: true"]),
+    "dlrm_dcn": (("clicked",), ["first_order: true", "concat: true"]),
 }
+CHANGES = {"dlrm_dcn": ["model.embedding_dim=auto"]}
+FLAGS = {"dlrm": ["--shards", "2"]}
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +42,9 @@ def packages(tmp_path_factory):
         config = write_config(folder / f"{arch}.yaml", arch, labels=labels, model=lines)
         run, made[arch] = folder / arch, folder / f"{arch}.pt"
         train = ["train", "--config", str(config), "train.metric=log_loss", "train.epochs=1"]
-        assert main([*train, "--out", str(run), "--quiet"]) == 0
-        assert main(["package-model", str(run), "--out", str(made[arch])]) == 0
+        assert main([*train, *CHANGES.get(arch, []), "--out", str(run), "--quiet"]) == 0
+        package = ["package-model", str(run), "--out", str(made[arch])]
+        assert main([*package, *FLAGS.get(arch, [])]) == 0
     return made
 
 

@@ -28,6 +28,17 @@ from tessera.training.data.opening import open_data
         ({"workers": -1}, "workers=-1"),
         ({"format": "movielens", "positive_rating": 6}, "positive_rating=6: MovieLens rates from"),
         ({"format": "movielens", "max_history": 0}, "max_history=0"),
+        (
+            {"format": "movielens", "features_until": "now"},
+            "features_until='now': give one of train",
+        ),
+        ({"format": "movielens", "features": ()}, r"features=\[\]: give one or more"),
+        ({"format": "movielens", "features": ("user", "user")}, "one or more different names"),
+        ({"format": "movielens", "features": ("zip",)}, "features='zip': give one of user, item"),
+        (
+            {"format": "movielens", "labels": ("stars",)},
+            "labels='stars': give one of positive, top",
+        ),
         ({"format": "movielens", "path": ("a", "b")}, "path=.*one folder"),
     ],
 )

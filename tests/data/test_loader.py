@@ -143,7 +143,7 @@ def test_in_order_from_a_range_that_does_not_begin_at_zero() -> None:
     parts=st.integers(1, 6),
     shuffle=st.booleans(),
 )
-def test_parts_make_up_every_batch(
+def test_parts_make_up_every_batch_or_each_reads_its_share(
     size: int, batch_size: int, parts: int, *, shuffle: bool
 ) -> None:
     def loader(part: tuple[int, int]) -> BatchLoader:
@@ -153,13 +153,24 @@ def test_parts_make_up_every_batch(
 
     whole = loader((0, 1))
     cut = [list(loader((part, parts)).epoch(2)) for part in range(parts)]
+    assert all(len(batches) == whole.num_batches for batches in cut)
     for number, batch in enumerate(whole.epoch(2)):
         assert whole.batch_rows(number) == batch.size
         pieces = [batches[number] for batches in cut]
-        assert [row for piece in pieces for row in piece.labels.tolist()] == batch.labels.tolist()
         sizes = [piece.size for piece in pieces]
         assert max(sizes) - min(sizes) <= 1
-    assert all(len(batches) == whole.num_batches for batches in cut)
+        assert sum(sizes) == batch.size
+        if shuffle:
+            rows = [row for piece in pieces for row in piece.labels.tolist()]
+            assert rows == batch.labels.tolist()
+    if not shuffle:  # every part is one stretch of the view, the parts are all of it
+        stretches = [[row for batch in batches for row in batch.labels.tolist()] for batches in cut]
+        assert [row for stretch in stretches for row in stretch] == list(range(size))
+    # Beginning later in the epoch gives what the epoch gives from there on.
+    start = whole.num_batches // 2
+    for part in range(parts):
+        again = [batch.labels.tolist() for batch in loader((part, parts)).epoch(2, start)]
+        assert again == [batch.labels.tolist() for batch in cut[part][start:]]
 
 
 def test_drop_last() -> None:

@@ -11,12 +11,19 @@ from hypothesis import strategies as st
 from tessera.errors import UserError
 from tessera.training.data.batch import Batch
 from tessera.training.data.config import DataConfig
+from tessera.training.data.dataset import DatasetView, DataSplits
 from tessera.training.data.malformed import MalformedReport, MalformedRowError, shorten
 from tessera.training.data.movielens import (
+    CHOSEN_NAMES,
+    COLUMNS,
+    EVERY_RATING,
     SPARSE_NAMES,
+    Known,
     MovieLensDataset,
     build_arrays,
     write_movielens,
+    zip_prefix,
+    zip_region,
 )
 from tessera.training.data.movielens_read import Item, MovieLens, User, read_movielens
 from tessera.training.data.opening import open_data
@@ -25,12 +32,13 @@ from tessera.training.transforms.preprocessor import Preprocessor
 
 def bags(batch: Batch, row: int) -> dict[str, list[int]]:
     """One row's ids by feature."""
-    lengths = batch.sparse_features.lengths().reshape(len(SPARSE_NAMES), -1)
+    names = batch.sparse_features.keys()
+    lengths = batch.sparse_features.lengths().reshape(len(names), -1)
     ends = np.cumsum(lengths.numpy().ravel()).reshape(lengths.shape)
     values = batch.sparse_features.values().tolist()
     return {
         name: values[ends[f, row] - int(lengths[f, row]) : ends[f, row]]
-        for f, name in enumerate(SPARSE_NAMES)
+        for f, name in enumerate(names)
     }
 
 
@@ -48,7 +56,7 @@ def write_100k(folder: Path, ratings: str) -> None:
 
 def open_folder(source: Path, prepared: Path, *, max_history: int = 50) -> MovieLensDataset:
     prepared.mkdir()
-    write_movielens(source, 4, prepared, lambda _bytes, _malformed: None)
+    write_movielens(source, 4, EVERY_RATING, prepared, lambda _bytes, _malformed: None)
     return MovieLensDataset(prepared, max_history=max_history)
 
 
@@ -123,13 +131,22 @@ def test_histories_keep_the_latest_items(tmp_path: Path) -> None:
     ]
 
 
-def slow_features(tables: MovieLens, max_history: int) -> list[dict[str, object]]:
-    """Histories and counts of every rating, each looked up by itself among all ratings."""
+def slow_features(
+    tables: MovieLens, max_history: int, known: set[int] | None = None
+) -> list[dict[str, object]]:
+    """Histories and counts of every rating, each looked up by itself among all ratings.
+
+    ``known`` are the places, in the order of time, of the ratings that count; None: all.
+    """
     ratings = [tuple(map(int, rating)) for rating in tables.ratings]
     ratings.sort(key=lambda rating: rating[3])  # stable: equal times stay in the file's order
     features = []
     for user, item, rating, time in ratings:
-        past = [other for other in ratings if other[3] < time]
+        past = [
+            other
+            for place, other in enumerate(ratings)
+            if other[3] < time and (known is None or place in known)
+        ]
         mine = [other for other in past if other[0] == user]
         its = [other for other in past if other[1] == item]
         positive = [other[1] for other in mine if other[2] >= 4]
@@ -138,8 +155,9 @@ def slow_features(tables: MovieLens, max_history: int) -> list[dict[str, object]
             {
                 "user": user,
                 "item": item,
-                "label": float(rating >= 4),
+                "labels": [float(rating >= 4), float(rating == 5), float(rating)],
                 "history": positive[-max_history:],
+                "dislikes": [other[1] for other in mine if other[2] < 4][-max_history:],
                 "dense": [
                     math.log1p(len(mine)),
                     math.log((len(positive) + 2.5) / (len(mine) - len(positive) + 2.5)),
@@ -161,14 +179,22 @@ def assert_features(dataset: MovieLensDataset, expected: list[dict[str, object]]
         assert found["user"] == [features["user"]]
         assert found["item"] == [features["item"]]
         assert found["history"] == features["history"]
-        assert float(batch.labels[row]) == features["label"]
+        assert found["dislikes"] == features["dislikes"]
+        assert batch.labels[row].tolist() == features["labels"]
         np.testing.assert_allclose(dense[row], features["dense"], rtol=1e-6, atol=1e-6)
 
 
-def save(tables: MovieLens, folder: Path) -> None:
+def open_whole(tables: MovieLens, folder: Path, max_history: int, known: Known) -> MovieLensDataset:
+    """All features and labels of the ratings."""
     folder.mkdir(exist_ok=True)
-    for name, array in build_arrays(tables, positive_rating=4).items():
+    for name, array in build_arrays(tables, positive_rating=4, known=known).items():
         np.save(folder / f"{name}.npy", array)
+    return MovieLensDataset(
+        folder,
+        max_history=max_history,
+        features=(*SPARSE_NAMES, *CHOSEN_NAMES),
+        labels=("positive", "top", "rating"),
+    )
 
 
 ratings_strategy = st.lists(
@@ -177,11 +203,23 @@ ratings_strategy = st.lists(
 )
 
 
-@given(ratings=ratings_strategy, max_history=st.integers(1, 4))
+@given(
+    ratings=ratings_strategy,
+    max_history=st.integers(1, 4),
+    known=st.sampled_from(
+        [
+            EVERY_RATING,
+            Known("time", (0.2, 0.3)),
+            Known("random", (0.2, 0.3), 1),
+            Known("random", (0.2, 0.3), 2),
+        ]
+    ),
+)
 def test_nothing_comes_from_the_future(
     tmp_path_factory: pytest.TempPathFactory,
     ratings: list[tuple[int, int, int, int]],
     max_history: int,
+    known: Known,
 ) -> None:
     # Seven moments for thirty ratings: ties everywhere.
     tables = MovieLens(
@@ -190,11 +228,9 @@ def test_nothing_comes_from_the_future(
         {item: Item(None, ()) for item in (1, 2, 3)},
         MalformedReport(),
     )
-    folder = tmp_path_factory.mktemp("prepared")
-    save(tables, folder)
-    assert_features(
-        MovieLensDataset(folder, max_history=max_history), slow_features(tables, max_history)
-    )
+    dataset = open_whole(tables, tmp_path_factory.mktemp("prepared"), max_history, known)
+    counted = set(np.flatnonzero(known.mask(len(ratings))).tolist())
+    assert_features(dataset, slow_features(tables, max_history, counted))
 
 
 def test_nothing_comes_from_the_future_in_the_real_data(shared_data: Path, tmp_path: Path) -> None:
@@ -208,8 +244,91 @@ def test_nothing_comes_from_the_future_in_the_real_data(shared_data: Path, tmp_p
         tables.items,
         tables.malformed,
     )
-    save(part, tmp_path)
-    assert_features(MovieLensDataset(tmp_path, max_history=20), slow_features(part, 20))
+    assert_features(open_whole(part, tmp_path, 20, EVERY_RATING), slow_features(part, 20))
+
+
+def known_until(source: Path, cache: Path, until: str, split: str) -> DataSplits:
+    return open_data(
+        DataConfig(
+            format="movielens",
+            path=str(source),
+            cache_dir=str(cache),
+            split=split,
+            features=("user", "history", "dislikes"),
+            features_until=until,
+            valid_fraction=0.25,
+            test_fraction=0.25,
+        ),
+        progress=False,
+    )
+
+
+def test_held_out_rows_know_what_the_config_says(tmp_path: Path) -> None:
+    # In the order of time the items 1, 2, 3, 1, 2, 3, 1, 2 of one user, each second one liked.
+    lines = [f"1\t{1 + row % 3}\t{5 - row % 2 * 3}\t{row}\n" for row in range(8)]
+    write_100k(tmp_path, "".join(lines))
+    for until, liked, disliked in (
+        ("row", [1, 3, 2, 1], [2, 1, 3]),
+        ("train", [1, 3], [2, 1]),
+    ):
+        splits = known_until(tmp_path, tmp_path / "cache", until, "time")
+        assert [len(splits.train), len(splits.valid), len(splits.test)] == [4, 2, 2]
+        assert isinstance(splits.test, DatasetView)
+        last = splits.test.dataset.take(7, 8)
+        assert bags(last, 0) == {"user": [1], "history": liked, "dislikes": disliked}
+        counts = [len(liked) + len(disliked), len(liked)]
+        assert last.dense_features[0, :2].tolist() == counts
+        # What is trained on is the same either way.
+        third = splits.train.dataset.take(3, 4)
+        assert bags(third, 0) == {"user": [1], "history": [1, 3], "dislikes": [2]}
+
+
+def test_a_random_split_hides_the_rows_that_it_holds_out(tmp_path: Path) -> None:
+    lines = [f"1\t{1 + row % 3}\t5\t{row}\n" for row in range(8)]
+    write_100k(tmp_path, "".join(lines))
+    splits = known_until(tmp_path, tmp_path / "cache", "train", "random")
+    assert isinstance(splits.train, DatasetView)
+    trained = splits.train.slice(0, 4).tolist()
+    assert trained != [0, 1, 2, 3]
+    batch = splits.train.dataset.take(0, 8)
+    for row in range(8):
+        past = [1 + other % 3 for other in trained if other < row]
+        assert bags(batch, row)["history"] == past
+
+
+@pytest.mark.parametrize(
+    ("zip_code", "region", "prefix"),
+    [
+        ("85711", [8], [857]),
+        ("02146-1234", [0], [21]),
+        ("V3N4P", [31], []),
+        ("t8H1N", [29], []),
+        ("9", [9], []),
+        ("", [], []),
+        ("-1234", [], []),
+        ("\xb2345", [], []),  # a digit to Python, not to ASCII
+    ],
+)
+def test_zip_codes(zip_code: str, region: list[int], prefix: list[int]) -> None:
+    user = User(0, 0, 0, zip_code)
+    assert list(zip_region(user)) == region
+    assert list(zip_prefix(user)) == prefix
+
+
+def test_zip_codes_are_read_from_both_layouts(tmp_path: Path) -> None:
+    write_100k(tmp_path, "")
+    assert read_movielens(tmp_path).users[1].zip_code == "85711"
+    (tmp_path / "u.data").unlink()
+    (tmp_path / "ratings.dat").write_text("")
+    (tmp_path / "users.dat").write_text("1::F::25::10::48067\n")
+    (tmp_path / "movies.dat").write_text("")
+    assert read_movielens(tmp_path).users[1].zip_code == "48067"
+
+
+def test_the_columns_of_a_config_that_names_none_stay_those_of_older_checkpoints() -> None:
+    assert COLUMNS.sparse_names == SPARSE_NAMES
+    assert COLUMNS.label_names == ("positive",)
+    assert DataConfig(format="movielens", path="a").features == SPARSE_NAMES
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.feather as pa_feather
 import pyarrow.parquet as pq
 import pytest
@@ -193,16 +194,6 @@ def test_a_shuffled_epoch_has_every_row_once_whatever_the_threads(
         for start in (1, 7, loader.num_batches):
             again = [row for batch in loader.epoch(0, start) for row in plain_rows(batch)]
             assert again == rows[64 * start :]
-    parts = [
-        [
-            plain_rows(b)
-            for b in BatchLoader(
-                view, batch_size=64, shuffle=True, seed=3, part=(r, 3), numbered=True
-            ).epoch(0)
-        ]
-        for r in range(3)
-    ]
-    assert [row for step in zip(*parts, strict=True) for part in step for row in part] == rows
 
 
 def test_random_time_hash_and_files_splits(tmp_path: Path, small_units: None) -> None:
@@ -249,6 +240,79 @@ def test_equal_times_are_not_parted(tmp_path: Path) -> None:
     views = (splits.train, splits.valid, splits.test)
     days = [{day[row[0]] for row in batch_rows(view)} for view in views]
     assert days == [{-3.0, 0.5}, {2.0}, {7.25}]
+
+
+MOMENTS = {
+    "integers": ([20, 10, 30, 40], 30, 40),
+    "floats": ([0.5, -1.5, 1.5, 2.5], 1.5, 2.5),
+    "seconds": (
+        pa.array([20, 10, 30, 40], pa.timestamp("s")),
+        "1970-01-01 00:00:30",
+        "1970-01-01 00:00:40",
+    ),
+    "with_zone": (
+        pa.array([20, 10, 30, 40], pa.timestamp("ms", tz="UTC")),
+        "1970-01-01 00:00:00.030",
+        "1970-01-01 00:00:00.040",
+    ),
+    "dates": (pa.array([20, 10, 30, 40], pa.date32()), "1970-01-31", "1970-02-10"),
+    "texts": (["1999-12-31", "0200-01-01", "2000-01-01", "2000-02-01"], "2000-01-01", "2000-02-01"),
+}
+"""A column of times, and the first ones of the validation and of the test rows."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix"),
+    [
+        (kind, suffix)
+        for kind in MOMENTS
+        for suffix in (".parquet", ".csv")
+        if (kind, suffix) != ("floats", ".csv")  # there, numbers that are times are integers
+    ],
+)
+def test_a_split_at_given_moments(tmp_path: Path, kind: str, suffix: str) -> None:
+    column, valid_from, test_from = MOMENTS[kind]
+    table = pa.table({"when": column, "id": np.arange(4), "y": [0, 1, 0, 1]})
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".csv":
+        pa.csv.write_csv(table, path)
+    else:
+        pq.write_table(table, path)
+    columns = {"id": {"kind": "categorical"}, "y": {"kind": "label"}}
+    said = {"split": "time", "split_column": "when"}
+
+    def numbers(**more: Any) -> list[list[int]]:
+        splits = opened(path, columns, **said, **more)
+        return [
+            [row[2]["id"][0] for row in batch_rows(view)]
+            for view in (splits.train, splits.valid, splits.test)
+        ]
+
+    assert numbers(valid_from=valid_from, test_from=test_from) == [[0, 1], [2], [3]]
+    assert numbers(valid_from=valid_from) == [[0, 1], [2, 3], []]
+    # Shares of the rows, of texts too, are held out in the order of time.
+    assert numbers(valid_fraction=0.25, test_fraction=0.25) == [[0, 1], [2], [3]]
+    wrong = "yesterday" if isinstance(valid_from, str) else "1970-01-31"
+    with pytest.raises(UserError, match=f"'{wrong}', but column 'when' holds"):
+        opened(path, columns, **said, valid_from=wrong)
+
+
+def test_moments_that_do_not_go_with_the_rest(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", clicks.rows(10))
+    for fields, reason in (
+        ({"valid_from": 3}, "valid_from=3: split random looks at no times"),
+        ({"split": "time", "test_from": 3}, "test_from=3: say valid_from, too"),
+        (
+            {"split": "time", "valid_from": 3, "valid_fraction": 0.1},
+            "valid_from and valid_fraction both say",
+        ),
+    ):
+        with pytest.raises(UserError, match=reason):
+            opened(path, **fields)
+    pq.write_table(pa.table({"when": ["soon"], "id": [1], "y": [0]}), path)
+    columns = {"id": {"kind": "categorical"}, "y": {"kind": "label"}}
+    with pytest.raises(UserError, match="not every text in it is a date"):
+        opened(path, columns, split="time", split_column="when", valid_from="2026-01-31")
 
 
 def test_lists_weights_maps_and_integers(tmp_path: Path) -> None:

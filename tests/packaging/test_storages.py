@@ -116,6 +116,7 @@ def test_a_packages_tables_are_found(package: Path) -> None:
         (b")" + b"\x85" * 200_000, "its values lie in one another more than 1000 times"),
         (b"]" * 200_000 + b"a" * 199_999, "its values lie in one another more than 1000 times"),
         (b"(" + b"N" * 600_000 + b"t", "it has more than 524288 opcodes"),
+        (b"(" + b"}" * 33_000 + b"t", "a dictionary counted as 16"),
         (b"]q\x01h\x01)a", "it fills a container that it has named again"),
         (b"]2)a", "it fills a container that it has named again"),
         (b"t", "is not as torch writes it"),

@@ -12,8 +12,8 @@ from tessera.cli import main
 from tessera.errors import UserError
 from tessera.training import KeyedJaggedTensor, ModelConfig, build_ranking_model
 from tessera.training.config import ExperimentConfig, load_config
-from tessera.training.models.architectures.deepfm import FactorizationMachine
 from tessera.training.models.architectures.dlrm import DLRMConfig
+from tessera.training.models.terms import FactorizationMachine
 from tessera.training.trained import load_trained
 from tessera.training.trainer import train
 from tests.trainer.tiny_runs import write_criteo

@@ -11,6 +11,7 @@ import torch
 from tessera.durable import replacing
 from tessera.errors import UserError
 from tessera.training.data.columns import LabelColumn
+from tessera.training.trackers.tracker import TrackedRun, parse_trackers
 from tessera.training.trainer.display import Display
 from tessera.training.trainer.logs import MetricsLog, read_metrics
 from tessera.training.trainer.metrics import Evaluation
@@ -49,8 +50,11 @@ def evaluation(value=0.7):
     return SplitEvaluation(by_label={"label": found}, loss=found.loss)
 
 
-def write_log(path, steps, *, from_step=0, tensorboard=None):
-    log = MetricsLog(path, tensorboard=tensorboard, from_step=from_step)
+def write_log(path, steps, *, from_step=0, tensorboard=False):
+    log = MetricsLog(path, from_step=from_step)
+    if tensorboard:
+        run = TrackedRun(folder=path.parent, name="x", config={}, from_step=from_step, state=None)
+        log.track(parse_trackers("trackers", ["tensorboard"]), run, path.parent / "trackers")
     for step in steps:
         done = {"step": step, "epoch": 1, "samples": 4 * step}
         log.write(
@@ -95,8 +99,8 @@ def test_a_resumed_log_is_cut_back_to_its_step(tmp_path):
 def test_tensorboard_gets_the_same_numbers(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    write_log(tmp_path / "m.csv", [1, 2], tensorboard=tmp_path / "events")
-    events = EventAccumulator(str(tmp_path / "events"))
+    write_log(tmp_path / "m.csv", [1, 2], tensorboard=True)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     losses = events.Scalars("train/loss")
     assert [event.step for event in losses] == [1, 2]
@@ -263,5 +267,5 @@ def test_a_damaged_log_is_refused_with_a_remedy(tmp_path, content):
     path = tmp_path / "metrics.csv"
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"metrics\.csv is damaged; delete it and resume"):
-        MetricsLog(path, tensorboard=None, from_step=3)
+        MetricsLog(path, from_step=3)
     assert path.read_bytes() == content

@@ -9,13 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
-from tessera.training.trainer.metrics import (
-    BinaryMetrics,
-    auc,
-    calibration_bins,
-    evaluate_probabilities,
-    sigmoid,
-)
+from tessera.training.metrics.binary import auc, sigmoid
+from tessera.training.trainer.metrics import BinaryMetrics, evaluate_probabilities
 
 # Few distinct scores make ties, the hard case; extreme ones make sigmoid saturate.
 scores = st.sampled_from([-90.0, -2.0, -0.5, 0.0, 0.25, 3.0, 90.0])
@@ -103,14 +98,3 @@ def test_what_is_not_defined_is_nan_and_none_in_json(labels):
     assert math.isnan(found.normalised_entropy)
     assert found.to_json()["auc"] is None
     assert found.to_json()["rows"] == len(labels)
-
-
-def test_calibration_bins_partition_the_rows():
-    random = np.random.default_rng(0)
-    logits, labels = random.normal(size=103), random.integers(0, 2, 103)
-    rows, predictions, seen = calibration_bins(logits, labels, bins=10)
-    assert rows.sum() == 103
-    assert set(rows) == {10, 11}
-    assert list(predictions) == sorted(predictions)
-    assert (rows * seen).sum() == pytest.approx(labels.sum())
-    assert [len(part) for part in calibration_bins(logits[:3], labels[:3], bins=10)] == [3, 3, 3]

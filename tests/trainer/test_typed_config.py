@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -189,6 +190,27 @@ BAD = [
         "its aliases stand for more than 1000000 values",
     ),
     ('name: "\\ud800"', [], "cannot be read as str"),
+    (
+        "name: x",
+        ["name=[a,"],
+        "write a list as 'name=[a, b]' and a mapping as 'name={name: value}', in quotes",
+    ),
+    ("name: x", ["32]"], "a list or mapping stands in quotes, such as 'model.over_layers=[128"),
+    (
+        "name: x",
+        ["model.layers=64,32"],
+        (
+            "model.layers='64,32': expected a list, each item an integer; write it in quotes, such"
+            " as 'model.layers=[64, 32]'"
+        ),
+    ),
+    ("name: x", ["model.tables=C1"], "write it in quotes, such as 'model.tables={name: value}'"),
+    (
+        "name: x",
+        ["model.tables.C1.pooling=means"],
+        "expected 'sum' or 'mean'; did you mean mean?",
+    ),
+    ("name: x", ["model.tables.C1={row: 1}"], "did you mean model.tables.C1.rows?"),
 ]
 
 
@@ -198,6 +220,29 @@ def test_a_bad_config_says_where_what_and_how(text, overrides, message):
         read(text, *overrides)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Either:
+    source: Table | Optimizer | None = None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("source: {learning_rate: 1, nestrov: true}", "did you mean source.nesterov?"),
+        ("source: {row: 1}", "a.yaml:1: unknown key source.row; did you mean source.rows?"),
+        ("source: {pooling: max}", "source.pooling='max': expected 'sum' or 'mean'"),
+    ],
+)
+def test_of_several_sections_the_nearest_says_what_is_wrong(text, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        build(Either, parse_yaml(text, name="a.yaml"))
+
+
+def test_of_several_sections_the_one_with_the_keys_is_made():
+    made = build(Either, parse_yaml("source: {learning_rate: 2}", name="a.yaml"))
+    assert made.source == Optimizer(learning_rate=2.0)
 
 
 int64 = st.integers(-(2**63), 2**63 - 1)  # wider ones are refused

@@ -1,194 +1,246 @@
 """Every architecture of ``model.arch`` on MovieLens-100K, beside tuned peers on the same rows.
 
-    python -m tessera.training.bench.architectures --data FOLDER/ml-100k --out FOLDER [--seeds N]
+    python -m tessera.training.bench.architectures --data FOLDER/ml-100k --out FOLDER [--minutes N]
 
-80/10/10 in the order of time.  The settings are those of ``configs/movielens.yaml``, which were chosen
-for ``dlrm`` on the validation rows, with the keys of `KEYS`, and of the `SETTINGS` the one that is best
-on the validation rows with the first seed; nothing else was searched.  A setting whose loss diverges
-is left out.  Each run's best epoch is chosen on the validation rows.  The regression's
-``C`` and LightGBM's leaves and rounds are chosen on the validation rows among `INVERSE_L2` and
-`LEAVES` times `ROUNDS`.  The test rows choose nothing.
+80/10/10 in the order of time, label rating >= 4 (``mmoe`` and ``ple`` learn rating = 5 beside it).  What
+held-out rows know is measured both ways (``data.features_until``): every earlier rating (``row``), or
+those that were trained on (``train``).  Training rows know the same either way, so one training serves
+both.
 
-Writes ``architectures.md`` into ``--out`` after every round of all architectures, then with the peers,
-and prints it.
+Every architecture is trained with each of its settings, to the end of its last epoch.  The one with the best validation AUC, the mean of both ways, is trained with more seeds.  The
+logistic regression's ``C`` and LightGBM's leaves and rounds are chosen likewise among `INVERSE_L2` and
+`LEAVES` times `ROUNDS`, and both are given every set of features that a setting has.  The test rows
+choose nothing.
+
+± is a standard error by drawing users (`tessera.training.bench.clustered`): the test rows are of fewer
+than 200.  The difference to LightGBM is that of pairs.
+
+Runs are kept in ``--out``: the script goes on where it was stopped.  It writes ``architectures.md``
+there and prints it.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import tempfile
-import time
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from sklearn.metrics import roc_auc_score
+import numpy.typing as npt
 
 from tessera.training.bench import peers
+from tessera.training.bench.architecture_settings import (
+    ARCHITECTURES,
+    FEATURES,
+    SEVERAL_LABELS,
+    model_and_train,
+    settings_of,
+)
+from tessera.training.bench.clustered import Values, mean_aucs, user_weights
 from tessera.training.bench.harness import arguments, machine
-from tessera.training.config import SHIPPED_CONFIGS, load_config
+from tessera.training.bench.trials import Scored, Trials, train_and_score
+from tessera.training.config import ExperimentConfig
+from tessera.training.data.config import DataConfig
+from tessera.training.data.dataset import DatasetView, DataSplits, View
 from tessera.training.data.opening import open_data
-from tessera.training.trainer.loop import DivergedError
-from tessera.training.trainer.run import train
+from tessera.training.typed_config import to_plain
 
-KEYS: dict[str, list[str]] = {
-    "dlrm": [],
-    "dlrm_dcn": [],
-    "deepfm": [],
-    "mmoe": [],
-    "ple": [],
-    "din": ["model.attention={history: item}", "model.sequence_length=20"],
-    "sasrec": ["model.sequence=history", "model.candidate=item", "model.sequence_length=20"],
-}
-SETTINGS: dict[str, list[str]] = {
-    "SGD": [],
-    "Adagrad": [
-        "model.embedding_init=0.05",
-        "train.dense_optimizer.learning_rate=0.002",
-        "train.embedding_optimizer={name: rowwise_adagrad, learning_rate: 0.05}",
-    ],
-}
-"""How the tables are trained: as ``movielens.yaml`` does it, or by row-wise Adagrad."""
+WAYS = ("row", "train")
 
-WITHOUT_BOTTOM = ("mmoe", "ple", "din", "sasrec")
-"""The architectures that take the dense values as they are."""
-WITHOUT_TOP = ("mmoe", "ple")
-"""The architectures with towers in the place of a top MLP."""
-
-INVERSE_L2 = (0.001, 0.003, 0.01, 0.03, 0.1)
-LEAVES = (7, 15, 31)
+INVERSE_L2 = (0.0001, 0.0003, 0.001, 0.003, 0.01)
+LEAVES = (7, 15)
 ROUNDS = (100, 300)
 
 
-@dataclass
-class Found:
-    """The AUC of a model on the validation and the test rows, by seed, and seconds of training."""
+class Bench:
+    """The runs, the data in both ways, and what the config files need of this machine.
 
-    valid: list[float] = field(default_factory=list)
-    test: list[float] = field(default_factory=list)
-    seconds: float = 0.0
+    Args:
+        data: MovieLens' folder.
+        out: the folder of the runs.
+        work: a folder for what is not kept.
+        minutes: see `Trials`.
+    """
 
+    def __init__(self, data: Path, out: Path, work: Path, minutes: float | None) -> None:
+        self.trials = Trials(out, minutes=minutes)
+        self._data, self._work = data, work
 
-@dataclass(frozen=True)
-class Place:
-    """MovieLens' folder, that of its prepared rows, and one for configs and runs."""
+    def data_section(
+        self, features: Sequence[str], labels: Sequence[str], way: str
+    ) -> dict[str, Any]:
+        """The section ``data`` of a config."""
+        return {
+            "format": "movielens",
+            "path": str(self._data),
+            "cache_dir": str(self._work / "cache"),
+            "split": "time",
+            "features": tuple(features),
+            "labels": tuple(labels),
+            "features_until": way,
+        }
 
-    data: Path
-    cache: Path
-    work: Path
+    def splits(self, features: Sequence[str], labels: Sequence[str], way: str) -> DataSplits:
+        """The rows, whose held-out ones know what ``way`` says."""
+        section = self.data_section(features, labels, way)
+        return open_data(DataConfig(**section), progress=False)
 
-
-def config_of(arch: str, setting: str, seed: int, place: Place) -> Path:
-    """The shipped config, as a file, without the keys that ``arch`` has not."""
-    text = (SHIPPED_CONFIGS / "movielens.yaml").read_text(encoding="utf-8")
-    gone = ["dense_layers:"] if arch in WITHOUT_BOTTOM else []
-    gone += ["over_layers:"] if arch in WITHOUT_TOP else []
-    lines = [line for line in text.splitlines() if not line.strip().startswith(tuple(gone))]
-    text = "\n".join(lines).replace("arch: dlrm", f"arch: {arch}").replace("path: ml-100k", "")
-    path = place.work / f"{arch}.yaml"
-    path.write_text(text + "\n", encoding="utf-8")
-    keys = [*KEYS[arch], *SETTINGS[setting], f"train.seed={seed}"]
-    keys += [f"data.path={place.data}", f"data.cache_dir={place.cache}"]
-    keys += ["run.report=false", "run.tensorboard=false"]
-    config = load_config(path, keys)
-    path.write_text(config.to_yaml(), encoding="utf-8")
-    return path
-
-
-def train_once(found: Found, arch: str, setting: str, seed: int, place: Place) -> None:
-    config = load_config(config_of(arch, setting, seed, place))
-    begin = time.perf_counter()
-    final = train(config, place.work / f"{arch}-{setting}-{seed}", progress=False).final
-    assert final is not None
-    found.seconds += time.perf_counter() - begin
-    found.valid.append(float(final["valid"]["auc"]))
-    found.test.append(float(final["test"]["auc"]))
-    print(
-        f"{arch}, {setting}, seed {seed}: validation AUC {found.valid[-1]:.4f},"
-        f" test AUC {found.test[-1]:.4f}",
-        flush=True,
-    )
-
-
-def best_setting(arch: str, place: Place) -> tuple[str, Found]:
-    """The setting that is best on the validation rows, with its run of the first seed."""
-    found: dict[str, Found] = {}
-    for setting in SETTINGS:
-        own = Found()
-        try:
-            train_once(own, arch, setting, 0, place)
-        except DivergedError as error:
-            print(f"{arch}, {setting}: {error}", flush=True)
-        else:
-            found[setting] = own
-    return max(found.items(), key=lambda item: item[1].valid[0])
-
-
-def measure_peers(config: Path) -> dict[str, Found]:
-    """The peers with the settings that are best on the validation rows."""
-    splits = open_data(load_config(config).data, progress=False)
-    rows = {name: peers.plain(getattr(splits, name)) for name in ("train", "valid", "test")}
-    both = peers.joined(rows["valid"], rows["test"])
-    half = len(rows["valid"].labels)
-
-    def scored(scores: peers.Scores, into: dict[str, Found], setting: str) -> None:
-        into[setting] = Found(
-            valid=[float(roc_auc_score(rows["valid"].labels, scores[:half]))],
-            test=[float(roc_auc_score(rows["test"].labels, scores[half:]))],
+    def run(self, arch: str, setting: str, seed: int) -> Scored | None:
+        """One training, scored on the held-out rows of both ways; None if the time is up."""
+        name, keys = settings_of(arch)[setting]
+        features = FEATURES[name]
+        labels = ("positive", "top") if arch in SEVERAL_LABELS else ("positive",)
+        plain = model_and_train(arch, features, keys, seed)
+        config = ExperimentConfig.from_plain(
+            {"data": to_plain(self.data_section(features, labels, "row")), **plain}, name=arch
         )
 
-    linear: dict[str, Found] = {}
-    for inverse_l2 in INVERSE_L2:
-        scores = peers.logistic_regression(rows["train"], both, inverse_l2=inverse_l2)
-        scored(scores, linear, f"logistic regression, C={inverse_l2:g}")
-    boosted: dict[str, Found] = {}
-    for leaves, rounds in itertools.product(LEAVES, ROUNDS):
-        scores = peers.lightgbm(rows["train"], both, leaves=leaves, rounds=rounds)
-        scored(scores, boosted, f"LightGBM, {leaves} leaves, {rounds} rounds")
-    return dict(max(own.items(), key=lambda item: item[1].valid[0]) for own in (linear, boosted))
+        def train() -> Scored:
+            views: dict[str, View] = {}
+            for way in WAYS:
+                splits = self.splits(features, labels, way)
+                views |= {f"{way} valid": splits.valid, f"{way} test": splits.test}
+            return train_and_score(config, views, self._work / "run")
+
+        what = {"arch": arch, "setting": setting, "seed": seed}
+        return self.trials.scored({**what, "config": {**plain, "features": features}}, train)
+
+    def peer_runs(self) -> dict[str, dict[str, Scored]]:
+        """Every setting of the peers, by the peer's name."""
+        linear = {f"C={c:g}": partial(peers.logistic_regression, inverse_l2=c) for c in INVERSE_L2}
+        boosted = {
+            f"{leaves} leaves, {rounds} rounds": partial(
+                peers.lightgbm, leaves=leaves, rounds=rounds
+            )
+            for leaves, rounds in itertools.product(LEAVES, ROUNDS)
+        }
+        found: dict[str, dict[str, Scored]] = {"logistic regression": {}, "LightGBM": {}}
+        for name, features in FEATURES.items():
+            for own, settings in zip(found.values(), (linear, boosted), strict=True):
+                for setting, peer in settings.items():
+                    scored = self._peer(f"{setting}, {name}", features, peer)
+                    if scored is not None:
+                        own[f"{setting}, {name}"] = scored
+        return found
+
+    def _peer(self, setting: str, features: Sequence[str], peer: Peer) -> Scored | None:
+        def fit() -> Scored:
+            rows = self._plain_rows(features)
+            held_out = {name: own for name, own in rows.items() if name != "train"}
+            scores = peer(rows["train"], functools.reduce(peers.joined, held_out.values()))
+            bounds = np.cumsum([len(own.labels) for own in held_out.values()])[:-1]
+            return Scored(
+                dict(zip(held_out, np.split(scores, bounds), strict=True)),
+                {name: own.labels.astype(np.float64) for name, own in held_out.items()},
+            )
+
+        return self.trials.scored({"peer": setting, "features": list(features)}, fit)
+
+    @functools.cache  # noqa: B019 - there is one bench in a process
+    def _plain_rows(self, features: Sequence[str]) -> dict[str, peers.Plain]:
+        """``train``, and the held-out rows of both ways, by way and split."""
+        ways = {way: self.splits(features, ["positive"], way) for way in WAYS}
+        views = {
+            f"{way} {part}": getattr(splits, part)
+            for way, splits in ways.items()
+            for part in ("valid", "test")
+        }
+        plain = {name: peers.plain(view) for name, view in views.items()}
+        return {"train": peers.plain(ways["row"].train), **plain}
+
+    def test_users(self) -> npt.NDArray[np.int64]:
+        """``[n]``: the user of every test row."""
+        view = self.splits(("user",), ("positive",), "row").test
+        assert isinstance(view, DatasetView), "data that can be read by number"
+        rows = view.dataset.batch(view.slice(0, len(view)))
+        users: npt.NDArray[np.int64] = rows.sparse_features.values().numpy()
+        return users
 
 
-def table(found: dict[str, Found]) -> str:
-    """The results as a table, with the machine's line."""
+Peer = Callable[[peers.Plain, peers.Plain], peers.Scores]
+
+
+def valid_auc(scored: Scored) -> float:
+    """What settings are chosen by."""
+    return float(np.mean([scored.auc(f"{way} valid") for way in WAYS]))
+
+
+def best(found: Mapping[str, Scored]) -> tuple[str, Scored]:
+    """The setting that is best on the validation rows."""
+    return max(found.items(), key=lambda item: valid_auc(item[1]))
+
+
+def table(models: Mapping[str, Sequence[Scored]], peer: str, users: npt.NDArray[np.int64]) -> str:
+    """The results; ``models`` are the runs by name, ``peer`` the one whose AUC the others' are less."""
+    weights = np.concatenate([np.ones((1, len(users))), user_weights(users)])
     lines = [
-        f"{machine()}.",
+        f"{machine()}. Test rows: {len(users)}, of {len(np.unique(users))} users.",
         "",
-        "| model | validation AUC | test AUC | runs | seconds a run |",
-        "| --- | --- | --- | --- | --- |",
+        "| features until | model | validation AUC | test AUC | less LightGBM's | mean logits | runs |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name, own in found.items():
-        runs = len(own.test)
-        seconds = f"{own.seconds / runs:.0f}" if own.seconds else ""
-        lines.append(f"| {name} | {_mean(own.valid)} | {_mean(own.test)} | {runs} | {seconds} |")
+    for way in WAYS:
+        test = f"{way} test"
+        draws = {
+            name: mean_aucs(runs[0].labels[test], [run.scores[test] for run in runs], weights)
+            for name, runs in models.items()
+        }
+        for name, runs in models.items():
+            valid = np.mean([run.auc(f"{way} valid") for run in runs])
+            own = _with_error(draws[name])
+            less = "" if name == peer else _with_error(draws[name] - draws[peer], sign="+")
+            joined = ""
+            if len(runs) > 1:
+                mean: Values = np.mean([run.scores[test] for run in runs], axis=0)
+                joined = f"{Scored({test: mean}, runs[0].labels).auc(test):.4f}"
+            lines.append(
+                f"| `{way}` | {name} | {valid:.4f} | {own} | {less} | {joined} | {len(runs)} |"
+            )
     return "\n".join(lines) + "\n"
 
 
-def _mean(values: list[float]) -> str:
-    """The mean and, of several, its standard error."""
-    mean = f"{np.mean(values):.4f}"
-    if len(values) == 1:
-        return mean
-    return f"{mean} ± {np.std(values, ddof=1) / np.sqrt(len(values)):.4f}"
+def _with_error(draws: Values, sign: str = "") -> str:
+    """The first value, which is of all rows as they are, and the spread of the others."""
+    return f"{draws[0]:{sign}.4f} ± {np.std(draws[1:], ddof=1):.4f}"
 
 
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="MovieLens' folder")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the runs and results")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each architecture; default 5")
+    parser.add_argument("--only", nargs="+", choices=list(ARCHITECTURES), help="default: all")
+    parser.add_argument(
+        "--minutes", type=float, help="begin no run after so many; default: no limit"
+    )
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        place = Place(args.data.absolute(), Path(folder) / "cache", Path(folder))
-        chosen = {arch: best_setting(arch, place) for arch in KEYS}
-        found = {f"`{arch}`, {setting}": own for arch, (setting, own) in chosen.items()}
+    with tempfile.TemporaryDirectory() as work:
+        bench = Bench(args.data.absolute(), args.out, Path(work), args.minutes)
+        models: dict[str, list[Scored]] = {}
+        chosen: dict[str, tuple[str, str]] = {}
+        for arch in args.only or ARCHITECTURES:
+            tried = {setting: bench.run(arch, setting, 0) for setting in settings_of(arch)}
+            known = {setting: scored for setting, scored in tried.items() if scored is not None}
+            if known:
+                setting, scored = best(known)
+                name = f"`{arch}`, {setting} (of {len(known)})"
+                models[name], chosen[name] = [scored], (arch, setting)
+        boosted = ""
+        for peer, found in bench.peer_runs().items():
+            setting, scored = best(found)
+            boosted = f"{peer}, {setting} (of {len(found)})"
+            models[boosted] = [scored]
         for seed in range(1, args.seeds):
-            for arch, (setting, own) in chosen.items():
-                train_once(own, arch, setting, seed, place)
-            (args.out / "architectures.md").write_text(table(found))
-        found |= measure_peers(config_of("dlrm", "SGD", 0, place))
-    (args.out / "architectures.md").write_text(table(found))
-    print(table(found))
+            for name, (arch, setting) in chosen.items():
+                if (again := bench.run(arch, setting, seed)) is not None:
+                    models[name].append(again)
+        text = table(models, boosted, bench.test_users())
+    (args.out / "architectures.md").write_text(text)
+    print(text)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ import numpy.typing as npt
 import scipy.sparse
 from sklearn.linear_model import LogisticRegression
 
-from tessera.training.data.dataset import DatasetView, View
+from tessera.training.data.dataset import View
+from tessera.training.data.loader import BatchLoader
 from tessera.training.transforms.preprocessor import Preprocessor
 
 RARE = 5
@@ -53,8 +54,9 @@ class Plain:
 
 
 def plain(view: View) -> Plain:
-    assert isinstance(view, DatasetView), "data that can be read by number"
-    batch = view.dataset.batch(view.slice(0, len(view)))
+    """All rows of ``view``, which has at least one, in its order."""
+    whole = BatchLoader(view, batch_size=len(view), shuffle=False, seed=0, prefetch=0)
+    batch = next(whole.epoch(0))
     features = len(view.dataset.columns.sparse)
     lengths = batch.sparse_features.lengths().numpy().reshape(features, -1)
     bounds = np.cumsum(lengths.sum(axis=1))[:-1]

@@ -77,6 +77,10 @@ def run(args: argparse.Namespace) -> int:
     print(f"{rows:,} of about {sample.total_rows:,} rows:\n")
     _print_table(columns)
     print(f"\nwritten: {args.out}; train with: tessera train --config {args.out}")
+    print(
+        "change keys there, or behind the command: train.epochs=3 'model.over_layers=[128, 64]'"
+        " (tessera train --help-config lists them)"
+    )
     return 0
 
 

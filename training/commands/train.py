@@ -30,7 +30,7 @@ from types import FrameType
 
 from tessera.errors import UserError
 from tessera.partitions import add_engine_flags, open_engine
-from tessera.training.config import find_config, load_config
+from tessera.training.config import ExperimentConfig, find_config, load_config
 from tessera.training.trainer.run_folder import RunFolder, default_run_folder
 
 EXIT_INTERRUPTED = 130
@@ -48,8 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "overrides",
         nargs="*",
         metavar="KEY=VALUE",
-        help="change one key of the config, e.g. train.epochs=3; the value is YAML, a relative"
-        " path is taken from the working directory",
+        help="change one key of the config, e.g. train.epochs=3; the value is YAML, a list stands in"
+        " quotes, as 'model.over_layers=[128, 64]', and a relative path is taken from the working"
+        " directory",
     )
     parser.add_argument(
         "--out",
@@ -64,6 +65,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_engine_flags(parser, "rows that transforms learn from")
     parser.add_argument(
+        "--help-config",
+        nargs="?",
+        const="",
+        metavar="KEY",
+        help="describe every key of a config, or KEY (a key, a section, or e.g. model.arch=din), and"
+        " end (default: train)",
+    )
+    parser.add_argument(
         "--quiet",
         action="store_true",
         help="show no progress (default: a bar on a terminal, else a line every 10 s)",
@@ -72,6 +81,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; 0 finished, 130 interrupted."""
+    return _train(args) if args.help_config is None else _help_config(args.help_config)
+
+
+def _help_config(asked: str) -> int:
+    """Print what the keys of a config mean."""
+    from tessera.training.config_reference.collect import collect  # noqa: PLC0415
+    from tessera.training.config_reference.render import terminal  # noqa: PLC0415
+
+    print(terminal(collect(ExperimentConfig), asked))
+    return 0
+
+
+def _train(args: argparse.Namespace) -> int:
     # Read when torch loads its OpenMP.  Threads that spin while they wait made a two-thread run
     # take ten times the CPU time of a one-thread run where other processes wanted the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

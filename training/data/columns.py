@@ -69,7 +69,7 @@ class ColumnConfig:
         table: features that give the same name share an embedding table; None: a table alone.
         transform: steps from the raw value to what the model is given, each a name or a mapping
             of one name to its settings.
-        max_length: lists are cut to this many ids: sequences keep the last ones, others the first.
+        max_length (ids): lists are cut to this many ids: sequences keep the last ones, others the first.
         weights: the column with the weights of a ``weighted_list`` of lists.
         task: what a label is; None: ``binary``.
         strings: of text files, whether ids are strings, even if they look like numbers; None: they

@@ -36,9 +36,9 @@ class DataConfig:
         format: the format's name.
         cache_dir: folder of the prepared files that are kept between runs; None: the format's own
             place for them.
-        valid_fraction: share of the rows held out for validation, in [0, 1); None: 0.1, or 0 where
+        valid_fraction (share): share of the rows held out for validation, in [0, 1); None: 0.1, or 0 where
             ``valid_path`` is given.
-        test_fraction: the same for the test.
+        test_fraction (share): the same for the test.
         split_seed: seed of ``split: random``; another seed holds out other rows.
         strict: refuse the data at its first malformed row instead of leaving such rows out,
             counting and reporting them.

@@ -14,6 +14,8 @@ from tessera.training.data.columns import FeatureColumns
 from tessera.training.data.malformed import MalformedReport
 
 Rows = npt.NDArray[np.int64]
+Part = tuple[int, int]
+"""(r, n): the r-th of n parts, from 0."""
 
 BLOCK_ROWS = 1 << 16
 WINDOW_BLOCKS = 16
@@ -47,10 +49,13 @@ class Dataset(Described, Protocol):
 class EpochOrder(Protocol):
     """The order of one epoch over a view's rows."""
 
-    def place(self, start: int, stop: int) -> Any:
+    def place(self, start: int, stop: int, part: Part = (0, 1)) -> Any:
         """Where the rows are that stand at places ``start`` to ``stop - 1`` of the epoch.
 
-        Called by one thread, with places that ascend from call to call.
+        Called by one thread, with places that ascend from call to call.  With ``part`` (r, n), only the
+        r-th of n parts of these rows, which together are all of them.  The parts have as many rows
+        as each other, or nearly so; which ones is for the order to choose, so that what one part
+        needs of the data, the others need not read.  The part is the same in all calls.
         """
 
     def gather(self, place: Any) -> Batch:
@@ -113,6 +118,13 @@ class DatasetView:
         return _OwnOrder(self) if seed is None else _ShuffledOrder(self, seed=seed, epoch=epoch)
 
 
+def cut_evenly(start: int, stop: int, part: Part) -> tuple[int, int]:
+    """The places ``start`` to ``stop - 1`` cut to parts that differ by one at most: where one is."""
+    number, parts = part
+    count = stop - start
+    return start + count * number // parts, start + count * (number + 1) // parts
+
+
 def _numbered(batch: Batch, rows: Rows) -> Batch:
     batch.row_numbers = torch.from_numpy(np.array(rows))  # the view's own may not be writable
     return batch
@@ -124,8 +136,9 @@ class _OwnOrder:
     def __init__(self, view: DatasetView) -> None:
         self._view = view
 
-    def place(self, start: int, stop: int) -> Rows | tuple[int, int]:
+    def place(self, start: int, stop: int, part: Part = (0, 1)) -> Rows | tuple[int, int]:
         """Row numbers, or (start, stop) of neighbouring rows of the dataset."""
+        start, stop = cut_evenly(start, stop, part)
         rows = self._view.rows
         if isinstance(rows, range) and start < stop:
             return rows.start + start, rows.start + stop
@@ -155,8 +168,9 @@ class _ShuffledOrder:
         self._bounds = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         self._cached: tuple[int, Rows] | None = None
 
-    def place(self, start: int, stop: int) -> Rows:
+    def place(self, start: int, stop: int, part: Part = (0, 1)) -> Rows:
         """Row numbers at places ``start`` to ``stop - 1`` of the epoch."""
+        start, stop = cut_evenly(start, stop, part)
         parts = [np.empty(0, np.int64)]
         window = int(np.searchsorted(self._bounds, start, side="right")) - 1
         while start < stop:

@@ -12,6 +12,9 @@ window is therefore shuffled perfectly; in a larger one every window still mixes
 the data, while the disk is read in runs of `BLOCK_ROWS` rows.  Held in memory: one window of row
 numbers (8 MiB) and ``prefetch + 2`` batches.
 
+Several ranks that train together make the parts of one batch each (`BatchLoader`'s ``part``).  The batch,
+as a set of rows, is that of one rank, whatever their number.
+
 One thread draws the order and hands the row numbers of each batch to ``threads`` that gather them;
 the batches come out in the order, whoever is done first.
 """
@@ -25,7 +28,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from tessera.training.data.batch import Batch
-from tessera.training.data.dataset import EpochOrder, View
+from tessera.training.data.dataset import EpochOrder, Part, View, cut_evenly
 
 
 class BatchLoader:
@@ -41,8 +44,10 @@ class BatchLoader:
         threads: how many make them.
         finish: what is done to each batch by the thread that made it, e.g. pinning its memory.
         numbered: whether batches hold the ``row_numbers`` of the dataset, and otherwise none.
-        part: (r, n): of every batch only the r-th of n parts, as even as they can be; together
-            they are the batch.  A part of a small last batch may be empty.
+        part: (r, n): of every batch only the r-th of n parts.  Shuffled, the parts of all ranks are
+            together the batch that one rank would make; see `EpochOrder.place` for who gets which
+            rows.  In the view's own order, each rank has n-ths of the batches' sizes, but the rows
+            are those of its own share of the view, from beginning to end.  A part may be empty.
 
     Raises:
         ValueError: ``batch_size`` or ``threads`` below 1, ``prefetch`` or ``seed`` below 0, or no
@@ -61,7 +66,7 @@ class BatchLoader:
         threads: int = 1,
         finish: Callable[[Batch], Batch] | None = None,
         numbered: bool = False,
-        part: tuple[int, int] = (0, 1),
+        part: Part = (0, 1),
     ) -> None:
         for name, value, least in (
             ("batch_size", batch_size, 1),
@@ -131,10 +136,24 @@ class BatchLoader:
 
     def _places(self, order: EpochOrder, start_batch: int, stop_batch: int | None) -> Iterator[Any]:
         """Where each batch's rows are."""
-        part, parts = self._part
         for number in range(start_batch, self._num_batches if stop_batch is None else stop_batch):
-            first, count = number * self._batch_size, self.batch_rows(number)
-            yield order.place(first + count * part // parts, first + count * (part + 1) // parts)
+            if self._shuffle:
+                first = number * self._batch_size
+                yield order.place(first, first + self.batch_rows(number), self._part)
+            else:
+                yield order.place(*self._of_share(number))
+
+    def _of_share(self, number: int) -> tuple[int, int]:
+        """The places of this part of batch ``number`` in the view's own order."""
+        last = self._num_batches - 1
+        own_start, own_stop = cut_evenly(0, self._batch_size, self._part)
+        # The parts before this one have as much of all full batches, and of the last one.
+        share = last * own_start
+        if last >= 0:
+            share += cut_evenly(0, self.batch_rows(last), self._part)[0]
+        begin, end = cut_evenly(0, self.batch_rows(number), self._part)
+        first = share + number * (own_stop - own_start)
+        return first, first + end - begin
 
 
 X = TypeVar("X")

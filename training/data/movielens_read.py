@@ -46,11 +46,12 @@ _MAX_DIGITS = 19  # of a 64-bit number
 
 @dataclass(frozen=True)
 class User:
-    """``gender``: 0 F, 1 M; ``age`` and ``occupation`` as ids of the tables above."""
+    """``gender``: 0 F, 1 M; ``age`` and ``occupation``: ids of the tables above; ``zip_code``: as read."""
 
     gender: int
     age: int
     occupation: int
+    zip_code: str = ""
 
 
 @dataclass(frozen=True)
@@ -195,21 +196,23 @@ def _choice(column: str, text: str, choices: Sequence[str]) -> int:
 
 
 def _user_100k(fields: Sequence[str]) -> tuple[int, User]:
-    user, age, gender, occupation, _ = fields
+    user, age, gender, occupation, zip_code = fields
     years = _integer("age", age, 0, 150)
     return _integer("user", user, 0, MAX_ID), User(
         gender=_choice("gender", gender, "FM"),
         age=max(bisect.bisect_right(AGE_BUCKETS, years) - 1, 0),
         occupation=_choice("occupation", occupation, OCCUPATIONS_100K),
+        zip_code=zip_code,
     )
 
 
 def _user_1m(fields: Sequence[str]) -> tuple[int, User]:
-    user, gender, age, occupation, _ = fields
+    user, gender, age, occupation, zip_code = fields
     return _integer("user", user, 0, MAX_ID), User(
         gender=_choice("gender", gender, "FM"),
         age=_choice("age", age, tuple(map(str, AGE_BUCKETS))),
         occupation=_integer("occupation", occupation, 0, 20),
+        zip_code=zip_code,
     )
 
 

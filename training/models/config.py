@@ -6,8 +6,9 @@ architecture adds fields of its own in a module of `tessera.training.models.arch
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tessera.errors import UserError
 from tessera.training import field_checks as check
@@ -18,6 +19,30 @@ if TYPE_CHECKING:
     from torch import nn
 
     from tessera.training.models.inputs import ModelInputs
+
+
+_MIXED = "dlrm_dcn, mmoe, ple, din and sasrec"
+"""The architectures whose tables may have different dimensions."""
+
+MAX_AUTO_DIM = 64
+"""The most columns that ``auto`` gives a table."""
+
+
+def auto_dim(rows: int) -> int:
+    """The embedding dimension that ``auto`` stands for, of a table that has ``rows`` rows.
+
+    It is ``6 * rows ** (1 / 4)``, the rule of Wang et al., "Deep & Cross Network for Ad Click
+    Predictions" (2017), section 4, rounded up to a multiple of 4, `MAX_AUTO_DIM` at most.
+    """
+    return min(MAX_AUTO_DIM, 4 * math.ceil(6 * math.sqrt(math.sqrt(rows)) / 4))
+
+
+def _check_dim(section: TableConfig | ModelConfig, name: str) -> None:
+    value = getattr(section, name)
+    if isinstance(value, str):
+        check.allowed(section, name, lambda word: word == "auto", "give a number or auto")
+    else:
+        check.at_least_one(section, name)
 
 
 def _check_lookup(section: TableConfig | ModelConfig) -> None:
@@ -33,8 +58,9 @@ class TableConfig:
     """What one feature's lookup has of its own; None takes the model's default.
 
     Attributes:
-        rows: the table's number of rows.
-        dim: the embedding dimension (some architectures need the same for all features).
+        rows (rows): the table's number of rows.
+        dim (columns): the embedding dimension (some architectures need the same for all features); ``auto``:
+            what `auto_dim` says of the table's rows, or of its vocabulary's size.
         pooling: how the vectors of one bag become one.
         hashing: how a raw id becomes a row.
         out_of_range: under ``hashing: none``, what becomes of an id outside the table.
@@ -43,7 +69,7 @@ class TableConfig:
     """
 
     rows: int | None = None
-    dim: int | None = None
+    dim: int | Literal["auto"] | None = None
     pooling: Pooling | None = None
     hashing: Hashing | None = None
     out_of_range: OutOfRange | None = None
@@ -52,22 +78,22 @@ class TableConfig:
 
     def __post_init__(self) -> None:
         _check_lookup(self)
-        check.at_least_one(self, "dim")
+        _check_dim(self, "dim")
         if self.table is not None and (not self.table or "." in self.table):
             raise UserError(f"table is {self.table!r}; give a name without a dot")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A ranking model: its features, its tables, and (in the subclasses) its architecture.
+    """A ranking model: its features, its tables, and its architecture.
 
     ``ModelConfig(arch="dlrm_dcn", ...)`` makes the subclass that is registered under that name,
     and ``ModelConfig(factory="pkg.module:function", ...)`` the one for modules of the user's.
 
     Attributes:
         arch: the architecture's name.
-        embedding_dim: columns of the tables.
-        rows: rows of a table that ``tables`` does not name.
+        embedding_dim (columns): columns of the tables; ``auto`` of each as its rows say, see `auto_dim`.
+        rows (rows): rows of a table that ``tables`` does not name.
         pooling: pooling of a table that ``tables`` does not name.
         hashing: hashing rule of a table that ``tables`` does not name.
         out_of_range: what becomes of ids outside a table that ``tables`` does not name.
@@ -88,7 +114,7 @@ class ModelConfig:
     )
 
     arch: str = "dlrm"
-    embedding_dim: int = 16
+    embedding_dim: int | Literal["auto"] = 16
     rows: int = 100_000
     pooling: Pooling = "sum"
     hashing: Hashing = "murmur3"
@@ -106,7 +132,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _check_lookup(self)
         check.one_of(self, "dense_missing", DenseMissing)
-        check.at_least_one(self, "embedding_dim")
+        _check_dim(self, "embedding_dim")
         check.not_negative(self, "embedding_init")
 
     def build(self, inputs: ModelInputs) -> nn.Module:
@@ -137,13 +163,17 @@ class ModelConfig:
         """Check that no feature has an embedding dimension of its own.
 
         Raises:
-            UserError: one has.
+            UserError: one has, or they all may have.
         """
+        if self.embedding_dim == "auto":
+            raise UserError(
+                f"embedding_dim is auto; arch {self.arch} needs one size, {_MIXED} take mixed ones"
+            )
         for feature, own in self.tables.items():
             if own.dim not in {None, self.embedding_dim}:
                 raise UserError(
                     f"tables.{feature}.dim is {own.dim} but embedding_dim is "
-                    f"{self.embedding_dim}; arch {self.arch} needs one size, dlrm_dcn takes mixed "
+                    f"{self.embedding_dim}; arch {self.arch} needs one size, {_MIXED} take mixed "
                     "ones"
                 )
 
@@ -153,9 +183,9 @@ class DeepModelConfig(ModelConfig):
     """What keeps the architectures here from learning rows by heart; not an architecture by itself.
 
     Attributes:
-        dropout: share of the outputs of hidden layers, behind the bottom MLP, that training sets to
+        dropout (share): share of the outputs of hidden layers, behind the bottom MLP, that training sets to
             zero.
-        embedding_dropout: share of the numbers of looked-up vectors that training sets to zero.
+        embedding_dropout (share): share of the numbers of looked-up vectors that training sets to zero.
         batch_norm: whether the outputs of these hidden layers are normalised over the batch, of all
             ranks together, before their activation.
     """
@@ -174,8 +204,8 @@ class MLPModelConfig(DeepModelConfig):
     """What architectures with a bottom and a top MLP share; not an architecture by itself.
 
     Attributes:
-        dense_layers: hidden layers of the bottom MLP; its last layer, of ``embedding_dim``, is
-            added.
+        dense_layers: hidden layers of the bottom MLP; its last layer, of ``embedding_dim`` (where
+            that is ``auto``, of the widest table's dimension), is added.
         over_layers: hidden layers of the top MLP; its last layer, the logit, is added.
     """
 
@@ -187,6 +217,12 @@ class MLPModelConfig(DeepModelConfig):
         check.at_least_one(self, "dense_layers over_layers")
         if not self.over_layers:
             raise UserError("over_layers is empty; give at least one hidden layer")
+
+    def dense_sizes(self, inputs: ModelInputs) -> list[int]:
+        """The columns after each layer of the bottom MLP."""
+        if self.embedding_dim == "auto":
+            return [*self.dense_layers, max(feature.dim for feature in inputs.features)]
+        return [*self.dense_layers, self.embedding_dim]
 
     def logit_layers(self) -> tuple[str, ...]:
         """The last layer of `tessera.training.models.dlrm.OverArch`."""

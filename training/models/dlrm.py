@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from tessera.training.models.terms import LogitTerms
 from tessera.training.modules.crossnet import LowRankCrossNet
 from tessera.training.modules.dot_interaction import DotInteraction
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
@@ -196,6 +197,8 @@ class DLRM(nn.Module):
         dropout: in the top MLP, while training.
         embedding_dropout: of the looked-up vectors, while training.
         batch_norm: whether the top MLP's hidden layers are normalised over the batch.
+        concat: whether the top MLP is given the looked-up vectors, too.
+        terms: what is added to the logits.
 
     Raises:
         ValueError: sizes that do not fit.
@@ -212,15 +215,22 @@ class DLRM(nn.Module):
         dropout: float = 0.0,
         embedding_dropout: float = 0.0,
         batch_norm: bool = False,
+        concat: bool = False,
+        terms: LogitTerms | None = None,
     ) -> None:
         super().__init__()
+        self._concat = concat
+        self.terms = terms
         self.sparse_arch = SparseArch(embedding_bag_collection, dropout=embedding_dropout)
         _check_dense_width(dense_arch_layer_sizes, self.sparse_arch.dims)
         self.dense_arch = DenseArch(dense_in_features, dense_arch_layer_sizes, dense_device)
         features = len(self.sparse_arch.dims)
         self.inter_arch = InteractionArch(features)
+        width = dense_arch_layer_sizes[-1] + (features + 1) * features // 2
+        if concat:
+            width += sum(self.sparse_arch.dims)
         self.over_arch = OverArch(
-            dense_arch_layer_sizes[-1] + (features + 1) * features // 2,
+            width,
             over_arch_layer_sizes,
             dense_device,
             dropout=dropout,
@@ -231,7 +241,13 @@ class DLRM(nn.Module):
         """``[B, dense_in_features]`` and ids of ``B`` samples to ``[B, logits]``."""
         dense = self.dense_arch(dense_features)
         sparse = self.sparse_arch(sparse_features)
-        logits: Tensor = self.over_arch(self.inter_arch(dense, sparse))
+        interaction = self.inter_arch(dense, sparse)
+        if self._concat:
+            interaction = torch.cat([interaction, sparse.flatten(1)], dim=1)
+        logits: Tensor = self.over_arch(interaction)
+        if self.terms is not None:
+            vectors = [dense, sparse.flatten(1)]
+            logits = self.terms(logits, dense_features, sparse_features, vectors)
         return logits
 
 
@@ -249,6 +265,8 @@ class DLRM_DCN(nn.Module):  # noqa: N801 - the name TorchRec users know
         dropout: in the top MLP, while training.
         embedding_dropout: of the looked-up vectors, while training.
         batch_norm: whether the top MLP's hidden layers are normalised over the batch.
+        concat: whether the top MLP is given the vectors that are not crossed, too.
+        terms: what is added to the logits.
 
     Raises:
         ValueError: sizes that do not fit.
@@ -267,22 +285,35 @@ class DLRM_DCN(nn.Module):  # noqa: N801 - the name TorchRec users know
         dropout: float = 0.0,
         embedding_dropout: float = 0.0,
         batch_norm: bool = False,
+        concat: bool = False,
+        terms: LogitTerms | None = None,
     ) -> None:
         super().__init__()
+        self._concat = concat
+        self.terms = terms
         self.sparse_arch = SparseArch(embedding_bag_collection, dropout=embedding_dropout)
         self.dense_arch = DenseArch(dense_in_features, dense_arch_layer_sizes, dense_device)
         width = dense_arch_layer_sizes[-1] + sum(self.sparse_arch.dims)
         crossnet = LowRankCrossNet(width, dcn_num_layers, dcn_low_rank_dim).to(dense_device)
         self.inter_arch = InteractionDCNArch(len(self.sparse_arch.dims), crossnet)
         self.over_arch = OverArch(
-            width, over_arch_layer_sizes, dense_device, dropout=dropout, batch_norm=batch_norm
+            2 * width if concat else width,
+            over_arch_layer_sizes,
+            dense_device,
+            dropout=dropout,
+            batch_norm=batch_norm,
         )
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
         """``[B, dense_in_features]`` and ids of ``B`` samples to ``[B, logits]``."""
         dense = self.dense_arch(dense_features)
         sparse = self.sparse_arch.pooled(sparse_features)
-        logits: Tensor = self.over_arch(self.inter_arch(dense, sparse))
+        interaction = self.inter_arch(dense, sparse)
+        if self._concat:
+            interaction = torch.cat([interaction, dense, sparse], dim=1)
+        logits: Tensor = self.over_arch(interaction)
+        if self.terms is not None:
+            logits = self.terms(logits, dense_features, sparse_features, [dense, sparse])
         return logits
 
 

@@ -13,6 +13,7 @@ from tessera.training.models.config import DeepModelConfig
 from tessera.training.models.dlrm import SparseArch
 from tessera.training.models.experts import PLE, MMoE, Towers
 from tessera.training.models.inputs import ModelInputs
+from tessera.training.models.terms import LogitTerms, TermsConfig
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -25,6 +26,7 @@ class MultiTask(nn.Module):
         mixture: from ``[B, N]``, the dense values and all vectors, to ``[B, H]`` per label.
         towers: from these to logits ``[B, L]``.
         embedding_dropout: of the looked-up vectors, while training.
+        terms: what is added to the logits.
     """
 
     def __init__(
@@ -34,8 +36,10 @@ class MultiTask(nn.Module):
         towers: Towers,
         *,
         embedding_dropout: float,
+        terms: LogitTerms | None,
     ) -> None:
         super().__init__()
+        self.terms = terms
         self.sparse_arch = SparseArch(tables, dropout=embedding_dropout)
         self.mixture = mixture
         self.towers = towers
@@ -44,16 +48,18 @@ class MultiTask(nn.Module):
         """``[B, dense columns]`` and the features' rows to logits ``[B, L]``."""
         vectors = self.sparse_arch.pooled(sparse)
         logits: Tensor = self.towers(self.mixture(torch.cat([dense, vectors], dim=1)))
+        if self.terms is not None:
+            logits = self.terms(logits, dense, sparse, [vectors])
         return logits
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiTaskConfig(DeepModelConfig):
+class MultiTaskConfig(TermsConfig, DeepModelConfig):
     """What ``mmoe`` and ``ple`` share; not an architecture by itself.
 
     Attributes:
-        expert_layers: columns after each layer of an expert.
-        tower_layers: hidden layers of a label's tower; its last layer, the logit, is added.
+        expert_layers (columns): columns after each layer of an expert.
+        tower_layers (columns): hidden layers of a label's tower; its last layer, the logit, is added.
     """
 
     expert_layers: tuple[int, ...] = (128, 64)
@@ -85,6 +91,7 @@ class MultiTaskConfig(DeepModelConfig):
                 batch_norm=self.batch_norm,
             ),
             embedding_dropout=self.embedding_dropout,
+            terms=self.terms(inputs),
         )
 
     def logit_layers(self) -> tuple[str, ...]:

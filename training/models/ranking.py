@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.errors import UserError
-from tessera.training.models.config import ModelConfig, TableConfig
+from tessera.training.models.config import ModelConfig, TableConfig, auto_dim
 from tessera.training.models.inputs import ONE_LABEL, ModelInputs, SparseFeature
 from tessera.training.modules.choices import DenseMissing
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -238,12 +238,14 @@ def _settle(
                     f"tables.{name}.{field}={getattr(own, field)!r}: the column's transform makes"
                     " rows of the ids; leave it out"
                 )
+    rows = fixed_rows or own.rows or config.rows
+    dim = own.dim or config.embedding_dim
     return SparseFeature(
         name=name,
         group="id_score_list" if own.weighted else "id_list",
         table=own.table or table or f"t_{name.replace('.', '_')}",
-        rows=fixed_rows or own.rows or config.rows,
-        dim=own.dim or config.embedding_dim,
+        rows=rows,
+        dim=auto_dim(rows) if dim == "auto" else dim,
         pooling=own.pooling or config.pooling,
         hashing="none" if fixed_rows else own.hashing or config.hashing,
         out_of_range="clamp" if fixed_rows else own.out_of_range or config.out_of_range,

@@ -15,6 +15,7 @@ from tessera.errors import UserError
 from tessera.training import field_checks as check
 from tessera.training.models.config import DeepModelConfig
 from tessera.training.models.inputs import ModelInputs
+from tessera.training.models.terms import TermsConfig
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.modules.sequences import latest, pooled
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
@@ -54,6 +55,13 @@ class SequenceLookups(nn.Module):
                 )
         names = [feature.name for feature in shared]
         self.dim = shared[0].dim
+        for feature in shared:
+            if feature.dim != self.dim:
+                raise UserError(
+                    f"the tables of sequences need one embedding dimension, but that of"
+                    f" {shared[0].name} is {self.dim} and that of {feature.name} is {feature.dim};"
+                    " give both the same model.tables.*.dim"
+                )
         self._places = places
         self.dropout = nn.Dropout(dropout)
         self._sequences = list(pairs)
@@ -114,11 +122,11 @@ def _tables(inputs: ModelInputs, sequence: str, candidate: str) -> set[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceConfig(DeepModelConfig):
+class SequenceConfig(TermsConfig, DeepModelConfig):
     """What architectures over sequences share; not an architecture by itself.
 
     Attributes:
-        sequence_length: how many of a sequence's ids count, the latest ones.
+        sequence_length (ids): how many of a sequence's ids count, the latest ones.
         over_layers: hidden layers of the top MLP; its last layer, the logit, is added.
     """
 

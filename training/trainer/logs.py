@@ -1,4 +1,4 @@
-"""The metrics log of a run: ``metrics.csv`` and, beside it, TensorBoard events.
+"""The metrics log of a run: ``metrics.csv`` and, beside it, the trackers that a config names.
 
 The CSV keeps full precision (``repr`` of every float), so that two runs can be compared bit for
 bit.  Columns that do not apply to a row are empty.  A resumed run first cuts the log back to its
@@ -10,14 +10,14 @@ from __future__ import annotations
 import csv
 import io
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import Any, TextIO
 
 from tessera.durable import replacing
 from tessera.errors import UserError
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+from tessera.training.trackers.attached import AttachedTracker, Row, RowKey, open_trackers, row_key
+from tessera.training.trackers.tracker import Status, TrackedRun, TrackerConfig
 
 COLUMNS = (
     "step",
@@ -46,43 +46,72 @@ class MetricsLog:
 
     Args:
         path: ``metrics.csv``.
-        tensorboard: the folder for event files; None: none are written.
         from_step: rows after this step are cut off; 0 begins anew.
     """
 
-    def __init__(self, path: Path, *, tensorboard: Path | None, from_step: int) -> None:
-        _cut_back(path, from_step)
+    def __init__(self, path: Path, *, from_step: int) -> None:
+        self._status: Status = "failed"
+        self._kept, self._told = _cut_back(path, from_step)
         self._stream: TextIO = path.open("a", encoding="utf-8", newline="")
         self._csv = csv.DictWriter(self._stream, COLUMNS)
-        self._events: SummaryWriter | None = None
-        if tensorboard is not None:
-            # Its import takes a second that a run without it need not wait.
-            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
+        self._trackers: list[AttachedTracker] = []
 
-            self._events = SummaryWriter(str(tensorboard), purge_step=from_step + 1)
+    def track(self, configs: Mapping[str, TrackerConfig], run: TrackedRun, states: Path) -> None:
+        """Give the rows to trackers, too; one that does not know the run is given the kept ones.
+
+        Args:
+            configs: the trackers by name.
+            run: what they are told of the run.
+            states: the folder of the files that say how a tracker knows the run.
+
+        Raises:
+            UserError: one of them cannot be opened.
+        """
+        self._trackers = open_trackers(
+            configs, run, states=states, history=self._kept, told=self._told
+        )
+
+    def finish(self, final: Mapping[str, Any] | None) -> None:
+        """Say how the run ended, before `close`: with ``final.json``'s content, or stopped (None)."""
+        self._status = "interrupted" if final is None else "finished"
+        if final is not None:
+            numbers = {
+                f"best/{split}/{metric.replace('.', '/')}": float(value)
+                for split in ("valid", "test")
+                for metric, value in (final[split] or {}).items()
+                if value is not None
+            }
+            for tracker in self._trackers:
+                tracker.summarize({"best/step": float(final["best_step"]), **numbers})
 
     def close(self) -> None:
-        """Write what is pending and close the files."""
+        """Write what is pending and close the files; without `finish` the run has failed."""
         self._stream.close()
-        if self._events is not None:
-            self._events.close()
+        for tracker in self._trackers:
+            tracker.close(self._status)
 
     def write(self, **row: float | str) -> None:
         """Log a row: a value for each of the `COLUMNS` that apply to it."""
         self._csv.writerow(row)
         self._stream.flush()
-        if self._events is not None:
-            of_label = f"{row['label']}/" if "label" in row else ""
-            for name in COLUMNS[4:-1]:
-                if name in row:
-                    self._events.add_scalar(
-                        f"{row['split']}/{of_label}{name}", row[name], row["step"]
-                    )
+        if self._trackers:
+            step, metrics = _tracked({name: str(value) for name, value in row.items()})
+            for tracker in self._trackers:
+                tracker.log(step, metrics)
 
     def sync(self) -> None:
         """Put every row on the disk; called before a checkpoint that is to agree with it."""
         self._stream.flush()
         os.fsync(self._stream.fileno())
+
+
+def _tracked(row: Mapping[str, str]) -> Row:
+    """A row of the CSV as trackers are given it."""
+    label = row.get("label")
+    of = f"{row['split']}/{label}/" if label else f"{row['split']}/"
+    return int(row["step"]), {
+        f"{of}{name}": float(row[name]) for name in COLUMNS[4:-1] if row.get(name)
+    }
 
 
 def read_metrics(path: Path) -> list[dict[str, str]]:
@@ -91,7 +120,8 @@ def read_metrics(path: Path) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(stream) if None not in row.values()]
 
 
-def _cut_back(path: Path, step: int) -> None:
+def _cut_back(path: Path, step: int) -> tuple[list[Row], frozenset[RowKey]]:
+    """Cut off the rows after ``step``; returns the others, and which there were from it on."""
     try:
         rows = read_metrics(path) if path.exists() else []
     except (csv.Error, UnicodeDecodeError):
@@ -100,9 +130,12 @@ def _cut_back(path: Path, step: int) -> None:
         raise UserError(
             f"{path} is damaged; delete it and resume again (its curves then begin there)"
         )
+    kept = [row for row in rows if int(row["step"]) <= step]
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()
-    writer.writerows(row for row in rows if int(row["step"]) <= step)
+    writer.writerows(kept)
     with replacing(path) as stream:
         stream.write(text.getvalue().encode())
+    told = [_tracked(row) for row in rows if int(row["step"]) >= step]
+    return [_tracked(row) for row in kept], frozenset(row_key(row) for row in told)

@@ -1,4 +1,4 @@
-"""Metrics of a click model: AUC, normalised entropy, log loss, calibration.
+"""The metrics of a click model over one pass: AUC, normalised entropy, log loss, calibration.
 
 ``N`` rows; scores are logits ``[N]`` unless a function says probabilities; labels are 0 or 1.
 AUC needs every score at once; a `BinaryMetrics` holds five bytes a row for it (a float32 logit
@@ -15,6 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from tessera.training.metrics.binary import (
+    auc,
+    binary_entropy,
+    row_log_loss,
+    row_log_loss_of_logits,
+    sigmoid,
+)
 
 FloatArray = npt.NDArray[np.floating[Any]]
 
@@ -93,7 +101,7 @@ class BinaryMetrics:
         self._labels[self._rows : stop] = y
         self._rows = stop
         with np.errstate(invalid="ignore", over="ignore"):  # who trains is told of what diverged
-            self._loss_sum += float(np.sum(np.logaddexp(0.0, x) - x * y))
+            self._loss_sum += float(np.sum(row_log_loss_of_logits(x, y)))
             self._prediction_sum += float(np.sum(sigmoid(x)))
 
     def compute(self) -> Evaluation:
@@ -114,14 +122,11 @@ def evaluate_probabilities(probabilities: FloatArray, labels: npt.NDArray[Any]) 
     A prediction of exactly 0 or 1 is moved inside by the resolution of its type, so that the
     log loss stays finite.
     """
-    resolution = float(np.finfo(probabilities.dtype).eps)
-    p = np.clip(probabilities.astype(np.float64), resolution, 1.0 - resolution)
-    y = labels.astype(np.float64)
     return _evaluation(
-        rows=len(y),
-        positives=int(np.count_nonzero(y)),
+        rows=len(labels),
+        positives=int(np.count_nonzero(labels)),
         auc=auc(probabilities, labels),
-        loss_sum=-float(np.sum(y * np.log(p) + (1.0 - y) * np.log1p(-p))),
+        loss_sum=float(np.sum(row_log_loss(probabilities, labels))),
         prediction_sum=float(np.sum(probabilities, dtype=np.float64)),
     )
 
@@ -139,52 +144,3 @@ def _evaluation(
         normalised_entropy=log_loss / binary_entropy(positives / rows) if both else math.nan,
         calibration=prediction_sum / positives if positives else math.nan,
     )
-
-
-def auc(scores: FloatArray, labels: npt.NDArray[Any]) -> float:
-    """Exact area under the ROC curve of scores ``[N]`` and labels ``[N]``; NaN for one class.
-
-    Counts ordered pairs in integers, so the result does not depend on the order of the rows
-    and is exact up to the last division for any N below 2**31.
-    """
-    order = np.argsort(scores, kind="stable")
-    sorted_scores = scores[order]
-    positive = (labels[order] != 0).astype(np.int64)
-    # The first row of every group of equal scores.
-    starts = np.flatnonzero(np.r_[True, sorted_scores[1:] != sorted_scores[:-1]][: len(scores)])
-    if len(starts) == 0:
-        return math.nan
-    positives = np.add.reduceat(positive, starts)
-    negatives = np.diff(np.r_[starts, len(scores)]) - positives
-    negatives_below = np.cumsum(negatives) - negatives
-    pairs = int(positives.sum()) * int(negatives.sum())
-    if pairs == 0:
-        return math.nan
-    won_twice = int(np.sum(positives * (2 * negatives_below + negatives)))
-    return won_twice / (2 * pairs)
-
-
-def binary_entropy(rate: float) -> float:
-    """Entropy in nats of a coin that shows 1 with probability ``rate``, which is in (0, 1)."""
-    return -(rate * math.log(rate) + (1.0 - rate) * math.log1p(-rate))
-
-
-def sigmoid(logits: FloatArray) -> npt.NDArray[np.float64]:
-    """The logistic function in float64, without overflow for any input; ``[N] -> [N]``."""
-    x = logits.astype(np.float64)
-    small = np.exp(-np.abs(x))
-    return np.asarray(np.where(x >= 0, 1.0, small) / (1.0 + small))
-
-
-def calibration_bins(
-    logits: FloatArray, labels: npt.NDArray[Any], *, bins: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Rows sorted by logit ``[N]`` and cut into at most ``bins`` parts of (nearly) equal size.
-
-    Of each part: its number of rows, mean prediction and mean label.
-    """
-    order = np.argsort(logits, kind="stable")
-    parts = [part for part in np.array_split(order, bins) if len(part)]
-    predictions = [sigmoid(logits[part]).mean() for part in parts]
-    seen = [labels[part].astype(np.float64).mean() for part in parts]
-    return np.array([len(part) for part in parts]), np.array(predictions), np.array(seen)

@@ -15,7 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import tessera
-from tessera.training.trainer.metrics import BinaryMetrics, calibration_bins, sigmoid
+from tessera.training.metrics.binary import calibration_table, sigmoid
+from tessera.training.trainer.metrics import BinaryMetrics
 from tessera.training.trainer.split_metrics import LabelMetrics, RegressionMetrics, SplitMetrics
 
 CALIBRATION_BINS = 20
@@ -167,7 +168,8 @@ def _draw_curves(
 
 
 def _draw_calibration(axes: Axes, *, metrics: BinaryMetrics) -> None:
-    rows, predicted, seen = calibration_bins(metrics.logits, metrics.labels, bins=CALIBRATION_BINS)
+    found = calibration_table(sigmoid(metrics.logits), metrics.labels, bins=CALIBRATION_BINS)
+    rows, predicted, seen = found.rows, found.predicted, found.observed
     # Twice the standard error of a share of n rows: where 95% of right groups would lie.
     error = 2 * np.sqrt(seen * (1 - seen) / rows)
     top = 1.05 * max([*predicted, *seen, 1e-9])

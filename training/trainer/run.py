@@ -26,6 +26,7 @@ from tessera.training.config import (
 from tessera.training.data.dataset import DataSplits, View
 from tessera.training.data.opening import open_data
 from tessera.training.distributed.checkpoint.basics import restore_replaced
+from tessera.training.trackers.tracker import TrackedRun
 from tessera.training.trainer.assembly import Assembly, assemble
 from tessera.training.trainer.checkpoint import (
     prune_checkpoints,
@@ -46,6 +47,7 @@ from tessera.training.trainer.run_folder import RunFolder
 from tessera.training.trainer.split_metrics import SplitMetrics
 from tessera.training.transforms.fitting import Fitted
 from tessera.training.transforms.preprocessor import FittedSizes
+from tessera.training.typed_config import leaves
 
 RATE_ROWS = 1 << 20
 """Rows that are enough to know the share of positive ones (to 0.05 points)."""
@@ -157,6 +159,8 @@ def train(
 def _look_at(folder: RunFolder, config: ExperimentConfig, *, resume: bool) -> bool:
     """Check that the run may begin or go on; whether it is finished already."""
     folder.require_fit(resume=resume)
+    for tracker in config.run.settled_trackers().values():
+        tracker.require()  # before the data is read
     if not resume:
         return False
     if conflicts := resume_conflicts(load_config(folder.config), config):
@@ -201,8 +205,12 @@ class _Run:
 
     def run(self) -> RunResult:
         progress = self._restore()
-        ended = self._train(progress)
-        final = self._evaluate_best(progress) if ended else None
+        with contextlib.ExitStack() as stack:
+            log = self._log(progress, stack) if self.ranks.first else None
+            ended = self._train(progress, log)
+            final = self._evaluate_best(progress) if ended else None
+            if log is not None:
+                log.finish(final)
         return RunResult(
             folder=self.folder.root,
             status="interrupted" if final is None else "finished",
@@ -211,14 +219,23 @@ class _Run:
             final=final,
         )
 
-    def _train(self, progress: Progress) -> bool:
+    def _log(self, progress: Progress, stack: contextlib.ExitStack) -> MetricsLog:
+        """The metrics log with its trackers, open until ``stack`` ends."""
+        log = MetricsLog(self.folder.metrics, from_step=progress.step)
+        stack.enter_context(contextlib.closing(log))
+        run = TrackedRun(
+            folder=self.folder.root,
+            name=self.config.run.name or self.folder.root.absolute().name,
+            config=leaves(self.config.to_plain()),
+            from_step=progress.step,
+            state=None,
+        )
+        log.track(self.config.run.settled_trackers(), run, self.folder.trackers)
+        return log
+
+    def _train(self, progress: Progress, log: MetricsLog | None) -> bool:
         steps = -(-len(self.splits.train) // self.config.train.batch_size)
         with contextlib.ExitStack() as stack:
-            log = None
-            if self.ranks.first:
-                events = self.folder.tensorboard if self.config.run.tensorboard else None
-                log = MetricsLog(self.folder.metrics, tensorboard=events, from_step=progress.step)
-                stack.enter_context(contextlib.closing(log))
             display = Display(
                 total_steps=steps * self.config.train.epochs,
                 first_step=progress.step,

@@ -6,6 +6,7 @@
     checkpoints/     step-*.pt: the newest and the best
     metrics.csv      one row per logged loss and per evaluation
     tensorboard/     the same as TensorBoard events
+    trackers/        by tracker, what it needs to go on with the same tracked run
     final.json       metrics of the best checkpoint; its presence says that the run is finished
     report.html      curves, calibration, histograms
 """
@@ -36,6 +37,7 @@ class RunFolder:
         self.checkpoints = root / "checkpoints"
         self.metrics = root / "metrics.csv"
         self.tensorboard = root / "tensorboard"
+        self.trackers = root / "trackers"
         self.final = root / "final.json"
         self.report = root / "report.html"
 

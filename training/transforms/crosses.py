@@ -13,8 +13,7 @@ MOST_COLUMNS = 8
 class Cross:
     """A feature of the model that is the first ids of several features joined into one.
 
-    A sample in which one of them is missing has an empty bag.  The id is that of
-    `tessera.training.transforms.ids.FirstIds`; its table is hashed as any other.
+    A sample in which one of them is missing has an empty bag.  Its table is hashed as any other.
 
     Attributes:
         of: two or more sparse features of the data.

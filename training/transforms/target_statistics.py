@@ -42,8 +42,8 @@ class TargetStatistic:
     Attributes:
         key: one or more sparse features of the data.
         label: which label; None: the first one.
-        smoothing: rows of the overall mean that are added to each key's own.
-        folds: parts of the training rows; a row is shown the other parts' statistics.
+        smoothing (rows): rows of the overall mean that are added to each key's own.
+        folds (parts): parts of the training rows; a row is shown the other parts' statistics.
     """
 
     key: tuple[str, ...]

@@ -21,6 +21,7 @@ inline constexpr std::uint64_t kMaxPickleBytes = 4194304;
 inline constexpr std::uint64_t kMaxCodeBytes = 16777216;
 inline constexpr std::size_t kMaxRemembered = 131072;
 inline constexpr std::size_t kMaxOpcodes = 524288;
+inline constexpr std::size_t kDictOpcodes = 16;
 inline constexpr std::size_t kMaxPickleDepth = 1000;
 inline constexpr double kDefaultLoadTimeoutS = 300.0;
 inline constexpr double kMaxLoadTimeoutS = 86400.0;

@@ -14,8 +14,10 @@ namespace {
 }  // namespace
 
 void PickleDepth::follow(unsigned char opcode, std::int64_t number) {
-  if (++opcodes_ > kMaxOpcodes) {
-    throw std::invalid_argument(text("it has more than ", kMaxOpcodes, " opcodes"));
+  opcodes_ += opcode == '}' ? kDictOpcodes : 1;
+  if (opcodes_ > kMaxOpcodes) {
+    throw std::invalid_argument(
+        text("it has more than ", kMaxOpcodes, " opcodes, a dictionary counted as ", kDictOpcodes));
   }
   switch (opcode) {
     case 0x80:  // PROTO

@@ -16,7 +16,8 @@ namespace tessera {
 class PickleDepth {
  public:
   // Takes the next opcode; `number` is the argument of those that number a value or name it again.
-  // Throws std::invalid_argument: there are more than kMaxOpcodes, values lie deeper than
+  // Throws std::invalid_argument: there are more than kMaxOpcodes (a dictionary counts as
+  // kDictOpcodes: it takes more memory than any other value), values lie deeper than
   // kMaxPickleDepth, a container is filled after it was named again, or values are missing.
   void follow(unsigned char opcode, std::int64_t number);
 

@@ -29,7 +29,7 @@ class CriteoConfig(DataConfig):
         test_path: files for the test; empty: a share of ``path`` is held out.
         split: ``random``: the held-out rows are drawn with ``split_seed``.  ``time``: they are the
             last lines, first validation, then test.
-        workers: processes that parse files of more than 128 MiB; 0 or 1: none beside this one.
+        workers (processes): processes that parse files of more than 128 MiB; 0 or 1: none beside this one.
     """
 
     format: Literal["criteo"] = "criteo"

@@ -11,7 +11,7 @@ from tessera.training import field_checks as check
 from tessera.training.data.columns import SPARSE_KINDS, ColumnConfig
 from tessera.training.data.config import DataConfig, Paths, data_format
 from tessera.training.data.dataset import DataSplits
-from tessera.training.data.table.index import TableSplit
+from tessera.training.data.table.index import Moment, TableSplit
 from tessera.training.data.table.opening import open_table
 from tessera.training.transforms.crosses import Cross
 from tessera.training.transforms.target_statistics import TargetStatistic
@@ -39,6 +39,11 @@ class TableConfig(DataConfig):
             value are in one split.  ``files``: none; ``valid_path`` and ``test_path`` say.
         split_column: the column that decides; None: under ``time`` the one of kind timestamp, under
             ``hash`` the one of kind group.
+        valid_from: under ``time``, the first moment of the validation rows, in the place of
+            ``valid_fraction``: a date or a time (``2026-01-31``, ``2026-01-31 18:30``) where the
+            column holds times, a number where it holds numbers.
+        test_from: under ``time`` with ``valid_from``, the first moment of the test rows; None: there
+            are none.
     """
 
     format: Literal["table"] = "table"
@@ -50,6 +55,8 @@ class TableConfig(DataConfig):
     target_statistics: dict[str, TargetStatistic] = field(default_factory=dict)
     split: TableSplit = "random"
     split_column: str | None = None
+    valid_from: Moment | None = None
+    test_from: Moment | None = None
 
     def __post_init__(self) -> None:
         check.one_of(self, "split", TableSplit)
@@ -57,6 +64,7 @@ class TableConfig(DataConfig):
         self._check_columns()
         if self.split == "files" and not self.valid_path:
             raise UserError("split='files': give the files for validation as valid_path")
+        self._check_moments()
         if self.split in {"random", "files"} and self.split_column is not None:
             raise UserError(
                 f"split_column={self.split_column!r}: split {self.split} looks at no column; leave"
@@ -68,6 +76,23 @@ class TableConfig(DataConfig):
                 f"split_column is missing: split {self.split} needs one; name it, or give a column"
                 f" the kind {kind}"
             )
+
+    def _check_moments(self) -> None:
+        for name in ("valid_from", "test_from"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if self.split != "time":
+                raise UserError(
+                    f"{name}={value!r}: split {self.split} looks at no times; say split: time"
+                )
+            if self.valid_from is None:
+                raise UserError(f"test_from={value!r}: say valid_from, too")
+            for other in (name.replace("from", "fraction"), name.replace("from", "path")):
+                if getattr(self, other):
+                    raise UserError(
+                        f"{name} and {other} both say which rows are held out; leave one out"
+                    )
 
     def _check_columns(self) -> None:
         kinds = [column.kind for column in self.columns.values()]
@@ -101,8 +126,9 @@ class TableConfig(DataConfig):
         return None if name is None else self.columns[name].column or name
 
     def held_out(self) -> tuple[float, float]:
-        """See `DataConfig.held_out`; nothing is held out under ``split: files``."""
-        return (0.0, 0.0) if self.split == "files" else super().held_out()
+        """See `DataConfig.held_out`; no share is under ``split: files`` or with ``valid_from``."""
+        said = self.split == "files" or self.valid_from is not None
+        return (0.0, 0.0) if said else super().held_out()
 
     def open(self, *, progress: bool) -> DataSplits:
         """See `DataConfig.open`."""
@@ -114,6 +140,7 @@ class TableConfig(DataConfig):
             split=self.split,
             split_column=self.settled_split_column(),
             held_out=self.held_out(),
+            begins=(self.valid_from, self.test_from),
             seed=self.split_seed,
             strict=self.strict,
             cache_dir=None if self.cache_dir is None else Path(self.cache_dir).expanduser(),

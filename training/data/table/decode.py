@@ -50,24 +50,60 @@ class Jagged:
     def at(self, rows: Any) -> Jagged:
         """The bags of these rows, one after the other in memory."""
         starts, lengths = self.starts[rows], self.lengths[rows]
-        places = bag_places(starts, lengths)
         ends = np.cumsum(lengths, dtype=np.int64)
-        weights = None if self.weights is None else self.weights[places]
-        return Jagged(self.values[places], ends - lengths, lengths, weights)
+        begins = ends - lengths
+        if len(starts) and np.array_equal(starts, starts[0] + begins):  # they lie so already
+            there = slice(int(starts[0]), int(starts[0] + ends[-1]))
+            weights = None if self.weights is None else self.weights[there]
+            return Jagged(self.values[there], begins, lengths, weights)
+        places = bag_places(starts, lengths)
+        # Places are in range; with another mode numpy would look at each again.
+        values = np.take(self.values, places, mode="clip")
+        weights = None if self.weights is None else np.take(self.weights, places, mode="clip")
+        return Jagged(values, begins, lengths, weights)
 
     @staticmethod
-    def joined(parts: list[Jagged]) -> Jagged:
-        """The rows of all parts, one after the other."""
+    def joined(parts: list[Jagged], room: Room | None = None) -> Jagged:
+        """The rows of all parts, one after the other; their ids in memory of ``room``, if there is one."""
         if len(parts) == 1:
             return parts[0]
         sizes = np.cumsum([0, *(len(part.values) for part in parts)])
         weights = [part.weights for part in parts if part.weights is not None]
+        values = None if room is None else room.array(int(sizes[-1]), np.int64)
         return Jagged(
-            np.concatenate([part.values for part in parts]),
+            np.concatenate([part.values for part in parts], out=values),
             np.concatenate([part.starts + size for part, size in zip(parts, sizes, strict=False)]),
             np.concatenate([part.lengths for part in parts]),
             np.concatenate(weights) if weights else None,
         )
+
+
+class Room:
+    """Memory that windows of an epoch use one after the other.
+
+    Memory that is new to the process has to be cleared by the system page by page, which took longer
+    than all else that is done to a shuffled window.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[npt.NDArray[np.uint8]] = []
+        self._used = 0
+
+    def array(self, count: int, dtype: Any) -> npt.NDArray[Any]:
+        """A one-dimensional array of anything, until `begin` is called."""
+        size = count * np.dtype(dtype).itemsize
+        if self._used == len(self._blocks):
+            self._blocks.append(np.empty(0, np.uint8))
+        if len(self._blocks[self._used]) < size:
+            self._blocks[self._used] = np.empty(0, np.uint8)  # before the larger one is made
+            self._blocks[self._used] = np.empty(size, np.uint8)
+        block = self._blocks[self._used]
+        self._used += 1
+        return block[:size].view(dtype)
+
+    def begin(self) -> None:
+        """All arrays that were given out are free again."""
+        self._used = 0
 
 
 @dataclass(frozen=True)
@@ -99,24 +135,26 @@ class Decoded:
         columns: what is decoded.
         rows: how many rows there will be.
         units: of how many units.
-        in_order: whether the rows are cut in their own order; then there is one unit.
+        room: memory for rows that are cut in another order than their own; None: they are cut in
+            it, and there is one unit.
     """
 
-    def __init__(self, columns: TableColumns, rows: int, units: int, *, in_order: bool) -> None:
+    def __init__(self, columns: TableColumns, rows: int, units: int, *, room: Room | None) -> None:
         self._columns = columns
         self._singles = [source for source in columns.sparse if not source.many]
         self._many = [source for source in columns.sparse if source.many]
-        self._in_order = in_order
+        self._room = room
         self._rows = np.empty(rows, np.int64)
         self._dense_columns: list[Floats] = []
         self._single_columns: list[tuple[Rows, Mask | None]] = []
         self._parts: list[list[Jagged]] = [[] for _ in range(units)]
         self._lists: list[Jagged] = []
-        if not in_order:
-            self._lacking = np.zeros((units, len(self._singles)), np.bool_)
-            self._dense = np.empty((rows, len(columns.dense)), np.float32)
-            self._ids = np.empty((rows, len(self._singles)), np.int64)
-            self._present = np.ones((rows, len(self._singles)), np.bool_)
+        if room is not None:
+            dense, singles = len(columns.dense), len(self._singles)
+            self._lacking = np.zeros((units, singles), np.bool_)
+            self._dense = room.array(rows * dense, np.float32).reshape(rows, dense)
+            self._ids = room.array(rows * singles, np.int64).reshape(rows, singles)
+            self._present = room.array(rows * singles, np.bool_).reshape(rows, singles)
 
     def write(self, unit: int, at: int, table: Any, chosen: Rows | None, numbers: Rows) -> None:
         """Write the ``chosen`` rows (None: all) of an Arrow table at row ``at``.
@@ -139,11 +177,12 @@ class Decoded:
             single.append((_chosen(ids, chosen), present))
         parts = [jagged_of(source, table) for source in self._many]
         self._parts[unit] = parts if chosen is None else [part.at(chosen) for part in parts]
-        if self._in_order:
+        if self._room is None:
             self._dense_columns, self._single_columns = dense, single
             return
         _interleave(dense, self._dense[at:stop])
         _interleave([ids for ids, _ in single], self._ids[at:stop])
+        self._present[at:stop] = True
         for place, (_, present) in enumerate(single):
             if present is not None:
                 self._lacking[unit, place] = True
@@ -151,7 +190,9 @@ class Decoded:
 
     def close(self) -> None:
         """Join the lists, after all units were written."""
-        self._lists = [Jagged.joined(list(parts)) for parts in zip(*self._parts, strict=True)]
+        self._lists = [
+            Jagged.joined(list(parts), self._room) for parts in zip(*self._parts, strict=True)
+        ]
         self._parts = []
 
     def cut(self, rows: Rows | slice) -> Cut:
@@ -167,17 +208,17 @@ class Decoded:
             return Cut(self._rows[rows], dense, single, lists)
         # Rows are in range; with another mode numpy would copy the result once more.
         ids = np.ascontiguousarray(np.take(self._ids, rows, axis=0, mode="clip").T)
-        lacking = np.asarray(self._lacking.any(axis=0))
-        present = ids  # not looked at
-        if lacking.any():
-            present = np.ascontiguousarray(np.take(self._present, rows, axis=0, mode="clip").T)
+        lacking = np.flatnonzero(self._lacking.any(axis=0))
+        present: dict[int, Mask] = {}
+        if len(lacking):
+            taken = np.take(self._present, rows, axis=0, mode="clip")
+            present = dict(
+                zip(lacking.tolist(), np.ascontiguousarray(taken[:, lacking].T), strict=True)
+            )
         return Cut(
             np.take(self._rows, rows, mode="clip"),
             np.take(self._dense, rows, axis=0, mode="clip"),
-            [
-                (ids[place], present[place] if lacks else None)
-                for place, lacks in enumerate(lacking)
-            ],
+            [(of_feature, present.get(place)) for place, of_feature in enumerate(ids)],
             lists,
         )
 

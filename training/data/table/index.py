@@ -11,6 +11,7 @@ Memory does not grow with the rows.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +25,21 @@ from tessera.errors import UserError
 from tessera.training.data.malformed import MAX_EXAMPLES, MalformedReport, Progress
 from tessera.training.data.prepared import PreparedFolder
 from tessera.training.data.splits import draw_rows, split_sizes
+from tessera.training.data.string_columns import is_string_type
 from tessera.training.data.table.common import LINE_COLUMN, left_out
 from tessera.training.data.table.decode import CellError, Floats, ids_of, numbers_of
 from tessera.training.data.table.parquet import TableFile, Unit
 from tessera.training.data.table.settle import TableColumns
 
 TableSplit = Literal["random", "time", "hash", "files"]
+Moment = str | int | float
+Begins = tuple[Moment | None, Moment | None]
+"""The first moment of the validation and of the test rows, as the config says it."""
+
 LEFT_OUT = 255
 _CHUNK = 1 << 20
+_TEXTS_TIME = pa.timestamp("us")
+_AFTER_ALL = 2**63 - 1
 _MIX = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))
 
 
@@ -67,6 +75,12 @@ class SplitRule:
     split: TableSplit
     held_out: tuple[float, float]
     seed: int
+    begins: Begins = (None, None)
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether rows are held out by the column that decides."""
+        return any(self.held_out) or self.begins[0] is not None
 
 
 def write_index(
@@ -94,7 +108,11 @@ def write_index(
         weights = _array(folder / "weights.f32", "<f4", (rows,))
     split = _array(folder / "split.u8", "u1", (rows,))
     keys = None
-    if columns.split is not None and any(rule.held_out):
+    bounds = None
+    if columns.split is not None and rule.needs_keys:
+        if rule.begins[0] is not None and files:
+            kind = files[0].schema.field(columns.split).type
+            bounds = [first_key(begin, kind, columns.split) for begin in rule.begins]
         keys = _array(folder / "keys.i64", "<i8", (rows,))
     malformed = MalformedReport()
     for unit in units:
@@ -106,7 +124,12 @@ def write_index(
         part = slice(unit.first_row, unit.first_row + unit.rows)
         try:
             troubles = _read_unit(
-                table, columns, labels[part], _part(weights, part), _part(keys, part)
+                table,
+                columns,
+                labels[part],
+                _part(weights, part),
+                _part(keys, part),
+                by_time=rule.split == "time",
             )
         except CellError as error:
             raise UserError(f"{file.source}: {error}") from error
@@ -116,7 +139,7 @@ def write_index(
         split[part][bad] = LEFT_OUT
         malformed += _report(file, unit, table, troubles, bad)
         progress(unit.rows, malformed)
-    _assign(split, keys, rule)
+    _assign(split, keys, rule, bounds)
     details = {"rows": rows, "labels": len(columns.labels), "weights": weights is not None}
     if keys is not None:
         (folder / "keys.i64").unlink(missing_ok=True)
@@ -144,6 +167,8 @@ def _read_unit(
     labels: npt.NDArray[Any],
     weights: npt.NDArray[Any] | None,
     keys: npt.NDArray[Any] | None,
+    *,
+    by_time: bool,
 ) -> list[_Trouble]:
     """Write a unit's part of the arrays; returns what is wrong with which of its rows."""
     troubles = []
@@ -158,11 +183,50 @@ def _read_unit(
         weights[:] = values
         troubles.append((columns.weight, "a weight of at least 0", ~(values >= 0)))
     if keys is not None and columns.split is not None:
-        values_of_keys, present = _keys_of(table.column(columns.split))
+        column = table.column(columns.split)
+        values_of_keys, present = _keys_of(_times(column, columns.split) if by_time else column)
         keys[:] = values_of_keys
         if present is not None:
             troubles.append((columns.split, "a value, which decides the split", ~present))
     return troubles
+
+
+def _times(column: Any, name: str) -> Any:
+    """The column, and strings as the times that they say: their hashes have another order."""
+    if not is_string_type(column.type):
+        return column
+    try:
+        return column.cast(_TEXTS_TIME)
+    except pa.ArrowInvalid as error:
+        raise CellError(
+            f"column {name!r} decides the split by time, but not every text in it is a date or a"
+            f" time such as 2026-01-31 or 2026-01-31 18:30:00 ({str(error)[:100]})"
+        ) from error
+
+
+def first_key(begin: Moment | None, kind: Any, name: str) -> int:
+    """The key of the moment ``begin`` in a column of the Arrow type ``kind``; None: after all.
+
+    Raises:
+        UserError: the column holds no such moments.
+    """
+    if begin is None:
+        return _AFTER_ALL
+    if is_string_type(kind):
+        kind = _TEXTS_TIME
+    expected = "a date or a time" if pa.types.is_temporal(kind) else "a number"
+    cell = None
+    if pa.types.is_temporal(kind) == isinstance(begin, str):
+        naive = pa.timestamp(kind.unit) if pa.types.is_timestamp(kind) else kind
+        with contextlib.suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+            cell = pa.array([begin]).cast(naive)
+    if cell is None:
+        raise UserError(
+            f"valid_from or test_from is {begin!r}, but column {name!r} holds {str(kind)[:100]};"
+            f" give {expected}"
+        )
+    keys, _ = _keys_of(pa.chunked_array([cell]))
+    return int(keys[0])
 
 
 def _keys_of(column: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:
@@ -196,9 +260,17 @@ def _report(
 
 
 def _assign(
-    split: npt.NDArray[np.uint8], keys: npt.NDArray[np.int64] | None, rule: SplitRule
+    split: npt.NDArray[np.uint8],
+    keys: npt.NDArray[np.int64] | None,
+    rule: SplitRule,
+    bounds: Sequence[int] | None,
 ) -> None:
     """Say of every row that is not left out which split it is in; it is 0 so far."""
+    if keys is not None and bounds is not None:
+        for number, bound in enumerate(bounds, start=1):
+            if bound != _AFTER_ALL:
+                _from_on(split, keys, bound, number)
+        return
     if not any(rule.held_out):
         return
     if keys is not None:
@@ -218,11 +290,16 @@ def _by_time(split: npt.NDArray[np.uint8], keys: npt.NDArray[np.int64], rule: Sp
     for number, rank, size in ((1, train, valid), (2, train + valid, test)):
         if not size:
             continue
-        bound = _ranked(split, keys, rank)
-        for start in _starts(split):
-            part = split[start : start + _CHUNK]
-            later = keys[start : start + _CHUNK] >= bound
-            part[later & (part != LEFT_OUT)] = number
+        _from_on(split, keys, int(_ranked(split, keys, rank)), number)
+
+
+def _from_on(
+    split: npt.NDArray[np.uint8], keys: npt.NDArray[np.int64], bound: int, number: int
+) -> None:
+    for start in _starts(split):
+        part = split[start : start + _CHUNK]
+        later = keys[start : start + _CHUNK] >= bound
+        part[later & (part != LEFT_OUT)] = number
 
 
 def _starts(array: npt.NDArray[Any]) -> range:

@@ -18,7 +18,7 @@ from tessera.training.data.malformed import MalformedReport, MalformedRowError, 
 from tessera.training.data.prepared import PreparedFolder, open_or_build
 from tessera.training.data.table.convert import PREPARED_FILE, convert, settle_text
 from tessera.training.data.table.files import FoundFile, find_files
-from tessera.training.data.table.index import RowIndex, SplitRule, TableSplit, write_index
+from tessera.training.data.table.index import Begins, RowIndex, SplitRule, TableSplit, write_index
 from tessera.training.data.table.parquet import (
     GROUP_BYTES,
     GROUP_ROWS,
@@ -47,6 +47,7 @@ def open_table(
     split: TableSplit,
     split_column: str | None,
     held_out: tuple[float, float],
+    begins: Begins,
     seed: int,
     strict: bool,
     cache_dir: Path | None,
@@ -61,11 +62,12 @@ def open_table(
     opener = _Opener(
         columns=columns,
         split_column=split_column,
+        by_time=split == "time",
         strict=strict,
         cache_dir=cache_dir or _beside(paths["path"][0]),
         progress=progress,
     )
-    rule = SplitRule(split=split, held_out=held_out, seed=seed)
+    rule = SplitRule(split=split, held_out=held_out, seed=seed, begins=begins)
     dataset = opener.open(paths["path"], "path", rule)
     dataset.columns = dataclasses.replace(
         dataset.columns, crosses=crosses, target_statistics=target_statistics
@@ -97,6 +99,7 @@ class _Opener:
 
     columns: Mapping[str, ColumnConfig]
     split_column: str | None
+    by_time: bool
     strict: bool
     cache_dir: Path
     progress: bool
@@ -120,7 +123,7 @@ class _Opener:
             "layout": LAYOUT,
             "table": [[name, binary] for name, binary in columns.labels],
             "weight": columns.weight,
-            "split": [columns.split, rule.split, list(rule.held_out), rule.seed],
+            "split": [columns.split, rule.split, list(rule.held_out), rule.seed, *rule.begins],
             "units": [[unit.file, unit.rows] for unit in units],
             "partitions": [file.partitions for file in files],
         }
@@ -156,7 +159,7 @@ class _Opener:
                 return opened
         text: list[TextColumn] = []
         if file.format in {"csv", "tsv", "jsonl"}:
-            wanted = text_columns(self.columns, self.split_column, partitions)
+            wanted = text_columns(self.columns, self.split_column, partitions, by_time=self.by_time)
             self._text = self._text or settle_text(file, wanted)
             text = self._text
         names = self._names(partitions)

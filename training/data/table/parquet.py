@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -82,6 +83,20 @@ class TableFile:
         groups = range(self.metadata.num_row_groups)
         rows = max((self.metadata.row_group(number).num_rows for number in groups), default=0)
         return rows, max(self.decoded_bytes(names), default=0)
+
+    def groups_of(
+        self, groups: Sequence[int], first: int, end: int
+    ) -> tuple[Sequence[int], int, int]:
+        """Find which of these row groups hold rows ``first`` to ``end - 1``, counted in all of them.
+
+        Returns:
+            the numbers of those groups, the number of rows before them, and their number of rows.
+        """
+        ends = np.cumsum([self.metadata.row_group(number).num_rows for number in groups])
+        begin = int(np.searchsorted(ends, first, side="right"))
+        last = int(np.searchsorted(ends, end, side="left"))
+        before = int(ends[begin - 1]) if begin else 0
+        return groups[begin : last + 1], before, int(ends[last]) - before
 
     def read(self, groups: Sequence[int], names: Sequence[str]) -> Any:
         """The columns ``names`` of these row groups, as an Arrow table; strings as dictionaries.

@@ -93,9 +93,16 @@ class TableColumns:
 
 
 def text_columns(
-    columns: Mapping[str, ColumnConfig], split_column: str | None, partitions: Mapping[str, Any]
+    columns: Mapping[str, ColumnConfig],
+    split_column: str | None,
+    partitions: Mapping[str, Any],
+    *,
+    by_time: bool = False,
 ) -> list[TextColumn]:
-    """How the columns are read from files of text, those that folders name left out."""
+    """How the columns are read from files of text, those that folders name left out.
+
+    ``by_time``: the split looks at the order of ``split_column``.
+    """
     found: dict[str, TextColumn] = {}
     for name, own in columns.items():
         source = own.column or name
@@ -114,7 +121,7 @@ def text_columns(
         if own.weights is not None:
             found[own.weights] = TextColumn(name=own.weights, holds="number", many=True)
     if split_column is not None and split_column not in {*found, *partitions}:
-        found[split_column] = TextColumn(name=split_column, holds="id")
+        found[split_column] = TextColumn(name=split_column, holds="time" if by_time else "id")
     return list(found.values())
 
 

@@ -4,6 +4,10 @@ An epoch goes through windows.  In order, a window is one unit.  Shuffled, the u
 order, and as many as make `WINDOW_ROWS` rows (or `WINDOW_BYTES`) are a window, whose rows are shuffled
 together.  Windows are decoded by threads, the next ones while batches are cut from one.
 
+Of several ranks each decodes its own share of every shuffled window, the rows between two places of the
+window before it is shuffled, and of every batch takes the rows that are among them: the batch is that
+of one rank, and nobody decodes what others need, but for a row group that a share begins or ends in.
+
 What batch ``k`` of an epoch holds is a function of (seed, epoch) alone, and beginning there reads only
 the windows from there on.  Held in memory: the windows under way, two of a shuffled epoch.
 """
@@ -11,6 +15,7 @@ the windows from there on.  Held in memory: the windows under way, two of a shuf
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,8 +26,8 @@ import numpy.typing as npt
 
 from tessera.errors import UserError
 from tessera.training.data.batch import Batch, make_batch
-from tessera.training.data.dataset import Rows
-from tessera.training.data.table.decode import CellError, Cut, Decoded, Jagged, no_rows
+from tessera.training.data.dataset import Part, Rows, cut_evenly
+from tessera.training.data.table.decode import CellError, Cut, Decoded, Jagged, Room, no_rows
 from tessera.training.data.table.index import RowIndex
 from tessera.training.data.table.parquet import TableFile, Unit
 from tessera.training.data.table.settle import TableColumns
@@ -66,6 +71,7 @@ class TableView:
     def __init__(self, dataset: TableDataset, split: int) -> None:
         self.dataset = dataset
         self._split = split
+        self.rooms: list[Room] = []  # of windows that are done, for those that follow
         parts = (self._of_unit(unit) for unit in dataset.units)
         self.unit_rows = np.array([np.count_nonzero(part) for part in parts], np.int64)
 
@@ -116,26 +122,59 @@ class TableView:
             held += size
         return windows
 
-    def read(self, number: int, window: Decoded, place: int, at: int) -> None:
-        """Decode a unit into a window, as its unit ``place``, from row ``at`` on.
+    def read(self, piece: UnitPiece, window: Decoded, place: int) -> None:
+        """Decode some rows of a unit into a window, as its unit ``place``.
 
         Raises:
             UserError: a file is damaged or holds a value that its column's kind does not allow.
         """
         data = self.dataset
-        unit = data.units[number]
+        unit = data.units[piece.unit]
         file = data.files[unit.file]
-        table = file.read(unit.groups, data.table_columns.feature_names())
-        own = np.flatnonzero(self._of_unit(unit))
-        chosen = None if len(own) == unit.rows else own
+        own = np.flatnonzero(self._of_unit(unit))[piece.start : piece.stop]
+        groups, before, rows = file.groups_of(unit.groups, int(own[0]), int(own[-1]) + 1)
+        table = file.read(groups, data.table_columns.feature_names())
+        chosen = None if len(own) == rows else own - before
         try:
-            window.write(place, at, table, chosen, own + unit.first_row)
+            window.write(place, piece.at, table, chosen, own + unit.first_row)
         except CellError as error:
             raise UserError(f"{file.source}: {error}") from error
 
 
+@dataclass(frozen=True)
+class UnitPiece:
+    """Neighbouring rows of a view in one unit, and where they go in a window.
+
+    Attributes:
+        unit: the unit's number.
+        start, stop: the rows, counted among those of the view in the unit.
+        at: the place of the first in what is decoded.
+    """
+
+    unit: int
+    start: int
+    stop: int
+    at: int
+
+
+def _pieces(view: TableView, units: Sequence[int], first: int, end: int) -> list[UnitPiece]:
+    """The rows at places ``first`` to ``end - 1`` of these units' rows."""
+    pieces = []
+    begin = 0
+    for number in units:
+        rows = int(view.unit_rows[number])
+        start, stop = max(first - begin, 0), min(end - begin, rows)
+        if start < stop:
+            pieces.append(UnitPiece(number, start, stop, begin + start - first))
+        begin += rows
+    return pieces
+
+
 class _Window:
-    """Units that are decoded together, and the order of their rows."""
+    """Units that are decoded together, and the order of their rows.
+
+    Of a shuffled one, only ``part`` is decoded.
+    """
 
     def __init__(
         self,
@@ -143,18 +182,24 @@ class _Window:
         units: Sequence[int],
         pool: ThreadPoolExecutor,
         seed: tuple[int, int, int] | None,
+        part: Part,
     ) -> None:
-        rows = [int(view.unit_rows[number]) for number in units]
-        total = sum(rows)
-        self._decoded = Decoded(
-            view.dataset.table_columns, total, len(units), in_order=seed is None
-        )
-        starts = np.cumsum([0, *rows]).tolist()
+        total = sum(int(view.unit_rows[number]) for number in units)
+        first, end = (0, total) if seed is None else cut_evenly(0, total, part)
+        pieces = _pieces(view, units, first, end)
+        room = None
+        if seed is not None:
+            room = view.rooms.pop() if view.rooms else Room()
+            room.begin()
+        self._decoded = Decoded(view.dataset.table_columns, end - first, len(pieces), room=room)
+        if room is not None:  # the next window's, once nobody reads or writes this one's rows
+            weakref.finalize(self._decoded, view.rooms.append, room)
         self._reads: list[Future[None]] = [
-            pool.submit(view.read, number, self._decoded, place, starts[place])
-            for place, number in enumerate(units)
+            pool.submit(view.read, piece, self._decoded, place)
+            for place, piece in enumerate(pieces)
         ]
         self._order = None if seed is None else np.random.default_rng(seed).permutation(total)
+        self._first, self._end, self._whole = first, end, end - first == total
         self._lock = threading.Lock()
         self._closed = False
 
@@ -169,8 +214,14 @@ class _Window:
         return self._decoded
 
     def rows(self, start: int, stop: int) -> Rows | slice:
-        """The rows at these places of the window's order."""
-        return slice(start, stop) if self._order is None else self._order[start:stop]
+        """The rows at these places of the window's order that are decoded here."""
+        if self._order is None:
+            return slice(start, stop)
+        rows = self._order[start:stop]
+        if self._whole:
+            return rows
+        own: Rows = rows[(rows >= self._first) & (rows < self._end)] - self._first
+        return own
 
 
 @dataclass(frozen=True)
@@ -197,26 +248,28 @@ class TableOrder:
         self._pool = ThreadPoolExecutor(threads, "tessera-decode")
         self._open: dict[int, _Window] = {}
 
-    def place(self, start: int, stop: int) -> list[_Piece]:
+    def place(self, start: int, stop: int, part: Part = (0, 1)) -> list[_Piece]:
         """See `EpochOrder.place`."""
+        if self._key is None:
+            start, stop = cut_evenly(start, stop, part)
         pieces = []
         number = int(np.searchsorted(self._bounds, start, side="right")) - 1
         while start < stop:
             first, end = int(self._bounds[number]), int(self._bounds[number + 1])
-            window = self._window(number)
+            window = self._window(number, part)
             pieces.append(_Piece(window, start - first, min(stop, end) - first))
             start = min(stop, end)
             number += 1
         return pieces
 
-    def _window(self, number: int) -> _Window:
+    def _window(self, number: int, part: Part) -> _Window:
         for old in [key for key in self._open if key < number]:
             del self._open[old]
         for key in range(number, min(number + self._ahead + 1, len(self._units))):
             if key not in self._open:
                 # key + 1: a trailing 0 would be the generator that drew the units
                 seed = None if self._key is None else (*self._key, key + 1)
-                self._open[key] = _Window(self._view, self._units[key], self._pool, seed)
+                self._open[key] = _Window(self._view, self._units[key], self._pool, seed, part)
         return self._open[number]
 
     def gather(self, pieces: list[_Piece]) -> Batch:

@@ -18,38 +18,9 @@ from torch import Tensor, nn
 from tessera.training.models.config import MLPModelConfig, architecture
 from tessera.training.models.dlrm import DenseArch, OverArch, SparseArch
 from tessera.training.models.inputs import ModelInputs
+from tessera.training.models.terms import FactorizationMachine, FirstOrder
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
-
-
-class FirstOrder(nn.Module):
-    """One weight per dense column and per id, summed.
-
-    Args:
-        collection: tables of dimension 1, one per feature.
-        dense_columns: ``N``.
-    """
-
-    def __init__(self, collection: EmbeddingBagCollection, dense_columns: int) -> None:
-        super().__init__()
-        self.embedding_bag_collection = collection
-        self.dense = nn.Linear(dense_columns, 1, bias=False)
-
-    def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
-        """``[B, N]`` and the features' rows to ``[B, 1]``."""
-        weights: Tensor = self.embedding_bag_collection(sparse).values()
-        result: Tensor = self.dense(dense) + weights.sum(dim=1, keepdim=True)
-        return result
-
-
-class FactorizationMachine(nn.Module):
-    """The sum of the dot products of all pairs of vectors."""
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        """``[B, F + 1, D]`` to ``[B, 1]``: half of (square of the sum - sum of the squares)."""
-        square_of_sum = vectors.sum(dim=1).square()
-        sum_of_squares = vectors.square().sum(dim=1)
-        return (square_of_sum - sum_of_squares).sum(dim=1, keepdim=True).mul(0.5)
 
 
 class DeepFM(nn.Module):
@@ -115,7 +86,7 @@ class DeepFMConfig(MLPModelConfig):
             tables=inputs.collection(),
             first_order=inputs.collection(prefix="first_order_", dim=1, init=0.0),
             dense_columns=inputs.dense_columns,
-            dense_sizes=[*self.dense_layers, self.embedding_dim],
+            dense_sizes=self.dense_sizes(inputs),
             over_sizes=[*self.over_layers, len(inputs.labels)],
             dropout=self.dropout,
             embedding_dropout=self.embedding_dropout,

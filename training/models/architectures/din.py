@@ -16,6 +16,7 @@ from tessera.training import field_checks as check
 from tessera.training.models.config import architecture
 from tessera.training.models.inputs import ModelInputs
 from tessera.training.models.sequence_lookups import SequenceConfig, SequenceLookups
+from tessera.training.models.terms import LogitTerms
 from tessera.training.modules.batch_norm import BatchNorm
 from tessera.training.modules.sequences import CandidateAttention, Dice
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
@@ -35,6 +36,7 @@ class DIN(nn.Module):
         activation: of the top MLP.
         dropout: in the top MLP, while training.
         batch_norm: whether the top MLP's hidden layers are normalised over the batch.
+        terms: what is added to the logits.
     """
 
     def __init__(
@@ -48,9 +50,11 @@ class DIN(nn.Module):
         activation: Activation,
         dropout: float,
         batch_norm: bool,
+        terms: LogitTerms | None,
     ) -> None:
         super().__init__()
         self.lookups = lookups
+        self.terms = terms
         self._pairs = list(attention.items())
         self.attention = nn.ModuleList(
             CandidateAttention(lookups.dim, attention_sizes) for _ in self._pairs
@@ -70,11 +74,13 @@ class DIN(nn.Module):
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
         """``[B, dense columns]`` and the features' rows to logits ``[B, labels]``."""
         sequences, candidates, beside = self.lookups(sparse)
-        parts = [dense, beside]
+        vectors = [beside]
         for (sequence, candidate), attention in zip(self._pairs, self.attention, strict=True):
             history, known = sequences[sequence]
-            parts.append(attention(history, known, candidates[candidate]))
-        logits: Tensor = self.logit(self.hidden(torch.cat(parts, dim=1)))
+            vectors.append(attention(history, known, candidates[candidate]))
+        logits: Tensor = self.logit(self.hidden(torch.cat([dense, *vectors], dim=1)))
+        if self.terms is not None:
+            logits = self.terms(logits, dense, sparse, vectors)
         return logits
 
 
@@ -123,6 +129,7 @@ class DINConfig(SequenceConfig):
             activation=self.activation,
             dropout=self.dropout,
             batch_norm=self.batch_norm,
+            terms=self.terms(inputs),
         )
 
     def logit_layers(self) -> tuple[str, ...]:

@@ -11,21 +11,24 @@ from tessera.training import field_checks as check
 from tessera.training.models.config import MLPModelConfig, architecture
 from tessera.training.models.dlrm import DLRM_DCN
 from tessera.training.models.inputs import ModelInputs
+from tessera.training.models.terms import TermsConfig
 
 
 @architecture
 @dataclass(frozen=True, kw_only=True)
-class DLRMDCNConfig(MLPModelConfig):
+class DLRMDCNConfig(TermsConfig, MLPModelConfig):
     """`tessera.training.models.dlrm.DLRM_DCN`; embedding dimensions may differ.
 
     Attributes:
         dcn_num_layers: layers of the cross network.
         dcn_low_rank_dim: rank of its matrices.
+        concat: whether the top MLP is given the vectors beside the cross network's output.
     """
 
     arch: Literal["dlrm_dcn"] = "dlrm_dcn"
     dcn_num_layers: int = 3
     dcn_low_rank_dim: int = 64
+    concat: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -33,14 +36,17 @@ class DLRMDCNConfig(MLPModelConfig):
 
     def build(self, inputs: ModelInputs) -> nn.Module:
         """See `ModelConfig.build`."""
+        dense_sizes = self.dense_sizes(inputs)
         return DLRM_DCN(
             inputs.collection(),
             inputs.dense_columns,
-            [*self.dense_layers, self.embedding_dim],
+            dense_sizes,
             [*self.over_layers, len(inputs.labels)],
             self.dcn_num_layers,
             self.dcn_low_rank_dim,
             dropout=self.dropout,
             embedding_dropout=self.embedding_dropout,
             batch_norm=self.batch_norm,
+            concat=self.concat,
+            terms=self.terms(inputs, {"the bottom MLP": dense_sizes[-1]}),
         )

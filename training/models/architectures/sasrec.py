@@ -17,6 +17,7 @@ from tessera.training.models.config import architecture
 from tessera.training.models.dlrm import OverArch
 from tessera.training.models.inputs import ModelInputs
 from tessera.training.models.sequence_lookups import SequenceConfig, SequenceLookups
+from tessera.training.models.terms import LogitTerms
 from tessera.training.modules.sequences import SequenceTransformer
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -37,6 +38,7 @@ class SASRec(nn.Module):
         over_sizes: columns after each layer of the MLP; the last is the number of logits.
         dropout: in the MLP, while training.
         batch_norm: whether the MLP's hidden layers are normalised over the batch.
+        terms: what is added to the logits besides.
     """
 
     def __init__(
@@ -50,9 +52,11 @@ class SASRec(nn.Module):
         over_sizes: list[int],
         dropout: float,
         batch_norm: bool,
+        terms: LogitTerms | None,
     ) -> None:
         super().__init__()
         self.lookups = lookups
+        self.terms = terms
         self._sequence, self._candidate = sequence, candidate
         self.transformer = transformer
         width = dense_columns + lookups.width + lookups.dim
@@ -64,6 +68,8 @@ class SASRec(nn.Module):
         state = self.transformer(*sequences[self._sequence])
         relevance = (state * candidates[self._candidate]).sum(dim=1, keepdim=True)
         logits: Tensor = relevance + self.over_arch(torch.cat([dense, beside, state], dim=1))
+        if self.terms is not None:
+            logits = self.terms(logits, dense, sparse, [beside, state])
         return logits
 
 
@@ -115,6 +121,7 @@ class SASRecConfig(SequenceConfig):
             over_sizes=[*self.over_layers, len(inputs.labels)],
             dropout=self.dropout,
             batch_norm=self.batch_norm,
+            terms=self.terms(inputs),
         )
 
     def logit_layers(self) -> tuple[str, ...]:

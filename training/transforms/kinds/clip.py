@@ -44,7 +44,11 @@ class _Stage(DenseStage):
 @transform
 @dataclass(frozen=True, kw_only=True)
 class Clip(DenseTransform):
-    """Values become at least ``bounds[0]`` and at most ``bounds[1]``; null leaves a side open."""
+    """Values outside become the nearest bound.
+
+    Attributes:
+        bounds: ``[LOW, HIGH]``; null leaves a side open.
+    """
 
     name: ClassVar[str] = "clip"
     stage: ClassVar[type[DenseStage]] = _Stage

@@ -35,7 +35,9 @@ class _Stage(DenseStage):
 class LogOdds(DenseTransform):
     """``log((x + added) / (n - x + added))`` where ``n`` is the raw value of the column ``of``.
 
-    ``added`` draws small counts towards even odds.
+    Attributes:
+        of: the dense column that holds ``n``.
+        added: draws small counts towards even odds.
     """
 
     name: ClassVar[str] = "log_odds"

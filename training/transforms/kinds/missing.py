@@ -40,7 +40,11 @@ class _Stage(DenseStage):
 @transform
 @dataclass(frozen=True, kw_only=True)
 class Missing(DenseTransform):
-    """Missing values (NaN) become ``value``."""
+    """Missing values (NaN) become a number.
+
+    Attributes:
+        value: what they become.
+    """
 
     name: ClassVar[str] = "missing"
     stage: ClassVar[type[DenseStage]] = _Stage

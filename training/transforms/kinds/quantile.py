@@ -51,11 +51,13 @@ class _Stage(DenseStage):
 @transform
 @dataclass(frozen=True, kw_only=True)
 class Quantile(DenseTransform):
-    """Values become their bucket, of ``buckets`` that each hold as many training rows.
+    """Values become their bucket, of several that each hold as many training rows.
 
-    ``to: rank`` gives the bucket as a number between 0 and 1 (its middle); missing values stay
-    missing.  ``to: id`` makes the column a feature with one id: the bucket, counted from 1, or 0 where
-    the value is missing.
+    Attributes:
+        buckets (buckets): how many there are.
+        to: ``rank`` gives the bucket as a number between 0 and 1 (its middle); missing values stay
+            missing.  ``id`` makes the column a feature with one id: the bucket, counted from 1, or 0
+            where the value is missing.
     """
 
     name: ClassVar[str] = "quantile"

@@ -30,10 +30,12 @@ MAX_COUNTED = 1 << 24
 @transform
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary(IdTransform):
-    """Ids that at least ``min_count`` training rows' bags hold get rows of their own.
+    """Ids of the training rows get rows of their own, every other id gets row 0.
 
-    ``max_size`` keeps the most frequent ones (of equally frequent ones the smaller ids).  Every
-    other id gets row 0.
+    Attributes:
+        min_count (training rows): ids that fewer rows' bags hold get row 0.
+        max_size (ids): only so many, the most frequent ones (of equally frequent ones the smaller
+            ids), get rows of their own; None: all.
     """
 
     name: ClassVar[str] = "vocabulary"

@@ -1,0 +1,274 @@
+"""Architectures with target statistics on 14,584 rows of Criteo, beside tuned peers, by 5-fold cross-validation.
+
+    python -m tessera.training.bench.criteo_folds --data FOLDER/criteo_sample_14584.tsv --out FOLDER [--minutes N]
+
+Stratified folds, `FOLD_SEED`, as in `tessera.training.bench.quality`.  A fold's test rows choose nothing: of
+its training rows every eighth is held back, the models of all `SETTINGS` (and the peers' ``C``, leaves and
+rounds) are trained on the others and compared on those, and the best one is then trained on all of the fold's
+training rows.  Every fold chooses for itself.  What does not depend on the setting is that of
+``configs/criteo_sample.yaml``.
+
+The target statistics (the mean and count of the label for each id of each category) are out-of-fold
+ones of the training rows; see `tessera.training.transforms.target_statistics`.
+
+± is the standard error over folds; the difference to LightGBM is that of pairs.  Runs are kept in ``--out``:
+the script goes on where it was stopped.  It writes ``criteo_folds.md`` there and prints it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+from sklearn.model_selection import StratifiedKFold
+
+from tessera.training.bench import peers
+from tessera.training.bench.harness import arguments, machine
+from tessera.training.bench.trials import Scored, Trials, train_and_score
+from tessera.training.config import SHIPPED_CONFIGS, ExperimentConfig
+from tessera.training.data.criteo_format import DENSE_NAMES, SPARSE_NAMES
+from tessera.training.data.opening import open_data
+
+FOLDS, FOLD_SEED, HELD_BACK = 5, 0, 8
+Rows = npt.NDArray[np.int64]
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "dlrm": {},
+    "dlrm_dcn": {"dcn_num_layers": 1, "dcn_low_rank_dim": 8},
+    "deepfm": {},
+}
+_FIRST_ORDER = {"first_order": True}
+_L2 = {"embedding_optimizer": {"name": "sgd", "learning_rate": 4.0, "weight_decay": 0.003}}
+SETTINGS: dict[str, tuple[bool, dict[str, Any], dict[str, Any]]] = {
+    "as shipped": (False, {}, {}),
+    "target statistics": (True, {}, {}),
+    "first order, L2": (False, _FIRST_ORDER, _L2),
+    "first order, L2, target statistics": (True, _FIRST_ORDER, _L2),
+}
+"""Whether there are target statistics, and what differs in ``model`` and in ``train``.
+
+``deepfm`` has the first-order term in any case.
+"""
+
+INVERSE_L2 = (0.01, 0.03, 0.1)
+LEAVES = (4, 7, 15)
+ROUNDS = (100, 200, 400)
+
+
+class Sample:
+    """The sample as a table, and its folds.
+
+    Args:
+        file: tab-separated, in Criteo's own format.
+    """
+
+    def __init__(self, file: Path) -> None:
+        lines = [line.split("\t") for line in file.read_text(encoding="ascii").splitlines()]
+        columns = [list(column) for column in zip(*lines, strict=True)]
+        self.labels = np.array(columns[0], np.float64)
+        dense = [[float(x) if x else None for x in column] for column in columns[1:14]]
+        ids = [[int(x, 16) if x else None for x in column] for column in columns[14:]]
+        arrays = [pa.array(column, pa.float32()) for column in dense]
+        arrays += [pa.array(column, pa.int64()) for column in ids]
+        self.table = pa.table(
+            [pa.array(self.labels), *arrays], names=["label", *DENSE_NAMES, *SPARSE_NAMES]
+        )
+        folds = StratifiedKFold(FOLDS, shuffle=True, random_state=FOLD_SEED)
+        self.folds: list[tuple[Rows, Rows]] = list(folds.split(self.labels, self.labels))
+
+
+class Bench:
+    """The runs, and the files that they read.
+
+    Args:
+        sample: the rows.
+        trials: the runs.
+        work: a folder for what is not kept.
+    """
+
+    def __init__(self, sample: Sample, trials: Trials, work: Path) -> None:
+        self._sample, self._trials, self._work = sample, trials, work
+
+    def parts(self, fold: int, *, inner: bool) -> dict[str, Path]:
+        """The files of the rows to train on and of those to score: by purpose."""
+        known, test = self._sample.folds[fold]
+        back = np.arange(len(known)) % HELD_BACK == 0
+        rows = (
+            {"train": known[~back], "held": known[back]}
+            if inner
+            else {"train": known, "held": test}
+        )
+        files = {}
+        for name, own in rows.items():
+            files[name] = self._work / f"{fold}-{'inner' if inner else 'whole'}-{name}.parquet"
+            if not files[name].exists():
+                pq.write_table(self._sample.table.take(own), files[name])
+        return files
+
+    def model(self, fold: int, arch: str, setting: str, *, inner: bool) -> Scored | None:
+        """One training; None if the time is up."""
+        data, sections = self._sections(arch, setting)
+
+        def run() -> Scored:
+            files = self.parts(fold, inner=inner)
+            # The last epoch is taken, so that it does not matter on which rows it is evaluated.
+            paths = {"path": str(files["train"]), "valid_path": str(files["held"])}
+            plain = {"data": {**data, **paths}, **sections}
+            config = ExperimentConfig.from_plain(plain, name=arch)
+            held = open_data(config.data, progress=False).valid
+            return train_and_score(config, {"valid" if inner else "test": held}, self._work / "run")
+
+        what = {"fold": fold, "inner": inner, "arch": arch, "setting": setting}
+        return self._trials.scored({**what, "config": {**sections, "data": data}}, run)
+
+    def _sections(self, arch: str, setting: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The sections of a config: ``data``, without paths, and the others."""
+        file = SHIPPED_CONFIGS / "criteo_sample.yaml"
+        shipped = yaml.safe_load(file.read_text(encoding="utf-8"))
+        statistics, model, train = SETTINGS[setting]
+        own = {**ARCHITECTURES[arch], **({} if arch == "deepfm" else model), "arch": arch}
+        kept = {k: v for k, v in shipped["model"].items() if not k.startswith("dcn_")}
+        last = {"eval_every_epochs": shipped["train"]["epochs"]}
+        columns: dict[str, Any] = {"label": {"kind": "label"}}
+        columns |= {name: {"kind": "dense", "transform": ["log1p"]} for name in DENSE_NAMES}
+        columns |= {name: {"kind": "categorical"} for name in SPARSE_NAMES}
+        data: dict[str, Any] = {"format": "table", "split": "files", "columns": columns}
+        if statistics:
+            data["target_statistics"] = {f"{name}_rate": {"key": [name]} for name in SPARSE_NAMES}
+        return data, {
+            "model": {**kept, **own},
+            "train": {**shipped["train"], **last, **train},
+            "run": {"report": False, "tensorboard": False},
+        }
+
+    def peer(self, fold: int, setting: str, peer: Peer, *, inner: bool) -> Scored | None:
+        """One fit of a peer."""
+
+        def fit() -> Scored:
+            files = self.parts(fold, inner=inner)
+            data, _ = self._sections("dlrm", "as shipped")
+            paths = {"path": str(files["train"]), "valid_path": str(files["held"])}
+            sections = {"data": {**data, **paths}, "model": {}}
+            splits = open_data(
+                ExperimentConfig.from_plain(sections, name="peers").data, progress=False
+            )
+            known, held = peers.plain(splits.train), peers.plain(splits.valid)
+            name = "valid" if inner else "test"
+            return Scored({name: peer(known, held)}, {name: held.labels.astype(np.float64)})
+
+        return self._trials.scored({"fold": fold, "inner": inner, "peer": setting}, fit)
+
+
+Peer = Callable[[peers.Plain, peers.Plain], peers.Scores]
+Trial = Callable[..., Scored | None]
+
+
+def contenders(bench: Bench) -> dict[str, dict[str, Trial]]:
+    """By model and setting: what trains and scores it, called with ``fold`` and ``inner``."""
+    found: dict[str, dict[str, Trial]] = {}
+    found["LightGBM"] = {
+        (name := f"{leaves} leaves, {rounds} rounds"): partial(
+            bench.peer, setting=name, peer=partial(peers.lightgbm, leaves=leaves, rounds=rounds)
+        )
+        for leaves, rounds in itertools.product(LEAVES, ROUNDS)
+    }
+    found["logistic regression"] = {
+        (name := f"C={c:g}"): partial(
+            bench.peer, setting=name, peer=partial(peers.logistic_regression, inverse_l2=c)
+        )
+        for c in INVERSE_L2
+    }
+    for arch in ARCHITECTURES:
+        found[f"`{arch}`"] = {
+            setting: partial(bench.model, arch=arch, setting=setting) for setting in SETTINGS
+        }
+    return found
+
+
+def outer(fold: int, trials: Mapping[str, Trial]) -> tuple[str, Scored] | None:
+    """The setting that the inner rows choose, and the model that it gives; None if the time is up."""
+    inner = {name: trial(fold, inner=True) for name, trial in trials.items()}
+    known = {name: own.auc("valid") for name, own in inner.items() if own is not None}
+    if len(known) < len(trials):
+        return None
+    chosen = max(known, key=lambda name: known[name])
+    scored = trials[chosen](fold, inner=False)
+    return None if scored is None else (chosen, scored)
+
+
+def table(found: Mapping[str, Mapping[int, tuple[str, Scored]]]) -> str:
+    """The results; the folds that LightGBM and a model both have are compared."""
+    lines = [
+        f"{machine()}.",
+        "",
+        "| model | AUC | less LightGBM's | folds | chosen by the folds |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    aucs = {
+        name: {fold: scored.auc("test") for fold, (_, scored) in folds.items()}
+        for name, folds in found.items()
+    }
+    aucs["mean of all models' ranks"] = _of_ranks(found)
+    for name, own in aucs.items():
+        if not own:
+            continue
+        less = [own[fold] - aucs["LightGBM"][fold] for fold in own if fold in aucs["LightGBM"]]
+        settings = [setting for setting, _ in found[name].values()] if name in found else []
+        counts = [f"{s} ({settings.count(s)})" for s in dict.fromkeys(settings)]
+        difference = "" if name == "LightGBM" else _with_error(less, sign="+")
+        lines.append(
+            f"| {name} | {_with_error(list(own.values()))} | {difference} | {len(own)} |"
+            f" {'; '.join(counts)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _of_ranks(found: Mapping[str, Mapping[int, tuple[str, Scored]]]) -> dict[int, float]:
+    """The AUC, by fold, of the mean of the models' ranks, in the folds that all models have."""
+    aucs = {}
+    for fold in set.intersection(*(set(folds) for folds in found.values())):
+        runs = [folds[fold][1] for folds in found.values()]
+        ranks = [np.argsort(np.argsort(run.scores["test"])).astype(np.float64) for run in runs]
+        joined = Scored({"test": np.mean(ranks, axis=0)}, runs[0].labels)
+        aucs[fold] = joined.auc("test")
+    return aucs
+
+
+def _with_error(values: list[float], sign: str = "") -> str:
+    mean = f"{np.mean(values):{sign}.4f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {np.std(values, ddof=1) / np.sqrt(len(values)):.4f}"
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="the sample's file")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the runs and results")
+    parser.add_argument(
+        "--minutes", type=float, help="begin no run after so many; default: no limit"
+    )
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        bench = Bench(Sample(args.data), Trials(args.out, minutes=args.minutes), Path(work))
+        trials = contenders(bench)
+        found: dict[str, dict[int, tuple[str, Scored]]] = {name: {} for name in trials}
+        for fold in range(FOLDS):
+            for name, own in trials.items():
+                if (result := outer(fold, own)) is not None:
+                    found[name][fold] = result
+            (args.out / "criteo_folds.md").write_text(table(found))
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()
