@@ -8,6 +8,7 @@ nothing of it was taken before its result was whole.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import gc
@@ -99,6 +100,37 @@ def open_engine(
             f"ray_address={ray_address!r}: the local engine has none; leave it out, or take the engine ray"
         )
     return LocalEngine(processes=processes)
+
+
+def add_engine_flags(parser: argparse.ArgumentParser, parts_of: str) -> None:
+    """Declare --processes, --engine and --ray-address, the arguments of `open_engine`.
+
+    ``parts_of`` says in the help what is worked on in parts.
+    """
+    parser.add_argument(
+        "--processes",
+        type=_positive,
+        metavar="N",
+        help=f"parts of the {parts_of} that are worked on at once (default: one per core)",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default="local",
+        help=f"where parts of the {parts_of} are worked on: in processes of this machine, or on a Ray"
+        " cluster (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="the cluster's address, for --engine ray (default: one is begun on this machine)",
+    )
+
+
+def _positive(text: str) -> int:
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least 1")
+    return int(text)
 
 
 def died(task: object, how: str) -> UserError:

@@ -9,6 +9,7 @@ nodes need the same paths.
 from __future__ import annotations
 
 import contextlib
+import socket
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +17,8 @@ from typing import Any
 
 from tessera.errors import UserError
 from tessera.partitions import MAX_TRIES, Result, Task, Work, died
+
+_CONNECT_S = 5.0
 
 _started: dict[str, Callable[[Any], Any]] = {}
 """In a worker process: what the work that it was last given has started, by the work's key."""
@@ -83,21 +86,38 @@ class RayEngine:
             yield
             return
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-        if self._address is None:
+        if self._address is not None:
+            _refuse_silent(self._address)
+        else:
             options |= {"num_cpus": self._processes, "include_dashboard": False}
         try:
             # "local" begins a cluster even where the environment names one.
             ray.init(address=self._address or "local", **options)
         except (ConnectionError, ValueError, RuntimeError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise UserError(
-                f"ray_address={self._address!r}: no Ray cluster can be used there ({reason}); begin one"
-                " with 'ray start --head', or leave the address out"
-            ) from error
+            raise _unusable(str(self._address), reason) from error
         try:
             yield
         finally:
             ray.shutdown()
+
+
+def _refuse_silent(address: str) -> None:
+    """Raise where nobody listens at ``HOST:PORT``; ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if "/" in address or not port.isdecimal():
+        return  # "auto", or an address of another kind
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise _unusable(address, str(error)) from error
+
+
+def _unusable(address: str, reason: str) -> UserError:
+    return UserError(
+        f"ray_address={address!r}: no Ray cluster can be used there ({reason}); begin one with"
+        " 'ray start --head', or leave the address out"
+    )
 
 
 def _call(key: str, work: Work[Any, Any], task: Any) -> Any:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tessera.serving.commands.engine_flags import add_engine
+from tessera.partitions import add_engine_flags
 from tessera.serving.commands.flags import add_package, positive
 from tessera.serving.commands.loading_flags import add_allow_op, add_load_timeout
 
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="rows that are scored at once; scores do not depend on it (default: %(default)s)",
     )
-    add_engine(parser)
+    add_engine_flags(parser, "data")
     parser.add_argument(
         "--separator",
         metavar="SIGN",

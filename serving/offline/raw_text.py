@@ -157,7 +157,7 @@ def _csv_units(file: FoundFile, reading: Reading, first: int) -> Iterator[Unit]:
 def _within(
     broken: list[tuple[int, str]], first: int, rows: int, *, to_end: bool
 ) -> list[tuple[int, str]]:
-    """Those of the broken rows that stand before the last of ``rows`` whole ones, from row ``first`` on."""
+    """The broken rows that stand before the last of ``rows`` whole ones, from row ``first`` on."""
     if to_end:
         return list(broken)
     own = 0

@@ -109,7 +109,7 @@ def test_folders_and_patterns_keep_their_order(package, expected, tmp_path):
 
 
 def test_rows_that_the_model_cannot_take_are_null_and_told(package, expected, tmp_path):
-    """A cell of another type, cells too many, an id that is refused, what is no JSON."""
+    """A cell of another type, cells too many, an id that is refused, a line that is not JSON."""
     lines = to_csv(ROWS).splitlines()
     lines[11] = lines[11].replace(lines[11].split(",")[1], "much", 1)
     lines[201] += ",one too many"
