@@ -142,6 +142,23 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RetrievalConfig:
+    """How models for retrieval are evaluated: each user's best items of all items of the training rows.
+
+    Attributes:
+        k: how many items a user is given.
+        exclude_known: whether items that the user has in the training rows are left out of them; it
+            needs a ``data.user_id``.
+    """
+
+    k: int = 10
+    exclude_known: bool = True
+
+    def __post_init__(self) -> None:
+        check.at_least_one(self, "k")
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """How the model is trained, evaluated and kept.
 
@@ -157,7 +174,9 @@ class TrainConfig:
         eval_every_epochs (epochs): evaluate at the end of every so many epochs and of the last one.
         metric: what the best checkpoint is chosen by: the highest ``auc`` (of several binary
             labels the mean) or the lowest ``log_loss`` on the validation rows; that is the loss
-            of all labels by their weights, also of those of the task regression.
+            of all labels by their weights, also of those of the task regression.  For models for
+            retrieval also the highest ``recall`` or ``ndcg``; see `RetrievalConfig`.
+        retrieval: see `RetrievalConfig`.
         label_weights: by label, what its loss counts in the sum that is trained; 1 where it is not
             named.
         positive_weights: by binary label, what a row with label 1 counts in its loss where one
@@ -192,7 +211,8 @@ class TrainConfig:
     schedule: ScheduleConfig = ScheduleConfig()
     eval_every_steps: int | None = None
     eval_every_epochs: int = 1
-    metric: Literal["auc", "log_loss"] = "auc"
+    metric: Literal["auc", "log_loss", "recall", "ndcg"] = "auc"
+    retrieval: RetrievalConfig = RetrievalConfig()
     label_weights: dict[str, float] = field(default_factory=dict)
     positive_weights: dict[str, float] = field(default_factory=dict)
     patience: int | None = None

@@ -60,6 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="default",
         help="the name of the scores, where the model gives one output (default 'default')",
     )
+    parser.add_argument(
+        "--tower",
+        choices=["user", "item"],
+        help="package one tower of a run with model.arch=two_tower: its side's features in, the vector "
+        "out; nothing is compared on the validation set (default: the whole model, which scores pairs)",
+    )
     _add_storage(parser)
     _add_places(parser)
     parser.add_argument(
@@ -202,6 +208,9 @@ def run(args: argparse.Namespace) -> int:
             "--evaluate-rows and --no-evaluate are for a run, which has validation data; leave them "
             "out with --factory"
         )
+    if args.tower is not None and (args.factory is not None or args.evaluate_rows is not None):
+        other = "--factory" if args.factory is not None else "--evaluate-rows"
+        raise UserError(f"{other} does not go with --tower; leave one of them out")
     manifest = _package(args, _options(args))
     print(summarize(manifest))
     if args.backend is None and manifest.backend != "tessera":
@@ -246,5 +255,6 @@ def _package(args: argparse.Namespace, options: PackageOptions) -> Manifest:
         options,
         evaluate_rows=args.evaluate_rows,
         skip_evaluation=args.no_evaluate,
+        tower=args.tower,
         report=args.report,
     )

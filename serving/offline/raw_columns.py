@@ -12,7 +12,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from tessera.errors import UserError
 from tessera.serving.package.runner import HostBatch
 from tessera.serving.package.schema import FeatureSpec, Group, InputSchema
 from tessera.training.data.columns import ColumnConfig, Kind
+from tessera.training.data.remote import Location
 from tessera.training.data.string_columns import is_string_type
 from tessera.training.data.table.decode import (
     Mask,
@@ -111,7 +111,7 @@ class RawColumns:
         self,
         schema: InputSchema,
         types: Any,
-        path: Path,
+        path: Location,
         separators: Mapping[str, str] | None = None,
     ) -> None:
         given = {field.name: field.type for field in types}

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ import pyarrow.parquet as pq
 from tessera.errors import UserError
 from tessera.serving.offline.raw_columns import column_names
 from tessera.serving.package.schema import InputSchema
+from tessera.training.data.remote import Location, arrow_source, random_access
 from tessera.training.data.table.common import DAMAGED, missing_column, unreadable
 from tessera.training.data.table.files import FoundFile
 from tessera.training.data.table.opening import partition_value
@@ -176,7 +176,7 @@ _Range = tuple[tuple[int, ...], int, int | None, int]
 
 
 def _parquet_units(file: FoundFile) -> Iterator[_Range]:
-    with pq.ParquetFile(file.path) as found:
+    with pq.ParquetFile(arrow_source(file.path)) as found:
         metadata = found.metadata
     groups: list[int] = []
     rows = held = 0
@@ -202,7 +202,7 @@ def _parquet_units(file: FoundFile) -> Iterator[_Range]:
 
 
 def _arrow_units(file: FoundFile) -> Iterator[_Range]:
-    with pa.memory_map(str(file.path)) as source:
+    with random_access(file.path) as source:
         try:
             count = pa.ipc.open_file(source).num_record_batches
         except pa.ArrowInvalid:
@@ -224,9 +224,9 @@ def file_schema(file: FoundFile) -> Any:
     """
     try:
         if file.format == "parquet":
-            schema = pq.read_schema(file.path)
+            schema = pq.read_schema(arrow_source(file.path))
         else:
-            with pa.memory_map(str(file.path)) as source:
+            with random_access(file.path) as source:
                 try:
                     schema = pa.ipc.open_file(source).schema
                 except pa.ArrowInvalid:
@@ -277,7 +277,7 @@ def typed_chunks(unit: Unit, reading: Reading) -> Iterator[Chunk]:
 
 def _parquet_batches(unit: Unit, names: list[str], stack: ExitStack) -> Iterator[Any]:
     path = unit.file.path
-    found = stack.enter_context(pq.ParquetFile(path, pre_buffer=False))
+    found = stack.enter_context(pq.ParquetFile(arrow_source(path), pre_buffer=False))
     _refuse_missing(path, names, found.schema_arrow.names)
     rows = size = 1
     for number in unit.pieces:
@@ -291,7 +291,7 @@ def _parquet_batches(unit: Unit, names: list[str], stack: ExitStack) -> Iterator
 
 def _arrow_batches(unit: Unit, names: list[str], stack: ExitStack) -> Iterator[Any]:
     path = unit.file.path
-    source = stack.enter_context(pa.memory_map(str(path)))
+    source = stack.enter_context(random_access(path))
     if unit.pieces:
         reader = pa.ipc.open_file(source)
         batches = (reader.get_batch(number) for number in unit.pieces)
@@ -306,7 +306,7 @@ def _arrow_batches(unit: Unit, names: list[str], stack: ExitStack) -> Iterator[A
             yield own.slice(begin, at_once)
 
 
-def _refuse_missing(path: Path, names: list[str], there: list[str]) -> None:
+def _refuse_missing(path: Location, names: list[str], there: list[str]) -> None:
     for name in names:
         if name not in there:
             raise missing_column(path, name, there)
@@ -319,7 +319,7 @@ def kept_types(files: Sequence[FoundFile], reading: Reading) -> dict[str, Any]:
         UserError: a file lacks a column, or has it with another type than the files before it.
     """
     types: dict[str, Any] = {}
-    first: dict[str, Path] = {}
+    first: dict[str, Location] = {}
     for file in files if reading.kept else ():
         schema = None if file.format in TEXT_FORMATS else file_schema(file)
         for own in reading.kept:

@@ -36,6 +36,7 @@ from tessera.serving.offline.scoring_parts import PartsFolder
 from tessera.serving.offline.scoring_work import Part, PartHead, ScoringWork, output_fields
 from tessera.serving.package.loading import LoadedPackage, cpu_instead, load_package
 from tessera.training.data.malformed import MAX_EXAMPLES
+from tessera.training.data.remote import Location, RemoteFile
 from tessera.training.data.table.files import FoundFile
 
 LAYOUT = 1
@@ -138,8 +139,10 @@ def _score(
 ) -> Scored:
     load = {"devices": cpu_instead(package), **options.load}
     loaded = load_package(package, **load)
-    engine = _engine(loaded, options, on_host=load["devices"] is not None)
     files, criteo = find_inputs(data, loaded.manifest.schema)
+    engine = _engine(loaded, options, on_host=load["devices"] is not None)
+    if options.engine == "local" and any(isinstance(file.path, RemoteFile) for file in files):
+        engine = LocalEngine(processes=1)  # a remote file system's threads would not be in a fork
     scored = Scored()
     reading = reading_of(
         loaded.manifest.schema,
@@ -220,7 +223,7 @@ def _fill(
 ) -> None:
     """Finish every part that is not there yet; ``scored`` is told of all of them, in their order."""
     total = max(1, sum(file.path.stat().st_size for file in files))
-    before: dict[Path, int] = {}
+    before: dict[Location, int] = {}
     taken_up: dict[int, tuple[Unit, PartHead]] = {}
     numbers = itertools.count()
 

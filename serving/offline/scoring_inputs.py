@@ -12,6 +12,7 @@ from tessera.serving.offline.raw_units import TEXT_FORMATS, Kept, Reading
 from tessera.serving.package.schema import InputSchema
 from tessera.training.data.criteo_format import COLUMN_NAMES
 from tessera.training.data.table.files import FoundFile, find_files
+from tessera.training.data.urls import is_url
 
 _CRITEO_ENDINGS = (".txt", ".txt.gz")
 
@@ -24,6 +25,9 @@ def find_inputs(data: Sequence[str], schema: InputSchema) -> tuple[list[FoundFil
     """
     found: list[FoundFile] = []
     for name in data:
+        if is_url(name):
+            found += find_files((name,), "--data")
+            continue
         path = Path(name).expanduser()
         texts = sorted(p for p in path.iterdir() if _is_text(p)) if path.is_dir() else [path]
         criteo = [FoundFile(p.absolute(), "tsv", {}) for p in texts if p.is_file() and _is_text(p)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,7 +15,8 @@ from tessera.serving.package.manifest import Evaluation, Quality
 from tessera.serving.package.runner import HostBatch, Runner
 from tessera.serving.package.schema import InputSchema
 from tessera.serving.packaging.inputs import named_outputs
-from tessera.training.data.columns import Task
+from tessera.training.data.columns import ServedTask
+from tessera.training.metrics.binary import auc
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tessera.training.trainer.metrics import evaluate_probabilities
 
@@ -28,14 +30,14 @@ def evaluate(
     schema: InputSchema,
     batches: Iterable[LabelledBatch],
     *,
-    tasks: Sequence[Task] = ("binary",),
+    tasks: Sequence[ServedTask] = ("binary",),
     max_rows: int | None = None,
     on_rows: Callable[[int], object] = lambda rows: rows,
 ) -> Evaluation | None:
     """Compare ``runner``, the packaged module, with the float32 ``module`` over the same rows.
 
     The metrics are those of the first label whose task is binary: the outputs of such labels are
-    probabilities.  The largest change of a score is that of all labels' outputs.  After each batch,
+    probabilities.  Of scores that only rank, it is the AUC alone.  The largest change of a score is that of all labels' outputs.  After each batch,
     ``on_rows`` is called with its number of rows; the batch in which ``max_rows`` are reached is the last.
 
     Args:
@@ -102,8 +104,14 @@ def _columns(scores: Sequence[Tensor]) -> np.ndarray:
     return torch.stack([each.float() for each in scores], dim=1).numpy()
 
 
-def _quality(scores: np.ndarray, labels: np.ndarray, tasks: Sequence[Task]) -> Quality:
+def _quality(scores: np.ndarray, labels: np.ndarray, tasks: Sequence[ServedTask]) -> Quality:
     """The metrics of the first binary label; none are defined where there is none."""
+    if "score" in tasks:
+        place = tasks.index("score")
+        known = ~np.isnan(labels[:, place])
+        found = auc(scores[known, place], labels[known, place])
+        defined = None if math.isnan(found) else found
+        return Quality(auc=defined, normalised_entropy=None, log_loss=None, calibration=None)
     if "binary" not in tasks:
         return Quality(auc=None, normalised_entropy=None, log_loss=None, calibration=None)
     place = tasks.index("binary")

@@ -17,15 +17,16 @@ from tessera.serving.packaging.evaluate import LabelledBatch, evaluate
 from tessera.serving.packaging.inputs import ModelInputs, read_inputs
 from tessera.serving.packaging.lookups.backends import default_backend, lookup_backend
 from tessera.serving.packaging.options import Origin, PackageOptions
-from tessera.serving.packaging.ranking import labelled, ranking_source
+from tessera.serving.packaging.ranking import labelled, ranking_source, served_tasks, tower_source
 from tessera.serving.packaging.servable import make_servable, progress_bar
 from tessera.serving.packaging.source import SampleBatch, Source
 from tessera.serving.packaging.tables.spill import Spill, SpilledRoom
 from tessera.serving.packaging.type_report import check_place, compare_types, write_report
 from tessera.serving.packaging.write.package import iso_time, write_servable
 from tessera.training.data.batch import Batch
-from tessera.training.data.columns import FeatureColumns, Task
+from tessera.training.data.columns import FeatureColumns, ServedTask
 from tessera.training.models.ranking import RankingModel
+from tessera.training.models.retrieval import TowerSide
 from tessera.training.trained import TrainedModel, load_trained, validation_batches
 
 EVALUATION_BATCH_SIZE = 4096
@@ -126,12 +127,14 @@ def package_run(
     evaluate_rows: int | None = None,
     skip_evaluation: bool = False,
     report: Path | None = None,
+    tower: TowerSide | None = None,
     progress: bool = True,
 ) -> Manifest:
     """Package a run folder's best checkpoint, or one checkpoint file.
 
     About ``evaluate_rows`` validation rows are measured (None: all of them), and with
-    ``skip_evaluation`` none, whose data is then not needed.  For the others, see `package_source`.
+    ``skip_evaluation`` none, whose data is then not needed.  With ``tower`` it is one tower of a model for
+    retrieval that is packaged, and nothing is measured.  For the others, see `package_source`.
 
     Raises:
         UserError: no checkpoint, missing validation data, operators that are not installed, or
@@ -142,23 +145,37 @@ def package_run(
         check_place(report)
     load_libraries(lookup_backend(options.backend).operator_libraries)
     trained = load_trained(run_or_checkpoint, room=SpilledRoom(out.parent))
+    source = {"checkpoint": trained.checkpoint_path.name, "step": str(trained.step)}
+    if tower is not None:
+        source |= {"tower": tower, "id_column": id_column(trained.columns, tower)}
     origin = Origin(
-        source={"checkpoint": trained.checkpoint_path.name, "step": str(trained.step)},
+        source=source,
         metrics=trained.metrics,
         # Not the time of packaging: the same checkpoint gives the same bytes.
         created=iso_time(trained.checkpoint_path.stat().st_mtime),
     )
     return package_source(
-        ranking_source(trained.model, trained.columns),
+        (
+            ranking_source(trained.model, trained.columns)
+            if tower is None
+            else tower_source(trained.model, tower, trained.columns)
+        ),
         out,
         options,
         origin=origin,
-        validation=() if skip_evaluation else _Validation(trained),
-        tasks=[label.task for label in trained.columns.labels],
+        validation=() if skip_evaluation or tower is not None else _Validation(trained),
+        tasks=served_tasks(trained.model, trained.columns),
         evaluate_rows=evaluate_rows,
         report=report,
         progress=progress,
     )
+
+
+def id_column(columns: FeatureColumns, tower: TowerSide) -> str:
+    """The column of the files that says whose a row is, or which item; empty where none is declared."""
+    name = columns.item_id if tower == "item" else columns.user_id
+    named = {column.name: column.column or column.name for column in columns.sparse}
+    return "" if name is None else named[name]
 
 
 class _Validation:
@@ -185,7 +202,7 @@ def package_source(
     *,
     origin: Origin | None = None,
     validation: Iterable[LabelledBatch] = (),
-    tasks: Sequence[Task] = ("binary",),
+    tasks: Sequence[ServedTask] = ("binary",),
     evaluate_rows: int | None = None,
     report: Path | None = None,
     progress: bool = False,

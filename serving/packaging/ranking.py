@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from tessera.serving.packaging.evaluate import LabelledBatch
 from tessera.serving.packaging.inputs import ModelInputs, RawColumn
-from tessera.serving.packaging.source import Source
+from tessera.serving.packaging.source import SampleBatch, Source
 from tessera.training.data.batch import Batch
-from tessera.training.data.columns import FeatureColumns, Task
+from tessera.training.data.columns import FeatureColumns, ServedTask
 from tessera.training.models.ranking import RankingModel
+from tessera.training.models.retrieval import TowerModel, TowerSide, tower_model
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 
 _SAMPLES = 2
@@ -23,15 +24,14 @@ class ServedRanking(nn.Module):
 
     Args:
         model: it has one label or several.
-        tasks: what each of them is; None: all are binary.  An output of a label of the task
-            regression is served as it is.
+        tasks: what each output is; None: all are binary.  Others are served as they are.
     """
 
-    def __init__(self, model: RankingModel, tasks: Sequence[Task] | None = None) -> None:
+    def __init__(self, model: RankingModel, tasks: Sequence[ServedTask] | None = None) -> None:
         super().__init__()
         self.model = model
         if tasks is None:
-            tasks = ["binary"] * len(model.labels)
+            tasks = served_tasks(model)
         self._tasks = dict(zip(model.labels, tasks, strict=True))
 
     def forward(self, dense: Tensor, *ids: KeyedJaggedTensor) -> Tensor | dict[str, Tensor]:
@@ -51,7 +51,7 @@ class ServedRanking(nn.Module):
         }
 
 
-def _score(output: Tensor, task: Task) -> Tensor:
+def _score(output: Tensor, task: ServedTask) -> Tensor:
     return torch.sigmoid(output) if task == "binary" else output
 
 
@@ -66,21 +66,72 @@ def _joined(plain: KeyedJaggedTensor, scored: KeyedJaggedTensor) -> KeyedJaggedT
     )
 
 
+def served_tasks(model: RankingModel, columns: FeatureColumns | None = None) -> list[ServedTask]:
+    """What the outputs for the model's labels are; without ``columns`` all labels are binary."""
+    tasks: list[ServedTask] = ["binary"] * len(model.labels)
+    if columns is not None:
+        tasks = [label.task for label in columns.labels]
+    if model.scores == "raw":
+        return ["score" if task == "binary" else task for task in tasks]
+    return tasks
+
+
 def ranking_source(model: RankingModel, columns: FeatureColumns | None = None) -> Source:
     """The float32 ``model`` with its served heads, what its inputs are called, and a sample batch.
 
     ``columns`` says where a row of raw values holds each feature, and what the labels' tasks are; None:
     under the feature's name, as numbers, and binary labels.
     """
+    module = ServedRanking(model, served_tasks(model, columns))
+    inputs, sample = _given(model, columns)
+    return module, inputs, sample
+
+
+class ServedTower(nn.Module):
+    """One tower of a model for retrieval, as it is packaged.
+
+    Args:
+        tower: from raw values of its side to vectors ``[B, D]``.
+    """
+
+    def __init__(self, tower: TowerModel) -> None:
+        super().__init__()
+        self.tower = tower
+
+    def forward(self, dense: Tensor, *ids: KeyedJaggedTensor) -> Tensor:
+        """``[B, D]`` float32 of a batch as that of `ServedRanking`."""
+        vectors: Tensor = self.tower(dense, ids[0] if len(ids) == 1 else _joined(*ids))
+        return vectors
+
+
+def tower_source(
+    model: RankingModel, side: TowerSide, columns: FeatureColumns | None = None
+) -> Source:
+    """One tower of ``model``, what its inputs are called, and a sample batch; see `ranking_source`.
+
+    Raises:
+        UserError: the model is not one for retrieval.
+    """
+    tower = tower_model(model, side)
+    inputs, sample = _given(tower, columns)
+    return ServedTower(tower), inputs, sample
+
+
+def _given(
+    model: RankingModel | TowerModel, columns: FeatureColumns | None
+) -> tuple[ModelInputs, SampleBatch]:
+    """What the inputs of a model are called, and a sample batch."""
+    data_features = model.data_features()
+    names_taken = {*model.dense_names, *(feature.name for feature in data_features)}
+    raw = {} if columns is None else raw_columns(columns)
     inputs = ModelInputs(
         dense_features=model.dense_names,
         dense_missing="nan",
-        columns={} if columns is None else raw_columns(columns),
+        columns={name: column for name, column in raw.items() if name in names_taken},
     )
-    tasks = None if columns is None else [label.task for label in columns.labels]
     dense = torch.zeros(_SAMPLES, len(model.dense_names))
     plain, scored = (
-        [feature.name for feature in model.data_features() if feature.group == group]
+        [feature.name for feature in data_features if feature.group == group]
         for group in ("id_list", "id_score_list")
     )
     ids = [
@@ -93,7 +144,7 @@ def ranking_source(model: RankingModel, columns: FeatureColumns | None = None) -
         for names in (plain, scored)
         if names
     ]
-    return ServedRanking(model, tasks), inputs, (dense, *ids)
+    return inputs, (dense, *ids)
 
 
 def raw_columns(columns: FeatureColumns) -> dict[str, RawColumn]:

@@ -29,6 +29,10 @@ class Batch(Pipelineable):
         labels: ``[B]`` float32 of one label, ``[B, L]`` of several; NaN where one is missing.
         weights: ``[B]`` float32, what the samples count in the loss; None: all the same.
         row_numbers: ``[B]`` int64, the rows' numbers in the dataset; None where it gives none.
+        item_ids: ``[B + E]`` int64, as the data has them, where a model for retrieval is trained: the
+            features then are those of ``E`` items more than there are samples.  None elsewhere.
+        item_log_shares: ``[B + E]`` float32, the log of the share of all candidates of a step that an
+            item is expected to have; None elsewhere.
     """
 
     dense_features: torch.Tensor
@@ -36,6 +40,8 @@ class Batch(Pipelineable):
     labels: torch.Tensor
     weights: torch.Tensor | None = None
     row_numbers: torch.Tensor | None = None
+    item_ids: torch.Tensor | None = None
+    item_log_shares: torch.Tensor | None = None
 
     @property
     def size(self) -> int:

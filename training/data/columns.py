@@ -13,6 +13,7 @@ from typing import Any, Literal
 from tessera.errors import UserError
 from tessera.training import field_checks as check
 from tessera.training.config_source import ConfigSource
+from tessera.training.modules.choices import FeatureSide
 from tessera.training.transforms.crosses import Cross
 from tessera.training.transforms.description import Transforms, dense_column, id_column
 from tessera.training.transforms.target_statistics import TargetStatistic
@@ -32,8 +33,10 @@ Kind = Literal[
     "ignore",
 ]
 SparseKind = Literal["categorical", "categorical_list", "sequence", "weighted_list"]
-Side = Literal["user", "item", "context"]
+Side = FeatureSide
 Task = Literal["binary", "regression"]
+ServedTask = Literal["binary", "regression", "score"]
+"""What an output of a package is: a probability, a value, or a score that only ranks."""
 
 LIST_KINDS = ("categorical_list", "sequence", "weighted_list")
 SPARSE_KINDS = ("categorical", *LIST_KINDS)
@@ -162,11 +165,14 @@ class FeatureColumns:
         weight: the column of the samples' weights; None: `Batch.weights` is None.
         timestamp: the column that says when a row came to be, if one does.
         group: the column whose equal values belong together, if there is one.
+        user_id: the sparse feature of one id that says whose a row is, if one is declared.
+        item_id: the sparse feature of one id that says which item a row is about, if one is declared.
         crosses: features of the model that join several of these, by name.
         target_statistics: dense values of the model that say what a label was on average, by name.
 
     Raises:
-        UserError: a transform, a cross or a statistic that is wrong or does not fit the columns.
+        UserError: a transform, a cross or a statistic that is wrong or does not fit the columns, or a
+            ``user_id`` or ``item_id`` that is not a feature of one id.
     """
 
     dense: tuple[DenseColumn, ...] = ()
@@ -175,18 +181,30 @@ class FeatureColumns:
     weight: str | None = None
     timestamp: str | None = None
     group: str | None = None
+    user_id: str | None = None
+    item_id: str | None = None
     crosses: dict[str, Cross] = field(default_factory=dict)
     target_statistics: dict[str, TargetStatistic] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.transforms()
+        single = [column.name for column in self.sparse if column.kind == "categorical"]
+        for name, value in (("user_id", self.user_id), ("item_id", self.item_id)):
+            if value is not None and value not in single:
+                raise UserError(
+                    f"{name}={value!r}: the data has no such column of kind categorical; it has"
+                    f" {', '.join(single) or 'none'}"
+                )
 
     def transforms(self) -> Transforms:
         """What the model does to the batches' raw values, settled and checked."""
         return Transforms(
-            dense=tuple(dense_column(column.name, column.transform) for column in self.dense),
+            dense=tuple(
+                dense_column(column.name, column.transform, side=column.side)
+                for column in self.dense
+            ),
             sparse=tuple(
-                id_column(column.name, column.transform, table=column.table)
+                id_column(column.name, column.transform, table=column.table, side=column.side)
                 for column in self.sparse
             ),
             labels=self.label_names,

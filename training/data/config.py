@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tessera.errors import UserError
 from tessera.training import field_checks as check
+from tessera.training.data.urls import check_url, is_url
 from tessera.training.variants import Variants
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ class DataConfig:
         package="tessera.training.data.formats",
     )
 
+    takes_urls: ClassVar[bool] = False
+    """Whether paths may be URLs."""
+
     format: str
     cache_dir: str | None = None
     valid_fraction: float | None = None
@@ -76,6 +80,10 @@ class DataConfig:
             )
         if self.cache_dir is not None and not self.cache_dir:
             raise UserError("cache_dir='': name a folder, or leave it out")
+        if self.cache_dir is not None and is_url(self.cache_dir):
+            raise UserError(
+                f"cache_dir={self.cache_dir!r}: prepared files are local; name a folder"
+            )
         self._check_fractions()
         check.not_negative(self, "split_seed")
 
@@ -95,6 +103,13 @@ class DataConfig:
             raise UserError(f"{name}={value!r}: give a path, or a tuple of paths")
         if not all(self.paths(name)):
             raise UserError(f"{name}={value!r}: an empty path; leave it out")
+        for path in self.paths(name):
+            check_url(path, name)
+            if is_url(path) and not self.takes_urls:
+                raise UserError(
+                    f"{name}={path!r}: format {self.format} reads local files; give a path, or use"
+                    " format table"
+                )
 
     def _check_fractions(self) -> None:
         check.share(self, "valid_fraction test_fraction")
@@ -135,7 +150,7 @@ class DataConfig:
         """
 
         def absolute(path: str) -> str:
-            return str((base / Path(path).expanduser()).absolute())
+            return path if is_url(path) else str((base / Path(path).expanduser()).absolute())
 
         changed: dict[str, Any] = {}
         for name in (*self.path_fields(), "cache_dir"):

@@ -106,6 +106,8 @@ def columns_of(
             LabelColumn(name=name, task="regression" if name == "rating" else "binary")
             for name in labels
         ),
+        user_id="user" if "user" in features else None,
+        item_id="item" if "item" in features else None,
     )
 
 

@@ -33,7 +33,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from tessera.durable import sync
 from tessera.errors import UserError
@@ -57,6 +57,31 @@ class PreparedFolder:
     details: dict[str, Any]
 
 
+class State(Protocol):
+    """What tells one state of a source from another; `os.stat_result` is one."""
+
+    @property
+    def st_size(self) -> int:
+        """Bytes."""
+
+    @property
+    def st_mtime_ns(self) -> int:
+        """The time of its last change."""
+
+
+class RemoteSource(Protocol):
+    """A source on another machine."""
+
+    def absolute(self) -> object:
+        """Itself; as text its URL."""
+
+    def stat(self) -> State:
+        """Its state when it was found."""
+
+    def now(self) -> State:
+        """Its state as it is now."""
+
+
 class SourceChangedError(UserError):
     """A source file changed while it was being read."""
 
@@ -65,7 +90,7 @@ def open_or_build(
     cache_dir: Path,
     *,
     label: str,
-    sources: Sequence[Path],
+    sources: Sequence[Path | RemoteSource],
     options: Mapping[str, Any],
     build: Callable[[Path], Mapping[str, Any]],
 ) -> PreparedFolder:
@@ -96,7 +121,7 @@ def open_or_build(
                 return found
             with _temporary(cache_dir / f"{stem}.tmp") as temporary:
                 details = dict(build(temporary))
-                if _describe(sources) != before:
+                if _describe(sources, now=True) != before:
                     names = ", ".join(map(str, sources))
                     raise SourceChangedError(f"{names}: changed while being read; run again")
                 _seal(temporary, sources=before, options=options, details=details)
@@ -118,11 +143,12 @@ def _unwritable(cache_dir: Path, error: OSError) -> UserError:
     return UserError(f"cache_dir='{cache_dir}': {what}; {remedy}, or name another folder")
 
 
-def _describe(sources: Sequence[Path]) -> list[dict[str, Any]]:
+def _describe(sources: Sequence[Path | RemoteSource], *, now: bool = False) -> list[dict[str, Any]]:
     described = []
     for source in sources:
         try:
-            stat = source.stat()
+            looks = now and not isinstance(source, Path)
+            stat: State = source.now() if looks else source.stat()  # type: ignore[union-attr] # no Path then
         except OSError as error:
             raise UserError(f"path='{source}': {error.strerror}; name a readable file") from error
         described.append(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tessera.training.models.inputs import ModelInputs
 
 
-_MIXED = "dlrm_dcn, mmoe, ple, din and sasrec"
+_MIXED = "dlrm_dcn, mmoe, ple, din, sasrec and two_tower"
 """The architectures whose tables may have different dimensions."""
 
 MAX_AUTO_DIM = 64
@@ -84,6 +84,14 @@ class TableConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RetrievalSettings:
+    """How a model for retrieval is trained; see `TwoTowerConfig` for the fields."""
+
+    sampled_negatives: int
+    popularity_correction: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A ranking model: its features, its tables, and its architecture.
 
@@ -112,6 +120,8 @@ class ModelConfig:
         implied={"factory": "custom"},
         package="tessera.training.models.architectures",
     )
+    scores: ClassVar[Literal["logits", "raw"]] = "logits"
+    """What a binary label's outputs are: ``logits`` are served as probabilities, ``raw`` as they are."""
 
     arch: str = "dlrm"
     embedding_dim: int | Literal["auto"] = 16
@@ -158,6 +168,13 @@ class ModelConfig:
         stands for the label's number, from 0, and there is a layer with one output for each.
         """
         raise NotImplementedError
+
+    def retrieval(self) -> RetrievalSettings | None:
+        """How it is trained for retrieval; None: by the losses of its labels.
+
+        What `build` returns is then a `tessera.training.models.retrieval.RetrievalArch`.
+        """
+        return None
 
     def require_one_dim(self) -> None:
         """Check that no feature has an embedding dimension of its own.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
 from tessera.errors import UserError
-from tessera.training.modules.choices import Hashing, OutOfRange, Pooling
+from tessera.training.modules.choices import FeatureSide, Hashing, OutOfRange, Pooling
 from tessera.training.modules.embedding_configs import (
     EmbeddingBagConfig,
     EmbeddingConfig,
@@ -46,6 +46,9 @@ class ModelInputs:
         labels: the names of what the module predicts, in the order of its logits.
         embedding_init: tables begin uniform in plus and minus this; None: ``sqrt(1 / rows)``.
         device: where the tables live; None: the CPU.
+        dense_names: the dense values' names, in the order of their columns; where there are twice as
+            many columns, the second half says which values are missing.
+        sides: by dense value and sparse feature, whose properties the columns are that it is made of.
     """
 
     dense_columns: int
@@ -53,6 +56,8 @@ class ModelInputs:
     labels: tuple[str, ...] = ONE_LABEL
     embedding_init: float | None = None
     device: torch.device | str | None = None
+    dense_names: tuple[str, ...] = ()
+    sides: Mapping[str, tuple[FeatureSide | None, ...]] = field(default_factory=dict)
 
     def feature(self, name: str, setting: str) -> SparseFeature:
         """The sparse feature ``name``, which the config's key ``setting`` gives.

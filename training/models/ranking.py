@@ -64,6 +64,7 @@ class RankingModel(nn.Module):
         features: the sparse features: those of the data, in the order of the keys that `forward`
             expects, and those that the transforms make.
         labels: what the model predicts, in the order of its logits.
+        scores: what its outputs are; see `ModelConfig.scores`.
         preprocessor: `Preprocessor`.
         encoder: `MissingValueEncoder`.
         hasher: `FeatureHasher`.
@@ -84,6 +85,7 @@ class RankingModel(nn.Module):
         super().__init__()
         self.dense_names = tuple(dense_names)
         self.labels = tuple(labels)
+        self.scores = config.scores
         own = transforms or plain_transforms(dense_names, sparse_names)
         self.preprocessor = Preprocessor(own, sizes)
         self.features = tuple(settle_features(config, self.preprocessor))
@@ -95,6 +97,8 @@ class RankingModel(nn.Module):
             labels=self.labels,
             embedding_init=config.embedding_init,
             device=device,
+            dense_names=tuple(own.dense_names),
+            sides=own.sides,
         )
         self.arch = config.build(inputs)
         self._logit_layers = {

@@ -4,5 +4,6 @@ from typing import Literal
 
 DenseMissing = Literal["indicator", "zero"]
 Hashing = Literal["none", "modulo", "murmur3"]
+FeatureSide = Literal["user", "item", "context"]
 OutOfRange = Literal["reject", "clamp", "hash"]
 Pooling = Literal["sum", "mean"]

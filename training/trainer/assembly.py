@@ -18,6 +18,7 @@ from tessera.training.distributed.collections.sharders import CollectionSharder
 from tessera.training.distributed.collections.unpooled import EmbeddingCollectionSharder
 from tessera.training.distributed.model.model_parallel import DistributedModelParallel
 from tessera.training.models.ranking import build_ranking_model
+from tessera.training.models.retrieval import RetrievalArch
 from tessera.training.optim.fused import EmbOptimType
 from tessera.training.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from tessera.training.optim.optimizers import in_backward_optimizer_filter
@@ -25,6 +26,8 @@ from tessera.training.trainer.checkpoint_file import Checkpoint
 from tessera.training.trainer.losses import Losses
 from tessera.training.trainer.placement import caches_rows, plan_for
 from tessera.training.trainer.ranks import Ranks
+from tessera.training.trainer.retrieval import ItemSampler
+from tessera.training.trainer.retrieval_evaluation import RetrievalData
 from tessera.training.trainer.step import ModelWithLoss, Preparation, StepBatch
 from tessera.training.transforms.description import Transforms
 from tessera.training.transforms.fitting import Fitted
@@ -54,6 +57,7 @@ class Assembly:
         dense_optimizer: of every parameter that is not a table.
         peaks: the peak learning rates of these and of the tables.
         ranks: who trains together.
+        retrieval: of a model for retrieval, what is known of the items.
     """
 
     model: DistributedModelParallel
@@ -63,6 +67,7 @@ class Assembly:
     dense_optimizer: torch.optim.Optimizer
     peaks: tuple[float, float]
     ranks: Ranks
+    retrieval: RetrievalData | None = None
     _factor: float | None = None
 
     def on_device(self, batch: Batch, *, samples: int) -> StepBatch:
@@ -70,6 +75,30 @@ class Assembly:
         batch.row_numbers = None  # the transforms were not fitted to them
         given = StepBatch(batch, samples, self.preparation)
         return given.to(self.model.device, non_blocking=True)
+
+    def item_sampler(self, *, seed: int) -> ItemSampler | None:
+        """What adds the items that its steps draw to the batches of a model for retrieval."""
+        if self.retrieval is None:
+            return None
+        return ItemSampler(
+            catalogue=self.retrieval.catalogue,
+            item_id=self.retrieval.item_id,
+            settings=self.retrieval.settings,
+            seed=seed,
+            part=(self.ranks.rank, self.ranks.world_size),
+        )
+
+    def vectors(self, step: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The users' and the items' vectors ``[B, D]`` of a batch; the model is one for retrieval."""
+        module = self.model.module
+        assert isinstance(module, ModelWithLoss)
+        return module.vectors(step.batch)
+
+    def product(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """The logits ``[B, 1]`` of pairs of vectors; the model is one for retrieval."""
+        arch = self.model.module.arch
+        assert isinstance(arch, RetrievalArch)
+        return arch.product(users, items)
 
     def begin_at(self, means: Sequence[float]) -> None:
         """Let fresh weights answer the labels' means on average, instead of a half or 0.
@@ -165,10 +194,11 @@ def assemble(
     fitted: Fitted,
     ranks: Ranks,
     device: torch.device,
+    retrieval: RetrievalData | None = None,
 ) -> Assembly:
     """Build the model for these features, with fresh weights from torch's generator.
 
-    Of a run that is taken up, only the sizes of ``fitted`` are known, and its state is empty.
+    A model for retrieval needs ``retrieval``.  Of a run that is taken up, only the sizes of ``fitted`` are known, and its state is empty.
 
     Raises:
         UserError: the config does not fit the features or the labels, or the tables do not fit the
@@ -195,7 +225,7 @@ def assemble(
         label_weights=config.train.label_weights,
         positive_weights=config.train.positive_weights,
     )
-    model = ModelWithLoss(ranking, losses, world_size=ranks.world_size)
+    model = ModelWithLoss(ranking, losses, ranks=ranks)
     embedding, dense = config.train.embedding_optimizer, config.train.dense_optimizer
     fused = {
         "optimizer": _FUSED[embedding.name],
@@ -238,4 +268,5 @@ def assemble(
         ),
         peaks=(dense.learning_rate, embedding.learning_rate),
         ranks=ranks,
+        retrieval=retrieval,
     )

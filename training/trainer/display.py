@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -90,6 +91,9 @@ class Display:
 
 def describe(evaluation: SplitEvaluation) -> str:
     """The metrics of an evaluation in one line."""
+    if (found := evaluation.retrieval) is not None:
+        auc = "" if math.isnan(evaluation.auc) else f"  AUC {evaluation.auc:.5f}"
+        return f"recall@{found.k} {found.recall:.5f}  NDCG@{found.k} {found.ndcg:.5f}{auc}"
     if evaluation.only is not None:
         return _describe_label(evaluation.only)
     labels = [f"{name}: {_describe_label(own)}" for name, own in evaluation.by_label.items()]

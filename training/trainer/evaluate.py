@@ -9,6 +9,7 @@ import torch
 from tessera.training.data.dataset import View
 from tessera.training.data.loader import BatchLoader
 from tessera.training.trainer.assembly import Assembly
+from tessera.training.trainer.retrieval_evaluation import Queries, item_vectors
 from tessera.training.trainer.split_metrics import SplitMetrics
 
 
@@ -31,6 +32,8 @@ def evaluate(
         should_stop: asked before every batch, all ranks alike; True ends the pass, with None.
     """
     model, ranks = assembly.model, assembly.ranks
+    retrieval = assembly.retrieval
+    queries = None if retrieval is None else Queries(data=retrieval, ranks=ranks)
     metrics = SplitMetrics(assembly.losses.labels, assembly.losses.weights, len(view))
     columns = len(metrics.by_label)
     loader = BatchLoader(
@@ -48,13 +51,29 @@ def evaluate(
                 if should_stop():
                     return None
                 there = assembly.on_device(batch, samples=loader.batch_rows(number))
-                _, (_, outputs) = model(there)
+                if queries is None:
+                    _, (_, outputs) = model(there)
+                else:
+                    users, items = assembly.vectors(there)
+                    outputs = assembly.product(users, items)
+                    queries.update(batch, users)
                 labels = batch.labels.view(-1, columns)
                 if ranks.alone:
                     metrics.update(outputs.cpu(), labels)
                 else:
                     all_rows = ranks.joined(torch.cat([outputs.cpu(), labels], dim=1))
                     metrics.update(all_rows[:, :columns], all_rows[:, columns:])
+            if queries is not None and retrieval is not None:
+                metrics.retrieval = queries.compute(
+                    item_vectors(
+                        retrieval,
+                        ranks,
+                        lambda batch, rows: assembly.vectors(
+                            assembly.on_device(batch, samples=rows)
+                        )[1],
+                        batch_size=batch_size,
+                    )
+                )
     finally:
         model.train(was_training)
     return metrics

@@ -20,6 +20,8 @@ from tessera.training.data.config import DataConfig
 from tessera.training.data.dataset import View
 from tessera.training.data.loader import BatchLoader
 from tessera.training.data.opening import open_data
+from tessera.training.data.remote import RemoteFile
+from tessera.training.data.table.view import TableDataset
 from tessera.training.transforms.description import Transforms
 from tessera.training.transforms.fitting import (
     Fitted,
@@ -109,6 +111,8 @@ def fit_transforms(
         UserError: the engine cannot be used, or a process was killed too often.
     """
     engine = engine or LocalEngine()
+    if isinstance(engine, LocalEngine) and _is_remote(train):
+        engine = LocalEngine(processes=1)
     passes = fitting_passes(transforms)
     with tqdm(
         total=passes * len(train),
@@ -125,3 +129,11 @@ def fit_transforms(
                 bar.update(min(PART_ROWS, len(train) - number * PART_ROWS))
 
         return fit_in_parts(transforms, parts)
+
+
+def _is_remote(view: View) -> bool:
+    """Whether rows are read from a remote file system, whose threads would not be in a forked process."""
+    dataset = view.dataset
+    return isinstance(dataset, TableDataset) and any(
+        isinstance(file.path, RemoteFile) for file in dataset.files
+    )

@@ -32,12 +32,14 @@ COLUMNS = (
     "embedding_learning_rate",
     "samples_per_second",
     "label",
+    "recall",
+    "ndcg",
 )
 """``split`` is ``train`` (``loss``: mean since the row before) or ``valid``.
 
 ``loss`` of a label is its log loss, or its mean squared error.  Of several labels there is one row
 for all, whose ``loss`` is the weighted sum and whose ``auc`` is the mean, and one row for each, which
-has its name under ``label``.
+has its name under ``label``.  ``recall`` and ``ndcg`` are those of models for retrieval.
 """
 
 
@@ -110,7 +112,7 @@ def _tracked(row: Mapping[str, str]) -> Row:
     label = row.get("label")
     of = f"{row['split']}/{label}/" if label else f"{row['split']}/"
     return int(row["step"]), {
-        f"{of}{name}": float(row[name]) for name in COLUMNS[4:-1] if row.get(name)
+        f"{of}{name}": float(row[name]) for name in COLUMNS[4:] if name != "label" and row.get(name)
     }
 
 
@@ -120,13 +122,18 @@ def read_metrics(path: Path) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(stream) if None not in row.values()]
 
 
+def _is_whole(row: dict[str, str]) -> bool:
+    """Whether it has all columns; earlier versions did not have those of retrieval."""
+    return set(COLUMNS[:-2]) <= row.keys() <= set(COLUMNS)
+
+
 def _cut_back(path: Path, step: int) -> tuple[list[Row], frozenset[RowKey]]:
     """Cut off the rows after ``step``; returns the others, and which there were from it on."""
     try:
         rows = read_metrics(path) if path.exists() else []
     except (csv.Error, UnicodeDecodeError):
         rows = [{}]
-    if not all(row.keys() == set(COLUMNS) and row["step"].isdigit() for row in rows):
+    if not all(_is_whole(row) and row["step"].isdigit() for row in rows):
         raise UserError(
             f"{path} is damaged; delete it and resume again (its curves then begin there)"
         )

@@ -28,6 +28,7 @@ from tessera.training.trainer.logs import MetricsLog
 from tessera.training.trainer.metrics import Evaluation
 from tessera.training.trainer.pipelines import give_model_back, make_pipeline
 from tessera.training.trainer.progress import Progress
+from tessera.training.trainer.retrieval_metrics import RetrievalEvaluation
 from tessera.training.trainer.split_metrics import LabelEvaluation, SplitEvaluation
 from tessera.training.trainer.step import PendingLosses, StepBatch
 
@@ -84,6 +85,7 @@ class TrainingLoop:
             part=(self.assembly.ranks.rank, self.assembly.ranks.world_size),
         )
         self._pipeline = make_pipeline(self.config.pipeline, self.assembly)
+        self._sampler = self.assembly.item_sampler(seed=self.config.seed)
         self._losses = PendingLosses(self.assembly.ranks)
         self._last_loss = math.nan
         self._row_began = 0.0
@@ -145,7 +147,10 @@ class TrainingLoop:
             stop = last if every is None else min(last, batch + every - step % every)
             for number, given in enumerate(self._loader.epoch(epoch, batch, stop), start=batch):
                 samples = self._loader.batch_rows(number)
-                yield StepBatch(given, samples, self.assembly.preparation)
+                taken = given
+                if self._sampler is not None:
+                    taken = self._sampler.sampled(given, epoch, number, samples)
+                yield StepBatch(taken, samples, self.assembly.preparation)
             step += stop - batch
             if self._is_evaluated(step, ended_epoch=epoch if stop == last else None):
                 return
@@ -244,7 +249,7 @@ class TrainingLoop:
 
     def _log_evaluation(self, evaluation: SplitEvaluation) -> None:
         if evaluation.only is not None:
-            self._log(split="valid", **_columns(evaluation.only))
+            self._log(split="valid", **_columns(evaluation.only, evaluation.retrieval))
             return
         self._log(split="valid", loss=evaluation.loss, auc=evaluation.auc)
         for label, own in evaluation.by_label.items():
@@ -259,8 +264,12 @@ class TrainingLoop:
         self._row_began += time.perf_counter() - began  # no training, so it does not count
 
 
-def _columns(evaluation: LabelEvaluation) -> dict[str, float]:
-    """The columns of the log that a label's metrics have."""
+def _columns(
+    evaluation: LabelEvaluation, retrieval: RetrievalEvaluation | None = None
+) -> dict[str, float]:
+    """The columns of the log that a label's metrics have, or those of a model for retrieval."""
+    if retrieval is not None and isinstance(evaluation, Evaluation):
+        return {"auc": evaluation.auc, "recall": retrieval.recall, "ndcg": retrieval.ndcg}
     columns = {"loss": evaluation.loss, "calibration": evaluation.calibration}
     if isinstance(evaluation, Evaluation):
         columns |= {

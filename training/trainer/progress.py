@@ -68,16 +68,16 @@ class Progress:
         return mean
 
     def count_evaluation(
-        self, evaluation: SplitEvaluation, *, metric: Literal["auc", "log_loss"]
+        self, evaluation: SplitEvaluation, *, metric: Literal["auc", "log_loss", "recall", "ndcg"]
     ) -> bool:
         """Take note of an evaluation of the last step; returns whether it is the best so far.
 
         A metric that is not defined (NaN) is never better than another, but as the first one
         it counts, so that there always is a best checkpoint.
         """
-        value = evaluation.auc if metric == "auc" else evaluation.loss
+        value = evaluation.value(metric)
         best = self.best_metric
-        sign = 1.0 if metric == "auc" else -1.0
+        sign = -1.0 if metric == "log_loss" else 1.0
         better = (
             best is None
             or (math.isnan(best) and not math.isnan(value))

@@ -36,6 +36,10 @@ METRIC_NAMES = {
     "mean_absolute_error": "mean absolute error",
     "r_squared": "R squared",
     "calibration": "calibration (mean prediction / mean label)",
+    "recall": "recall",
+    "ndcg": "NDCG",
+    "queries": "users, or rows, that were given items",
+    "unknown_items": "share of the relevant items that no training row has",
 }
 
 
@@ -62,11 +66,18 @@ def render_report(
     auc_note = "Area under the ROC curve on the validation rows."
     binary = any(isinstance(own, BinaryMetrics) for own in shown.by_label.values())
     kind = "log loss" if binary and len(shown.by_label) == 1 else "loss"
+    if shown.retrieval is not None:
+        loss = partial(_draw_curves, rows=curves, final=final, column="loss", splits=("train",))
+        recall = partial(_draw_curves, rows=curves, final=final, column="recall", splits=("valid",))
+        of, kind = f"Recall@{shown.retrieval.k}", "loss"
+        binary = not np.isnan(shown.compute().auc)
     plots = [
         ("Loss", f"{kind.capitalize()} by training step.", _svg("step", kind, loss)),
         *([("AUC", auc_note, _svg("step", "AUC", auc))] if binary else []),
     ]
-    for label, own in shown.by_label.items():
+    if shown.retrieval is not None:
+        plots.append((of, f"{of} of all items on the validation rows.", _svg("step", of, recall)))
+    for label, own in shown.by_label.items() if shown.retrieval is None else ():
         name = f" of {label}" if len(shown.by_label) > 1 else ""
         plots += _plots_of_label(own, split, name)
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
@@ -108,13 +119,14 @@ def _plots_of_label(metrics: LabelMetrics, split: str, of: str) -> list[tuple[st
 def _metric_name(key: str) -> str:
     """What the report calls a metric of ``final.json``, which may begin with a label's name."""
     label, _, metric = key.rpartition(".")
-    name = METRIC_NAMES[metric]
+    name, at, k = metric.partition("@")
+    name = f"{METRIC_NAMES[name]}{at}{k}"
     return f"{label}: {name}" if label else name
 
 
 def _place_in_table(key: str) -> tuple[str, int]:
     label, _, metric = key.rpartition(".")
-    return label, list(METRIC_NAMES).index(metric)
+    return label, list(METRIC_NAMES).index(metric.partition("@")[0])
 
 
 def _number(value: float | None) -> str:

@@ -43,6 +43,7 @@ from tessera.training.trainer.logs import MetricsLog, read_metrics
 from tessera.training.trainer.loop import TrainingLoop
 from tessera.training.trainer.progress import Progress
 from tessera.training.trainer.ranks import Ranks, device_of, joined_ranks
+from tessera.training.trainer.retrieval_evaluation import check_metric, retrieval_data
 from tessera.training.trainer.run_folder import RunFolder
 from tessera.training.trainer.split_metrics import SplitMetrics
 from tessera.training.transforms.fitting import Fitted
@@ -140,6 +141,7 @@ def train(
             fitted=fitted,
             ranks=ranks,
             device=device,
+            retrieval=retrieval_data(config, splits.train, ranks, progress=progress),
         )
         # The labels' means, which the first rows tell.
         assembly.begin_at(_means(splits.train.labels(RATE_ROWS)))
@@ -373,6 +375,7 @@ def _check_splits(splits: DataSplits, config: ExperimentConfig) -> None:
             f"data.valid_fraction={config.data.valid_fraction}: there are no validation rows, which"
             " choose the best checkpoint; raise it or give data.valid_path"
         )
+    check_metric(config, splits.valid)
     if config.train.metric == "auc":
         labels = splits.valid.labels().reshape(len(splits.valid), -1)
         columns = splits.train.dataset.columns.labels

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import torch
 
 from tessera.training.data.columns import LabelColumn
 from tessera.training.trainer.metrics import BinaryMetrics, Evaluation, json_of
+from tessera.training.trainer.retrieval_metrics import RetrievalEvaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +118,18 @@ class SplitEvaluation:
     Attributes:
         by_label: those of each label.
         loss: the sum over the labels of their mean losses, each times its weight.
+        retrieval: of a model for retrieval, how good its best items are.
     """
 
     by_label: dict[str, LabelEvaluation]
     loss: float
+    retrieval: RetrievalEvaluation | None = None
+
+    def value(self, metric: Literal["auc", "log_loss", "recall", "ndcg"]) -> float:
+        """What the best checkpoint is chosen by; NaN where it is not defined."""
+        if metric in {"recall", "ndcg"}:
+            return math.nan if self.retrieval is None else float(getattr(self.retrieval, metric))
+        return self.auc if metric == "auc" else self.loss
 
     @property
     def auc(self) -> float:
@@ -137,8 +146,12 @@ class SplitEvaluation:
     def to_json(self) -> dict[str, int | float | None]:
         """The metrics of one label by name; of several also ``loss`` and ``auc``, the mean.
 
+        Of a model for retrieval they are those of retrieval and the AUC: its scores are not probabilities.
         The names of several labels' metrics begin with the label's: ``clicked.auc``.
         """
+        if self.retrieval is not None and isinstance(self.only, Evaluation):
+            own = {name: getattr(self.only, name) for name in ("rows", "positives", "auc")}
+            return json_of(own) | self.retrieval.to_json()
         if self.only is not None:
             return self.only.to_json()
         return {
@@ -167,6 +180,7 @@ class SplitMetrics:
             label.name: _COLLECTORS[label.task](capacity) for label in labels
         }
         self._weights = tuple(weights)
+        self.retrieval: RetrievalEvaluation | None = None
 
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
         """Add one batch: the model's outputs and the labels, both ``[B, L]``.
@@ -185,5 +199,7 @@ class SplitMetrics:
         }
         losses = zip(self._weights, by_label.values(), strict=True)
         return SplitEvaluation(
-            by_label=by_label, loss=sum(weight * found.loss for weight, found in losses)
+            by_label=by_label,
+            loss=sum(weight * found.loss for weight, found in losses),
+            retrieval=self.retrieval,
         )

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tessera.training.data.batch import Batch
 from tessera.training.models.ranking import RankingModel
+from tessera.training.models.retrieval import RetrievalArch
 from tessera.training.modules.hashing import FeatureHasher
 from tessera.training.streamable import Pipelineable
 from tessera.training.trainer.losses import Losses
 from tessera.training.trainer.ranks import Ranks
+from tessera.training.trainer.retrieval import batch_losses
 from tessera.training.transforms.preprocessor import Preprocessor
 
 
@@ -74,16 +77,17 @@ class ModelWithLoss(nn.Module):
     Args:
         model: the ranking model; its parts are shared.
         losses: of its labels.
-        world_size: ranks that train together.
+        ranks: who trains together.
     """
 
-    def __init__(self, model: RankingModel, losses: Losses, *, world_size: int) -> None:
+    def __init__(self, model: RankingModel, losses: Losses, *, ranks: Ranks) -> None:
         super().__init__()
         self.preprocessor = model.preprocessor  # its work is done before; see `Preparation`
         self.encoder = model.encoder
         self.arch = model.arch
         self._losses = losses
-        self._world_size = world_size
+        self._ranks = ranks
+        self._for_retrieval = isinstance(model.arch, RetrievalArch)
 
     def forward(self, step: StepBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Score a step's batch, whose ids are rows.
@@ -96,14 +100,36 @@ class ModelWithLoss(nn.Module):
             all ranks' samples.
         """
         batch = step.batch
+        if self._for_retrieval:
+            return self._retrieve(step)
         dense = self.encoder(batch.dense_features, batch.sparse_features.stride())
         outputs = self.arch(dense, batch.sparse_features)
-        if self._world_size == 1:
+        if self._ranks.alone:
             loss = self._losses(outputs, batch.labels, batch.weights, reduction="mean")
             return loss, (loss.detach(), outputs.detach())
         total = self._losses(outputs, batch.labels, batch.weights, reduction="sum")
-        loss = total * (self._world_size / step.samples)
+        loss = total * (self._ranks.world_size / step.samples)
         return loss, (total.detach(), outputs.detach())
+
+    def _retrieve(self, step: StepBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """`forward` of a model for retrieval, whose batches have candidates."""
+        arch: Any = self.arch
+        users, items = self.vectors(step.batch)
+        losses = batch_losses(users, items, step.batch, self._ranks, temperature=arch.temperature)
+        outputs = arch.product(users, items[: len(users)])
+        if self._ranks.alone:
+            loss = losses.mean()
+            return loss, (loss.detach(), outputs.detach())
+        total = losses.sum()
+        loss = total * (self._ranks.world_size / step.samples)
+        return loss, (total.detach(), outputs.detach())
+
+    def vectors(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The users' vectors ``[B, D]`` and those of all items of the batch; the model is for retrieval."""
+        arch: Any = self.arch
+        dense = self.encoder(batch.dense_features, batch.sparse_features.stride())
+        found: tuple[Tensor, Tensor] = arch.vectors(dense, batch.sparse_features, users=batch.size)
+        return found
 
 
 class PendingLosses:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tessera.errors import UserError
+from tessera.training.modules.choices import FeatureSide
 from tessera.training.transforms.crosses import Cross
 from tessera.training.transforms.kinds.vocabulary import Vocabulary
 from tessera.training.transforms.target_statistics import SUFFIXES, TargetStatistic
@@ -15,10 +16,11 @@ from tessera.training.transforms.transform import DenseTransform, IdTransform, I
 
 @dataclass(frozen=True, kw_only=True)
 class RawDense:
-    """A dense column and its transforms, in order."""
+    """A dense column, its transforms in order, and whose property it is."""
 
     name: str
     chain: tuple[DenseTransform, ...] = ()
+    side: FeatureSide | None = None
 
     @property
     def rows(self) -> int | None:
@@ -28,11 +30,12 @@ class RawDense:
 
 @dataclass(frozen=True, kw_only=True)
 class RawIds:
-    """A sparse feature, the table that it shares (None: its own) and its rule."""
+    """A sparse feature, the table that it shares (None: its own), its rule, and whose property it is."""
 
     name: str
     table: str | None = None
     rule: IdTransform | None = None
+    side: FeatureSide | None = None
 
     @property
     def vocabulary(self) -> str | None:
@@ -115,6 +118,22 @@ class Transforms:
         return [column.name for column in self.sparse] + list(self.crosses) + buckets
 
     @property
+    def sides(self) -> dict[str, tuple[FeatureSide | None, ...]]:
+        """By dense value and feature that the model gets: the sides of the columns it is made of.
+
+        Those of target statistics are empty, as they are made of labels.
+        """
+        dense = {column.name: column for column in self.dense}
+        sparse = {column.name: column.side for column in self.sparse}
+        made: dict[str, tuple[FeatureSide | None, ...]] = {
+            name: (column.side, *(dense[o].side for step in column.chain for o in step.reads))
+            for name, column in dense.items()
+        }
+        made |= {name: (side,) for name, side in sparse.items()}
+        made |= {n: tuple(sparse[one] for one in cross.of) for n, cross in self.crosses.items()}
+        return made | {f"{n}_{what}": () for n in self.target_statistics for what in SUFFIXES}
+
+    @property
     def vocabularies(self) -> dict[str, Vocabulary]:
         """The settings of each vocabulary, by its name."""
         return {
@@ -140,7 +159,7 @@ def plain_transforms(
     )
 
 
-def dense_column(name: str, items: Iterable[Item]) -> RawDense:
+def dense_column(name: str, items: Iterable[Item], *, side: FeatureSide | None = None) -> RawDense:
     """A dense column with the transforms of these YAML items.
 
     Raises:
@@ -148,10 +167,17 @@ def dense_column(name: str, items: Iterable[Item]) -> RawDense:
     """
     field_name = f"columns.{name}.transform"
     chain = parse_chain(field_name, "dense", tuple(items))
-    return RawDense(name=name, chain=tuple(s for s in chain if isinstance(s, DenseTransform)))
+    steps = tuple(step for step in chain if isinstance(step, DenseTransform))
+    return RawDense(name=name, chain=steps, side=side)
 
 
-def id_column(name: str, items: Iterable[Item], *, table: str | None = None) -> RawIds:
+def id_column(
+    name: str,
+    items: Iterable[Item],
+    *,
+    table: str | None = None,
+    side: FeatureSide | None = None,
+) -> RawIds:
     """A sparse feature with the rule of these YAML items, at most one.
 
     Raises:
@@ -162,7 +188,7 @@ def id_column(name: str, items: Iterable[Item], *, table: str | None = None) -> 
     if len(chain) > 1:
         raise UserError(f"{field_name}={list(given)!r}: ids have one rule; give one of these")
     rules = [step for step in chain if isinstance(step, IdTransform)]
-    return RawIds(name=name, table=table, rule=rules[0] if rules else None)
+    return RawIds(name=name, table=table, rule=rules[0] if rules else None, side=side)
 
 
 def _known(field_name: str, name: str, known: Iterable[str], what: str) -> None:

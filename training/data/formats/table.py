@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from tessera.errors import UserError
 from tessera.training import field_checks as check
@@ -24,7 +24,8 @@ class TableConfig(DataConfig):
 
     Attributes:
         path: a file, a list of files, a pattern such as ``clicks/*.parquet``, or a folder with all
-            files below it; folders named ``day=3`` give a column ``day``.  A file's name says its
+            files below it, each also as a URL such as ``s3://bucket/clicks/*.parquet``; folders
+            named ``day=3`` give a column ``day``.  A file's name says its
             format: ``.parquet``, ``.csv``, ``.tsv``, ``.jsonl`` (each of the last three also with
             ``.gz``), ``.arrow`` or ``.feather``.
         valid_path: files for validation; empty: a share of ``path`` is held out.
@@ -33,6 +34,9 @@ class TableConfig(DataConfig):
         crosses: features that join several of ids, by name; the model makes them.
         target_statistics: dense values that say what a label was on average, by name; the model
             learns them from the training rows.
+        user_id: the feature of kind categorical that says whose a row is, for models for retrieval.
+        item_id: the feature of kind categorical that says which item a row is about.  With it the
+            table may lack a column of kind label: every row is then a positive one.
         split: which rows of ``path`` are held out.  ``random``: drawn with ``split_seed``.
             ``time``: the latest by ``split_column``, first validation, then test.  ``hash``: those
             whose value of ``split_column`` has a hash in the share, so that all rows with the same
@@ -46,6 +50,8 @@ class TableConfig(DataConfig):
             are none.
     """
 
+    takes_urls: ClassVar[bool] = True
+
     format: Literal["table"] = "table"
     path: Paths
     valid_path: Paths = ()
@@ -53,6 +59,8 @@ class TableConfig(DataConfig):
     columns: dict[str, ColumnConfig] = field(default_factory=dict)
     crosses: dict[str, Cross] = field(default_factory=dict)
     target_statistics: dict[str, TargetStatistic] = field(default_factory=dict)
+    user_id: str | None = None
+    item_id: str | None = None
     split: TableSplit = "random"
     split_column: str | None = None
     valid_from: Moment | None = None
@@ -96,11 +104,22 @@ class TableConfig(DataConfig):
 
     def _check_columns(self) -> None:
         kinds = [column.kind for column in self.columns.values()]
-        if "label" not in kinds:
+        if "label" not in kinds and self.item_id is None:
             raise UserError(
                 "columns: none has the kind label; say what is to be predicted (tessera schema DATA"
-                " writes a config for you)"
+                " writes a config for you), or, where every row is a positive one, name the item's id"
+                " as item_id"
             )
+        for key in ("user_id", "item_id"):
+            name = getattr(self, key)
+            if name is not None and (
+                name not in self.columns or self.columns[name].kind != "categorical"
+            ):
+                ids = [n for n, own in self.columns.items() if own.kind == "categorical"]
+                raise UserError(
+                    f"{key}={name!r}: no column of kind categorical has this name; give one of"
+                    f" {', '.join(ids) or 'them that kind'}"
+                )
         if not set(kinds) & set(SPARSE_KINDS):
             raise UserError(
                 f"columns: none has ids; a model needs one of kind {' or '.join(SPARSE_KINDS)}"
@@ -137,6 +156,8 @@ class TableConfig(DataConfig):
             columns=self.columns,
             crosses=self.crosses,
             target_statistics=self.target_statistics,
+            user_id=self.user_id,
+            item_id=self.item_id,
             split=self.split,
             split_column=self.settled_split_column(),
             held_out=self.held_out(),

@@ -8,13 +8,13 @@ import gzip
 import io
 import zlib
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 
 from tessera.errors import UserError
 from tessera.training.data.malformed import MalformedReport, MalformedRow
+from tessera.training.data.remote import Location, RemoteFile, remote_error
 from tessera.training.data.table.files import FoundFile
 
 BLOCK_BYTES = 8 << 20
@@ -64,13 +64,15 @@ class Utf8Text(io.RawIOBase):
         return block
 
 
-def unreadable(path: Path, error: Exception) -> UserError:
-    """The error that says that a file is damaged or not of its format."""
+def unreadable(path: Location, error: Exception) -> UserError:
+    """The error that says that a file is damaged, not of its format, or out of reach."""
+    if isinstance(path, RemoteFile):
+        return remote_error(path.url, error)
     reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
     return UserError(f"{path}: cannot be read: {reason}; mend the file or leave it out")
 
 
-def missing_column(path: Path, name: str, there: list[str]) -> UserError:
+def missing_column(path: Location, name: str, there: list[str]) -> UserError:
     """The error that says that a file lacks a column."""
     near = difflib.get_close_matches(name, there[:10_000], n=1, cutoff=0.5)
     more = ", ..." if len(there) > _MOST_SHOWN else ""
@@ -79,7 +81,7 @@ def missing_column(path: Path, name: str, there: list[str]) -> UserError:
     return UserError(f"{path}: has no column {name!r}; {hint}")
 
 
-def left_out(file: Path, row: int, column: str, value: Any, reason: str) -> MalformedReport:
+def left_out(file: Location, row: int, column: str, value: Any, reason: str) -> MalformedReport:
     """A report of one row that cannot be read."""
     text = str(value)
     shown = text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."

@@ -20,6 +20,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from tessera.training.data.malformed import MAX_EXAMPLES, MalformedReport, MalformedRow, Progress
+from tessera.training.data.remote import arrow_source, random_access
 from tessera.training.data.table.common import (
     BLOCK_BYTES,
     DAMAGED,
@@ -254,7 +255,7 @@ def _typed(
 
 def _arrow_batches(file: FoundFile, names: list[str]) -> Batches:
     with ExitStack() as stack:
-        source = stack.enter_context(pa.memory_map(str(file.path)))
+        source = stack.enter_context(random_access(file.path))
         try:
             reader = pa.ipc.open_file(source)
             batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
@@ -274,7 +275,7 @@ def _arrow_batches(file: FoundFile, names: list[str]) -> Batches:
 
 
 def _parquet_batches(file: FoundFile, names: list[str]) -> Batches:
-    with pq.ParquetFile(file.path) as found:
+    with pq.ParquetFile(arrow_source(file.path)) as found:
         total = max(1, found.metadata.num_rows)
         size = file.path.stat().st_size
         for batch in found.iter_batches(GROUP_ROWS, columns=names, use_threads=False):

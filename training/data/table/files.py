@@ -10,6 +10,8 @@ from typing import Literal
 from urllib.parse import unquote
 
 from tessera.errors import UserError
+from tessera.training.data.remote import Location, list_url
+from tessera.training.data.urls import check_url, is_url, local_path
 
 FileFormat = Literal["parquet", "csv", "tsv", "jsonl", "arrow"]
 
@@ -41,7 +43,7 @@ class FoundFile:
             the folder stands for a missing value.
     """
 
-    path: Path
+    path: Location
     format: FileFormat
     partitions: dict[str, str | None]
 
@@ -50,7 +52,8 @@ def find_files(paths: tuple[str, ...], field: str) -> list[FoundFile]:
     """The files that the config's ``field`` stands for, those of a folder or pattern by name.
 
     Raises:
-        UserError: there is no such file, or its name does not end as that of a known format.
+        UserError: there is no such file, its name does not end as that of a known format, or its
+            file system cannot be reached.
     """
     found = [file for path in paths for file in _found(path, field)]
     first = set(found[0].partitions)
@@ -68,14 +71,21 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _found(path: str, field: str) -> list[FoundFile]:
+    path = local_path(path)
+    if is_url(path):
+        return _found_url(path, field)
     where = Path(path).expanduser()
     if where.is_dir():
-        files = [file for file in sorted(where.rglob("*")) if _is_data(file, where)]
+        files = [
+            file
+            for file in sorted(where.rglob("*"))
+            if _is_data(file.relative_to(where).parts) and file.is_file()
+        ]
         if not files:
             raise UserError(f"{field}='{path}': no file in it ends in {', '.join(_ENDINGS)}")
-        return [_file(file, field, root=where) for file in files]
+        return [_file(file, field, inside=file.relative_to(where).parts) for file in files]
     if where.exists():
-        return [_file(where, field, root=where.parent)]
+        return [_file(where, field, inside=(where.name,))]
     if any(sign in where.name for sign in "*?[") or "*" in str(where):
         anchor = Path(where.anchor) if where.is_absolute() else Path()
         parts = where.relative_to(where.anchor) if where.is_absolute() else where
@@ -83,28 +93,46 @@ def _found(path: str, field: str) -> list[FoundFile]:
         if not files:
             raise UserError(f"{field}='{path}': no file has such a name; mend the pattern")
         fixed = next(i for i, part in enumerate(where.parts) if any(c in part for c in "*?["))
-        return [_file(file, field, root=Path(*where.parts[:fixed])) for file in files]
+        root = Path(*where.parts[:fixed])
+        return [_file(file, field, inside=file.relative_to(root).parts) for file in files]
     raise UserError(f"{field}='{path}': no such file or folder; name one that is there")
 
 
-def _is_data(file: Path, root: Path) -> bool:
+def _found_url(url: str, field: str) -> list[FoundFile]:
+    check_url(url, field)
+    shown = url.partition("?")[0]
+    listing = list_url(url)
+    files = listing.files
+    if listing.kind == "folder":
+        files = [(file, inside) for file, inside in files if _is_data(inside)]
+        if not files:
+            raise UserError(
+                f"{field}='{shown}': there is no such file, and none below it that ends in"
+                f" {', '.join(_ENDINGS)}"
+            )
+    if not files:
+        raise UserError(f"{field}='{shown}': no file has such a name; mend the pattern")
+    return [_file(file, field, inside=inside) for file, inside in files]
+
+
+def _is_data(inside: tuple[str, ...]) -> bool:
     """Whether a file of a folder is meant: of a known format, and not hidden by ``.`` or ``_``."""
-    inside = file.relative_to(root).parts
     hidden = any(part.startswith((".", "_")) or part.endswith(".cache") for part in inside)
-    return not hidden and file.is_file() and _format(file) is not None
+    return not hidden and _format(inside[-1]) is not None
 
 
-def _format(file: Path) -> FileFormat | None:
-    name = file.name.lower()
+def _format(name: str) -> FileFormat | None:
+    name = name.lower()
     return next((kind for ending, kind in _ENDINGS.items() if name.endswith(ending)), None)
 
 
-def _file(file: Path, field: str, *, root: Path) -> FoundFile:
-    kind = _format(file)
+def _file(file: Location, field: str, *, inside: tuple[str, ...]) -> FoundFile:
+    """A file of the names ``inside``, the last its own and the others of folders that may say columns."""
+    kind = _format(file.name)
     if kind is None:
         raise UserError(f"{field}='{file}': its name must end in one of {', '.join(_ENDINGS)}")
     partitions: dict[str, str | None] = {}
-    for part in file.relative_to(root).parts[:-1]:
+    for part in inside[:-1]:
         if match := _PARTITION.fullmatch(part):
             value = unquote(match[2])
             partitions[match[1]] = None if value == _NULL_PARTITION else value

@@ -45,7 +45,7 @@ _MIX = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))
 
 @dataclass(frozen=True)
 class RowIndex:
-    """The arrays of an index, mapped from its files."""
+    """The arrays of an index, mapped from its files; without labels in them, every label is 1."""
 
     labels: Floats
     weights: Floats | None
@@ -62,7 +62,11 @@ class RowIndex:
 
         rows, labels = folder.details["rows"], folder.details["labels"]
         return cls(
-            labels=mapped("labels.f32", "<f4", (rows, labels)),
+            labels=(
+                mapped("labels.f32", "<f4", (rows, labels))
+                if labels
+                else np.broadcast_to(np.float32(1), (rows, 1))
+            ),
             weights=mapped("weights.f32", "<f4", (rows,)) if folder.details["weights"] else None,
             split=mapped("split.u8", "u1", (rows,)),
         )

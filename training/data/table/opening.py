@@ -16,6 +16,7 @@ from tessera.training.data.columns import ColumnConfig
 from tessera.training.data.dataset import DataSplits, View
 from tessera.training.data.malformed import MalformedReport, MalformedRowError, Progress
 from tessera.training.data.prepared import PreparedFolder, open_or_build
+from tessera.training.data.remote import Location
 from tessera.training.data.table.convert import PREPARED_FILE, convert, settle_text
 from tessera.training.data.table.files import FoundFile, find_files
 from tessera.training.data.table.index import Begins, RowIndex, SplitRule, TableSplit, write_index
@@ -28,6 +29,7 @@ from tessera.training.data.table.parquet import (
 from tessera.training.data.table.settle import TableColumns, settle, text_columns
 from tessera.training.data.table.text import TextColumn
 from tessera.training.data.table.view import TableDataset, TableView
+from tessera.training.data.urls import cache_of_urls, is_url, local_path
 from tessera.training.transforms.crosses import Cross
 from tessera.training.transforms.target_statistics import TargetStatistic
 from tessera.training.typed_config import to_plain
@@ -44,6 +46,8 @@ def open_table(
     columns: Mapping[str, ColumnConfig],
     crosses: dict[str, Cross],
     target_statistics: dict[str, TargetStatistic],
+    user_id: str | None,
+    item_id: str | None,
     split: TableSplit,
     split_column: str | None,
     held_out: tuple[float, float],
@@ -70,7 +74,11 @@ def open_table(
     rule = SplitRule(split=split, held_out=held_out, seed=seed, begins=begins)
     dataset = opener.open(paths["path"], "path", rule)
     dataset.columns = dataclasses.replace(
-        dataset.columns, crosses=crosses, target_statistics=target_statistics
+        dataset.columns,
+        crosses=crosses,
+        target_statistics=target_statistics,
+        user_id=user_id,
+        item_id=item_id,
     )
     views: dict[str, View] = {
         name: TableView(dataset, number) for number, name in enumerate(("train", "valid", "test"))
@@ -86,7 +94,10 @@ def open_table(
 
 
 def _beside(path: str) -> Path:
-    """The folder of prepared files beside the data."""
+    """The folder of prepared files beside the data, or where none can be beside it."""
+    path = local_path(path)
+    if is_url(path):
+        return cache_of_urls()
     where = Path(path).expanduser().absolute()
     while any(sign in str(where) for sign in "*?["):
         where = where.parent
@@ -133,7 +144,7 @@ class _Opener:
     def _prepared(
         self,
         label: str,
-        sources: list[Path],
+        sources: list[Location],
         options: dict[str, Any],
         build: Callable[[Path], Mapping[str, Any]],
     ) -> PreparedFolder:

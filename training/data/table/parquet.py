@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tessera.training.data.remote import Location, RemoteFile, arrow_source
 from tessera.training.data.string_columns import is_string_type
 from tessera.training.data.table.common import DAMAGED, unreadable
 
@@ -39,21 +39,21 @@ class TableFile:
         schema: the Arrow types of its columns, those of ``partitions`` too.
     """
 
-    path: Path
-    source: Path
+    path: Location
+    source: Location
     partitions: dict[str, Any]
     metadata: Any = field(compare=False)
     schema: Any = field(compare=False)
 
     @classmethod
-    def open(cls, path: Path, source: Path, partitions: dict[str, Any]) -> TableFile:
+    def open(cls, path: Location, source: Location, partitions: dict[str, Any]) -> TableFile:
         """Read the footer.
 
         Raises:
             UserError: the file is not a whole Parquet file.
         """
         try:
-            with pq.ParquetFile(path) as found:
+            with pq.ParquetFile(arrow_source(path)) as found:
                 metadata, schema = found.metadata, found.schema_arrow
         except DAMAGED as error:
             raise unreadable(source, error) from error
@@ -108,7 +108,11 @@ class TableFile:
         strings = [name for name in stored if is_string_type(self.schema.field(name).type)]
         try:
             with pq.ParquetFile(
-                self.path, metadata=self.metadata, read_dictionary=strings, pre_buffer=False
+                arrow_source(self.path),
+                metadata=self.metadata,
+                read_dictionary=strings,
+                # Of a remote file neighbouring columns come with one request.
+                pre_buffer=isinstance(self.path, RemoteFile),
             ) as found:
                 table = found.read_row_groups(list(groups), columns=stored, use_threads=False)
         except DAMAGED as error:

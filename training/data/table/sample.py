@@ -16,6 +16,7 @@ import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 
 from tessera.errors import UserError
+from tessera.training.data.remote import arrow_source, random_access
 from tessera.training.data.table.common import (
     BLOCK_BYTES,
     DAMAGED,
@@ -107,7 +108,7 @@ def _of_file(file: FoundFile, rows: int) -> tuple[Any, float]:
 
 
 def _parquet(file: FoundFile, rows: int) -> tuple[Any, float]:
-    with pq.ParquetFile(file.path) as found:
+    with pq.ParquetFile(arrow_source(file.path)) as found:
         if found.schema_arrow.names and len(found.schema_arrow.names) > MOST_COLUMNS:
             return found.schema_arrow.empty_table(), 0.0
         batches = found.iter_batches(min(rows, 1 << 14), use_threads=False)
@@ -127,7 +128,7 @@ def _taken(batches: Iterator[Any], rows: int) -> list[Any]:
 
 
 def _arrow(file: FoundFile, rows: int) -> tuple[Any, float]:
-    with pa.memory_map(str(file.path)) as source:
+    with random_access(file.path) as source:
         try:
             reader = pa.ipc.open_file(source)
         except pa.ArrowInvalid:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ from tessera.training.data.columns import (
     SparseColumn,
     SparseKind,
 )
+from tessera.training.data.remote import Location
 from tessera.training.data.string_columns import is_string_type
 from tessera.training.data.table.common import missing_column
 from tessera.training.data.table.text import Holds, TextColumn
@@ -66,7 +66,8 @@ class TableColumns:
     Attributes:
         dense: in the order of a batch's dense columns.
         sparse: in the order of a batch's keys: features of one id each, then lists.
-        labels: in the order of a batch's labels, each with whether it is binary.
+        labels: in the order of a batch's labels, each with whether it is binary; of a table without
+            labels none, and then every row is a positive one.
         weight: the column of the samples' weights.
         split: the column that splits by time or hash look at.
         columns: the description that the dataset carries.
@@ -126,7 +127,7 @@ def text_columns(
 
 
 def settle(
-    columns: Mapping[str, ColumnConfig], split_column: str | None, schema: Any, path: Path
+    columns: Mapping[str, ColumnConfig], split_column: str | None, schema: Any, path: Location
 ) -> TableColumns:
     """Check the config's columns against ``schema``, the Arrow schema of the file ``path``.
 
@@ -170,7 +171,7 @@ def settle(
         columns=FeatureColumns(
             dense=tuple(dense_columns),
             sparse=tuple(column for _, column in sparse),
-            labels=tuple(label for _, label in labels),
+            labels=tuple(label for _, label in labels) or (LabelColumn(name="label"),),
             weight=others.get("weight"),
             timestamp=others.get("timestamp"),
             group=others.get("group"),
@@ -209,7 +210,7 @@ def _sparse(
     return read, column
 
 
-def _type(schema: Any, name: str, path: Path) -> Any:
+def _type(schema: Any, name: str, path: Location) -> Any:
     indices = schema.get_all_field_indices(name)
     if not indices:
         raise missing_column(path, name, schema.names)
@@ -249,7 +250,9 @@ def _is_id(kind: Any) -> bool:
     return is_string_type(kind) or any(test(plain) for test in (*tests, pa.types.is_null))
 
 
-def _check(source: str, own: ColumnConfig, kind: Any, path: Path, *, weights: bool = False) -> None:
+def _check(
+    source: str, own: ColumnConfig, kind: Any, path: Location, *, weights: bool = False
+) -> None:
     """Refuse a type that the column's kind cannot be read from."""
     if weights:
         fits = is_list(kind) and _is_number(kind.value_type)
