@@ -67,6 +67,15 @@ COMMANDS: dict[str, Command] = {
         help="train a model from a YAML config into a run folder",
         handles_sigterm=True,
     ),
+    "tune": Command(
+        module="tessera.training.commands.tune",
+        help="search for settings: many trainings, the next ones chosen by the last ones",
+        handles_sigterm=True,
+    ),
+    "compare": Command(
+        module="tessera.training.commands.compare",
+        help="show runs side by side: configs, metrics, size, speed and curves",
+    ),
     "package-model": Command(
         module="tessera.serving.commands.package_model",
         help="quantize, trace and script a trained model into one servable file",

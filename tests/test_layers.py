@@ -194,6 +194,8 @@ TRAINING_ORDER = (
     "config",
     "config_reference",
     "trainer",
+    "comparison",
+    "tuning",
     "trained",
     "bench",
     "commands",

@@ -34,6 +34,7 @@ from tessera.training.config import ExperimentConfig, find_config, load_config
 from tessera.training.trainer.run_folder import RunFolder, default_run_folder
 
 EXIT_INTERRUPTED = 130
+STOPPING = b"\nstopping after this step; once more stops at once\n"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +102,7 @@ def _train(args: argparse.Namespace) -> int:
     from tessera.training.distributed.comm.environment import (  # noqa: PLC0415
         world_size_of_environment,
     )
-    from tessera.training.trainer.ranks import is_restart, when_torchrun_dies  # noqa: PLC0415
+    from tessera.training.trainer.ranks import is_restart, when_parent_dies  # noqa: PLC0415
     from tessera.training.trainer.run import train  # noqa: PLC0415
 
     many_ranks = world_size_of_environment() > 1
@@ -125,7 +126,7 @@ def _train(args: argparse.Namespace) -> int:
         config.run.name or path.stem, datetime.now(tz=timezone.utc).astimezone()
     )
     engine = open_engine(args.engine, processes=args.processes, ray_address=args.ray_address)
-    with _stop_on_signals() as stop, when_torchrun_dies(lambda: _orphaned(stop)):
+    with stop_on_signals(STOPPING) as stop, when_parent_dies(lambda: _orphaned(stop)):
         result = train(
             config,
             out,
@@ -150,12 +151,15 @@ def _train(args: argparse.Namespace) -> int:
 def _orphaned(stop: threading.Event) -> None:
     stop.set()
     with contextlib.suppress(OSError):  # where it goes may have died too
-        os.write(2, b"\ntorchrun is gone; stopping after this step\n")
+        os.write(2, b"\ntorchrun is gone, or what else started this; stopping after this step\n")
 
 
 @contextlib.contextmanager
-def _stop_on_signals() -> Iterator[threading.Event]:
-    """An event that the first SIGINT or SIGTERM sets; a second one acts as it always does."""
+def stop_on_signals(message: bytes) -> Iterator[threading.Event]:
+    """An event that the first SIGINT or SIGTERM sets; a second one acts as it always does.
+
+    The first one writes ``message`` on stderr.
+    """
     stop = threading.Event()
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -163,7 +167,7 @@ def _stop_on_signals() -> Iterator[threading.Event]:
         del frame
         stop.set()
         # os.write: a print here could fall into another print.
-        os.write(2, b"\nstopping after this step; once more stops at once\n")
+        os.write(2, message)
         signal.signal(number, previous[signal.Signals(number)])
 
     for number in previous:

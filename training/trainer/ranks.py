@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 PARENT_LOOK_S = 0.5
 """Seconds between a rank's looks whether the process that started it still runs."""
+PARENT_VARIABLE = "TESSERA_PARENT"
+"""The environment variable with the id of a process that a training is to end with."""
 
 
 def is_restart() -> bool:
@@ -37,16 +39,17 @@ def is_restart() -> bool:
 
 
 @contextlib.contextmanager
-def when_torchrun_dies(call: Callable[[], object]) -> Iterator[None]:
-    """Call ``call`` from a thread when the torchrun that started this process has died.
+def when_parent_dies(call: Callable[[], object]) -> Iterator[None]:
+    """Call ``call`` from a thread when what started this process has died: torchrun, or a search.
 
-    Without torchrun nothing is watched: a process that was put into the background may outlive
-    the shell that started it.
+    A search gives its process id as `PARENT_VARIABLE`.  Without either nothing is watched: a process
+    that was put into the background may outlive the shell that started it.
     """
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
+    given = os.environ.get(PARENT_VARIABLE, "")
+    if not given and "TORCHELASTIC_RUN_ID" not in os.environ:
         yield
         return
-    parent, left = os.getppid(), threading.Event()
+    parent, left = int(given) if given.isdigit() else os.getppid(), threading.Event()
 
     def watch() -> None:
         while not left.wait(PARENT_LOOK_S):

@@ -37,6 +37,7 @@ from tessera.training.trainer.checkpoint import (
 )
 from tessera.training.trainer.display import Display, describe
 from tessera.training.trainer.evaluate import evaluate
+from tessera.training.trainer.facts import count_parameters, label_hash
 from tessera.training.trainer.files import find_checkpoint, latest_checkpoint
 from tessera.training.trainer.fitting import fit_transforms
 from tessera.training.trainer.logs import MetricsLog, read_metrics
@@ -328,6 +329,11 @@ class _Run:
             "best_step": progress.best_step,
             "best_checkpoint": str(best.relative_to(self.folder.root)),
             "metric": self.config.train.metric,
+            "parameters": count_parameters(self.assembly.model),
+            "data": {
+                name: label_hash(getattr(self.splits, name)) if name in evaluations else None
+                for name in ("valid", "test")
+            },
             "valid": evaluations["valid"].to_json(),
             "test": evaluations["test"].to_json() if "test" in evaluations else None,
             "evaluation_samples_per_second": round(rows / max(seconds, 1e-9), 1),
