@@ -8,7 +8,6 @@ nothing of it was taken before its result was whole.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import gc
@@ -25,12 +24,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol, TypeVar
 
-from tessera.errors import UserError, refuse_unknown
+from tessera.errors import UserError
 
 MAX_TRIES = 3
 """How often a partition is begun whose process ends without an answer."""
-
-ENGINES = ("local", "ray")
 
 _PR_SET_PDEATHSIG = 1
 
@@ -71,66 +68,6 @@ def cpu_count() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def open_engine(
-    name: str = "local", *, processes: int | None = None, ray_address: str | None = None
-) -> Engine:
-    """The engine of this name.
-
-    Args:
-        name: ``local``, or ``ray``, which needs the package ray.
-        processes: how many partitions are worked on at once; None: one per core, of a cluster
-            that runs already all that it has.
-        ray_address: where a Ray cluster runs, such as ``10.0.0.1:6379``; None: one is begun on this
-            machine and ended with the work.
-
-    Raises:
-        UserError: there is no such engine, an address is given to the local one, or ray is not
-            installed.
-    """
-    refuse_unknown("engine", name, ENGINES)
-    if name == "ray":
-        # Only who asks for a cluster needs the library.
-        from tessera.partitions_on_ray import RayEngine  # noqa: PLC0415
-
-        return RayEngine(ray_address, processes=processes)
-    if ray_address is not None:
-        raise UserError(
-            f"ray_address={ray_address!r}: the local engine has none; leave it out, or take the engine ray"
-        )
-    return LocalEngine(processes=processes)
-
-
-def add_engine_flags(parser: argparse.ArgumentParser, parts_of: str) -> None:
-    """Declare --processes, --engine and --ray-address, the arguments of `open_engine`.
-
-    ``parts_of`` says in the help what is worked on in parts.
-    """
-    parser.add_argument(
-        "--processes",
-        type=_positive,
-        metavar="N",
-        help=f"parts of the {parts_of} that are worked on at once (default: one per core)",
-    )
-    parser.add_argument(
-        "--engine",
-        choices=ENGINES,
-        default="local",
-        help=f"where parts of the {parts_of} are worked on: in processes of this machine, or on a Ray"
-        " cluster (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--ray-address",
-        metavar="HOST:PORT",
-        help="the cluster's address, for --engine ray (default: one is begun on this machine)",
-    )
-
-
-def _positive(text: str) -> int:
-    if not (text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least 1")
-    return int(text)
 
 
 def died(task: object, how: str) -> UserError:

@@ -21,6 +21,7 @@ FOLDERS = ("kernels", "training", "serving")
 FOUNDATION = (
     "tessera",
     "tessera.durable",
+    "tessera.engines",
     "tessera.errors",
     "tessera.partitions",
     "tessera.partitions_on_ray",
@@ -97,6 +98,7 @@ def violations(source, module, *, is_package=False):
             *FOLDERS,
             "cli",
             "durable",
+            "engines",
             "errors",
             "partitions",
             "partitions_on_ray",

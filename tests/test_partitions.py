@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tessera.engines import open_engine
 from tessera.errors import UserError
-from tessera.partitions import MAX_TRIES, LocalEngine, open_engine
+from tessera.partitions import MAX_TRIES, LocalEngine
 
 
 @dataclass

@@ -6,8 +6,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from tessera.engines import open_engine
 from tessera.errors import UserError
-from tessera.partitions import MAX_TRIES, LocalEngine, open_engine
+from tessera.partitions import MAX_TRIES, LocalEngine
 from tessera.serving.offline import raw_units, scoring
 from tessera.serving.offline.scoring import ScoreOptions, score_files
 from tessera.training.config import load_config

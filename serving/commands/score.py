@@ -27,7 +27,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tessera.partitions import add_engine_flags
+from tessera.engines import add_engine_flags
 from tessera.serving.commands.flags import add_package, positive
 from tessera.serving.commands.loading_flags import add_allow_op, add_load_timeout
 

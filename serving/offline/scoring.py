@@ -21,8 +21,9 @@ import torch
 from tqdm import tqdm
 
 from tessera.durable import replacing
+from tessera.engines import open_engine
 from tessera.errors import UserError
-from tessera.partitions import Engine, LocalEngine, open_engine
+from tessera.partitions import Engine, LocalEngine
 from tessera.serving.offline.raw_text import text_units
 from tessera.serving.offline.raw_units import (
     TEXT_FORMATS,
@@ -56,7 +57,7 @@ class ScoreOptions:
         batch_rows: rows that are scored at once; it does not change a score.
         processes: how many score at once; None: one per core.
         engine: ``local`` or ``ray``.
-        ray_address: see `tessera.partitions.open_engine`.
+        ray_address: see `tessera.engines.open_engine`.
         separator: what stands between the items of lists in text; None: seen from the first rows.
         strict: refuse the first row without a score.
         overwrite: replace the output, and begin anew what an earlier call left unfinished.

@@ -28,8 +28,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
 
+from tessera.engines import add_engine_flags, open_engine
 from tessera.errors import UserError
-from tessera.partitions import add_engine_flags, open_engine
 from tessera.training.config import ExperimentConfig, find_config, load_config
 from tessera.training.trainer.run_folder import RunFolder, default_run_folder
 
