@@ -88,6 +88,10 @@ COMMANDS: dict[str, Command] = {
         module="tessera.serving.commands.verify",
         help="check a package's hashes and replay its golden answers",
     ),
+    "evaluate": Command(
+        module="tessera.serving.commands.evaluate",
+        help="say how good packages and runs are on rows with labels",
+    ),
     "diff": Command(
         module="tessera.serving.commands.diff",
         help="compare two packages: schema, tables, sizes and answers",

@@ -44,7 +44,7 @@ def test_every_block_of_the_page(
     page = PAGE.read_text(encoding="utf-8")
     before, _, transforms = page.partition("\n## Transforms")  # which tests/transforms checks
     blocks = BLOCK.findall(before + transforms.partition("\n## ")[2])
-    assert [kind for kind, _ in blocks] == ["bash", "yaml", "bash", "bash", "bash"]
+    assert [kind for kind, _ in blocks] == ["bash", "yaml", "bash", "bash", "bash", "bash"]
     for kind, text in blocks:
         if kind == "yaml":
             name = text.splitlines()[0].removeprefix("# ")

@@ -14,6 +14,8 @@ from tessera.errors import UserError
 from tessera.training.config import load_config
 from tessera.training.data.columns import LabelColumn
 from tessera.training.data.opening import open_data
+from tessera.training.metrics.binary import auc_estimate
+from tessera.training.metrics.estimate import codes_of
 from tessera.training.trained import load_trained
 from tessera.training.trainer import train
 from tessera.training.trainer.logs import read_metrics
@@ -179,3 +181,27 @@ def test_every_architecture_takes_several_labels(arch, tmp_path):
     rows = read_metrics(RunFolder(folder).metrics)
     losses = [float(row["loss"]) for row in rows if row["split"] == "train"]
     assert sum(losses[-2:]) < 0.97 * sum(losses[:2])
+
+
+def test_standard_errors_are_clustered_by_user_and_leave_unknown_labels_out():
+    columns = [LabelColumn(name="clicked"), LabelColumn(name="spent", task="regression")]
+    chance = np.random.default_rng(1)
+    logits = chance.normal(size=(300, 2)).astype(np.float32)
+    labels = np.stack([chance.random(300) < 0.4, chance.random(300)], axis=1).astype(np.float32)
+    labels[::7, 0] = np.nan
+    users = chance.integers(0, 40, 300)
+    metrics = SplitMetrics(columns, (1.0, 1.0), 300)
+    for part in (slice(100), slice(100, 300)):
+        metrics.add_users(users[part])
+        metrics.update(torch.from_numpy(logits[part]), torch.from_numpy(labels[part]))
+    found = metrics.standard_errors()
+    known = ~np.isnan(labels[:, 0])
+    score = metrics.by_label["clicked"].logits
+    assert len(score) == known.sum()
+    expected = auc_estimate(score, labels[known, 0]).standard_error(codes_of(users[known]))
+    assert found["clicked"]["auc"] == pytest.approx(expected, rel=1e-12)
+    squares = (logits[:, 1].astype(float) - labels[:, 1]) ** 2
+    sums = np.bincount(users, weights=squares - squares.mean())
+    count = len(set(users.tolist()))
+    error = np.sqrt(count / (count - 1) * np.square(sums).sum()) / 300
+    assert found["spent"]["mean_squared_error"] == pytest.approx(error)

@@ -8,6 +8,7 @@ import torch
 
 from tessera.training.data.dataset import View
 from tessera.training.data.loader import BatchLoader
+from tessera.training.data.users import users_of
 from tessera.training.trainer.assembly import Assembly
 from tessera.training.trainer.retrieval_evaluation import Queries, item_vectors
 from tessera.training.trainer.split_metrics import SplitMetrics
@@ -19,6 +20,7 @@ def evaluate(
     *,
     batch_size: int,
     should_stop: Callable[[], bool] = lambda: False,
+    user_feature: str | None = None,
 ) -> SplitMetrics | None:
     """The metrics of a model on every row of ``view``, in the view's order.
 
@@ -29,6 +31,7 @@ def evaluate(
         assembly: the model and the ranks that evaluate together.
         view: the rows.
         batch_size: rows of a forward pass, of all ranks together.
+        user_feature: the one that says whose row it is, to keep its ids for standard errors; None: keep none.
         should_stop: asked before every batch, all ranks alike; True ends the pass, with None.
     """
     model, ranks = assembly.model, assembly.ranks
@@ -58,6 +61,9 @@ def evaluate(
                     outputs = assembly.product(users, items)
                     queries.update(batch, users)
                 labels = batch.labels.view(-1, columns)
+                if user_feature is not None:
+                    ids = torch.from_numpy(users_of(batch, user_feature))
+                    metrics.add_users(ranks.joined(ids).numpy())
                 if ranks.alone:
                     metrics.update(outputs.cpu(), labels)
                 else:

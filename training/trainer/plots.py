@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Callable
 
 import matplotlib as mpl
@@ -68,7 +69,10 @@ def svg_of(
             axes.legend(frameon=False)
         stream = io.StringIO()
         no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(stream, format="svg", metadata=no_metadata)
+        with warnings.catch_warnings():
+            # Texts stay texts, for which the reader's browser has the letters.
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")
+            figure.savefig(stream, format="svg", metadata=no_metadata)
     text = stream.getvalue()
     text = text[text.index("<svg") :]  # without the XML prolog, which HTML does not have
     # Text without a colour of its own is black, whatever the page's is.

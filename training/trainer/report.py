@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 import tessera
 from tessera.training.metrics.binary import calibration_table, sigmoid
 from tessera.training.trainer.metrics import BinaryMetrics
+from tessera.training.trainer.plots import BLUE, GREY, ORANGE, svg_of
 from tessera.training.trainer.split_metrics import LabelMetrics, RegressionMetrics, SplitMetrics
 
 CALIBRATION_BINS = 20
 HISTOGRAM_BINS = 50
-# Told apart by readers with any colour vision, and in print.
-BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#888888"
 
 METRIC_NAMES = {
     "loss": "loss of all labels",
@@ -72,14 +69,15 @@ def render_report(
         of, kind = f"Recall@{shown.retrieval.k}", "loss"
         binary = not np.isnan(shown.compute().auc)
     plots = [
-        ("Loss", f"{kind.capitalize()} by training step.", _svg("step", kind, loss)),
-        *([("AUC", auc_note, _svg("step", "AUC", auc))] if binary else []),
+        ("Loss", f"{kind.capitalize()} by training step.", svg_of("step", kind, loss)),
+        *([("AUC", auc_note, svg_of("step", "AUC", auc))] if binary else []),
     ]
     if shown.retrieval is not None:
-        plots.append((of, f"{of} of all items on the validation rows.", _svg("step", of, recall)))
+        plots.append((of, f"{of} of all items on the validation rows.", svg_of("step", of, recall)))
     for label, own in shown.by_label.items() if shown.retrieval is None else ():
         name = f" of {label}" if len(shown.by_label) > 1 else ""
         plots += _plots_of_label(own, split, name)
+    errors = {name: own.standard_errors() for name, own in metrics.items()}
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
         (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
     )
@@ -88,8 +86,16 @@ def render_report(
         version=tessera.__version__,
         final=final,
         splits=splits,
+        errors=bool(errors),
+        clustered_by=final.get("errors_clustered_by"),
         table=[
-            (_metric_name(key), [_number(final[name][key]) for name in splits])
+            (
+                _metric_name(key),
+                [
+                    _number(final[name][key], _error_of(errors.get(name, {}), key))
+                    for name in splits
+                ],
+            )
             for key in sorted(final[splits[0]], key=_place_in_table)
         ],
         plots=plots,
@@ -104,12 +110,12 @@ def _plots_of_label(metrics: LabelMetrics, split: str, of: str) -> list[tuple[st
         " the line, predictions are right on average."
     )
     if not isinstance(metrics, BinaryMetrics):
-        means = _svg(f"mean prediction{of}", "mean label", partial(_draw_means, metrics=metrics))
+        means = svg_of(f"mean prediction{of}", "mean label", partial(_draw_means, metrics=metrics))
         return [(f"Predictions{of}", groups_note, means)]
     scores_note = f"Predictions on the {split} split, each label's rows as a density."
     groups = partial(_draw_calibration, metrics=metrics)
-    calibration = _svg(f"mean prediction{of}", "share of label 1", groups)
-    histogram = _svg(f"prediction{of}", "density", partial(_draw_histogram, metrics=metrics))
+    calibration = svg_of(f"mean prediction{of}", "share of label 1", groups)
+    histogram = svg_of(f"prediction{of}", "density", partial(_draw_histogram, metrics=metrics))
     return [
         (f"Calibration{of}", groups_note, calibration),
         (f"Scores by label{of}", scores_note, histogram),
@@ -129,36 +135,21 @@ def _place_in_table(key: str) -> tuple[str, int]:
     return label, list(METRIC_NAMES).index(metric.partition("@")[0])
 
 
-def _number(value: float | None) -> str:
+def _error_of(by_label: Mapping[str, Mapping[str, float]], key: str) -> float:
+    """The standard error of a metric of ``final.json``; NaN where it has none."""
+    label, _, metric = key.rpartition(".")
+    if not label and len(by_label) > 1:
+        return math.nan  # of all labels together
+    own = by_label[label] if label else next(iter(by_label.values()), {})
+    return own.get(metric, math.nan)
+
+
+def _number(value: float | None, error: float) -> str:
     if value is None:
         return "not defined"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.5f}"
-
-
-def _svg(x_label: str, y_label: str, draw: Callable[[Axes], None]) -> str:
-    """What ``draw`` puts on axes with these labels, as an ``<svg>`` element."""
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(visible=True, color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    draw(axes)
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    axes.legend(frameon=False)
-    stream = io.StringIO()
-    with mpl.rc_context(
-        # The salt keeps ids apart from those of the report's other figures.
-        {
-            "svg.fonttype": "none",
-            "svg.hashsalt": f"{x_label} {y_label}",
-            "font.family": "sans-serif",
-        }
-    ):
-        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(stream, format="svg", metadata=no_metadata)
-    text = stream.getvalue()
-    return text[text.index("<svg") :]  # without the XML prolog, which HTML does not have
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.5f}" if math.isnan(error) else f"{value:.5f} ± {error:.5f}"
 
 
 def _draw_curves(

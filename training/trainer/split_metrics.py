@@ -15,8 +15,14 @@ import numpy.typing as npt
 import torch
 
 from tessera.training.data.columns import LabelColumn
+from tessera.training.metrics.binary import BINARY_METRICS, sigmoid
+from tessera.training.metrics.estimate import Numbers, codes_of
+from tessera.training.metrics.regression import REGRESSION_METRICS
 from tessera.training.trainer.metrics import BinaryMetrics, Evaluation, json_of
 from tessera.training.trainer.retrieval_metrics import RetrievalEvaluation
+
+MOST_ROWS_OF_ERRORS = 5_000_000
+"""Standard errors of more rows are not computed: they would take 100 bytes a row, and be very small."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,15 +187,23 @@ class SplitMetrics:
         }
         self._weights = tuple(weights)
         self.retrieval: RetrievalEvaluation | None = None
+        self._users: list[npt.NDArray[np.int64]] = []
+        self._known: dict[str, list[npt.NDArray[np.bool_]]] = {name: [] for name in self.by_label}
+
+    def add_users(self, users: npt.NDArray[np.int64]) -> None:
+        """Add whose the rows of one batch are, ``[B]``; of every batch, or of none."""
+        self._users.append(users)
 
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
         """Add one batch: the model's outputs and the labels, both ``[B, L]``.
 
         Rows whose label is not known (NaN) do not count for that label.
         """
-        for place, metrics in enumerate(self.by_label.values()):
+        for place, (name, metrics) in enumerate(self.by_label.items()):
             wanted = labels[:, place]
             known = ~torch.isnan(wanted)
+            if self._users:
+                self._known[name].append(known.cpu().numpy())
             metrics.update(outputs[:, place][known], wanted[known])
 
     def compute(self) -> SplitEvaluation:
@@ -203,3 +217,28 @@ class SplitMetrics:
             loss=sum(weight * found.loss for weight, found in losses),
             retrieval=self.retrieval,
         )
+
+    def standard_errors(self) -> dict[str, dict[str, float]]:
+        """By label and metric, the standard errors: clustered by user if the users are known.
+
+        Empty for a label with more than `MOST_ROWS_OF_ERRORS` rows.
+        """
+        found: dict[str, dict[str, float]] = {}
+        users = codes_of(np.concatenate(self._users)) if self._users else None
+        for name, metrics in self.by_label.items():
+            found[name] = {}
+            if len(metrics.labels) > MOST_ROWS_OF_ERRORS:
+                continue
+            clusters = None
+            if users is not None and self._known[name]:
+                clusters = codes_of(users[np.concatenate(self._known[name])])
+            predictions: Numbers
+            if isinstance(metrics, BinaryMetrics):
+                predictions, estimates = sigmoid(metrics.logits), BINARY_METRICS
+            else:
+                predictions, estimates = metrics.predictions, REGRESSION_METRICS
+            with np.errstate(invalid="ignore", over="ignore"):  # of what diverged
+                for metric, estimate in estimates.items():
+                    error = estimate(predictions, metrics.labels, None).standard_error(clusters)
+                    found[name][metric] = error
+        return found

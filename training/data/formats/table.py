@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -151,9 +152,13 @@ class TableConfig(DataConfig):
 
     def open(self, *, progress: bool) -> DataSplits:
         """See `DataConfig.open`."""
+        return self.opened(self.columns, progress=progress)
+
+    def opened(self, columns: Mapping[str, ColumnConfig], *, progress: bool) -> DataSplits:
+        """The data with other columns than the config's; which rows are held out stays."""
         return open_table(
             {name: self.paths(name) for name in ("path", "valid_path", "test_path")},
-            columns=self.columns,
+            columns=columns,
             crosses=self.crosses,
             target_statistics=self.target_statistics,
             user_id=self.user_id,
