@@ -208,7 +208,9 @@ def _csv_chunks(unit: Unit, reading: Reading) -> Iterator[Chunk]:
 def _typed(text: Any, unit: Unit, reading: Reading) -> tuple[Any, list[tuple[int, dict[str, Any]]]]:
     """The rows whose cells have their columns' types, and the others by their places."""
     columns = text_columns_of(reading.schema, unit.file.partitions)
-    wrong = np.zeros(text.num_rows, np.bool_)
+    # A text of digits alone may be hexadecimal, which the rules for single rows know.
+    hexadecimal = any(feature.hex for feature in reading.schema.features)
+    wrong = np.full(text.num_rows, hexadecimal, np.bool_)
     arrays = []
     for column in columns:
         if column.many and not column.weighted:
@@ -227,7 +229,7 @@ def _typed(text: Any, unit: Unit, reading: Reading) -> tuple[Any, list[tuple[int
     table = pa.table(arrays, names=[column.name for column in columns])
     if not wrong.any():
         return table, []
-    readers = cell_readers(reading.schema, reading.separators)
+    readers = cell_readers(reading.schema, whole_dense=False)
     fixed = _model_partitions(unit, reading)
     odd = []
     names = [column.name for column in columns]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tessera.errors import UserError
@@ -99,7 +100,14 @@ def reading_of(
         separators = dict.fromkeys(lists, separator)
     elif first is not None and not criteo:
         separators = found_separators(first, schema)
-    return Reading(schema=schema, kept=kept, separators=separators, criteo=criteo)
+        said = {one.column or one.name: one.separator for one in schema.features if one.separator}
+        separators |= {name: sign for name, sign in said.items() if name in separators}
+    features = tuple(
+        replace(one, separator=separators.get(one.column or one.name, one.separator))
+        for one in schema.features
+    )
+    known = replace(schema, features=features)
+    return Reading(schema=known, kept=kept, separators=separators, criteo=criteo)
 
 
 def _kept(given: str) -> Kept:

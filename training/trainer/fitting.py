@@ -98,7 +98,9 @@ def fit_transforms(
     engine: Engine | None = None,
     data: DataConfig | None = None,
 ) -> Fitted:
-    """What ``transforms`` learn from the rows of ``train``; none are read where nothing is learned.
+    """What ``transforms`` learn from the rows of ``train``, and the dense columns' ranges.
+
+    No rows are read where nothing is learned and there are no dense columns.
 
     Args:
         transforms: what is fitted.

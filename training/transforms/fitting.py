@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -13,6 +13,7 @@ from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tessera.training.transforms.description import Transforms
 from tessera.training.transforms.kinds.vocabulary import IdCounts, VocabularyLookup
 from tessera.training.transforms.preprocessor import FittedSizes, Preprocessor
+from tessera.training.transforms.ranges import ColumnRange, RangeAccumulator
 from tessera.training.transforms.target_statistics import TargetSums
 from tessera.training.transforms.transform import DenseAccumulator, DenseStage
 
@@ -44,22 +45,24 @@ class Fitted:
     Attributes:
         sizes: what a `Preprocessor` is built with.
         state: its state dict.
+        ranges: of each dense column; empty where there are no rows.
     """
 
     sizes: FittedSizes
     state: dict[str, Tensor]
+    ranges: tuple[ColumnRange, ...] = ()
 
 
 def fitting_passes(transforms: Transforms) -> int:
-    """How often `fit` goes through the training rows; 0 where nothing is learned."""
+    """How often `fit` goes through the training rows; 0 where there is nothing to be seen in them."""
     preprocessor = Preprocessor(transforms)
     passes, unfitted = 0, _unfitted(preprocessor)
     while unfitted:
         ready = _ready(preprocessor, unfitted)
         unfitted = [place for place in unfitted if place not in ready]
         passes += 1
-    learns_ids = transforms.vocabularies or transforms.target_statistics
-    return max(passes, 1 if learns_ids else 0)
+    looks = transforms.dense or transforms.vocabularies or transforms.target_statistics
+    return max(passes, 1 if looks else 0)
 
 
 @dataclass(kw_only=True)
@@ -70,11 +73,13 @@ class Sums:
         dense: by the place of a stage in the preprocessor, what it learns from.
         counts: of the ids of each vocabulary; empty after the first pass.
         targets: of the target statistics; None after the first pass, and where there are none.
+        ranges: of the dense columns; without rows after the first pass.
     """
 
     dense: dict[int, DenseAccumulator]
     counts: dict[str, IdCounts]
     targets: TargetSums | None
+    ranges: RangeAccumulator
 
     def merge(self, later: Sums) -> None:
         """Take those of the rows that stand behind these."""
@@ -84,6 +89,7 @@ class Sums:
             counts.merge(later.counts[name])
         if self.targets is not None and later.targets is not None:
             self.targets.merge(later.targets)
+        self.ranges.merge(later.ranges)
 
     def settle(self) -> None:
         """Hold each id and key once, for a way to another process."""
@@ -114,6 +120,7 @@ class FittingPass:
             dense={place: _accumulator(preprocessor.stages[place]) for place in self._ready},
             counts={n: IdCounts() for n in transforms.vocabularies if self._first},
             targets=_target_sums(transforms) if self._first else None,
+            ranges=RangeAccumulator(len(transforms.dense)),
         )
         for batch in batches:
             rows = batch.row_numbers
@@ -121,6 +128,7 @@ class FittingPass:
                 raise ValueError("the batch has no row_numbers; fitting needs them")
             self._update_dense(found.dense, batch.dense_features, rows)
             if self._first:
+                found.ranges.update(batch.dense_features)
                 _count_ids(transforms, found.counts, batch.sparse_features)
             if found.targets is not None and preprocessor.first_ids is not None:
                 in_order = preprocessor.in_order(batch.sparse_features)
@@ -164,6 +172,7 @@ def fit_in_parts(transforms: Transforms, parts: Callable[[FittingPass], Iterable
     unfitted = _unfitted(preprocessor)
     counts: dict[str, IdCounts] = {}
     targets: TargetSums | None = None
+    ranges = RangeAccumulator(len(transforms.dense))
     for number in range(fitting_passes(transforms)):
         ready = _ready(preprocessor, unfitted)
         one = FittingPass(preprocessor, ready, first=number == 0)
@@ -177,9 +186,9 @@ def fit_in_parts(transforms: Transforms, parts: Callable[[FittingPass], Iterable
         for place in ready:
             preprocessor.stages[place].load_state_dict(found.dense[place].state())
         if number == 0:
-            counts, targets = found.counts, found.targets
+            counts, targets, ranges = found.counts, found.targets, found.ranges
         unfitted = [place for place in unfitted if place not in ready]
-    return _joined(transforms, preprocessor, counts, targets)
+    return replace(_joined(transforms, preprocessor, counts, targets), ranges=ranges.ranges())
 
 
 def _accumulator(stage: nn.Module) -> DenseAccumulator:
