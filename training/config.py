@@ -27,6 +27,10 @@ SHIPPED_CONFIGS = Path(__file__).parent / "configs"
 FREE_ON_RESUME = (
     "run",
     "data.cache_dir",
+    "data.follow.idle_s",
+    "data.follow.max_steps",
+    "data.follow.poll_s",
+    "data.follow.settle_s",
     "data.workers",
     "train.checkpoint_every_steps",
     "train.keep_checkpoints",

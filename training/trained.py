@@ -22,6 +22,7 @@ from tessera.training.trainer.files import find_checkpoint, is_checkpoint, lates
 from tessera.training.trainer.progress import Progress
 from tessera.training.trainer.run_folder import RunFolder
 from tessera.training.transforms.preprocessor import FittedSizes
+from tessera.training.transforms.ranges import ColumnRange, ranges_from_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,7 @@ class TrainedModel:
             `EmbeddingCollection`.  Its parameters are mapped from the checkpoint, privately: writing
             to them changes no file.
         columns: what the data's batches held.
+        ranges: what the training rows held of each dense column; empty: not known.
         step: training steps behind these weights.
         metrics: by split, the metrics of these weights as far as they are known; see
             `tessera.training.trainer.metrics.Evaluation.to_json`.
@@ -43,6 +45,7 @@ class TrainedModel:
     config: ExperimentConfig
     model: RankingModel
     columns: FeatureColumns
+    ranges: tuple[ColumnRange, ...]
     step: int
     metrics: dict[str, dict[str, int | float | None]]
     checkpoint_path: Path
@@ -67,6 +70,7 @@ def load_trained(path: str | Path, *, room: Room | None = None) -> TrainedModel:
     try:
         # Tables without memory of their own: they take over the mapped ones.
         columns = FeatureColumns.from_json(checkpoint.columns, name=str(file))
+        ranges = ranges_from_json(checkpoint.ranges)
         model = build_ranking_model(
             config.model,
             columns.dense_names,
@@ -84,6 +88,7 @@ def load_trained(path: str | Path, *, room: Room | None = None) -> TrainedModel:
         config=config,
         model=model,
         columns=columns,
+        ranges=ranges,
         step=progress.step,
         metrics=_metrics(file, progress),
         checkpoint_path=file,

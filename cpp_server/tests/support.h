@@ -6,6 +6,7 @@
 #include <cstring>
 #include <random>
 #include <span>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,7 @@ inline FeatureSpec feature(const std::string& name, Group group = Group::kIdList
           .dim = 4,
           .pooling = "sum",
           .hashing = hashing,
+          .vocabulary = std::nullopt,
           .out_of_range = out_of_range};
 }
 

@@ -202,6 +202,7 @@ def make_checkpoint(path: Path, rows: int) -> None:
             config=config.to_plain(),
             columns=columns.to_json(),
             fitted={},
+            ranges=[],
             dense_names=dense,
             sparse_names=sparse,
             split_rows=[1, 1, 1],

@@ -1,26 +1,42 @@
 """Rows of raw values from files: CSV, TSV, Parquet and Arrow, and JSON lines, in batches.
 
-A file of any size is read batch by batch.  Cells of CSV are texts: numbers are read from them where
-the model takes numbers, an empty cell and the usual words (NULL, NA, NaN, None) are missing values,
-and lists are written as ``a|b|c`` or ``[1, 2, 3]``.
+A file of any size is read batch by batch.  Cells of CSV are texts and are read as training read them:
+numbers where the model takes numbers; an empty cell and the usual words (NULL, NA, NaN, None) are missing
+values where they are not quoted; and lists are taken apart at the sign that stood between their items.
+Criteo's own files, which have no header, are known by their columns.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO, TypeAlias
+from typing import Any, TypeAlias
 
 from tessera.errors import UserError
+from tessera.serving.client.rows import split_list, whole_number
 from tessera.serving.package.schema import InputSchema
 
 MISSING_WORDS = frozenset(("", "NULL", "null", "NA", "N/A", "NaN", "nan", "None"))
+CRITEO_COLUMNS = (
+    "label",
+    *(f"I{number}" for number in range(1, 14)),
+    *(f"C{number}" for number in range(1, 27)),
+)
+"""The columns of Criteo's own files, in their order."""
+
 _TRUTHS = {"true": 1, "false": 0}
 _DELIMITERS = ",;\t|"
+_NUMBER = re.compile(
+    r"\s*[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|nan|inf(inity)?)\s*", re.IGNORECASE
+)
+_BLOCK_BYTES = 1 << 20
+_LONGEST_HEADER = 8 << 20
 
 _Rows: TypeAlias = Iterator[tuple[Any, int]]
 """Some rows each, and how many they are."""
@@ -71,8 +87,11 @@ def _chunks(rows: Iterable[Any], batch_size: int) -> _Rows:
         yield chunk, len(chunk)
 
 
-def json_rows(lines: Iterable[str], name: str) -> Iterator[Mapping[str, Any]]:
+def json_rows(
+    lines: Iterable[str], name: str, schema: InputSchema | None = None
+) -> Iterator[Mapping[str, Any]]:
     """The objects of JSON lines; empty lines are skipped.  ``name`` is the input's, for errors."""
+    numbers = () if schema is None else _dense_columns(schema)
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -82,80 +101,111 @@ def json_rows(lines: Iterable[str], name: str) -> Iterator[Mapping[str, Any]]:
             raise UserError(f"{name}, line {number}: not JSON ({error})") from error
         if not isinstance(row, dict):
             raise UserError(f"{name}, line {number}: give an object with the row's columns")
+        for column in numbers:
+            # Training reads numbers of JSON as float64 before they become float32.
+            if type(row.get(column)) is int:
+                with contextlib.suppress(OverflowError):
+                    row[column] = float(row[column])
         yield row
 
 
-def _csv(path: Path, batch_size: int, schema: InputSchema) -> _Rows:
-    with path.open(encoding="utf-8-sig", newline="") as text:
-        header = text.readline()
-        text.seek(0)
-        delimiter = "\t" if path.suffix.lower() == ".tsv" else max(_DELIMITERS, key=header.count)
-        yield from _chunks(_csv_rows(text, str(path), delimiter, schema), batch_size)
-
-
-def _csv_rows(
-    text: TextIO, name: str, delimiter: str, schema: InputSchema
-) -> Iterator[dict[str, Any]]:
-    readers = _cell_readers(schema)
-    rows = csv.DictReader(text, delimiter=delimiter, strict=True)
-    try:
-        for row in rows:
-            if None in row or None in row.values():
-                raise UserError(
-                    f"{name}, line {rows.line_num}: the row has another number of cells than the "
-                    f"header, {len(rows.fieldnames or ())}"
-                )
-            yield {column: readers.get(column, _as_text)(cell) for column, cell in row.items()}
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{name}, line {rows.line_num}: {error}") from error
-
-
-def _cell_readers(schema: InputSchema) -> dict[str, Callable[[str], Any]]:
-    """How the cells of each column are read.  What cannot be read stays a text, which is then refused."""
-    readers: dict[str, Callable[[str], Any]] = {}
+def _dense_columns(schema: InputSchema) -> list[str]:
     columns = schema.dense_columns or ("",) * len(schema.dense_features)
-    for feature, column in zip(schema.dense_features, columns, strict=True):
-        readers[column or feature] = _as_number
+    return [column or name for name, column in zip(schema.dense_features, columns, strict=True)]
+
+
+def _csv(path: Path, batch_size: int, schema: InputSchema) -> _Rows:
+    import pyarrow as pa  # noqa: PLC0415 - only for those who have such files
+    import pyarrow.csv as pa_csv  # noqa: PLC0415
+
+    try:
+        with path.open("rb") as file:
+            header = file.readline(_LONGEST_HEADER)
+            delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter(header)
+            names = _first_row(header, delimiter)
+            criteo = _criteo_names(names, schema)
+            file.seek(0)
+            reader = pa_csv.open_csv(
+                file,
+                read_options=pa_csv.ReadOptions(
+                    use_threads=False, block_size=_BLOCK_BYTES, column_names=criteo
+                ),
+                parse_options=pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+                convert_options=pa_csv.ConvertOptions(
+                    column_types=dict.fromkeys(criteo or names, pa.string()),
+                    strings_can_be_null=True,
+                    quoted_strings_can_be_null=False,
+                    null_values=sorted(MISSING_WORDS),
+                ),
+            )
+            readers = _cell_readers(schema, whole_dense=criteo is not None)
+            for batch in reader:
+                for begin in range(0, batch.num_rows, batch_size):
+                    part = batch.slice(begin, batch_size)
+                    yield _read_cells(part, readers), part.num_rows
+    except (pa.ArrowException, UnicodeDecodeError, csv.Error) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise UserError(f"{path}: not a file of rows that can be read ({reason})") from error
+
+
+def _delimiter(header: bytes) -> str:
+    return max(_DELIMITERS, key=lambda sign: header.count(sign.encode()))
+
+
+def _first_row(header: bytes, delimiter: str) -> list[str]:
+    return next(csv.reader([header.decode("utf-8-sig")], delimiter=delimiter, strict=True), [])
+
+
+def _criteo_names(first: list[str], schema: InputSchema) -> list[str] | None:
+    """The columns of a file without a header in Criteo's own format; None: it is not one."""
+    taken = {*_dense_columns(schema), *(one.column or one.name for one in schema.features)}
+    if taken != set(CRITEO_COLUMNS[1:]) or taken & set(first):
+        return None
+    return {len(own): list(own) for own in (CRITEO_COLUMNS, CRITEO_COLUMNS[1:])}.get(len(first))
+
+
+def _read_cells(batch: Any, readers: Mapping[str, Callable[[str], Any]]) -> list[dict[str, Any]]:
+    """The rows of a batch of texts, each cell read as its column is."""
+    columns = [
+        [None if cell is None else readers.get(name, str)(cell) for cell in column.to_pylist()]
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    ]
+    return [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _cell_readers(schema: InputSchema, *, whole_dense: bool) -> dict[str, Callable[[str], Any]]:
+    """How the cells of each column are read.  What cannot be read stays a text, which is then refused.
+
+    ``whole_dense``: dense values are whole numbers, as in Criteo's format, and are rounded once.
+    """
+    dense = _as_integer if whole_dense else _as_number
+    readers: dict[str, Callable[[str], Any]] = dict.fromkeys(_dense_columns(schema), dense)
     for sparse in schema.features:
-        read: Callable[[str], Any] = _as_text if sparse.strings else _as_integer
-        readers[sparse.column or sparse.name] = _list_reader(read) if sparse.many else read
+        read: Callable[[str], Any] = str if sparse.strings or sparse.hex else _as_integer
+        name = sparse.column or sparse.name
+        readers[name] = _list_reader(read, sparse.separator) if sparse.many else read
         if sparse.weights_column:
-            readers[sparse.weights_column] = _list_reader(_as_number)
+            readers[sparse.weights_column] = _list_reader(_as_number, "")
     return readers
 
 
-def _as_text(cell: str) -> str | None:
-    return None if cell in MISSING_WORDS else cell
-
-
 def _as_number(cell: str) -> Any:
-    if cell.strip() in MISSING_WORDS:
-        return None
-    try:
+    if _NUMBER.fullmatch(cell):
         return float(cell)
-    except ValueError:
-        return _TRUTHS.get(cell.strip().lower(), cell)
+    return _TRUTHS.get(cell.lower(), cell)
 
 
 def _as_integer(cell: str) -> Any:
-    if cell.strip() in MISSING_WORDS:
-        return None
-    try:
-        return int(cell)
-    except ValueError:
-        return _as_number(cell)
+    number = whole_number(cell)
+    return _as_number(cell) if isinstance(number, str) else number
 
 
-def _list_reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    def read_list(cell: str) -> list[Any] | None:
-        if cell in MISSING_WORDS:
-            return None
-        inner = cell.strip()
-        separator = "|"
-        if inner.startswith("[") and inner.endswith("]"):
-            inner, separator = inner[1:-1], ","
-        items = inner.split(separator) if inner.strip() else []
-        return [read(item.strip(" '\"")) for item in items]
+def _list_reader(read: Callable[[str], Any], separator: str) -> Callable[[str], list[Any]]:
+    """Lists of items that ``separator`` stands between; empty: ``,`` within brackets, else ``|``."""
+
+    def read_list(cell: str) -> list[Any]:
+        sign = separator or ("," if cell.strip().startswith("[") else "|")
+        return [read(item) for item in split_list(cell, sign)]
 
     return read_list
 
@@ -194,6 +244,7 @@ _READERS: dict[str, Callable[[Path, int, InputSchema], _Rows]] = {
     ".csv": _csv,
     ".tsv": _csv,
     ".parquet": _parquet,
+    ".pq": _parquet,
     ".arrow": _arrow,
     ".feather": _arrow,
 }

@@ -8,6 +8,7 @@ which values are strings, and to how many ids training cut lists.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -27,6 +28,10 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _EXACT = 2**53
 """Whole numbers up to this are the same as floats, which pandas makes of integers with gaps."""
 
+_BRACKETS = re.compile(r"^\s*\[\s*|\s*\]\s*\Z")
+_INTEGER = re.compile(r"\s*[+-]?[0-9]{1,19}\s*")
+_HEX = re.compile(r"[0-9a-fA-F]{1,8}")
+
 Columns = dict[str, Sequence[Any]]
 
 
@@ -37,8 +42,9 @@ def rows_to_parts(
 
     Args:
         rows: ``B`` rows.  A column that is absent, null or NaN is a missing value or an empty bag.
+            Columns that the training data had and that are not inputs, as labels are, are left out.
         schema: the model's inputs.
-        ignore: columns of the rows that the model does not take and that are not to be refused.
+        ignore: more columns of the rows that are left out.
         first_row: the first row's number in messages.
 
     Raises:
@@ -55,7 +61,9 @@ def rows_to_parts(
     ]
     known = {*dense_columns, *(_column(feature) for feature in schema.features)}
     known |= {feature.weights_column for feature in schema.features} - {""}
-    count, columns = _columns_of(rows, known, set(ignore))
+    numbers = {name for feature in schema.features if (name := feature.weights_column)}
+    left_out = {*ignore, *(other.name for other in schema.other_columns)}
+    count, columns = _columns_of(rows, known, left_out, numbers.union(dense_columns))
     if count == 0:
         raise UserError("there are 0 rows; give at least 1")
     dense = None
@@ -73,8 +81,13 @@ def _column(feature: FeatureSpec) -> str:
     return feature.column or feature.name
 
 
-def _columns_of(rows: Rows, known: set[str], ignored: set[str]) -> tuple[int, Columns]:
-    """The number of rows, and the values of each column that the model takes."""
+def _columns_of(
+    rows: Rows, known: set[str], ignored: set[str], numbers: set[str]
+) -> tuple[int, Columns]:
+    """The number of rows, and the values of each column that the model takes.
+
+    ``numbers`` are the columns that hold no ids.
+    """
     kind = type(rows).__module__.partition(".")[0]
     if kind == "pandas":
         import pyarrow as pa  # noqa: PLC0415 - only for those who have tables
@@ -85,7 +98,9 @@ def _columns_of(rows: Rows, known: set[str], ignored: set[str]) -> tuple[int, Co
         names = rows.schema.names
         _refuse_unknown(names, known, ignored)
         return rows.num_rows, {
-            name: rows.column(name).to_pylist() for name in names if name in known
+            name: _plain(rows.column(name), is_id=name not in numbers).to_pylist()
+            for name in names
+            if name in known
         }
     if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
         raise UserError(
@@ -103,6 +118,33 @@ def _columns_of(rows: Rows, known: set[str], ignored: set[str]) -> tuple[int, Co
     return len(given), {
         name: [row.get(name) for row in given] for name in names_seen if name in known
     }
+
+
+def _plain(column: Any, *, is_id: bool) -> Any:
+    """An Arrow column as training reads it, where Python's values would be others.
+
+    Times are the numbers that they are stored as, unsigned ids wrap round, whole numbers in floating
+    point are ids, and decimals are rounded to float32.
+    """
+    import pyarrow as pa  # noqa: PLC0415 - only for those who have tables
+
+    kind = column.type
+    many = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    of_one = kind.value_type if many else kind
+    if pa.types.is_dictionary(of_one):
+        return column
+    target = None
+    if pa.types.is_decimal(of_one) and not is_id:
+        target = pa.float32()
+    elif is_id and (pa.types.is_temporal(of_one) or pa.types.is_uint64(of_one)):
+        narrow = pa.types.is_date32(of_one) or pa.types.is_time32(of_one)
+        target = pa.int32() if narrow else pa.int64()
+    if target is None:
+        return column
+    wanted = target if not many else pa.large_list(target)
+    if many and pa.types.is_list(kind):
+        wanted = pa.list_(target)
+    return column.cast(wanted, safe=False)
 
 
 def _refuse_unknown(names: Iterable[Any], known: set[str], ignored: set[str]) -> None:
@@ -191,11 +233,12 @@ def _part(feature: FeatureSpec, length: int) -> slice:
 
 def _cell(feature: FeatureSpec, cell: Any, weights: Any) -> tuple[list[Any], list[float]]:
     """The ids (or texts) of one cell and, for a feature with weights, their weights."""
-    items = _items(cell)
+    items = _items(_split(feature, cell))
     if not feature.many and len(items) > 1:
         raise _CellError(cell, "one value, not several")
     if feature.group == "id_list":
-        return [_id(feature, item) for item in items if not _is_missing(item)], []
+        there = [item for item in items if not (_is_missing(item) or (feature.hex and item == ""))]
+        return [_id(feature, item) for item in there], []
     if feature.weights_column:
         factors = _items(weights)
         if len(factors) != len(items):
@@ -206,8 +249,28 @@ def _cell(feature: FeatureSpec, cell: Any, weights: Any) -> tuple[list[Any], lis
         pairs = list(zip(items, factors, strict=True))
     else:
         pairs = [_pair(item) for item in items]
-    there = [(item, factor) for item, factor in pairs if not _is_missing(item)]
-    return [_id(feature, item) for item, _ in there], [_weight(factor) for _, factor in there]
+    if any(_is_missing(item) for item, _ in pairs):
+        raise _CellError(cell, "an id for each weight")
+    return [_id(feature, item) for item, _ in pairs], [_weight(factor) for _, factor in pairs]
+
+
+def _split(feature: FeatureSpec, cell: Any) -> Any:
+    """The items of a list that is a text, as training took them apart; any other cell as it is."""
+    if not (feature.many and feature.separator and isinstance(cell, str)):
+        return cell
+    items = split_list(cell, feature.separator)
+    return items if feature.strings else [whole_number(item) for item in items]
+
+
+def split_list(text: str, separator: str) -> list[str]:
+    """The items of a list that is a text: without brackets, and without quotes and spaces around them."""
+    inner = _BRACKETS.sub("", text)
+    return [item.strip(" '\"") for item in inner.split(separator)] if inner else []
+
+
+def whole_number(text: str) -> Any:
+    """The number that a text is in decimal digits; any other text as it is, which is then refused."""
+    return int(text) if _INTEGER.fullmatch(text) else text
 
 
 def _items(cell: Any) -> list[Any]:
@@ -231,6 +294,8 @@ def _pair(item: Any) -> tuple[Any, Any]:
 
 
 def _weight(value: Any) -> float:
+    if _is_missing(value):
+        return 1.0  # as in training
     if isinstance(value, int | float | np.number) and abs(value) <= _FLOAT32_MAX:
         return float(value)
     raise _CellError(value, "a finite number for each weight")
@@ -238,14 +303,27 @@ def _weight(value: Any) -> float:
 
 def _id(feature: FeatureSpec, value: Any) -> Any:
     if feature.strings:
-        if isinstance(value, str | bytes):
+        if isinstance(value, bytes) or (isinstance(value, str) and _is_unicode(value)):
             return value
         raise _CellError(value, "a text or a list of texts")
+    if feature.hex and isinstance(value, str | bytes):
+        text = value.decode("ascii", "replace") if isinstance(value, bytes) else value
+        if not _HEX.fullmatch(text):
+            raise _CellError(value, "1 to 8 hexadecimal digits, or a whole number")
+        return int(text, 16)
     if isinstance(value, float | np.floating) and float(value).is_integer():
-        value = int(value) if abs(value) <= _EXACT else value
+        value = int(value)
     if isinstance(value, int | np.integer | np.bool_) and _ID_MIN <= value <= _ID_MAX:
         return int(value)
     raise _CellError(value, "a whole number of 64 bits or a list of them")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _wrong(number: int, column: str, value: Any, wanted: str) -> _RowError:

@@ -6,7 +6,9 @@ Arrow, by the end of its name.
 
     {"price": 3.5, "country": "DE", "tags": [7, 8]}
 
-Columns that the model does not take are named with --ignore.  JSON lines may also have the request's
+Columns that the training data had and that are not inputs, as labels are, are left out; others that the
+model does not take are named with --ignore.  Criteo's own files are read as they are, without a header,
+for a model that was trained on such.  JSON lines may also have the request's
 own parts:
 
     {"dense": {"I1": 0.5, "I2": null}, "sparse": {"C1": [7], "C2": []}, "weights": {}}
@@ -94,8 +96,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="COLUMN",
-        help="a column of --input that the model does not take, such as the label; may be repeated"
-        " (default: none)",
+        help="a column of --input that the model does not take, besides those that its training data"
+        " had; may be repeated (default: none)",
     )
     parser.add_argument(
         "--model",
@@ -207,7 +209,7 @@ def _input_answers(
         raise UserError(f"{args.input}: not UTF-8 text ({error})") from error
     whole = itertools.chain(seen, lines)
     if schema is not None and is_raw_row(seen[-1]):
-        rows = json_rows(whole, args.input)
+        rows = json_rows(whole, args.input, schema)
         return _row_answers(client, schema, row_batches(rows, args.batch), args, latencies_s)
     return _line_answers(client, schema, whole, args, latencies_s)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tessera.serving.package.manifest import Evaluation, Manifest, Quality, TableInfo
-from tessera.serving.package.schema import RAW_SINCE
+from tessera.serving.package.schema import RAW_SINCE, InputSchema
 
 MOST_TABLES = 30
 """With more tables than this, only those that lost most are listed."""
@@ -49,15 +49,26 @@ def describe(manifest: Manifest, *, path: str, file_bytes: int, shares_rows: boo
         "dense": ", ".join(schema.dense_features) or "-",
         "missing": schema.dense_missing,
         "raw values": _raw_values(manifest),
+        "not inputs": ", ".join(f"{one.name} ({one.role})" for one in schema.other_columns) or "-",
     }
     width = max(len(name) for name in facts)
-    columns = ("group", "strings", "table", "rows", "dim", "pooling", "hashing", "out_of_range")
+    columns = (
+        "group",
+        "strings",
+        "hex",
+        "table",
+        "rows",
+        "dim",
+        "pooling",
+        "hashing",
+        "out_of_range",
+    )
     features = table_of(
         ("feature", *(column.replace("_", " ") for column in columns)),
         [(f.name, *(_cell(getattr(f, column)) for column in columns)) for f in schema.features],
     )
     lines = [f"{name:<{width}}  {value}" for name, value in facts.items()]
-    parts = [*lines, "", *features, "", *_shards(manifest), summarize(manifest)]
+    parts = [*lines, "", *features, "", *_ranges(schema), *_shards(manifest), summarize(manifest)]
     return "\n".join([*parts, *_training(manifest)])
 
 
@@ -65,6 +76,21 @@ def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)
+
+
+def _ranges(schema: InputSchema) -> list[str]:
+    """What the training rows held of each dense feature; nothing where that is not known."""
+    rows = [
+        (name, *("-" if end is None else f"{end:g}" for end in (own.least, own.most)), share)
+        for name, own, share in (
+            (name, own, f"{own.missing:.1%}")
+            for name, own in zip(schema.dense_features, schema.dense_ranges, strict=False)
+        )
+    ]
+    if not rows:
+        return []
+    head = ("in the training rows", "least", "most", "missing")
+    return [*table_of(head, rows), ""]
 
 
 def _raw_values(manifest: Manifest) -> str:

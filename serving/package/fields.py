@@ -60,6 +60,7 @@ _PLAIN: dict[Any, Any] = {
     int: {"integer": [-MAX_INT - 1, MAX_INT]},
     float: {"number": [-MAX_NUMBER, MAX_NUMBER]},
 }
+_UNIONS = (types.UnionType, typing.Union)  # the latter where one of them is Annotated
 _RELEASE = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
@@ -83,7 +84,7 @@ def rules(kind: Any, version: int) -> Any:
         hints = _hints(kind)
         names = [one.name for one in fields_of(kind, version)]
         found = {"object": {name: rules(hints[name], version) for name in names}}
-    elif origin is types.UnionType:  # of int and float, or of something and None
+    elif origin in _UNIONS:  # of int and float, or of something and None
         rest = [rules(argument, version) for argument in arguments if argument is not type(None)]
         found = rest[-1]  # a number may be an integer
         if type(None) in arguments:
@@ -137,7 +138,7 @@ def decode(kind: Any, data: Any, where: str, version: int) -> Any:
         if not isinstance(data, str) or data not in arguments:
             raise ValueError(f"{where}: expected one of {', '.join(arguments)}")
         found = data
-    elif origin is types.UnionType:
+    elif origin in _UNIONS:
         found = _decode_union(arguments, data, where, version)
     elif origin is tuple:
         items = _expect(data, list, where)
@@ -178,7 +179,7 @@ def _decode_union(arguments: tuple[Any, ...], data: Any, where: str, version: in
         return None
     if int in arguments and type(data) is int:
         return data  # of 64 bits, as it was read
-    rest = arguments[-2] if type(None) in arguments else arguments[-1]
+    rest = [argument for argument in arguments if argument is not type(None)][-1]
     return decode(rest, data, where, version)
 
 
@@ -212,6 +213,11 @@ def _text(text: str, where: str) -> str:
     if _CONTROL.search(text):
         raise ValueError(f"{where}: has a letter that cannot be printed")
     return text
+
+
+def is_printable(text: str) -> bool:
+    """Whether a manifest may hold the text."""
+    return _CONTROL.search(text) is None
 
 
 def _quoted(name: str) -> str:

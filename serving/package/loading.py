@@ -26,6 +26,7 @@ from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.runner import Runner, TorchScriptRunner, as_shared, zero_batch
 from tessera.serving.package.time_limit import TimeLimit, limited
 from tessera.serving.package.torchscript import last_line, optimize
+from tessera.serving.package.vocabulary import Vocabularies
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -48,6 +49,8 @@ class LoadedPackage:
         records: its records.
         file_hash: SHA-256 of the whole file; may not be known yet.
         table_bytes: bytes of the tables by device, such as ``cpu`` and ``cuda:0``.
+        vocabularies: the ids that the training rows had, of features with a vocabulary; None: the
+            model has none.
         load_seconds: time from opening the file to being ready.
         path: the file.
     """
@@ -57,6 +60,7 @@ class LoadedPackage:
     records: Records
     file_hash: FileHash
     table_bytes: Mapping[str, int]
+    vocabularies: Vocabularies | None
     load_seconds: float
     path: Path
 
@@ -136,6 +140,7 @@ def load_package(
     golden = opening.content(GOLDEN_RECORD) if verify_golden else b""
     with limited(time_limit, path):
         module = opening.module(chosen)
+        vocabularies = Vocabularies.of(module)
         runner = TorchScriptRunner(optimize(module))
         try:
             warm_up(runner, manifest)
@@ -153,6 +158,7 @@ def load_package(
         records=records,
         file_hash=file_hash,
         table_bytes=table_bytes,
+        vocabularies=vocabularies,
         load_seconds=time.perf_counter() - begin,
         path=path,
     )

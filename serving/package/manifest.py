@@ -29,7 +29,7 @@ from tessera.serving.package.fields import (
 from tessera.serving.package.schema import RAW_SINCE, InputSchema
 from tessera.serving.package.strict_json import first_twice, read_strictly
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """The version of this layout, which the packager writes."""
 
 OLDEST_FORMAT_VERSION = 3
@@ -302,6 +302,7 @@ class Manifest:
             raise ValueError(
                 f"manifest.schema.dense_columns: has {len(columns)} names, expected {len(dense)}"
             )
+        _check_ranges(self.schema)
         if not self.schema.outputs:
             raise ValueError("manifest.schema.outputs: there is none")
         for where, names in {
@@ -341,6 +342,20 @@ class Manifest:
         _format_version(data)
         signed_message(content)
         return cls.from_json(data)
+
+
+def _check_ranges(schema: InputSchema) -> None:
+    ranges, dense = schema.dense_ranges, schema.dense_features
+    if ranges and len(ranges) != len(dense):
+        raise ValueError(
+            f"manifest.schema.dense_ranges: has {len(ranges)} entries, expected {len(dense)}"
+        )
+    for place, (least, most) in enumerate((own.least, own.most) for own in ranges):
+        good = least is most if least is None or most is None else least <= most
+        if not good:
+            raise ValueError(
+                f"manifest.schema.dense_ranges[{place}]: is not a range from least to most"
+            )
 
 
 def _format_version(data: Any) -> int:

@@ -8,7 +8,7 @@ a dictionary of tensors or a `KeyedTensor`, each tensor ``[B]`` or ``[B, k]``.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -17,10 +17,13 @@ from torch import Tensor
 
 from tessera.errors import UserError, refuse_unknown
 from tessera.serving.package.schema import (
+    DenseRange,
     FeatureSpec,
     Group,
     InputSchema,
     Keep,
+    OtherColumn,
+    OtherRole,
     OutOfRange,
     OutputSpec,
     Pooling,
@@ -76,6 +79,9 @@ class RawColumn:
     Attributes:
         column: the column of the row; empty: the feature's name.
         strings: whether its values are strings, whose ids are XXH64 of their UTF-8 bytes.
+        hex: whether texts are numbers in 1 to 8 hexadecimal digits.
+        separator: what stands between the values of a list that is a text; empty: lists are
+            not texts.
         weights_column: for a feature with weights, the column that holds them; empty: the values
             are mappings of id to weight.
         many: whether a row may have several values; otherwise at most one.
@@ -88,6 +94,8 @@ class RawColumn:
 
     column: str = ""
     strings: bool = False
+    hex: bool = False
+    separator: str = ""
     weights_column: str = ""
     many: bool = True
     max_length: int = 0
@@ -95,6 +103,8 @@ class RawColumn:
 
     def __post_init__(self) -> None:
         refuse_unknown("keep", self.keep, get_args(Keep))
+        if self.strings and self.hex:
+            raise UserError("strings and hex are both set; strings are hashed, or they are numbers")
         if self.max_length < 0:
             raise UserError(f"max_length is {self.max_length}; give 1 or more, or 0 for no limit")
 
@@ -108,6 +118,9 @@ class ModelInputs:
         dense_missing: ``nan`` where the module knows what to do with NaN, else ``refuse``.
         features: by sparse feature, its rule; `FeatureRule()` for the others.
         columns: by feature, dense or sparse, its place in a row; `RawColumn()` for the others.
+        ranges: by dense feature, what the training rows held of it; None: not known.
+        other_columns: columns of the training data that are not inputs, by name, with what they
+            are; clients leave them out.
         output: the name of the output of a module that returns a tensor; one that returns
             several names them itself.
 
@@ -120,6 +133,8 @@ class ModelInputs:
     dense_missing: Literal["nan", "refuse"] = "refuse"
     features: Mapping[str, FeatureRule] = field(default_factory=dict)
     columns: Mapping[str, RawColumn] = field(default_factory=dict)
+    ranges: Mapping[str, DenseRange] | None = None
+    other_columns: Mapping[str, OtherRole] = field(default_factory=dict)
     output: str = DEFAULT_OUTPUT
 
     def __post_init__(self) -> None:
@@ -128,6 +143,8 @@ class ModelInputs:
         twice = [name for name in names if names.count(name) > 1]
         if twice:
             raise UserError(f"dense_features has {twice[0]!r} twice; give each column its own name")
+        for role in self.other_columns.values():
+            refuse_unknown("other_columns", role, get_args(OtherRole))
         for name, rule in self.features.items():
             if not isinstance(rule, FeatureRule):
                 raise UserError(
@@ -276,6 +293,10 @@ def module_schema(
     return InputSchema(
         dense_features=dense,
         dense_missing=inputs.dense_missing,
+        dense_ranges=_dense_ranges(inputs, dense),
+        other_columns=tuple(
+            OtherColumn(name=name, role=role) for name, role in inputs.other_columns.items()
+        ),
         dense_columns=tuple(inputs.columns.get(name, RawColumn()).column for name in dense),
         features=tuple(
             _feature(name, group, inputs, found, hash_specs.get(name))
@@ -285,10 +306,12 @@ def module_schema(
     )
 
 
-def with_vocabularies(schema: InputSchema, features: Collection[str]) -> InputSchema:
+def with_vocabularies(schema: InputSchema, features: Mapping[str, int]) -> InputSchema:
     """The schema of a module that looks the ids of ``features`` up in vocabularies of its own."""
     told = (
-        replace(feature, hashing="vocabulary") if feature.name in features else feature
+        replace(feature, hashing="vocabulary", vocabulary=features[feature.name])
+        if feature.name in features
+        else feature
         for feature in schema.features
     )
     return replace(schema, features=tuple(told))
@@ -305,6 +328,18 @@ def _dense_names(inputs: ModelInputs, arguments: Arguments) -> tuple[str, ...]:
             "columns; give one name per column"
         )
     return tuple(inputs.dense_features)
+
+
+def _dense_ranges(inputs: ModelInputs, dense: Sequence[str]) -> tuple[DenseRange, ...]:
+    if inputs.ranges is None:
+        return ()
+    wrong = set(inputs.ranges) ^ set(dense)
+    if wrong:
+        raise UserError(
+            f"ranges and dense features differ in {min(wrong)!r}; give a DenseRange for each of "
+            f"{', '.join(dense)}"
+        )
+    return tuple(inputs.ranges[name] for name in dense)
 
 
 def _feature(

@@ -156,9 +156,9 @@ def package_run(
     )
     return package_source(
         (
-            ranking_source(trained.model, trained.columns)
+            ranking_source(trained.model, trained.columns, trained.ranges)
             if tower is None
-            else tower_source(trained.model, tower, trained.columns)
+            else tower_source(trained.model, tower, trained.columns, trained.ranges)
         ),
         out,
         options,

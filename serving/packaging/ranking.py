@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from tessera.serving.package.fields import is_printable
+from tessera.serving.package.schema import DenseRange, OtherRole
 from tessera.serving.packaging.evaluate import LabelledBatch
 from tessera.serving.packaging.inputs import ModelInputs, RawColumn
 from tessera.serving.packaging.source import SampleBatch, Source
@@ -15,8 +17,10 @@ from tessera.training.data.columns import FeatureColumns, ServedTask
 from tessera.training.models.ranking import RankingModel
 from tessera.training.models.retrieval import TowerModel, TowerSide, tower_model
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
+from tessera.training.transforms.ranges import ColumnRange
 
 _SAMPLES = 2
+_MOST_OTHERS = 10_000
 
 
 class ServedRanking(nn.Module):
@@ -76,14 +80,19 @@ def served_tasks(model: RankingModel, columns: FeatureColumns | None = None) -> 
     return tasks
 
 
-def ranking_source(model: RankingModel, columns: FeatureColumns | None = None) -> Source:
+def ranking_source(
+    model: RankingModel,
+    columns: FeatureColumns | None = None,
+    ranges: Sequence[ColumnRange] = (),
+) -> Source:
     """The float32 ``model`` with its served heads, what its inputs are called, and a sample batch.
 
     ``columns`` says where a row of raw values holds each feature, and what the labels' tasks are; None:
-    under the feature's name, as numbers, and binary labels.
+    under the feature's name, as numbers, and binary labels.  ``ranges`` are what the training rows
+    held of each dense feature; empty: that is not known.
     """
     module = ServedRanking(model, served_tasks(model, columns))
-    inputs, sample = _given(model, columns)
+    inputs, sample = _given(model, columns, ranges)
     return module, inputs, sample
 
 
@@ -105,7 +114,10 @@ class ServedTower(nn.Module):
 
 
 def tower_source(
-    model: RankingModel, side: TowerSide, columns: FeatureColumns | None = None
+    model: RankingModel,
+    side: TowerSide,
+    columns: FeatureColumns | None = None,
+    ranges: Sequence[ColumnRange] = (),
 ) -> Source:
     """One tower of ``model``, what its inputs are called, and a sample batch; see `ranking_source`.
 
@@ -113,12 +125,14 @@ def tower_source(
         UserError: the model is not one for retrieval.
     """
     tower = tower_model(model, side)
-    inputs, sample = _given(tower, columns)
+    inputs, sample = _given(tower, columns, ranges)
     return ServedTower(tower), inputs, sample
 
 
 def _given(
-    model: RankingModel | TowerModel, columns: FeatureColumns | None
+    model: RankingModel | TowerModel,
+    columns: FeatureColumns | None,
+    ranges: Sequence[ColumnRange],
 ) -> tuple[ModelInputs, SampleBatch]:
     """What the inputs of a model are called, and a sample batch."""
     data_features = model.data_features()
@@ -128,6 +142,8 @@ def _given(
         dense_features=model.dense_names,
         dense_missing="nan",
         columns={name: column for name, column in raw.items() if name in names_taken},
+        ranges=_dense_ranges(model.dense_names, columns, ranges),
+        other_columns={} if columns is None else _other_columns(columns, names_taken),
     )
     dense = torch.zeros(_SAMPLES, len(model.dense_names))
     plain, scored = (
@@ -147,6 +163,37 @@ def _given(
     return inputs, (dense, *ids)
 
 
+def _dense_ranges(
+    names: Sequence[str], columns: FeatureColumns | None, ranges: Sequence[ColumnRange]
+) -> dict[str, DenseRange] | None:
+    if not ranges or columns is None:
+        return None
+    known = dict(zip(columns.dense_names, ranges, strict=True))
+    return {
+        name: DenseRange(least=own.least, most=own.most, missing=own.missing)
+        for name, own in ((name, known[name]) for name in names)
+    }
+
+
+def _other_columns(columns: FeatureColumns, taken: set[str]) -> dict[str, OtherRole]:
+    """What a manifest says of them; of a very wide table, not what is ignored.
+
+    Where the model takes some of the features alone, as a tower does, the others are ignored.
+    """
+    roles = columns.not_features()
+    places = {one.name: one.column or one.name for one in columns.dense}
+    places |= {one.name: one.column or one.name for one in columns.sparse}
+    read = {column for name, column in places.items() if name in taken}
+    for column in sorted(set(places.values()) - read):
+        roles.setdefault(column, "ignore")
+    many = len(roles) > _MOST_OTHERS
+    return {
+        name: role
+        for name, role in roles.items()
+        if is_printable(name) and not (many and role == "ignore")
+    }
+
+
 def raw_columns(columns: FeatureColumns) -> dict[str, RawColumn]:
     """By feature, its place in a row of raw values as the data has it."""
     dense = {one.name: RawColumn(column=one.column or "") for one in columns.dense}
@@ -154,6 +201,8 @@ def raw_columns(columns: FeatureColumns) -> dict[str, RawColumn]:
         one.name: RawColumn(
             column=one.column or "",
             strings=one.strings,
+            hex=one.hex,
+            separator=one.separator or "",
             weights_column=one.weights or "",
             many=one.kind != "categorical",
             max_length=one.max_length or 0,

@@ -32,6 +32,7 @@ from tessera.serving.server.front.message_receiver import MessageReceiver
 from tessera.serving.server.front.pages import MakePages, Pages
 from tessera.serving.server.front.predict_service import PredictService
 from tessera.serving.server.front.status_page import StatusPage
+from tessera.serving.server.metrics.feature_counts import FeatureCounter
 from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import ModelInfo, ModelMetrics
 from tessera.serving.server.model.loader import (
@@ -114,7 +115,7 @@ class Server:
         self._registry = Registry(names)
         self._metrics = MetricsPage(tessera.__version__, dropped_log_lines)
         self._counters = {
-            identity.name: ModelMetrics(identity.name, identity.version)
+            identity.name: ModelMetrics(identity.name, identity.version, identity.counted)
             for _, identity in self._models
         }
         for counters in self._counters.values():
@@ -211,6 +212,7 @@ class Server:
             sha256=model.file_hash.known, torch=model.torch, dtype=model.dtype
         )
         counters.load_seconds = model.load_seconds
+        counters.feature_counter = FeatureCounter(model.schema, model.vocabularies)
         for device, held in model.table_bytes.items():
             counters.memory_bytes[device, "tables"] = _always(held)
             if device != "cpu":

@@ -93,7 +93,9 @@ class Supervisor:
         )
         self._models = identify_all(config.models, self._loader)
         self._loaded: dict[str, LoadedModel] = {}
-        self._slots = SharedSlots(config.processes, report_capacity(len(self._models) + 1))
+        self._slots = SharedSlots(
+            config.processes, report_capacity([identity.counted for _, identity in self._models])
+        )
         self._signals = SignalReader()
         self._listeners = open_http_port(config.host, config.http_port)
         self._held = _hold_port(config.host, config.port)

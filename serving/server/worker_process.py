@@ -96,7 +96,7 @@ def run_pages(
             tessera.__version__, lambda: totals.dropped_log_lines + writer.dropped, totals
         )
         for _, identity in models:
-            page.add(ModelMetrics(identity.name, identity.version))
+            page.add(ModelMetrics(identity.name, identity.version, identity.counted))
 
         def refresh() -> None:
             contents = [slots.read(slot) for slot in range(slots.count)]
@@ -150,7 +150,7 @@ class _Reporting:
 
     def counted(self, model: ModelMetrics) -> ModelMetrics:
         """Add what the other workers have told of ``model``."""
-        whole = ModelMetrics(model.model, model.version)
+        whole = ModelMetrics(model.model, model.version, model.features)
         whole.add(model.counted())
         for slot in set(range(self._slots.count)) - {self._slot}:
             if report := self._slots.read(slot):

@@ -45,6 +45,8 @@ FAMILIES = {
     "tessera_rejected": ("counter", MODEL | {"reason"}),
     "tessera_ids": ("counter", MODEL),
     "tessera_out_of_range_ids": ("counter", MODEL),
+    "tessera_feature_outside_range": ("counter", MODEL | {"feature"}),
+    "tessera_feature_missing": ("counter", MODEL | {"feature"}),
     "tessera_model_load_duration_seconds": ("gauge", MODEL),
     "tessera_model_ready": ("gauge", MODEL),
     "tessera_model_info": ("gauge", MODEL | {"sha256", "torch", "dtype", "device"}),

@@ -37,8 +37,24 @@ def with_manifest(source: Path, path: Path, change: Callable[[dict[str, Any]], N
     return write_records(path, records)
 
 
+def in_version_4(data: dict[str, Any]) -> dict[str, Any]:
+    """A manifest's fields as version 4 of the format has them."""
+    since_5 = {"hex", "separator", "vocabulary"}
+    schema = {
+        key: value
+        for key, value in data["schema"].items()
+        if key not in {"dense_ranges", "other_columns"}
+    }
+    schema["features"] = [
+        {key: value for key, value in feature.items() if key not in since_5}
+        for feature in schema["features"]
+    ]
+    return {**data, "format_version": 4, "schema": schema}
+
+
 def in_version_3(data: dict[str, Any]) -> dict[str, Any]:
     """A manifest's fields as version 3 of the format has them."""
+    data = in_version_4(data)
     since_4 = {"strings", "column", "weights_column", "many", "max_length", "keep"}
     schema = data["schema"]
     features = [

@@ -17,7 +17,7 @@ from tessera.serving.package.generate import HEADER, header
 from tessera.serving.package.manifest import MANIFEST_RECORD, Manifest
 from tessera.serving.package.records import Records
 from tests.attack.packages import SERVER, in_this_process
-from tests.packaging.archives import in_version_3, read_records, write_records
+from tests.packaging.archives import in_version_3, in_version_4, read_records, write_records
 from tests.patience import PATIENCE_S
 
 READER = SERVER.parent / "tests" / "read_manifests"
@@ -102,8 +102,13 @@ def cpp_refusals(folder: Path, contents: list[bytes]) -> list[str]:
 def manifest(package: Path) -> dict[str, Any]:
     data = Records(package).manifest().to_json()
     quality = {"auc": 0.5, "normalised_entropy": None, "log_loss": 1.0, "calibration": 1}
+    schema = data["schema"]
+    ranges = [{"least": -1.5, "most": 3, "missing": 0.25} for _ in schema["dense_features"]]
+    ranges[1:2] = [{"least": None, "most": None, "missing": 1}]
+    others = [{"name": "clicked", "role": "label"}]
     return {
         **data,
+        "schema": {**schema, "dense_ranges": ranges, "other_columns": others},
         "source": {"step": "3"},
         "training_metrics": {"valid": {"auc": 0.5, "rows": 3}},
         "evaluation": {
@@ -149,7 +154,14 @@ def hostile(data: dict[str, Any]) -> list[bytes]:
 
 def mixed_versions(data: dict[str, Any]) -> list[bytes]:
     """Version 3 with each of its schema's fields damaged, and fields of one version in the other."""
-    old = in_version_3(data)
+    old, schema = in_version_3(data), data["schema"]
+    good = schema["dense_ranges"]
+    wrong_ranges = [
+        good[:-1],
+        [*good, good[0]],
+        [{**good[0], "least": 2.0, "most": 1.0}, *good[1:]],
+        [{**good[0], "least": None, "most": 1.0}, *good[1:]],
+    ]
     in_schema = [path for path in places(old) if path[0] in {"schema", "format_version"}]
     return [
         *(with_raw(old, path, raw) for path in in_schema for raw in RAW),
@@ -159,6 +171,9 @@ def mixed_versions(data: dict[str, Any]) -> list[bytes]:
         whole(old, schema={**old["schema"], "string_hash": "xxh64"}),
         whole(data, schema={**data["schema"], "dense_columns": []}),
         whole(data, schema={**data["schema"], "dense_columns": ["x"] * 5}),
+        *(whole(data, schema={**schema, "dense_ranges": ranges}) for ranges in wrong_ranges),
+        with_raw(in_version_4(data), ("format_version",), "5"),
+        whole(data, format_version=4),
     ]
 
 
@@ -173,7 +188,8 @@ def test_both_readers_decide_alike_and_say_why(manifest: dict[str, Any], tmp_pat
         assert reason.isprintable(), (case[:300], reason)
     assert python_refusal(whole(manifest)) == ""
     assert python_refusal(whole(in_version_3(manifest))) == ""
-    assert [bool(reason) for reason in found[-6:]] == [True] * 6
+    assert python_refusal(whole(in_version_4(manifest))) == ""
+    assert all(found[-12:])
     if not READER.exists():
         pytest.skip("the C++ reader is not built (make build)")
     for case, ours, theirs in zip(cases, found, cpp_refusals(tmp_path, cases), strict=True):

@@ -35,6 +35,7 @@ Kind = Literal[
 SparseKind = Literal["categorical", "categorical_list", "sequence", "weighted_list"]
 Side = FeatureSide
 Task = Literal["binary", "regression"]
+OtherRole = Literal["label", "weight", "timestamp", "group", "ignore"]
 ServedTask = Literal["binary", "regression", "score"]
 """What an output of a package is: a probability, a value, or a score that only ranks."""
 
@@ -107,6 +108,8 @@ class ColumnConfig:
         for name in ("column", "table", "weights", "separator"):
             if getattr(self, name) == "":
                 raise UserError(f"{name}='': give a name, or leave it out")
+        if self.separator is not None and not self.separator.isprintable():
+            raise UserError(f"separator={self.separator!r}: give signs that can be printed")
         if self.table is not None and "." in self.table:
             raise UserError(f"table={self.table!r}: give a name without a dot")
         for item in self.transform:
@@ -133,6 +136,9 @@ class SparseColumn:
 
     Attributes:
         strings: whether the ids are hashes of strings; otherwise they are integers of the data.
+        hex: whether the data writes these integers in hexadecimal digits.
+        separator: what stands between the ids of a list that is a text in the data; None: lists
+            are not texts.
     """
 
     name: str
@@ -144,14 +150,17 @@ class SparseColumn:
     max_length: int | None = None
     weights: str | None = None
     strings: bool = False
+    hex: bool = False
+    separator: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelColumn:
-    """One label of `Batch.labels`."""
+    """One label of `Batch.labels`; ``column`` is its name in the data, None: ``name``."""
 
     name: str
     task: Task = "binary"
+    column: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +174,7 @@ class FeatureColumns:
         weight: the column of the samples' weights; None: `Batch.weights` is None.
         timestamp: the column that says when a row came to be, if one does.
         group: the column whose equal values belong together, if there is one.
+        ignored: columns of the data that the config knows and nothing reads.
         user_id: the sparse feature of one id that says whose a row is, if one is declared.
         item_id: the sparse feature of one id that says which item a row is about, if one is declared.
         crosses: features of the model that join several of these, by name.
@@ -181,6 +191,7 @@ class FeatureColumns:
     weight: str | None = None
     timestamp: str | None = None
     group: str | None = None
+    ignored: tuple[str, ...] = ()
     user_id: str | None = None
     item_id: str | None = None
     crosses: dict[str, Cross] = field(default_factory=dict)
@@ -226,6 +237,20 @@ class FeatureColumns:
     def label_names(self) -> tuple[str, ...]:
         """Names of the labels, in column order."""
         return tuple(column.name for column in self.labels)
+
+    def not_features(self) -> dict[str, OtherRole]:
+        """The columns of the data that no feature reads, by their names there, with what they are."""
+        named: list[tuple[str | None, OtherRole]] = [
+            *((name, "ignore") for name in self.ignored),
+            (self.group, "group"),
+            (self.timestamp, "timestamp"),
+            (self.weight, "weight"),
+            *((label.column or label.name, "label") for label in self.labels),
+        ]
+        read = {one.column or one.name for one in self.dense}
+        read |= {one.column or one.name for one in self.sparse}
+        read |= {one.weights for one in self.sparse if one.weights is not None}
+        return {name: role for name, role in named if name is not None and name not in read}
 
     def to_json(self) -> dict[str, Any]:
         """Dicts, lists and scalars; `from_json` is the inverse."""

@@ -25,7 +25,7 @@ SPARSE_NAMES = tuple(f"C{number}" for number in range(1, NUM_SPARSE + 1))
 COLUMNS = FeatureColumns(
     # Counts over several orders of magnitude, a few of them negative.
     dense=tuple(DenseColumn(name=name, transform=("log1p",)) for name in DENSE_NAMES),
-    sparse=tuple(SparseColumn(name=name) for name in SPARSE_NAMES),
+    sparse=tuple(SparseColumn(name=name, hex=True) for name in SPARSE_NAMES),
     labels=(LabelColumn(name="label"),),
 )
 COLUMN_NAMES = ("label", *DENSE_NAMES, *SPARSE_NAMES)

@@ -38,6 +38,8 @@ class Checkpoint:
         config: the resolved `ExperimentConfig` as plain containers.
         columns: what the data's batches held; see `FeatureColumns.to_json`.
         fitted: sizes of what was fitted for their transforms; see `FittedSizes.to_json`.
+        ranges: what the training rows hold of each dense column, see `ColumnRange.to_json`; empty
+            where that is not known, as of checkpoints before version 3.
         dense_names: names of the model's dense features, in column order.
         sparse_names: names of its sparse features, in key order.
         split_rows: rows of the train, validation and test splits.
@@ -51,6 +53,7 @@ class Checkpoint:
     config: dict[str, Any]
     columns: dict[str, Any]
     fitted: dict[str, Any]
+    ranges: list[Any]
     dense_names: list[str]
     sparse_names: list[str]
     split_rows: list[int]

@@ -3,6 +3,8 @@
 Version 1 was written by trainers whose readers transformed the dense values of Criteo and MovieLens;
 its checkpoints hold no columns.  The transforms of these formats are now a part of the model
 and give the same bits as those readers did, so the formats' own columns stand in.
+
+Versions 1 and 2 do not know between which values the training rows' dense columns lie.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from tessera.training.data.criteo_format import COLUMNS as CRITEO
 from tessera.training.data.movielens import COLUMNS as MOVIELENS
 from tessera.training.transforms.preprocessor import FittedSizes
 
-VERSION = 2
+VERSION = 3
 """What is written."""
 
 _FIRST_FORMATS: dict[str, FeatureColumns] = {"criteo": CRITEO, "movielens": MOVIELENS}
@@ -31,6 +33,8 @@ def upgraded(content: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: it is of version 1 and of data that no format of that version has.
     """
+    if "ranges" not in content:
+        content = {**content, "ranges": []}
     if not is_first(content):
         return content
     data = content["config"].get("data") if isinstance(content.get("config"), dict) else None

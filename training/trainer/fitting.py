@@ -17,7 +17,9 @@ BATCH_ROWS = 1 << 15
 
 
 def fit_transforms(transforms: Transforms, train: View, *, progress: bool) -> Fitted:
-    """What ``transforms`` learn from the rows of ``train``; none are read where nothing is learned.
+    """What ``transforms`` learn from the rows of ``train``, and the dense columns' ranges.
+
+    No rows are read where nothing is learned and there are no dense columns.
 
     ``progress`` shows a progress bar on a terminal.
     """

@@ -22,7 +22,7 @@ from tessera.training.config import (
     load_config,
     resume_conflicts,
 )
-from tessera.training.data.dataset import DataSplits, View
+from tessera.training.data.dataset import DataSplits, GrowingView, View
 from tessera.training.data.opening import open_data
 from tessera.training.data.users import user_feature
 from tessera.training.distributed.checkpoint.basics import restore_replaced
@@ -50,6 +50,7 @@ from tessera.training.trainer.split_metrics import SplitMetrics
 from tessera.training.transforms.description import Transforms
 from tessera.training.transforms.fitting import Fitted
 from tessera.training.transforms.preprocessor import FittedSizes
+from tessera.training.transforms.ranges import ranges_from_json
 from tessera.training.typed_config import leaves
 
 RATE_ROWS = 1 << 20
@@ -122,6 +123,9 @@ def train(
         splits = ranks.first_then_others(
             lambda: open_data(config.data, progress=progress and ranks.first)
         )
+        growing = splits.train if isinstance(splits.train, GrowingView) else None
+        if growing is not None:
+            _take_up(growing, folder, config, ranks, should_stop)
         _check_splits(splits, config)
         transforms = splits.train.dataset.columns.transforms()
         fitted = ranks.on_first(
@@ -137,13 +141,14 @@ def train(
             retrieval=retrieval_data(config, splits.train, ranks, progress=progress),
         )
         # The labels' means, which the first rows tell.
-        assembly.begin_at(_means(splits.train.labels(RATE_ROWS)))
-        ranks.on_first(lambda: _begin(folder, config, stack, resume=resume))
+        if not (resume and ranks.on_first(lambda: latest_checkpoint(folder.checkpoints))):
+            assembly.begin_at(_means(splits.train.labels(RATE_ROWS)))
+        ranks.on_first(lambda: _begin(folder, config, stack, growing, resume=resume))
         return _Run(
             config=config,
             folder=folder,
             splits=splits,
-            fitted=fitted.sizes,
+            fitted=fitted,
             assembly=assembly,
             ranks=ranks,
             show_progress=progress and ranks.first,
@@ -170,20 +175,46 @@ def _look_at(folder: RunFolder, config: ExperimentConfig, *, resume: bool) -> bo
 def _fitted(
     folder: RunFolder, transforms: Transforms, splits: DataSplits, *, resume: bool, progress: bool
 ) -> Fitted:
-    """What the transforms learn from the training rows; of a run that goes on, the sizes alone."""
+    """What is seen in the training rows; of a run that goes on, without the transforms' state."""
     if resume and (path := latest_checkpoint(folder.checkpoints)) is not None:
-        return Fitted(sizes=FittedSizes(**read_plain(path)["fitted"]), state={})
+        plain = read_plain(path)
+        sizes = FittedSizes(**plain["fitted"])
+        return Fitted(sizes=sizes, state={}, ranges=ranges_from_json(plain["ranges"]))
     return fit_transforms(transforms, splits.train, progress=progress)
 
 
+def _take_up(
+    growing: GrowingView,
+    folder: RunFolder,
+    config: ExperimentConfig,
+    ranks: Ranks,
+    should_stop: Callable[[], bool],
+) -> None:
+    """Let every rank begin with what the ledger holds, or what is there when there is none yet."""
+    if config.train.epochs != 1:
+        raise UserError(
+            f"train.epochs={config.train.epochs}: a growing folder (data.follow) is read once; set it"
+            " to 1"
+        )
+    records = ranks.on_first(lambda: growing.first_records(folder.stream))
+    growing.begin(records, folder.stream, writes=ranks.first, should_stop=should_stop)
+
+
 def _begin(
-    folder: RunFolder, config: ExperimentConfig, stack: contextlib.ExitStack, *, resume: bool
+    folder: RunFolder,
+    config: ExperimentConfig,
+    stack: contextlib.ExitStack,
+    growing: GrowingView | None,
+    *,
+    resume: bool,
 ) -> None:
     """Hold the folder until the stack ends, and make what belongs in it."""
     stack.enter_context(folder.locked())
     folder.require_fit(resume=resume)  # again, now that nobody else can begin here
     folder.checkpoints.mkdir(parents=True, exist_ok=True)
     restore_replaced(folder.checkpoints)
+    if growing is not None:
+        growing.write_first()
     folder.write_text(folder.config, config.to_yaml())
 
 
@@ -194,7 +225,7 @@ class _Run:
     config: ExperimentConfig
     folder: RunFolder
     splits: DataSplits
-    fitted: FittedSizes
+    fitted: Fitted
     assembly: Assembly
     ranks: Ranks
     show_progress: bool
@@ -231,10 +262,13 @@ class _Run:
         return log
 
     def _train(self, progress: Progress, log: MetricsLog | None) -> bool:
-        steps = -(-len(self.splits.train) // self.config.train.batch_size)
+        train = self.splits.train
+        steps: int | None = -(-len(train) // self.config.train.batch_size)
+        if isinstance(train, GrowingView):
+            steps = None
         with contextlib.ExitStack() as stack:
             display = Display(
-                total_steps=steps * self.config.train.epochs,
+                total_steps=None if steps is None else steps * self.config.train.epochs,
                 first_step=progress.step,
                 enabled=self.show_progress,
             )
@@ -271,7 +305,8 @@ class _Run:
         plain: dict[str, Any] = {
             "config": self.config.to_plain(),
             "columns": data.columns.to_json(),
-            "fitted": self.fitted.to_json(),
+            "fitted": self.fitted.sizes.to_json(),
+            "ranges": [own.to_json() for own in self.fitted.ranges],
             "dense_names": list(data.columns.dense_names),
             "sparse_names": list(data.columns.sparse_names),
             "split_rows": self._split_rows(),
@@ -283,6 +318,11 @@ class _Run:
             prune_checkpoints(
                 folder, newest=self.config.train.keep_checkpoints, best=progress.best_step
             )
+
+    def _malformed_later(self) -> int:
+        """Rows that were left out of files that have arrived since the run began."""
+        train = self.splits.train
+        return train.malformed_rows if isinstance(train, GrowingView) else 0
 
     def _split_rows(self) -> list[int]:
         return [len(self.splits.train), len(self.splits.valid), len(self.splits.test)]
@@ -321,7 +361,7 @@ class _Run:
         final = {
             "step": progress.step,
             "samples": progress.samples,
-            "malformed_rows": self.splits.malformed.total,
+            "malformed_rows": self.splits.malformed.total + self._malformed_later(),
             "best_step": progress.best_step,
             "best_checkpoint": str(best.relative_to(self.folder.root)),
             "metric": self.config.train.metric,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -13,6 +13,7 @@ from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tessera.training.transforms.description import Transforms
 from tessera.training.transforms.kinds.vocabulary import IdCounts, VocabularyLookup
 from tessera.training.transforms.preprocessor import FittedSizes, Preprocessor
+from tessera.training.transforms.ranges import ColumnRange, RangeAccumulator
 from tessera.training.transforms.target_statistics import TargetSums
 from tessera.training.transforms.transform import DenseAccumulator, DenseStage
 
@@ -44,25 +45,27 @@ class Fitted:
     Attributes:
         sizes: what a `Preprocessor` is built with.
         state: its state dict.
+        ranges: of each dense column; empty where there are no rows.
     """
 
     sizes: FittedSizes
     state: dict[str, Tensor]
+    ranges: tuple[ColumnRange, ...] = ()
 
 
 def fitting_passes(transforms: Transforms) -> int:
-    """How often `fit` goes through the training rows; 0 where nothing is learned."""
+    """How often `fit` goes through the training rows; 0 where there is nothing to be seen in them."""
     passes, unfitted = 0, _unfitted(Preprocessor(transforms))
     while unfitted:
         ready = _ready(unfitted)
         unfitted = [stage for stage in unfitted if stage not in ready]
         passes += 1
-    learns_ids = transforms.vocabularies or transforms.target_statistics
-    return max(passes, 1 if learns_ids else 0)
+    looks = transforms.dense or transforms.vocabularies or transforms.target_statistics
+    return max(passes, 1 if looks else 0)
 
 
 def fit(transforms: Transforms, epoch: Callable[[], Iterable[FittedRows]]) -> Fitted:
-    """Learn the transforms' values.
+    """Learn the transforms' values, and between which values the dense columns lie.
 
     Memory is bounded: see the accumulators of the kinds.  The same rows in the same batches give
     the same bits.
@@ -74,6 +77,7 @@ def fit(transforms: Transforms, epoch: Callable[[], Iterable[FittedRows]]) -> Fi
     preprocessor = Preprocessor(transforms)
     counts = {name: IdCounts() for name in transforms.vocabularies}
     sums = _target_sums(transforms)
+    ranges = RangeAccumulator(len(transforms.dense))
     unfitted = _unfitted(preprocessor)
     for number in range(fitting_passes(transforms)):
         ready = _ready(unfitted)
@@ -83,6 +87,7 @@ def fit(transforms: Transforms, epoch: Callable[[], Iterable[FittedRows]]) -> Fi
                 raise ValueError("the batch has no row_numbers; fitting needs them")
             _update_dense(preprocessor, ready, batch.dense_features, rows)
             if number == 0:
+                ranges.update(batch.dense_features)
                 _count_ids(transforms, counts, batch.sparse_features)
                 if sums is not None and preprocessor.first_ids is not None:
                     in_order = preprocessor.in_order(batch.sparse_features)
@@ -92,7 +97,7 @@ def fit(transforms: Transforms, epoch: Callable[[], Iterable[FittedRows]]) -> Fi
         for stage, accumulator in ready.items():
             stage.load_state_dict(accumulator.state())
         unfitted = [stage for stage in unfitted if stage not in ready]
-    return _joined(transforms, preprocessor, counts, sums)
+    return replace(_joined(transforms, preprocessor, counts, sums), ranges=ranges.ranges())
 
 
 def _unfitted(preprocessor: Preprocessor) -> list[DenseStage]:

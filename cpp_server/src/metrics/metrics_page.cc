@@ -102,6 +102,11 @@ void add_counters(std::vector<MetricFamily>& page, const Models& models) {
   MetricFamily outside =
       family("tessera_out_of_range_ids_total",
              "Ids outside their table that were clamped or hashed", MetricType::Counter);
+  MetricFamily values =
+      family("tessera_feature_outside_range_total",
+             "Values outside of what the training rows held, by feature", MetricType::Counter);
+  MetricFamily missing = family("tessera_feature_missing_total",
+                                "Dense values that were missing, by feature", MetricType::Counter);
   for (const ModelMetrics* model : models) {
     for (std::size_t i = 0; i < model->batches.size(); ++i) {
       add(batches, with(labels_of(*model), "reason", reason_name(static_cast<CutReason>(i))),
@@ -109,8 +114,17 @@ void add_counters(std::vector<MetricFamily>& page, const Models& models) {
     }
     add(ids, labels_of(*model), value(model->ids));
     add(outside, labels_of(*model), value(model->out_of_range_ids));
+    if (!model->loaded.load(std::memory_order_acquire) || !model->features) continue;
+    for (const auto& [feature, count] : model->features->outside()) {
+      add(values, with(labels_of(*model), "feature", feature), static_cast<double>(count));
+    }
+    for (const auto& [feature, count] : model->features->missing()) {
+      add(missing, with(labels_of(*model), "feature", feature), static_cast<double>(count));
+    }
   }
-  for (MetricFamily* made : {&batches, &ids, &outside}) page.push_back(std::move(*made));
+  for (MetricFamily* made : {&batches, &ids, &outside, &values, &missing}) {
+    page.push_back(std::move(*made));
+  }
 }
 
 void add_histograms(std::vector<MetricFamily>& page, const Models& models) {

@@ -1,7 +1,7 @@
 // One model's counters: plain atomics that metrics_page.h renders when somebody asks.
 //
-// Contract: every member may be used from any thread and does not block. `facts` and `gauges`
-// are written once, by the loader, before `loaded` is set.
+// Contract: every member may be used from any thread and does not block. `facts`, `gauges` and
+// `features` are written once, by the loader, before `loaded` is set.
 #pragma once
 
 #include <array>
@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,6 +19,7 @@
 #include "batching/policy.h"
 #include "common/enums.h"
 #include "common/status.h"
+#include "metrics/feature_counter.h"
 #include "metrics/histogram.h"
 #include "model/runner.h"
 
@@ -130,6 +132,7 @@ class ModelMetrics {
   std::atomic<std::uint64_t> buffer_bytes = 0;  // of the host, held for batches by all workers
   std::atomic<bool> ready = false;
   std::atomic<bool> loaded = false;
+  std::unique_ptr<FeatureCounter> features;
   Facts facts;
   Gauges gauges;
   std::deque<DeviceCounters> devices;

@@ -71,6 +71,8 @@ class CpuRunner final : public Runner {
 
   bool shares_rows() const override { return module_.has_shared(); }
 
+  VocabularyBuffers vocabularies() const override { return module_.vocabularies(); }
+
   std::unique_ptr<Session> open_session(std::size_t /*device*/) override {
     return std::make_unique<CpuSession>(module_, schema_);
   }

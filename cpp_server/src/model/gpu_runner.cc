@@ -48,6 +48,10 @@ class GpuRunner final : public Runner {
     return names;
   }
 
+  VocabularyBuffers vocabularies() const override {
+    return replicas_.front().module.vocabularies();
+  }
+
   std::unique_ptr<Session> open_session(std::size_t device) override {
     Replica& replica = replicas_.at(device);
     return std::make_unique<GpuSession>(replica.module, schema_, replica.device, graph_samples_,

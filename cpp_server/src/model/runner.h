@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/clock.h"
+#include "model/vocabularies.h"
 
 namespace tessera {
 
@@ -101,6 +102,8 @@ class Runner {
   virtual bool shares_rows() const { return false; }
   // A session on the device `device` of the list.
   virtual std::unique_ptr<Session> open_session(std::size_t device) = 0;
+  // What its vocabularies hold; without keys where it has none. Valid as long as the runner is.
+  virtual VocabularyBuffers vocabularies() const { return {}; }
   // What the model holds on its devices beside its sessions' host memory.
   virtual std::vector<DeviceMemory> memory() const = 0;
 };

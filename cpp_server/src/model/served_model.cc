@@ -72,6 +72,8 @@ ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config, Mode
                     .dtype = manifest.dtype,
                     .device = manifest.device,
                     .load_seconds = seconds(package_.load_time)};
+  metrics_.features =
+      std::make_unique<FeatureCounter>(manifest.schema, package_.runner->vocabularies());
   metrics_.gauges = {.queue_requests = [this] { return scheduler_.depth().requests; },
                      .queue_samples = [this] { return scheduler_.depth().samples; },
                      .memory = [this] { return package_.runner->memory(); }};
@@ -163,6 +165,7 @@ void ServedModel::work(WorkerKind kind, Session& session, ModelMetrics::DeviceCo
     for (const Part& part : batch.parts) {
       metrics_.observe_stage(Stage::kQueue, seconds(now - part.request->arrival));
       if (part.index == 0) {
+        metrics_.features->count(part.request->request);
         metrics_.out_of_range_ids.fetch_add(
             static_cast<std::uint64_t>(part.request->request.out_of_range_ids),
             std::memory_order_relaxed);

@@ -6,6 +6,7 @@
 #include <torch/version.h>
 
 #include <algorithm>
+#include <array>
 #include <stdexcept>
 #include <utility>
 
@@ -68,6 +69,31 @@ void place(torch::jit::Module module, const std::string& prefix,
   }
 }
 
+// What the module's vocabularies hold, by their buffers' names (serving/FORMAT.md, "Vocabularies");
+// nothing where it has none that can be read. Of several, as an ensemble has, the first.
+VocabularyBuffers find_vocabularies(const torch::jit::Module& module) {
+  constexpr std::array<std::string_view, 3> kNames = {"vocabulary_keys_U", "vocabulary_places_U",
+                                                      "vocabulary_seeds_V"};
+  const auto held = std::make_shared<std::array<at::Tensor, kNames.size()>>();
+  for (const auto& buffer : module.named_buffers()) {
+    for (std::size_t i = 0; i < kNames.size(); ++i) {
+      at::Tensor& own = (*held)[i];
+      if (own.defined() || !buffer.name.ends_with(kNames[i])) continue;
+      if (buffer.value.scalar_type() != at::kLong || buffer.value.dim() != 1) return {};
+      own = buffer.value.cpu().contiguous();
+    }
+  }
+  for (const at::Tensor& own : *held) {
+    if (!own.defined()) return {};
+  }
+  const auto span = [&](std::size_t i) -> std::span<const std::int64_t> {
+    const at::Tensor& own = (*held)[i];
+    return {own.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(own.numel())};
+  };
+  if (span(0).size() != span(1).size()) return {};
+  return {span(0), span(1), span(2), held};
+}
+
 torch::jit::Module load(const std::shared_ptr<const PackageFile>& file,
                         const std::vector<at::Device>& devices,
                         const std::set<std::string>& allow_ops) {
@@ -105,6 +131,7 @@ TorchScriptModule::TorchScriptModule(const Load& load, const std::string& path,
       if (tensor.scalar_type() != at::kByte) continue;
       table_bytes_[tensor.is_cuda() ? tensor.device().index() : -1] += tensor.nbytes();
     }
+    vocabularies_ = find_vocabularies(loaded);
     loaded.eval();
     std::vector<std::string> more;
     if (on_cpu && loaded.find_method(kSharedMethod).has_value()) more.emplace_back(kSharedMethod);

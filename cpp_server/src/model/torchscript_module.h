@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "model/opening.h"
+#include "model/vocabularies.h"
 #include "package/package_file.h"
 #include "package/schema.h"
 
@@ -56,6 +57,9 @@ class TorchScriptModule {
   // copy all of them at once. False: the graph does not end in such copies and stays as it is.
   bool keep_on_device();
 
+  // What its vocabularies hold, on the CPU; without keys where it has none.
+  VocabularyBuffers vocabularies() const { return vocabularies_; }
+
   // Bytes of stored rows by device number (-1: the CPU).
   const std::map<int, std::uint64_t>& table_bytes() const { return table_bytes_; }
 
@@ -74,6 +78,7 @@ class TorchScriptModule {
   torch::jit::Function* shared_ = nullptr;  // null: the module has no such method
   InputSchema schema_;
   bool on_device_ = false;
+  VocabularyBuffers vocabularies_;
   std::map<int, std::uint64_t> table_bytes_;
 };
 

@@ -13,7 +13,7 @@
 namespace tessera {
 
 inline constexpr int kOldestFormatVersion = 3;
-inline constexpr int kFormatVersion = 4;
+inline constexpr int kFormatVersion = 5;
 inline constexpr std::uint64_t kMaxManifestBytes = 16777216;
 inline constexpr std::ptrdiff_t kMaxManifestMarks = 400000;
 inline constexpr std::uint64_t kMaxDirectoryBytes = 4194304;
@@ -172,8 +172,8 @@ inline constexpr std::array<std::string_view, 549> kAllowedOperators = {
 
 // The manifest's fields in each version of the format, the oldest first: a word, or an object with
 // the kind of rule and what it needs.
-inline constexpr std::array<std::string_view, 2> kManifestRules = {
-    R"({"object": {"format_version": {"integer": [3, 4]}, "name": "text", "version": "text", )"
+inline constexpr std::array<std::string_view, 3> kManifestRules = {
+    R"({"object": {"format_version": {"integer": [3, 5]}, "name": "text", "version": "text", )"
     R"("created": "text", "versions": {"object": {"tessera": "text", "torch": "text", "fbgemm": )"
     R"("text", "torch_min": "release", "torch_below": "release"}}, "backend": "text", )"
     R"("operator_libraries": {"list": "text"}, "schema": {"object": {"dense_features": {"list": )"
@@ -216,7 +216,7 @@ inline constexpr std::array<std::string_view, 2> kManifestRules = {
     R"(4294967295]}, "chunks": {"list": {"hex": 64}}}}}, "signature": {"or_null": {"object": )"
     R"({"algorithm": {"one_of": ["ed25519"]}, "public_key": {"hex": 64}, "value": {"hex": )"
     R"(128}}}}}})",
-    R"({"object": {"format_version": {"integer": [3, 4]}, "name": "text", "version": "text", )"
+    R"({"object": {"format_version": {"integer": [3, 5]}, "name": "text", "version": "text", )"
     R"("created": "text", "versions": {"object": {"tessera": "text", "torch": "text", "fbgemm": )"
     R"("text", "torch_min": "release", "torch_below": "release"}}, "backend": "text", )"
     R"("operator_libraries": {"list": "text"}, "schema": {"object": {"dense_features": {"list": )"
@@ -228,6 +228,57 @@ inline constexpr std::array<std::string_view, 2> kManifestRules = {
     R"({"integer": [1, 9223372036854775807]}, "dim": {"integer": [1, 9223372036854775807]}, )"
     R"("pooling": {"one_of": ["sum", "mean", "none"]}, "hashing": {"one_of": ["none", "modulo", )"
     R"("murmur3", "vocabulary"]}, "out_of_range": {"one_of": ["reject", "clamp", "hash"]}}}}, )"
+    R"("outputs": {"list": {"object": {"name": "text", "width": {"integer": [1, 1048576]}}}}}}, )"
+    R"("dtype": "text", "dense_dtype": {"one_of": ["fp32", "bf16"]}, "tables": {"list": )"
+    R"({"object": {"name": "text", "rows": {"integer": [1, 9223372036854775807]}, "dim": )"
+    R"({"integer": [1, 9223372036854775807]}, "dtype": "text", "bytes": {"integer": [0, )"
+    R"(9223372036854775807]}, "bytes_fp32": {"integer": [0, 9223372036854775807]}, )"
+    R"("max_abs_error": {"number": [0, 1.7976931348623157e+308]}, "rmse": {"number": [0, )"
+    R"(1.7976931348623157e+308]}, "relative_rmse": {"number": [0, 1.7976931348623157e+308]}}}}, )"
+    R"("bytes_fp32": {"integer": [0, 9223372036854775807]}, "bytes_packaged": {"integer": [0, )"
+    R"(9223372036854775807]}, "plan": {"object": {"num_shards": {"integer": [1, 4096]}, )"
+    R"("placements": {"list": {"object": {"table": "text", "shard": {"integer": [0, 4095]}, )"
+    R"("device": "text", "row_begin": {"integer": [0, 9223372036854775807]}, "row_end": )"
+    R"({"integer": [0, 9223372036854775807]}, "column_begin": {"integer": [0, )"
+    R"(9223372036854775807]}, "column_end": {"integer": [0, 9223372036854775807]}}}}}}, "device":)"
+    R"( {"one_of": ["cpu", "cuda"]}, "source": {"map": "text"}, "training_metrics": {"map": )"
+    R"({"map": {"or_null": {"number": [-1.7976931348623157e+308, 1.7976931348623157e+308]}}}}, )"
+    R"("evaluation": {"or_null": {"object": {"rows": {"integer": [0, 9223372036854775807]}, )"
+    R"("fp32": {"object": {"auc": {"or_null": {"number": [-1.7976931348623157e+308, )"
+    R"(1.7976931348623157e+308]}}, "normalised_entropy": {"or_null": {"number": )"
+    R"([-1.7976931348623157e+308, 1.7976931348623157e+308]}}, "log_loss": {"or_null": {"number": )"
+    R"([-1.7976931348623157e+308, 1.7976931348623157e+308]}}, "calibration": {"or_null": )"
+    R"({"number": [-1.7976931348623157e+308, 1.7976931348623157e+308]}}}}, "packaged": {"object":)"
+    R"( {"auc": {"or_null": {"number": [-1.7976931348623157e+308, 1.7976931348623157e+308]}}, )"
+    R"("normalised_entropy": {"or_null": {"number": [-1.7976931348623157e+308, )"
+    R"(1.7976931348623157e+308]}}, "log_loss": {"or_null": {"number": [-1.7976931348623157e+308, )"
+    R"(1.7976931348623157e+308]}}, "calibration": {"or_null": {"number": )"
+    R"([-1.7976931348623157e+308, 1.7976931348623157e+308]}}}}, "max_abs_score_error": {"number":)"
+    R"( [0, 1.7976931348623157e+308]}}}}, "golden": {"object": {"samples": {"integer": [0, )"
+    R"(9223372036854775807]}, "atol": {"number": [0, 1.7976931348623157e+308]}, "rtol": )"
+    R"({"number": [0, 1.7976931348623157e+308]}}}, "records": {"map": {"object": {"sha256": )"
+    R"({"hex": 64}, "bytes": {"integer": [0, 9223372036854775807]}, "crc32": {"integer": [0, )"
+    R"(4294967295]}, "chunks": {"list": {"hex": 64}}}}}, "signature": {"or_null": {"object": )"
+    R"({"algorithm": {"one_of": ["ed25519"]}, "public_key": {"hex": 64}, "value": {"hex": )"
+    R"(128}}}}}})",
+    R"({"object": {"format_version": {"integer": [3, 5]}, "name": "text", "version": "text", )"
+    R"("created": "text", "versions": {"object": {"tessera": "text", "torch": "text", "fbgemm": )"
+    R"("text", "torch_min": "release", "torch_below": "release"}}, "backend": "text", )"
+    R"("operator_libraries": {"list": "text"}, "schema": {"object": {"dense_features": {"list": )"
+    R"("text"}, "dense_missing": {"one_of": ["nan", "refuse"]}, "dense_columns": {"list": )"
+    R"("text"}, "dense_ranges": {"list": {"object": {"least": {"or_null": {"number": )"
+    R"([-3.4028234663852886e+38, 3.4028234663852886e+38]}}, "most": {"or_null": {"number": )"
+    R"([-3.4028234663852886e+38, 3.4028234663852886e+38]}}, "missing": {"number": [0, 1]}}}}, )"
+    R"("other_columns": {"list": {"object": {"name": "text", "role": {"one_of": ["label", )"
+    R"("weight", "timestamp", "group", "ignore"]}}}}, "string_hash": {"one_of": ["xxh64"]}, )"
+    R"("features": {"list": {"object": {"name": "text", "group": {"one_of": ["id_list", )"
+    R"("id_score_list"]}, "strings": "flag", "hex": "flag", "column": "text", "weights_column": )"
+    R"("text", "separator": "text", "many": "flag", "max_length": {"integer": [0, )"
+    R"(9223372036854775807]}, "keep": {"one_of": ["first", "last"]}, "table": "text", "rows": )"
+    R"({"integer": [1, 9223372036854775807]}, "dim": {"integer": [1, 9223372036854775807]}, )"
+    R"("pooling": {"one_of": ["sum", "mean", "none"]}, "hashing": {"one_of": ["none", "modulo", )"
+    R"("murmur3", "vocabulary"]}, "vocabulary": {"or_null": {"integer": [0, )"
+    R"(9223372036854775807]}}, "out_of_range": {"one_of": ["reject", "clamp", "hash"]}}}}, )"
     R"("outputs": {"list": {"object": {"name": "text", "width": {"integer": [1, 1048576]}}}}}}, )"
     R"("dtype": "text", "dense_dtype": {"one_of": ["fp32", "bf16"]}, "tables": {"list": )"
     R"({"object": {"name": "text", "rows": {"integer": [1, 9223372036854775807]}, "dim": )"

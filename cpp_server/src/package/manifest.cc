@@ -35,6 +35,7 @@ T value_of(const Json& word, std::initializer_list<std::pair<std::string_view, T
 FeatureSpec read_feature(const Json& json) {
   FeatureSpec feature;
   feature.strings = json.value("strings", false);
+  feature.hex = json.value("hex", false);
   feature.name = json.at("name").get<std::string>();
   feature.group = value_of<Group>(
       json.at("group"), {{"id_list", Group::kIdList}, {"id_score_list", Group::kIdScoreList}});
@@ -46,11 +47,32 @@ FeatureSpec read_feature(const Json& json) {
                                                            {"modulo", Hashing::kModulo},
                                                            {"murmur3", Hashing::kMurmur3},
                                                            {"vocabulary", Hashing::kVocabulary}});
+  if (const auto number = json.find("vocabulary"); number != json.end() && !number->is_null()) {
+    feature.vocabulary = number->get<std::int64_t>();
+  }
   feature.out_of_range =
       value_of<OutOfRange>(json.at("out_of_range"), {{"reject", OutOfRange::kReject},
                                                      {"clamp", OutOfRange::kClamp},
                                                      {"hash", OutOfRange::kHash}});
   return feature;
+}
+
+std::vector<DenseRange> read_ranges(const Json& json) {
+  std::vector<DenseRange> ranges;
+  for (const Json& item : json) {
+    const Json& least = item.at("least");
+    const Json& most = item.at("most");
+    const bool ordered = least.is_null()
+                             ? most.is_null()
+                             : !most.is_null() && least.get<double>() <= most.get<double>();
+    if (!ordered) {
+      refuse(text("manifest.schema.dense_ranges[", ranges.size(),
+                  "]: is not a range from least to most"));
+    }
+    ranges.emplace_back();
+    if (!least.is_null()) ranges.back() = {least.get<float>(), most.get<float>()};
+  }
+  return ranges;
 }
 
 InputSchema read_schema(const Json& json) {
@@ -67,6 +89,14 @@ InputSchema read_schema(const Json& json) {
       columns != json.end() && columns->size() != schema.dense_features.size()) {
     refuse(text("manifest.schema.dense_columns: has ", columns->size(), " names, expected ",
                 schema.dense_features.size()));
+  }
+  if (const auto ranges = json.find("dense_ranges"); ranges != json.end()) {
+    schema.dense_ranges = read_ranges(*ranges);
+    const std::size_t found = schema.dense_ranges.size();
+    if (found != 0 && found != schema.dense_features.size()) {
+      refuse(text("manifest.schema.dense_ranges: has ", found, " entries, expected ",
+                  schema.dense_features.size()));
+    }
   }
   return schema;
 }

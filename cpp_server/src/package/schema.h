@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,11 +19,13 @@ struct FeatureSpec {
   std::string name;
   Group group = Group::kIdList;
   bool strings = false;  // ids may be given as strings: XXH64 of their UTF-8 bytes
+  bool hex = false;      // or else as texts of 1 to 8 hexadecimal digits, not of decimal ones
   std::string table;
   std::int64_t rows = 0;  // of the table
   std::int64_t dim = 0;
   std::string pooling;  // "sum", "mean" or "none"
   Hashing hashing = Hashing::kNone;
+  std::optional<std::int64_t> vocabulary;  // its number, under Hashing::kVocabulary
   // What happens under Hashing::kNone to an id outside [0, rows).
   OutOfRange out_of_range = OutOfRange::kReject;
 };
@@ -33,8 +36,15 @@ struct OutputSpec {
   std::int64_t width = 1;
 };
 
+// What the training rows held of a dense feature: finite values from least to most, or none.
+struct DenseRange {
+  std::optional<float> least;
+  std::optional<float> most;
+};
+
 struct InputSchema {
   std::vector<std::string> dense_features;
+  std::vector<DenseRange> dense_ranges;  // by dense feature; empty: that is not known
   bool dense_may_be_missing = false;  // NaN stands for a missing value; else NaN is refused
   std::vector<FeatureSpec> features;
   std::vector<OutputSpec> outputs;

@@ -49,6 +49,14 @@ bool read_decimal(Bytes string, std::int64_t& id) {
   return error == std::errc() && stopped == end && !string.empty();
 }
 
+bool read_hex(Bytes string, std::int64_t& id) {
+  const auto* const begin = reinterpret_cast<const char*>(string.data());
+  const char* const end = begin + string.size();
+  if (string.empty() || string.size() > kMaxHexDigits || *begin == '-') return false;
+  const auto [stopped, error] = std::from_chars(begin, end, id, 16);
+  return error == std::errc() && stopped == end;
+}
+
 // The row of the string at `index` among those of `feature`.
 std::int64_t row_of(Bytes lengths, std::int64_t rows, std::size_t feature, std::int64_t index) {
   const std::byte* const of_feature =
@@ -95,6 +103,11 @@ Status make_ids(std::string_view field, const std::vector<const FeatureSpec*>& f
     std::int64_t id = 0;
     if (features[feature]->strings) {
       id = static_cast<std::int64_t>(xxh64(string.data(), string.size()));
+    } else if (features[feature]->hex) {
+      if (!read_hex(string, id)) {
+        return refuse(text("a string of ", string.size(),
+                           " bytes is not 1 to 8 hexadecimal digits, as the feature's ids are"));
+      }
     } else if (!read_decimal(string, id)) {
       return refuse(text("a string of ", string.size(),
                          " bytes is not a whole number of 64 bits in decimal digits, and the "

@@ -20,6 +20,7 @@
 namespace tessera {
 
 inline constexpr std::size_t kMaxStringBytes = 65'536;
+inline constexpr std::size_t kMaxHexDigits = 8;
 
 // What precedes each string of a raw tensor of BYTES: how many bytes it has.
 inline constexpr std::size_t kStringHeadBytes = 4;
@@ -36,7 +37,7 @@ struct StringsView {
 std::int64_t count_raw_strings(Bytes raw);
 
 // Makes the ids of `strings`, of which features[f] has counts[f]: XXH64 for a feature with strings,
-// else the decimal number. `lengths`, int32 [features, rows], says which row a string is of.
+// else the number, hexadecimal for a feature with `hex` and decimal for others. `lengths`, int32 [features, rows], says which row a string is of.
 // Refuses the first that is too long or not such a number, naming feature and row.
 Status make_ids(std::string_view field, const std::vector<const FeatureSpec*>& features,
                 const std::vector<std::int64_t>& counts, Bytes lengths, std::int64_t rows,

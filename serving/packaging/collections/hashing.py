@@ -40,10 +40,10 @@ def hash_specs(hashers: Iterable[FeatureHasher]) -> dict[str, HashSpec]:
     return {spec.name: spec for hasher in hashers for spec in hasher.specs}
 
 
-def vocabulary_features(module: nn.Module) -> set[str]:
-    """The features whose ids a `Preprocessor` of the module looks up in a vocabulary."""
+def vocabulary_features(module: nn.Module) -> dict[str, int]:
+    """The features whose ids a `Preprocessor` of the module looks up, with the vocabulary's number."""
     return {
-        column.name
+        column.name: list(part.transforms.vocabularies).index(column.vocabulary)
         for part in module.modules()
         if isinstance(part, Preprocessor)
         for column in part.transforms.sparse

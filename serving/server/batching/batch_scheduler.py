@@ -43,6 +43,7 @@ class PendingRequest:
     Attributes:
         future: the scores.
         begun: whether a worker has taken a part of the request.
+        request: the whole of it.
     """
 
     __slots__ = (
@@ -53,10 +54,12 @@ class PendingRequest:
         "_timings",
         "begun",
         "future",
+        "request",
     )
 
-    def __init__(self, future: asyncio.Future[Answer], parts: int) -> None:
+    def __init__(self, future: asyncio.Future[Answer], parts: int, request: DecodedRequest) -> None:
         self.future = future
+        self.request = request
         self._answers: list[Mapping[str, bytes] | None] = [None] * parts
         self._timings: list[PassTimings] = []
         self._missing = parts
@@ -192,7 +195,7 @@ class BatchScheduler:
             max_samples=self._limits.max_samples,
             max_ids=self._limits.max_ids,
         )
-        pending = PendingRequest(self._loop.create_future(), len(requests))
+        pending = PendingRequest(self._loop.create_future(), len(requests), request)
         parts = [
             Part(each, pending, index, index == len(requests) - 1, now, deadline, priority)
             for index, each in enumerate(requests)
@@ -283,6 +286,8 @@ class BatchScheduler:
             queued = outcome.started - part.arrived
             waited(queued)
             pending = _pending(part)
+            if part.index == 0 and metrics.feature_counter is not None:
+                metrics.feature_counter.take(pending.request)
             if pending.future.done():
                 continue
             if isinstance(result, ServeError):

@@ -60,8 +60,21 @@ class MetricsCollector(Collector):
         outside = _counter(
             "tessera_out_of_range_ids", "Ids outside their table that were clamped or hashed"
         )
+        values = _counter(
+            "tessera_feature_outside_range",
+            "Values outside of what the training rows held, by feature",
+            "feature",
+        )
+        missing = _counter(
+            "tessera_feature_missing", "Dense values that were missing, by feature", "feature"
+        )
         for model in self.models:
             labels = (model.model, model.version)
+            model.look_at_features()
+            for name, count in zip(model.features.outside, model.outside_values, strict=True):
+                values.add_metric((*labels, name), count)
+            for name, count in zip(model.features.missing, model.missing_values, strict=True):
+                missing.add_metric((*labels, name), count)
             for cut, count in model.batches.items():
                 batches.add_metric((*labels, cut.value), count)
             ids.add_metric(labels, model.ids)
@@ -70,7 +83,7 @@ class MetricsCollector(Collector):
             "tessera_log_lines_dropped", "Log lines that could not be written in time, or at all"
         )
         dropped.add_metric((), self._dropped_log_lines())
-        yield from (requests, rejected, batches, ids, outside, dropped)
+        yield from (requests, rejected, batches, ids, outside, values, missing, dropped)
 
     def _histograms(self) -> Iterator[Metric]:
         stages = _histogram(

@@ -9,6 +9,11 @@ from typing import Any
 
 from tessera.serving.server.batching.policy import CutReason
 from tessera.serving.server.errors import Code, RejectReason
+from tessera.serving.server.metrics.feature_counts import (
+    NO_FEATURES,
+    CountedFeatures,
+    FeatureCounter,
+)
 from tessera.serving.server.metrics.histogram import Histogram
 from tessera.serving.server.request.decoded_request import PassTimings
 
@@ -50,16 +55,22 @@ class ModelMetrics:
     Args:
         model: the name that requests use.
         version: the version that is loaded.
+        features: those whose values are counted.
 
     Attributes:
+        missing_values: by feature, in the order of ``features.missing``.
+        outside_values: by feature, in the order of ``features.outside``.
+        feature_counter: counts them where requests are answered; None elsewhere.
         answered_seconds: of the calls that got scores, what ``duration`` counts of all.
         answered_samples: samples of those calls.
         last_answer_ms: when the last of them ended, milliseconds since 1970.
     """
 
-    def __init__(self, model: str, version: str) -> None:
+    def __init__(self, model: str, version: str, features: CountedFeatures = NO_FEATURES) -> None:
         self.model = model
         self.version = version
+        self.features = features
+        self.feature_counter: FeatureCounter | None = None
         self.reset()
         self.load_seconds = 0.0
         self.ready = False
@@ -88,10 +99,26 @@ class ModelMetrics:
         self.batch_ids = Histogram(ID_BUCKETS)
         self.ids = 0
         self.out_of_range_ids = 0
+        self.missing_values = [0] * len(self.features.missing)
+        self.outside_values = [0] * len(self.features.outside)
+
+    def look_at_features(self) -> None:
+        """Count the values of the requests that wait for it."""
+        if (counter := self.feature_counter) is None:
+            return
+        counter.count()
+        for own, found in (
+            (self.missing_values, counter.missing),
+            (self.outside_values, counter.outside),
+        ):
+            own[:] = [past + new for past, new in zip(own, found.tolist(), strict=True)]
+            found[:] = 0
 
     def counted(self) -> dict[str, Any]:
         """Everything that only grows, as `add` takes it and JSON can write it."""
+        self.look_at_features()
         return {
+            "features": [self.missing_values, self.outside_values],
             "tables": [list(table.values()) for table in self._tables()],
             "histograms": [[*histogram.counts, histogram.sum] for histogram in self._histograms()],
             "numbers": [getattr(self, name) for name in _NUMBERS],
@@ -111,6 +138,10 @@ class ModelMetrics:
             histogram.sum += total
         for name, number in zip(_NUMBERS, counted["numbers"], strict=True):
             setattr(self, name, getattr(self, name) + number)
+        for own, counts in zip(
+            (self.missing_values, self.outside_values), counted["features"], strict=True
+        ):
+            own[:] = [past + new for past, new in zip(own, counts, strict=True)]
         self.last_answer_ms = max(self.last_answer_ms, counted["last_answer_ms"])
 
     def _tables(self) -> tuple[dict[Any, int], ...]:

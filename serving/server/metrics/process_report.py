@@ -17,6 +17,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tessera.serving.server.metrics.feature_counts import CountedFeatures
 from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import ModelInfo, ModelMetrics
 
@@ -24,12 +25,15 @@ Report = dict[str, Any]
 
 _EMPTY_REPORT_BYTES = 4_096
 _MODEL_REPORT_BYTES = 32_768
+_COUNT_BYTES = 22  # of a number of 64 bits in a list
 _SHARED_MEMORY = "tables"
 
 
-def report_capacity(models: int) -> int:
-    """Bytes that the report of a process with so many models may take."""
-    return _EMPTY_REPORT_BYTES + models * _MODEL_REPORT_BYTES
+def report_capacity(models: Sequence[CountedFeatures]) -> int:
+    """Bytes that the report of a process may take whose models' features are these."""
+    counted = sum(map(len, models))
+    most = _EMPTY_REPORT_BYTES + (len(models) + 1) * _MODEL_REPORT_BYTES
+    return most + counted * _COUNT_BYTES
 
 
 class ProcessReporter:

@@ -17,16 +17,19 @@ from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.runner import Runner
 from tessera.serving.package.schema import InputSchema
 from tessera.serving.package.time_limit import DEFAULT_LOAD_TIMEOUT_S, TimeLimit
+from tessera.serving.package.vocabulary import Vocabularies
 from tessera.serving.server.config import ModelSource
+from tessera.serving.server.metrics.feature_counts import NO_FEATURES, CountedFeatures
 from tessera.serving.server.model.replicas import Replicas, replica_devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelIdentity:
-    """A model's name as requests use it, and its version."""
+    """A model's name as requests use it, its version, and whose values are counted."""
 
     name: str
     version: str
+    counted: CountedFeatures = NO_FEATURES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,7 @@ class LoadedModel:
 
     Attributes:
         schema: what it takes and gives.
+        vocabularies: the ids that its vocabularies hold, if it has some.
         runner: computes its scores.
         file_hash: of the package's file; may not be known yet.
         torch: the torch version that made it.
@@ -54,6 +58,7 @@ class LoadedModel:
     devices: tuple[str, ...]
     table_bytes: Mapping[str, int]
     load_seconds: float
+    vocabularies: Vocabularies | None = None
 
 
 class ModelLoader(Protocol):
@@ -108,7 +113,11 @@ class PackageLoader:
     def identify(self, source: ModelSource) -> ModelIdentity:
         """The name and version of the package, read from its manifest alone."""
         manifest = Records(Path(source.path)).manifest()
-        return ModelIdentity(name=source.name or manifest.name, version=manifest.version)
+        return ModelIdentity(
+            name=source.name or manifest.name,
+            version=manifest.version,
+            counted=CountedFeatures.of(manifest.schema),
+        )
 
     def load(self, source: ModelSource) -> LoadedModel:
         """Load the package on every device that it is to be served on."""
@@ -138,6 +147,7 @@ class PackageLoader:
             device=manifest.device,
             devices=tuple(names),
             table_bytes=sum((Counter(package.table_bytes) for package in packages), Counter()),
+            vocabularies=package.vocabularies,
             load_seconds=sum(package.load_seconds for package in packages),
         )
 

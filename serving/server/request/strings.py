@@ -1,7 +1,7 @@
 """Values that a request gives as strings, and the ids that the server makes of them.
 
-A string of a feature with strings is hashed; one of another feature is a whole number in decimal
-digits.  Legend: ``F`` features of a group, ``N`` values.
+A string of a feature with strings is hashed; one of another feature is a whole number, in hexadecimal
+digits where the feature says so, else in decimal ones.  Legend: ``F`` features of a group, ``N`` values.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ MAX_STRING_BYTES = 65_536
 STRING_HEAD_BYTES = 4
 """What precedes each string of a raw tensor of BYTES: how many bytes it has."""
 
+_HEX = re.compile(rb"[0-9a-fA-F]{1,8}")
 _DECIMAL = re.compile(rb"-?[0-9]+")
 _INT64 = np.iinfo(np.int64)
 _HEAD = struct.Struct("<I")
@@ -66,7 +67,7 @@ def make_ids(
         begin = 0
         for feature, end in zip(features, ends, strict=True):
             numbers = ids[begin:end]
-            if not feature.strings and not _read_numbers(given[begin:end], numbers):
+            if not feature.strings and not _read_numbers(feature, given[begin:end], numbers):
                 break
             begin = end
         else:
@@ -74,17 +75,19 @@ def make_ids(
     raise InvalidRequestError(_first_refusal(field, given, lengths, features))
 
 
-def _read_numbers(strings: Sequence[bytes], out: NDArray[Any]) -> bool:
+def _read_numbers(feature: FeatureSpec, strings: Sequence[bytes], out: NDArray[Any]) -> bool:
     """Write each string's number; whether all of them have one."""
     for at, string in enumerate(strings):
-        number = _number(string)
+        number = _number(feature, string)
         if number is None:
             return False
         out[at] = number
     return True
 
 
-def _number(string: bytes) -> int | None:
+def _number(feature: FeatureSpec, string: bytes) -> int | None:
+    if feature.hex:
+        return int(string, 16) if _HEX.fullmatch(string) else None
     # After zeros at its beginning, a number of 64 bits has at most 19 digits.
     if not _DECIMAL.fullmatch(string):
         return None
@@ -106,7 +109,12 @@ def _first_refusal(
         where = f"{field}: feature '{feature.name}', row {bag % rows}"
         if len(string) > MAX_STRING_BYTES:
             return f"{where}: a string has {len(string)} bytes, the limit is {MAX_STRING_BYTES}"
-        if not feature.strings and _number(string) is None:
+        if not feature.strings and _number(feature, string) is None:
+            if feature.hex:
+                return (
+                    f"{where}: a string of {len(string)} bytes is not 1 to 8 hexadecimal digits, as "
+                    "the feature's ids are"
+                )
             return (
                 f"{where}: a string of {len(string)} bytes is not a whole number of 64 bits in "
                 "decimal digits, and the feature's ids are numbers"

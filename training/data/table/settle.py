@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -86,6 +86,15 @@ class TableColumns:
         names += [source.weights for source in self.sparse if source.weights is not None]
         return list(dict.fromkeys(names))
 
+    def with_separators(self, text: list[TextColumn]) -> TableColumns:
+        """The same, with what stands between the items of lists in the text files of the table."""
+        signs = {column.name: column.separator for column in text if column.many}
+        sparse = tuple(
+            replace(one, separator=signs.get(one.column or one.name) or one.separator)
+            for one in self.columns.sparse
+        )
+        return replace(self, columns=replace(self.columns, sparse=sparse))
+
     def row_names(self) -> list[str]:
         """The columns that are read once, before training."""
         names = [name for name, _ in self.labels]
@@ -138,8 +147,10 @@ def settle(
     single: list[tuple[SparseSource, SparseColumn]] = []
     lists: list[tuple[SparseSource, SparseColumn]] = []
     others: dict[str, str] = {}
+    ignored = []
     for name, own in columns.items():
         if own.kind == "ignore":
+            ignored.append(own.column or name)
             continue
         source = own.column or name
         kind = _type(schema, source, path)
@@ -151,7 +162,7 @@ def settle(
             )
         elif own.kind == "label":
             task = own.task or "binary"
-            labels.append((source, LabelColumn(name=name, task=task)))
+            labels.append((source, LabelColumn(name=name, task=task, column=own.column)))
         elif own.kind in SPARSE_KINDS:
             if own.weights is not None:
                 _check(own.weights, own, _type(schema, own.weights, path), path, weights=True)
@@ -175,6 +186,7 @@ def settle(
             weight=others.get("weight"),
             timestamp=others.get("timestamp"),
             group=others.get("group"),
+            ignored=tuple(ignored),
         ),
     )
 
@@ -206,6 +218,7 @@ def _sparse(
         max_length=own.max_length,
         weights=own.weights,
         strings=strings,
+        separator=(own.separator or "|") if read.many and is_string_type(kind) else None,
     )
     return read, column
 
