@@ -17,6 +17,8 @@
 namespace tessera {
 namespace {
 
+using namespace test;
+
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 std::uint64_t mixed(std::uint64_t bits) {
@@ -70,9 +72,7 @@ TEST(Vocabularies, HoldTheirOwnIdsAndNoOthers) {
   }
 }
 
-TEST(Vocabularies, WithoutKeysHoldNothing) {
-  EXPECT_FALSE(Vocabularies({}, {}).holds(0, 1));
-}
+TEST(Vocabularies, WithoutKeysHoldNothing) { EXPECT_FALSE(Vocabularies({}, {}).holds(0, 1)); }
 
 std::map<std::string, std::uint64_t> by_name(const std::vector<FeatureCounter::Row>& rows) {
   std::map<std::string, std::uint64_t> found;
@@ -110,8 +110,8 @@ TEST(FeatureCounter, CountsAsASlowLookDoes) {
     }
     const auto B = static_cast<std::size_t>(samples);
     const auto begin = data.lengths.begin();
-    const auto first = static_cast<std::size_t>(
-        std::accumulate(begin, begin + static_cast<std::ptrdiff_t>(B), 0));
+    const auto first =
+        static_cast<std::size_t>(std::accumulate(begin, begin + static_cast<std::ptrdiff_t>(B), 0));
     const auto behind = static_cast<std::size_t>(
         std::accumulate(begin, begin + static_cast<std::ptrdiff_t>(2 * B), 0));
     const std::set<std::int64_t> known = {1, 2, 3, 500'000};
