@@ -98,6 +98,7 @@ TEST(FeatureCounter, CountsAsASlowLookDoes) {
     RequestData data = random_request(random, samples, 3);
     for (std::size_t i = 0; i < data.dense.size(); i += 5) data.dense[i] = kNaN;
     for (std::size_t i = 0; i < data.values.size(); i += 2) data.values[i] = 2;
+    for (std::size_t i = 0; i < data.narrow.size(); i += 2) data.narrow[i] = 2;
     DecodedRequest request;
     ASSERT_TRUE(decoder.decode(data.view(), request).ok());
     counter.count(request);
@@ -115,7 +116,10 @@ TEST(FeatureCounter, CountsAsASlowLookDoes) {
     const auto behind = static_cast<std::size_t>(
         std::accumulate(begin, begin + static_cast<std::ptrdiff_t>(2 * B), 0));
     const std::set<std::int64_t> known = {1, 2, 3, 500'000};
-    for (std::size_t i = first; i < behind; ++i) outside["item"] += 1 - known.count(data.values[i]);
+    for (std::size_t i = first; i < behind; ++i) {
+      const std::int64_t id = data.narrow.empty() ? data.values[i] : data.narrow[i];
+      outside["item"] += known.contains(id) ? 0 : 1;
+    }
     for (const std::int64_t id : data.scored_values) outside["score"] += id == 7 ? 0 : 1;
   }
   EXPECT_EQ(by_name(counter.outside()), outside);
