@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -83,6 +86,58 @@ class View(Protocol):
 
         ``threads`` is how many threads may read ahead.
         """
+
+
+class GrowingView(ABC):
+    """Training rows of which more arrive while a run trains; a `View` of those that were there first.
+
+    Its batches come from a loader of its own (`tessera.training.data.table.stream_loader`).
+    """
+
+    @property
+    @abstractmethod
+    def dataset(self) -> Described:
+        """See `View.dataset`."""
+
+    @property
+    @abstractmethod
+    def malformed_rows(self) -> int:
+        """How many rows were left out because they could not be read, so far."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many rows were there first."""
+
+    @abstractmethod
+    def labels(self, limit: int | None = None) -> npt.NDArray[np.float32]:
+        """See `View.labels`."""
+
+    @abstractmethod
+    def order(self, epoch: int, *, seed: int | None, threads: int) -> EpochOrder:
+        """See `View.order`."""
+
+    @abstractmethod
+    def first_records(self, ledger: Path) -> list[dict[str, Any]]:
+        """What ``ledger`` holds, or where it does not exist yet, what is there to begin with.
+
+        Raises:
+            UserError: there is nothing to begin with.
+        """
+
+    @abstractmethod
+    def begin(
+        self,
+        records: list[dict[str, Any]],
+        ledger: Path,
+        *,
+        writes: bool,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        """Go on behind these records; of several ranks one ``writes``, and asks whether to stop."""
+
+    @abstractmethod
+    def write_first(self) -> None:
+        """Write the records that it began with to the ledger; for the rank that writes."""
 
 
 @dataclass(frozen=True)

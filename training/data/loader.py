@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -130,7 +130,7 @@ class BatchLoader:
                 return batch if self._finish is None else self._finish(batch)
 
             if self._prefetch:
-                yield from _made_ahead(gather, places, depth=self._prefetch, threads=self._threads)
+                yield from made_ahead(gather, places, depth=self._prefetch, threads=self._threads)
             else:
                 yield from map(gather, places)
 
@@ -160,9 +160,9 @@ X = TypeVar("X")
 Y = TypeVar("Y")
 
 
-def _made_ahead(
+def made_ahead(
     make: Callable[[X], Y], items: Iterator[X], *, depth: int, threads: int
-) -> Iterator[Y]:
+) -> Generator[Y, None, None]:
     """``map(make, items)`` in order, up to ``depth`` results made ahead by ``threads``.
 
     The items are drawn by one thread of their own, which ends with this iterator, as the others do.

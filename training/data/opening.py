@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from tessera.errors import UserError
 from tessera.training.data.config import DataConfig, Split
-from tessera.training.data.dataset import Dataset, DatasetView, DataSplits
+from tessera.training.data.dataset import Dataset, DatasetView, DataSplits, GrowingView
 from tessera.training.data.malformed import MalformedReport, MalformedRowError, Progress
 from tessera.training.data.prepared import PreparedFolder, open_or_build
 from tessera.training.data.splits import split_rows
@@ -37,7 +37,7 @@ def open_data(config: DataConfig, *, progress: bool = True) -> DataSplits:
     """
     splits = config.open(progress=progress)
     malformed = splits.malformed
-    if not len(splits.train):
+    if not isinstance(splits.train, GrowingView) and not len(splits.train):
         rows = sum(map(len, (splits.train, splits.valid, splits.test)))
         first = f" ({malformed.examples[0]})" if malformed.examples else ""
         named = f"path={config.paths()}" if config.paths() else f"format={config.format}"

@@ -20,7 +20,7 @@ class Display:
     """Shows steps, losses and evaluations; nothing at all unless ``enabled``.
 
     Args:
-        total_steps: steps of the whole run.
+        total_steps: steps of the whole run; None: nobody knows.
         first_step: steps that are finished already.
         stream: where to write; None: stderr.
         clock: seconds, monotonic.
@@ -29,7 +29,7 @@ class Display:
     def __init__(
         self,
         *,
-        total_steps: int,
+        total_steps: int | None,
         first_step: int,
         enabled: bool,
         stream: TextIO | None = None,
@@ -71,11 +71,12 @@ class Display:
         if self._bar is not None:
             self._bar.set_postfix_str(f"{rate:,.0f} samples/s, loss {loss:.5f}", refresh=False)
         else:
-            left = (self._total - step) * (now - self._began) / max(step - self._first_step, 1)
-            self.say(
-                f"step {step}/{self._total}  {rate:,.0f} samples/s  loss {loss:.5f}"
-                f"  {left:.0f} s left"
-            )
+            said = f"{rate:,.0f} samples/s  loss {loss:.5f}"
+            if self._total is None:
+                self.say(f"step {step}  {said}")
+            else:
+                left = (self._total - step) * (now - self._began) / max(step - self._first_step, 1)
+                self.say(f"step {step}/{self._total}  {said}  {left:.0f} s left")
         self._last_line = self._window_began = now
         self._window_samples = 0
 

@@ -15,12 +15,15 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from tessera.errors import UserError
 from tessera.training.config import TrainConfig
 from tessera.training.data.batch import Batch
 from tessera.training.data.dataset import DataSplits
 from tessera.training.data.loader import BatchLoader
+from tessera.training.data.table.follow import FolderStream
+from tessera.training.data.table.stream_loader import StreamLoader
 from tessera.training.trainer.assembly import Assembly
 from tessera.training.trainer.display import Display
 from tessera.training.trainer.evaluate import evaluate
@@ -72,18 +75,22 @@ class TrainingLoop:
     def __post_init__(self) -> None:
         device = self.assembly.model.device
         threads = 1 if device.type == "cpu" else GPU_LOADER_THREADS
-        self._loader = BatchLoader(
-            self.splits.train,
-            batch_size=self.config.batch_size,
-            shuffle=True,
-            seed=self.config.seed,
-            prefetch=2 * threads,
-            threads=threads,
-            finish=None if device.type == "cpu" else Batch.pin_memory,
+        train = self.splits.train
+        how: dict[str, Any] = {
+            "batch_size": self.config.batch_size,
+            "prefetch": 2 * threads,
+            "threads": threads,
+            "finish": None if device.type == "cpu" else Batch.pin_memory,
             # Target statistics leave out the fold of the row itself.
-            numbered=self.assembly.preparation.preprocessor.statistics is not None,
-            part=(self.assembly.ranks.rank, self.assembly.ranks.world_size),
+            "numbered": self.assembly.preparation.preprocessor.statistics is not None,
+            "part": (self.assembly.ranks.rank, self.assembly.ranks.world_size),
+        }
+        self._loader: BatchLoader | StreamLoader = (
+            StreamLoader(train, **how)
+            if isinstance(train, FolderStream)
+            else BatchLoader(train, shuffle=True, seed=self.config.seed, **how)
         )
+        self._evaluated_step: int | None = None
         self._pipeline = make_pipeline(self.config.pipeline, self.assembly)
         self._sampler = self.assembly.item_sampler(seed=self.config.seed)
         self._losses = PendingLosses(self.assembly.ranks)
@@ -120,7 +127,16 @@ class TrainingLoop:
         batches = self._batches()
         self._row_began, self._row_samples = time.perf_counter(), 0
         while not progress.evaluation_due:
-            self._step(batches)
+            try:
+                self._step(batches)
+            except StopIteration:
+                if not self._has_ended():
+                    self._save()
+                    return False
+                if self._evaluated_step == progress.step:
+                    progress.done, progress.evaluation_due = True, False
+                    self._save()
+                    return True
             if progress.evaluation_due:
                 break
             saved = _falls_on(progress.step, self.config.checkpoint_every_steps)
@@ -145,16 +161,30 @@ class TrainingLoop:
         epoch, batch, step = self.progress.epoch, self.progress.batch, self.progress.step
         while True:
             stop = last if every is None else min(last, batch + every - step % every)
-            for number, given in enumerate(self._loader.epoch(epoch, batch, stop), start=batch):
-                samples = self._loader.batch_rows(number)
-                taken = given
+            made = batch
+            for given in self._loader.epoch(epoch, batch, stop):
+                number, samples, taken = made, self._loader.batch_rows(made), given
                 if self._sampler is not None:
                     taken = self._sampler.sampled(given, epoch, number, samples)
+                made += 1
                 yield StepBatch(taken, samples, self.assembly.preparation)
+            if made < stop:
+                return  # a growing folder has ended, or nothing arrives and it is asked to stop
             step += stop - batch
             if self._is_evaluated(step, ended_epoch=epoch if stop == last else None):
                 return
             epoch, batch = epoch + 1, 0
+
+    def _has_ended(self) -> bool:
+        """Whether a growing folder has ended, which is then evaluated; False: it is asked to stop."""
+        if not (isinstance(self._loader, StreamLoader) and self._loader.ended):
+            return False
+        progress = self.progress
+        self._look_at_losses()
+        if progress.loss_steps:
+            self._log_loss()
+        progress.epoch, progress.batch, progress.evaluation_due = self.config.epochs, 0, True
+        return True
 
     def _is_evaluated(self, step: int, *, ended_epoch: int | None) -> bool:
         """Whether an evaluation follows ``step``, which is the last one of ``ended_epoch`` or of none."""
@@ -173,6 +203,8 @@ class TrainingLoop:
         loss, _ = self._pipeline.progress(batches)
         samples = self._loader.batch_rows(progress.batch)
         progress.count_step(samples=samples)
+        if self.assembly.averages is not None:
+            self.assembly.averages.after_step(progress.step)
         self._row_samples += samples
         self._losses.add(loss, samples=samples)
         if loss.device.type == "cpu" or len(self._losses) == MOST_PENDING:
@@ -236,6 +268,7 @@ class TrainingLoop:
         if metrics is None:
             return False
         progress, evaluation = self.progress, metrics.compute()
+        self._evaluated_step = progress.step
         better = progress.count_evaluation(evaluation, metric=self.config.metric)
         patience = self.config.patience
         out_of_patience = patience is not None and progress.evaluations_since_best >= patience

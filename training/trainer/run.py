@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from tessera.errors import UserError
+from tessera.partitions import Engine
 from tessera.training.config import (
     FREE_ON_RESUME,
     ExperimentConfig,
@@ -22,7 +23,7 @@ from tessera.training.config import (
     load_config,
     resume_conflicts,
 )
-from tessera.training.data.dataset import DataSplits, View
+from tessera.training.data.dataset import DataSplits, GrowingView, View
 from tessera.training.data.opening import open_data
 from tessera.training.data.users import user_feature
 from tessera.training.distributed.checkpoint.basics import restore_replaced
@@ -47,7 +48,6 @@ from tessera.training.trainer.ranks import Ranks, device_of, joined_ranks
 from tessera.training.trainer.retrieval_evaluation import check_metric, retrieval_data
 from tessera.training.trainer.run_folder import RunFolder
 from tessera.training.trainer.split_metrics import SplitMetrics
-from tessera.training.transforms.description import Transforms
 from tessera.training.transforms.fitting import Fitted
 from tessera.training.transforms.preprocessor import FittedSizes
 from tessera.training.transforms.ranges import ranges_from_json
@@ -85,6 +85,7 @@ def train(
     resume: bool = False,
     progress: bool = True,
     should_stop: Callable[[], bool] = lambda: False,
+    engine: Engine | None = None,
 ) -> RunResult:
     """Train into the folder ``out`` until the config's end, evaluate the best checkpoint, report.
 
@@ -103,6 +104,8 @@ def train(
         progress: whether to show progress on stderr.
         should_stop: asked between steps; once it is True it must stay so.  The step that runs
             is finished and a checkpoint written.  One rank's True is all ranks'.
+        engine: where transforms are fitted; None: in processes over all cores.  What they learn does
+            not depend on it.
 
     Raises:
         UserError: the folder, the data or the config do not fit, the run was resumed with
@@ -123,10 +126,19 @@ def train(
         splits = ranks.first_then_others(
             lambda: open_data(config.data, progress=progress and ranks.first)
         )
+        growing = splits.train if isinstance(splits.train, GrowingView) else None
+        if growing is not None:
+            _take_up(growing, folder, config, ranks, should_stop)
         _check_splits(splits, config)
         transforms = splits.train.dataset.columns.transforms()
         fitted = ranks.on_first(
-            lambda: _fitted(folder, transforms, splits, resume=resume, progress=progress)
+            lambda: _fitted(
+                folder,
+                lambda: fit_transforms(
+                    transforms, splits.train, progress=progress, engine=engine, data=config.data
+                ),
+                resume=resume,
+            )
         )
         assembly = assemble(
             config,
@@ -138,8 +150,9 @@ def train(
             retrieval=retrieval_data(config, splits.train, ranks, progress=progress),
         )
         # The labels' means, which the first rows tell.
-        assembly.begin_at(_means(splits.train.labels(RATE_ROWS)))
-        ranks.on_first(lambda: _begin(folder, config, stack, resume=resume))
+        if not (resume and ranks.on_first(lambda: latest_checkpoint(folder.checkpoints))):
+            assembly.begin_at(_means(splits.train.labels(RATE_ROWS)))
+        ranks.on_first(lambda: _begin(folder, config, stack, growing, resume=resume))
         return _Run(
             config=config,
             folder=folder,
@@ -168,25 +181,47 @@ def _look_at(folder: RunFolder, config: ExperimentConfig, *, resume: bool) -> bo
     return folder.is_finished
 
 
-def _fitted(
-    folder: RunFolder, transforms: Transforms, splits: DataSplits, *, resume: bool, progress: bool
-) -> Fitted:
+def _fitted(folder: RunFolder, fit: Callable[[], Fitted], *, resume: bool) -> Fitted:
     """What is seen in the training rows; of a run that goes on, without the transforms' state."""
     if resume and (path := latest_checkpoint(folder.checkpoints)) is not None:
         plain = read_plain(path)
         sizes = FittedSizes(**plain["fitted"])
         return Fitted(sizes=sizes, state={}, ranges=ranges_from_json(plain["ranges"]))
-    return fit_transforms(transforms, splits.train, progress=progress)
+    return fit()
+
+
+def _take_up(
+    growing: GrowingView,
+    folder: RunFolder,
+    config: ExperimentConfig,
+    ranks: Ranks,
+    should_stop: Callable[[], bool],
+) -> None:
+    """Let every rank begin with what the ledger holds, or what is there when there is none yet."""
+    if config.train.epochs != 1:
+        raise UserError(
+            f"train.epochs={config.train.epochs}: a growing folder (data.follow) is read once; set it"
+            " to 1"
+        )
+    records = ranks.on_first(lambda: growing.first_records(folder.stream))
+    growing.begin(records, folder.stream, writes=ranks.first, should_stop=should_stop)
 
 
 def _begin(
-    folder: RunFolder, config: ExperimentConfig, stack: contextlib.ExitStack, *, resume: bool
+    folder: RunFolder,
+    config: ExperimentConfig,
+    stack: contextlib.ExitStack,
+    growing: GrowingView | None,
+    *,
+    resume: bool,
 ) -> None:
     """Hold the folder until the stack ends, and make what belongs in it."""
     stack.enter_context(folder.locked())
     folder.require_fit(resume=resume)  # again, now that nobody else can begin here
     folder.checkpoints.mkdir(parents=True, exist_ok=True)
     restore_replaced(folder.checkpoints)
+    if growing is not None:
+        growing.write_first()
     folder.write_text(folder.config, config.to_yaml())
 
 
@@ -234,10 +269,13 @@ class _Run:
         return log
 
     def _train(self, progress: Progress, log: MetricsLog | None) -> bool:
-        steps = -(-len(self.splits.train) // self.config.train.batch_size)
+        train = self.splits.train
+        steps: int | None = -(-len(train) // self.config.train.batch_size)
+        if isinstance(train, GrowingView):
+            steps = None
         with contextlib.ExitStack() as stack:
             display = Display(
-                total_steps=steps * self.config.train.epochs,
+                total_steps=None if steps is None else steps * self.config.train.epochs,
                 first_step=progress.step,
                 enabled=self.show_progress,
             )
@@ -288,6 +326,11 @@ class _Run:
                 folder, newest=self.config.train.keep_checkpoints, best=progress.best_step
             )
 
+    def _malformed_later(self) -> int:
+        """Rows that were left out of files that have arrived since the run began."""
+        train = self.splits.train
+        return train.malformed_rows if isinstance(train, GrowingView) else 0
+
     def _split_rows(self) -> list[int]:
         return [len(self.splits.train), len(self.splits.valid), len(self.splits.test)]
 
@@ -325,7 +368,7 @@ class _Run:
         final = {
             "step": progress.step,
             "samples": progress.samples,
-            "malformed_rows": self.splits.malformed.total,
+            "malformed_rows": self.splits.malformed.total + self._malformed_later(),
             "best_step": progress.best_step,
             "best_checkpoint": str(best.relative_to(self.folder.root)),
             "metric": self.config.train.metric,

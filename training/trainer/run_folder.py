@@ -7,6 +7,7 @@
     metrics.csv      one row per logged loss and per evaluation
     tensorboard/     the same as TensorBoard events
     trackers/        by tracker, what it needs to go on with the same tracked run
+    stream.jsonl     of a growing folder: the files that were taken, in their order
     final.json       metrics of the best checkpoint; its presence says that the run is finished
     report.html      curves, calibration, histograms
 """
@@ -38,6 +39,7 @@ class RunFolder:
         self.metrics = root / "metrics.csv"
         self.tensorboard = root / "tensorboard"
         self.trackers = root / "trackers"
+        self.stream = root / "stream.jsonl"
         self.final = root / "final.json"
         self.report = root / "report.html"
 

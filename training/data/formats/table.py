@@ -12,8 +12,10 @@ from tessera.training import field_checks as check
 from tessera.training.data.columns import SPARSE_KINDS, ColumnConfig
 from tessera.training.data.config import DataConfig, Paths, data_format
 from tessera.training.data.dataset import DataSplits
+from tessera.training.data.table.follow import Follow
 from tessera.training.data.table.index import Moment, TableSplit
 from tessera.training.data.table.opening import open_table
+from tessera.training.data.urls import is_url
 from tessera.training.transforms.crosses import Cross
 from tessera.training.transforms.target_statistics import TargetStatistic
 
@@ -44,6 +46,8 @@ class TableConfig(DataConfig):
             value are in one split.  ``files``: none; ``valid_path`` and ``test_path`` say.
         split_column: the column that decides; None: under ``time`` the one of kind timestamp, under
             ``hash`` the one of kind group.
+        follow: ``path`` is a folder in which files arrive while the run trains, and ``valid_path`` says
+            the files for validation; None: all files are there.
         valid_from: under ``time``, the first moment of the validation rows, in the place of
             ``valid_fraction``: a date or a time (``2026-01-31``, ``2026-01-31 18:30``) where the
             column holds times, a number where it holds numbers.
@@ -64,6 +68,7 @@ class TableConfig(DataConfig):
     item_id: str | None = None
     split: TableSplit = "random"
     split_column: str | None = None
+    follow: Follow | None = None
     valid_from: Moment | None = None
     test_from: Moment | None = None
 
@@ -74,6 +79,7 @@ class TableConfig(DataConfig):
         if self.split == "files" and not self.valid_path:
             raise UserError("split='files': give the files for validation as valid_path")
         self._check_moments()
+        self._check_follow()
         if self.split in {"random", "files"} and self.split_column is not None:
             raise UserError(
                 f"split_column={self.split_column!r}: split {self.split} looks at no column; leave"
@@ -102,6 +108,19 @@ class TableConfig(DataConfig):
                     raise UserError(
                         f"{name} and {other} both say which rows are held out; leave one out"
                     )
+
+    def _check_follow(self) -> None:
+        if self.follow is None:
+            return
+        if len(self.paths()) != 1 or is_url(self.paths()[0]):
+            raise UserError(
+                f"path={self.path!r}: files arrive in one local folder under follow; name it"
+            )
+        if self.split != "files":
+            raise UserError(
+                f"split={self.split!r}: what has not arrived cannot be split; set split: files, and"
+                " valid_path to files for validation"
+            )
 
     def _check_columns(self) -> None:
         kinds = [column.kind for column in self.columns.values()]
@@ -167,6 +186,7 @@ class TableConfig(DataConfig):
             split_column=self.settled_split_column(),
             held_out=self.held_out(),
             begins=(self.valid_from, self.test_from),
+            follow=self.follow,
             seed=self.split_seed,
             strict=self.strict,
             cache_dir=None if self.cache_dir is None else Path(self.cache_dir).expanduser(),

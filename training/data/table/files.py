@@ -66,6 +66,16 @@ def find_files(paths: tuple[str, ...], field: str) -> list[FoundFile]:
     return found
 
 
+def files_below(folder: Path) -> list[FoundFile]:
+    """The files of a known format in a local folder and below it, by name; maybe none."""
+    files = (file.relative_to(folder) for file in sorted(folder.rglob("*")))
+    return [
+        _file(folder / file, "path", inside=file.parts)
+        for file in files
+        if _is_data(file.parts) and (folder / file).is_file()
+    ]
+
+
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "(none)"
 
@@ -76,14 +86,10 @@ def _found(path: str, field: str) -> list[FoundFile]:
         return _found_url(path, field)
     where = Path(path).expanduser()
     if where.is_dir():
-        files = [
-            file
-            for file in sorted(where.rglob("*"))
-            if _is_data(file.relative_to(where).parts) and file.is_file()
-        ]
-        if not files:
+        found = files_below(where)
+        if not found:
             raise UserError(f"{field}='{path}': no file in it ends in {', '.join(_ENDINGS)}")
-        return [_file(file, field, inside=file.relative_to(where).parts) for file in files]
+        return found
     if where.exists():
         return [_file(where, field, inside=(where.name,))]
     if any(sign in where.name for sign in "*?[") or "*" in str(where):

@@ -13,13 +13,21 @@ from tqdm import tqdm
 
 from tessera.errors import UserError
 from tessera.training.data.columns import ColumnConfig
-from tessera.training.data.dataset import DataSplits, View
+from tessera.training.data.dataset import DataSplits
 from tessera.training.data.malformed import MalformedReport, MalformedRowError, Progress
 from tessera.training.data.prepared import PreparedFolder, open_or_build
 from tessera.training.data.remote import Location
 from tessera.training.data.table.convert import PREPARED_FILE, convert, settle_text
 from tessera.training.data.table.files import FoundFile, find_files
-from tessera.training.data.table.index import Begins, RowIndex, SplitRule, TableSplit, write_index
+from tessera.training.data.table.follow import FolderStream, Follow
+from tessera.training.data.table.index import (
+    LEFT_OUT,
+    Begins,
+    RowIndex,
+    SplitRule,
+    TableSplit,
+    write_index,
+)
 from tessera.training.data.table.parquet import (
     GROUP_BYTES,
     GROUP_ROWS,
@@ -52,6 +60,7 @@ def open_table(
     split_column: str | None,
     held_out: tuple[float, float],
     begins: Begins,
+    follow: Follow | None,
     seed: int,
     strict: bool,
     cache_dir: Path | None,
@@ -71,23 +80,29 @@ def open_table(
         cache_dir=cache_dir or _beside(paths["path"][0]),
         progress=progress,
     )
-    rule = SplitRule(split=split, held_out=held_out, seed=seed, begins=begins)
-    dataset = opener.open(paths["path"], "path", rule)
-    dataset.columns = dataclasses.replace(
-        dataset.columns,
-        crosses=crosses,
-        target_statistics=target_statistics,
-        user_id=user_id,
-        item_id=item_id,
-    )
-    views: dict[str, View] = {
-        name: TableView(dataset, number) for number, name in enumerate(("train", "valid", "test"))
+    made: dict[str, Any] = {
+        "crosses": crosses,
+        "target_statistics": target_statistics,
+        "user_id": user_id,
+        "item_id": item_id,
     }
-    whole = SplitRule(split="files", held_out=(0.0, 0.0), seed=0)
+    views: dict[str, Any] = {}
+    if follow is None:
+        rule = SplitRule(split=split, held_out=held_out, seed=seed, begins=begins)
+        dataset = opener.open(find_files(paths["path"], "path"), rule)
+        dataset.columns = dataclasses.replace(dataset.columns, **made)
+        for number, name in enumerate(("train", "valid", "test")):
+            views[name] = TableView(dataset, number)
     for name in ("valid", "test"):
         if paths[f"{name}_path"]:
-            own = opener.open(paths[f"{name}_path"], f"{name}_path", whole)
+            own = opener.open_whole(find_files(paths[f"{name}_path"], f"{name}_path"))
             views[name] = TableView(own, 0)
+    if follow is not None:
+        settled = views["valid"].dataset.table_columns
+        described = dataclasses.replace(settled.columns, **made)
+        folder = Path(paths["path"][0]).expanduser()
+        views["train"] = FolderStream(folder, follow, opener, settled, described)
+        views.setdefault("test", TableView(views["valid"].dataset, LEFT_OUT))  # no row of it
     if opener.malformed.total:
         _log.warning("%s", opener.malformed)
     return DataSplits(**views, malformed=opener.malformed)
@@ -118,8 +133,11 @@ class _Opener:
     _text: list[TextColumn] | None = None
     _settled: TableColumns | None = None
 
-    def open(self, paths: tuple[str, ...], named: str, rule: SplitRule) -> TableDataset:
-        found = find_files(paths, named)
+    def open_whole(self, found: list[FoundFile]) -> TableDataset:
+        """The rows of files of which none are held out."""
+        return self.open(found, SplitRule(split="files", held_out=(0.0, 0.0), seed=0))
+
+    def open(self, found: list[FoundFile], rule: SplitRule) -> TableDataset:
         files = [self._file(file) for file in found]
         columns = self._columns(files)
         units = cut_units(files, columns.feature_names())

@@ -274,8 +274,22 @@ class TableOrder:
 
     def gather(self, pieces: list[_Piece]) -> Batch:
         """See `EpochOrder.gather`."""
-        cut = [p.window.decoded().cut(p.window.rows(p.start, p.stop)) for p in pieces]
-        return _batch(self._view.dataset, cut)
+        dataset = self._view.dataset
+        return batch_of(dataset.table_columns, [(dataset, 0, cut) for cut in self.cuts(pieces)])
+
+    @property
+    def dataset(self) -> TableDataset:
+        """Whose rows are in order."""
+        return self._view.dataset
+
+    def cuts(self, pieces: list[_Piece]) -> list[Cut]:
+        """The rows at a place, on their way into a batch."""
+        return [p.window.decoded().cut(p.window.rows(p.start, p.stop)) for p in pieces]
+
+    def let_go(self) -> None:
+        """No further places are asked for; what was asked for can still be gathered."""
+        self._pool.shutdown(wait=False)
+        self._open.clear()
 
     def close(self) -> None:
         """Stop the threads after what they read just now."""
@@ -283,10 +297,10 @@ class TableOrder:
         self._open.clear()
 
 
-def _batch(dataset: TableDataset, cuts: list[Cut]) -> Batch:
-    columns = dataset.table_columns
-    cuts = cuts or [no_rows(columns)]
-    rows = _joined([cut.rows for cut in cuts])
+def batch_of(columns: TableColumns, parts: list[tuple[TableDataset, int, Cut]]) -> Batch:
+    """A batch of cuts of tables, each with the number that the first row of its table has."""
+    cuts = [cut for _, _, cut in parts] or [no_rows(columns)]
+    rows = _joined([cut.rows + first for _, first, cut in parts] or [cuts[0].rows])
     lengths, values = [], []
     for of_feature in zip(*(cut.single for cut in cuts), strict=True):
         for ids, present in of_feature:
@@ -295,8 +309,13 @@ def _batch(dataset: TableDataset, cuts: list[Cut]) -> Batch:
             lengths.append(ones if present is None else present.astype(np.int32))
     singles = sum(map(len, values))
     lists = [Jagged.joined(list(parts)) for parts in zip(*(cut.lists for cut in cuts), strict=True)]
-    labels = dataset.index.labels[rows]
-    weights = dataset.index.weights
+    none = np.empty((0, len(columns.labels)), np.float32)
+    labels = _joined([table.index.labels[cut.rows] for table, _, cut in parts] or [none])
+    weights = [
+        table.index.weights[cut.rows] for table, _, cut in parts if table.index.weights is not None
+    ]
+    if columns.weight is not None and not parts:
+        weights = [np.empty(0, np.float32)]
     return make_batch(
         dense=_joined([cut.dense for cut in cuts]),
         keys=columns.columns.sparse_names,
@@ -304,7 +323,7 @@ def _batch(dataset: TableDataset, cuts: list[Cut]) -> Batch:
         values=np.concatenate([*values, *(part.values for part in lists)]),
         labels=labels[:, 0] if labels.shape[1] == 1 else labels,
         value_weights=_value_weights(singles, lists),
-        weights=None if weights is None else weights[rows],
+        weights=_joined(weights) if weights else None,
         row_numbers=rows,
     )
 
