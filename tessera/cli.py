@@ -121,6 +121,10 @@ COMMANDS: dict[str, Command] = {
         module="tessera.serving.commands.predict",
         help="send requests to a server and print the answers",
     ),
+    "score": Command(
+        module="tessera.serving.commands.score",
+        help="score files of raw rows with a package, without a server",
+    ),
 }
 
 

@@ -138,7 +138,7 @@ def _csv(path: Path, batch_size: int, schema: InputSchema) -> _Rows:
                     null_values=sorted(MISSING_WORDS),
                 ),
             )
-            readers = _cell_readers(schema, whole_dense=criteo is not None)
+            readers = cell_readers(schema, whole_dense=criteo is not None)
             for batch in reader:
                 for begin in range(0, batch.num_rows, batch_size):
                     part = batch.slice(begin, batch_size)
@@ -173,7 +173,7 @@ def _read_cells(batch: Any, readers: Mapping[str, Callable[[str], Any]]) -> list
     return [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _cell_readers(schema: InputSchema, *, whole_dense: bool) -> dict[str, Callable[[str], Any]]:
+def cell_readers(schema: InputSchema, *, whole_dense: bool) -> dict[str, Callable[[str], Any]]:
     """How the cells of each column are read.  What cannot be read stays a text, which is then refused.
 
     ``whole_dense``: dense values are whole numbers, as in Criteo's format, and are rounded once.

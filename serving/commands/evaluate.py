@@ -121,10 +121,10 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-rows",
         type=not_negative,
-        default=20_000_000,
+        default=10_000_000,
         metavar="N",
         help="of more rows, batches evenly spread over them are scored; 0: all. It bounds the memory, at"
-        " about 100 bytes a row (default 20000000)",
+        " about 200 bytes a row and 70 for each further model (default 10000000)",
     )
 
 

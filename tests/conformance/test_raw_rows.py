@@ -1,11 +1,15 @@
 """Raw rows of a table to a score: the package's bits on both servers, and what the eager model gives."""
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
+from tessera.serving.client import PredictorClient
 from tessera.serving.client.assemble import assemble
 from tessera.serving.client.encode import encode_request
+from tessera.serving.client.row_files import read_row_batches
+from tessera.serving.offline.scoring import ScoreOptions, score_files
 from tessera.serving.package.loading import load_package
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import package_run
@@ -15,6 +19,7 @@ from tessera.training.trained import load_trained
 from tessera.training.trainer.run import train
 from tests.conformance.conformance_harness import RunningServer, same_bits, scores_of
 from tests.conformance.test_answers import run_in_process
+from tests.patience import PATIENCE_S
 from tests.transforms.harness import jagged
 from tests.transforms.table_runs import write_run
 
@@ -71,3 +76,23 @@ def test_both_servers_give_the_packages_bits(package, kind):
             assert same_bits(scores_of(server.predict(alone)), expected[row : row + 1])
         # No id is outside of a vocabulary's table: each has a row, or row 0.
         assert server.value("tessera_out_of_range_ids_total", model="m") == 0
+
+
+def test_offline_scores_of_the_file_have_the_servers_bits(run, package, kind, tmp_path):
+    """Clipped, fitted and missing values, vocabularies, a cross and target statistics."""
+    table = run.parent / "clicks.csv"
+    out = tmp_path / "scores.parquet"
+    score_files(package, [str(table)], out, ScoreOptions(keep=("clicked",)), progress=False)
+    scores = pq.read_table(out).column("default").to_numpy()
+    assert len(scores) == 500
+    assert np.std(scores) > 0.01
+    schema = load_package(package).manifest.schema
+    with (
+        RunningServer(kind, "--model", package, "--drain-propagation-ms", 0) as server,
+        PredictorClient(server.address, schema=schema, timeout_s=PATIENCE_S) as client,
+    ):
+        found = []
+        for batch in read_row_batches(table, batch_size=77, schema=schema):
+            answer = client.predict_rows(batch.rows, ignore=["clicked"])
+            found.append(answer.outputs["default"])
+    assert same_bits(np.concatenate(found), scores)

@@ -7,6 +7,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from tessera.cli import main
@@ -43,7 +44,7 @@ def test_every_block_of_the_page(
     page = PAGE.read_text(encoding="utf-8")
     before, _, transforms = page.partition("\n## Transforms")  # which tests/transforms checks
     blocks = BLOCK.findall(before + transforms.partition("\n## ")[2])
-    assert [kind for kind, _ in blocks] == ["bash", "yaml", "bash", "bash", "bash"]
+    assert [kind for kind, _ in blocks] == ["bash", "yaml", "bash", "bash", "bash", "bash"]
     for kind, text in blocks:
         if kind == "yaml":
             name = text.splitlines()[0].removeprefix("# ")
@@ -55,3 +56,7 @@ def test_every_block_of_the_page(
         final = json.loads((tmp_path / "runs" / run / "final.json").read_text())
         assert final["malformed_rows"] == 0
     assert not (tmp_path / "runs" / "wrong" / "final.json").exists()
+    scores = pq.read_table("scores.parquet")
+    assert scores.column_names == ["user_id", "clicked", "default"]
+    assert scores.num_rows == 3000
+    assert scores.column("default").null_count == 0

@@ -20,6 +20,7 @@ from tessera.serving.client.row_files import read_row_batches
 from tessera.serving.client.rows import rows_to_parts
 from tessera.serving.package.loading import load_package
 from tessera.serving.package.runner import HostBatch
+from tessera.training.data.datagen import generate
 from tests.offline.evaluated import CLICK, HEADER, SPENT, shop_rows, train_and_package, write_table
 
 
@@ -307,3 +308,30 @@ def test_what_is_wrong_is_said_in_one_line(shop, capsys, monkeypatch, words, say
     assert not out
     assert error.count("\n") == 1, error
     assert says in error
+
+
+def test_raw_rows_of_criteo_go_to_a_package_that_was_trained_on_them(tmp_path, capsys):
+    clicks = tmp_path / "clicks.tsv"
+    generate(clicks, rows=600, seed=7, probabilities=False, progress=False)
+    tiny = [
+        "model.embedding_dim=4",
+        "model.rows=50",
+        "model.dense_layers=[4]",
+        "model.over_layers=[4]",
+    ]
+    tiny += ["train.epochs=1", "train.batch_size=64", "run.report=false", "run.tensorboard=false"]
+    run, package = tmp_path / "run", tmp_path / "model.pt"
+    config = ["--config", "criteo_sample", f"data.path={clicks}", *tiny]
+    assert main(["train", *config, "--out", str(run), "--quiet"]) == 0
+    assert main(["package-model", str(run), "--out", str(package)]) == 0
+    found = evaluated(
+        capsys, package, "--data", clicks, "--label", "label", "--by", "C9", "--top", "1"
+    )
+    lines = [line.split("\t") for line in clicks.read_text().splitlines()]
+    assert found["data"]["format"] == "criteo"
+    assert found["labels"]["label"]["positives"] == sum(line[0] == "1" for line in lines)
+    # A category is shown as the file writes it.
+    values = [line[13 + 9] for line in lines]
+    first = found["slices"][0]
+    most = max(set(values), key=values.count)
+    assert (first["value"], first["rows"]) == (most or "(missing)", values.count(most))

@@ -28,6 +28,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
 
+from tessera.engines import add_engine_flags, open_engine
 from tessera.errors import UserError
 from tessera.training.config import ExperimentConfig, find_config, load_config
 from tessera.training.trainer.run_folder import RunFolder, default_run_folder
@@ -63,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="go on with the unfinished run in --out (default: refuse to touch it)",
     )
+    add_engine_flags(parser, "rows that transforms learn from")
     parser.add_argument(
         "--help-config",
         nargs="?",
@@ -123,9 +125,15 @@ def _train(args: argparse.Namespace) -> int:
     out = args.out or default_run_folder(
         config.run.name or path.stem, datetime.now(tz=timezone.utc).astimezone()
     )
+    engine = open_engine(args.engine, processes=args.processes, ray_address=args.ray_address)
     with stop_on_signals(STOPPING) as stop, when_parent_dies(lambda: _orphaned(stop)):
         result = train(
-            config, out, resume=args.resume, progress=not args.quiet, should_stop=stop.is_set
+            config,
+            out,
+            resume=args.resume,
+            progress=not args.quiet,
+            should_stop=stop.is_set,
+            engine=engine,
         )
     if not speaks:
         return EXIT_INTERRUPTED if result.status == "interrupted" else 0

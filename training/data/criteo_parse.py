@@ -48,11 +48,13 @@ class ParsedBlock:
             the order of the text.
         lines: number of lines in the block, malformed ones too.
         malformed: the others; lines are counted from ``first_line``.
+        well_formed: ``[lines]``: which lines ``rows`` are of; None: all.
     """
 
     rows: npt.NDArray[np.uint32]
     lines: int
     malformed: MalformedReport
+    well_formed: Mask | None = None
 
 
 def parse_block(text: bytes, *, file: str, first_line: int = 1) -> ParsedBlock:
@@ -82,11 +84,12 @@ def parse_block(text: bytes, *, file: str, first_line: int = 1) -> ParsedBlock:
     fields = _Fields(bytes_, starts, separators)
     rows, bad = fields.convert()
     well_formed = ~bad.any(axis=0)
-    report = MalformedReport()
-    if not (right_count.all() and well_formed.all()):
-        rows = rows[:, well_formed]
-        report = _report(fields, bad, columns, file=file, first_line=first_line)
-    return ParsedBlock(rows, len(columns), report)
+    if right_count.all() and well_formed.all():
+        return ParsedBlock(rows, len(columns), MalformedReport())
+    report = _report(fields, bad, columns, file=file, first_line=first_line)
+    kept = right_count.copy()
+    kept[right_count] = well_formed
+    return ParsedBlock(rows[:, well_formed], len(columns), report, kept)
 
 
 class _Fields:

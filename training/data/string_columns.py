@@ -80,5 +80,13 @@ def _bytes_tensor(content: Any) -> Tensor:
 
 def _tensor(array: NDArray[Any]) -> Tensor:
     """A view of memory that is only read; torch would warn that it is not writable."""
-    writable = np.lib.stride_tricks.as_strided(array, writeable=True)
-    return torch.from_numpy(writable)
+    return torch.from_numpy(np.asarray(_Writable(array)))
+
+
+class _Writable:
+    """An array as one that may be written to, for numpy, which keeps this and so the array."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._array = array
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from tessera.errors import UserError
+from tessera.partitions import Engine
 from tessera.training.config import (
     FREE_ON_RESUME,
     ExperimentConfig,
@@ -47,7 +48,6 @@ from tessera.training.trainer.ranks import Ranks, device_of, joined_ranks
 from tessera.training.trainer.retrieval_evaluation import check_metric, retrieval_data
 from tessera.training.trainer.run_folder import RunFolder
 from tessera.training.trainer.split_metrics import SplitMetrics
-from tessera.training.transforms.description import Transforms
 from tessera.training.transforms.fitting import Fitted
 from tessera.training.transforms.preprocessor import FittedSizes
 from tessera.training.transforms.ranges import ranges_from_json
@@ -85,6 +85,7 @@ def train(
     resume: bool = False,
     progress: bool = True,
     should_stop: Callable[[], bool] = lambda: False,
+    engine: Engine | None = None,
 ) -> RunResult:
     """Train into the folder ``out`` until the config's end, evaluate the best checkpoint, report.
 
@@ -103,6 +104,8 @@ def train(
         progress: whether to show progress on stderr.
         should_stop: asked between steps; once it is True it must stay so.  The step that runs
             is finished and a checkpoint written.  One rank's True is all ranks'.
+        engine: where transforms are fitted; None: in processes over all cores.  What they learn does
+            not depend on it.
 
     Raises:
         UserError: the folder, the data or the config do not fit, the run was resumed with
@@ -129,7 +132,13 @@ def train(
         _check_splits(splits, config)
         transforms = splits.train.dataset.columns.transforms()
         fitted = ranks.on_first(
-            lambda: _fitted(folder, transforms, splits, resume=resume, progress=progress)
+            lambda: _fitted(
+                folder,
+                lambda: fit_transforms(
+                    transforms, splits.train, progress=progress, engine=engine, data=config.data
+                ),
+                resume=resume,
+            )
         )
         assembly = assemble(
             config,
@@ -172,15 +181,13 @@ def _look_at(folder: RunFolder, config: ExperimentConfig, *, resume: bool) -> bo
     return folder.is_finished
 
 
-def _fitted(
-    folder: RunFolder, transforms: Transforms, splits: DataSplits, *, resume: bool, progress: bool
-) -> Fitted:
+def _fitted(folder: RunFolder, fit: Callable[[], Fitted], *, resume: bool) -> Fitted:
     """What is seen in the training rows; of a run that goes on, without the transforms' state."""
     if resume and (path := latest_checkpoint(folder.checkpoints)) is not None:
         plain = read_plain(path)
         sizes = FittedSizes(**plain["fitted"])
         return Fitted(sizes=sizes, state={}, ranges=ranges_from_json(plain["ranges"]))
-    return fit_transforms(transforms, splits.train, progress=progress)
+    return fit()
 
 
 def _take_up(

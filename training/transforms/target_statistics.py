@@ -152,6 +152,7 @@ class TargetSums:
         self._all_sums = torch.zeros(len(settings), dtype=torch.float64)
         self._all_counts = torch.zeros(len(settings), dtype=torch.float64)
         self._pending: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        self._parts: list[TargetSums] = []
         self._waiting = 0
 
     def update(self, key_TB: Tensor, has_TB: Tensor, labels: Tensor, rows: Tensor) -> None:
@@ -170,9 +171,50 @@ class TargetSums:
         self._pending.append(tuple(table[known] for table in tables))  # type: ignore[arg-type] # four of them
         self._waiting += int(known.sum())
         if self._waiting > max(1 << 20, len(self._keys)):
-            self._merge()
+            self.settle()
 
-    def _merge(self) -> None:
+    def merge(self, later: TargetSums) -> None:
+        """Take the sums of other rows, which stand behind these."""
+        later.settle()
+        self._all_sums += later._all_sums
+        self._all_counts += later._all_counts
+        self._parts.append(later)
+        self._waiting += len(later._keys)
+        if self._waiting > max(1 << 20, len(self._keys)):
+            self.settle()
+
+    def settle(self) -> None:
+        """Sum what waits to be summed; afterwards each key is held once."""
+        self._settle_rows()
+        self._settle_parts()
+
+    def _settle_parts(self) -> None:
+        """Join the sums of `merge`, part by part in their order."""
+        if not self._parts:
+            return
+        parts, self._parts, self._waiting = [self, *self._parts], [], 0
+        keys = [part.keys for part in parts]
+        every, place = torch.unique(torch.cat(keys), return_inverse=True)
+        sums = torch.zeros(len(every), self._folds, dtype=torch.float64)
+        counts, of = torch.zeros_like(sums), torch.zeros_like(every)
+        for part, own in zip(parts, place.split(list(map(len, keys))), strict=True):
+            part.add_to(own, sums, counts, of)
+        self._keep(every, of, sums, counts)
+
+    @property
+    def keys(self) -> Tensor:
+        """``[U]``: the settled keys, each once."""
+        return self._keys
+
+    def add_to(self, places: Tensor, sums: Tensor, counts: Tensor, statistic: Tensor) -> None:
+        """Add what is settled of each of the `keys` to its place ``[U]`` in larger tables."""
+        sums[places] += self._sums
+        counts[places] += self._counts
+        statistic[places] = self._statistic
+
+    def _settle_rows(self) -> None:
+        if not self._pending:
+            return
         parts = zip(*self._pending, strict=True)
         keys, statistic, folds, labels = (torch.cat(part) for part in parts)
         self._pending, self._waiting = [], 0
@@ -187,6 +229,9 @@ class TargetSums:
         flat = new * self._folds + folds
         sums.view(-1).index_add_(0, flat, labels)
         counts.view(-1).index_add_(0, flat, torch.ones_like(labels))
+        self._keep(every, of, sums, counts)
+
+    def _keep(self, every: Tensor, of: Tensor, sums: Tensor, counts: Tensor) -> None:
         while len(every) > MAX_KEYS:
             totals = counts.sum(dim=1)
             kept = totals > totals.min()
@@ -195,8 +240,7 @@ class TargetSums:
 
     def state(self) -> dict[str, Tensor]:
         """The buffers of a `StatisticsTable` of as many keys."""
-        if self._pending:
-            self._merge()
+        self.settle()
         priors = self._all_sums / self._all_counts.clamp(min=1)
         if not len(self._keys):
             return {"priors_T1": priors.unsqueeze(1)}

@@ -37,6 +37,9 @@ class DenseAccumulator(Protocol):
     def update(self, values: Tensor, rows: Tensor) -> None:
         """Take a batch: ``[B, F]`` float32, as the transforms before give them, and ``[B]`` row numbers."""
 
+    def merge(self, later: Any) -> None:
+        """Take what another accumulator of the same stage learned from the rows behind this one's."""
+
     def state(self) -> dict[str, Tensor]:
         """The stage's buffers of these names, fitted."""
 

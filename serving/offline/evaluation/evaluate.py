@@ -40,7 +40,7 @@ class Options:
     top: int = 10
     ks: tuple[int, ...] = (10,)
     batch_size: int = 2048
-    max_rows: int = 20_000_000
+    max_rows: int = 10_000_000
     importance: int | None = None
     importance_rows: int = 20_000
     seed: int = 0

@@ -86,7 +86,7 @@ def score(
     """Let every model answer every row once.
 
     Memory: 4 bytes a row for each label and each score, 8 for each column of ``looks``, and 9 for groups
-    and clusters; further about 60 while metrics are computed.
+    and clusters.  The metrics then take up to 200 bytes a row with one model, and 70 more for each other.
 
     Args:
         opened: rows and models.

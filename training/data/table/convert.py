@@ -53,8 +53,8 @@ def settle_text(file: FoundFile, columns: list[TextColumn]) -> list[TextColumn]:
     if file.format == "jsonl":
         return settle_json(file, columns)
     with ExitStack() as stack:
-        reader = _csv_reader(file, columns, stack, on_bad=lambda _: "skip")
-        batch = _next(reader, file)
+        reader = csv_reader(file, columns, stack, on_bad=lambda _: "skip")
+        batch = next_batch(reader, file)
     if batch is None:
         return [dataclasses.replace(c, strings=bool(c.strings), separator="|") for c in columns]
     return [column.settled(batch.column(column.name)) for column in columns]
@@ -111,7 +111,12 @@ def convert(
     return {"rows": rows, "malformed": malformed.to_json()}
 
 
-def _next(reader: Any, file: FoundFile) -> Any | None:
+def next_batch(reader: Any, file: FoundFile) -> Any | None:
+    """What the reader gives next; None behind the last.
+
+    Raises:
+        UserError: the file is damaged.
+    """
     try:
         return reader.read_next_batch()
     except StopIteration:
@@ -148,9 +153,16 @@ def csv_null_values() -> list[str]:
     return ["", "NULL", "null", "NA", "N/A", "NaN", "nan", "None"]
 
 
-def _csv_reader(
+def csv_reader(
     file: FoundFile, columns: list[TextColumn], stack: ExitStack, on_bad: Callable[[Any], str]
 ) -> Any:
+    """A streaming reader of the columns' cells as strings, closed with ``stack``.
+
+    ``on_bad`` is given each row with another number of cells than the header.
+
+    Raises:
+        UserError: the file cannot be read or lacks a column.
+    """
     text, _ = open_bytes(file, stack)
     try:
         header = text.readline(BLOCK_BYTES)
@@ -195,10 +207,10 @@ def _csv_batches(file: FoundFile, columns: list[TextColumn]) -> Batches:
         return "skip"
 
     with ExitStack() as stack:
-        reader = _csv_reader(file, columns, stack, on_bad)
+        reader = csv_reader(file, columns, stack, on_bad)
         told, first = 0, 2  # the header is row 1
         size = file.path.stat().st_size
-        while (batch := _next(reader, file)) is not None:
+        while (batch := next_batch(reader, file)) is not None:
             numbers = _row_numbers(first, batch.num_rows, skipped)
             first = numbers[-1] + 1 if numbers else first
             arrays = {column.name: batch.column(column.name) for column in columns}

@@ -167,13 +167,15 @@ class Decoded:
         """
         stop = at + len(numbers)
         self._rows[at:stop] = numbers
-        dense = [_chosen(_of(name, table, numbers_of), chosen) for name in self._columns.dense]
+        dense = [
+            _chosen(read_column(name, table, numbers_of), chosen) for name in self._columns.dense
+        ]
         single = []
         for source in self._singles:
-            ids, present = _of(source.column, table, ids_of)
+            ids, present = read_column(source.column, table, ids_of)
             present = None if present is None else _chosen(present, chosen)
             single.append((_chosen(ids, chosen), present))
-        parts = [_jagged(source, table) for source in self._many]
+        parts = [jagged_of(source, table) for source in self._many]
         self._parts[unit] = parts if chosen is None else [part.at(chosen) for part in parts]
         if self._room is None:
             self._dense_columns, self._single_columns = dense, single
@@ -248,7 +250,8 @@ def _interleave(columns: list[npt.NDArray[Any]], out: npt.NDArray[Any]) -> None:
             block[:, place] = column[start : start + _BLOCK_ROWS]
 
 
-def _of(name: str, table: Any, read: Callable[[Any], Any]) -> Any:
+def read_column(name: str, table: Any, read: Callable[[Any], Any]) -> Any:
+    """What ``read`` makes of a column of an Arrow table; a `CellError` names the column."""
     try:
         return read(table.column(name))
     except (CellError, pa.ArrowException, OverflowError) as error:
@@ -256,7 +259,7 @@ def _of(name: str, table: Any, read: Callable[[Any], Any]) -> Any:
         raise CellError(f"column {name!r}: {reason}") from error
 
 
-def _whole(column: Any) -> Any:
+def whole_array(column: Any) -> Any:
     """A chunked array as one array, without a dictionary of anything but strings."""
     array = column
     if isinstance(column, pa.ChunkedArray):
@@ -288,7 +291,7 @@ def _values(array: Any) -> npt.NDArray[Any]:
 
 def numbers_of(column: Any) -> Floats:
     """``[n]`` float32, NaN at nulls."""
-    array = _whole(column)
+    array = whole_array(column)
     plain = pa.types.is_integer(array.type) or (
         pa.types.is_floating(array.type) and not pa.types.is_float16(array.type)
     )
@@ -305,7 +308,7 @@ def numbers_of(column: Any) -> Floats:
 
 def ids_of(column: Any) -> tuple[Rows, Mask | None]:
     """``[n]`` int64 ids, and ``[n]`` whether there is one; None: there always is."""
-    array = _whole(column)
+    array = whole_array(column)
     kind = array.type
     if pa.types.is_floating(kind):
         array = pc.if_else(pc.is_nan(array), pa.scalar(None, kind), array)
@@ -325,10 +328,17 @@ def ids_of(column: Any) -> tuple[Rows, Mask | None]:
     return _values(array), present
 
 
-def _jagged(source: SparseSource, table: Any) -> Jagged:
-    values, lengths, weights = _of(source.column, table, lambda column: _lists(source, column))
+def jagged_of(source: SparseSource, table: Any) -> Jagged:
+    """The ids of a feature with lists, cut to its ``max_length``, of all rows of an Arrow table.
+
+    Raises:
+        CellError: a value cannot be an id, or ids and weights do not fit.
+    """
+    values, lengths, weights = read_column(
+        source.column, table, lambda column: _lists(source, column)
+    )
     if source.weights is not None:
-        of_weights = _of(source.weights, table, _weight_lists)
+        of_weights = read_column(source.weights, table, _weight_lists)
         weights, weight_lengths = of_weights
         if not np.array_equal(weight_lengths, lengths):
             row = int(np.flatnonzero(weight_lengths != lengths)[0])
@@ -347,7 +357,7 @@ def _jagged(source: SparseSource, table: Any) -> Jagged:
 
 def _lists(source: SparseSource, column: Any) -> tuple[Rows, npt.NDArray[np.int32], Floats | None]:
     """The ids of all rows, each row's number of them, and their weights if they are in the column."""
-    array = _whole(column)
+    array = whole_array(column)
     if is_string_type(array.type):
         text = array.cast(pa.string())
         whole = TextColumn(
@@ -394,6 +404,6 @@ def _lengths(array: Any) -> npt.NDArray[np.int32]:
 
 
 def _weight_lists(column: Any) -> tuple[Floats, npt.NDArray[np.int32]]:
-    array = _whole(column)
+    array = whole_array(column)
     values = np.nan_to_num(numbers_of(pc.list_flatten(array)), nan=1.0)
     return values, _lengths(array)

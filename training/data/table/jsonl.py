@@ -83,7 +83,7 @@ def json_batches(
         while block := text.read(BLOCK_BYTES):
             block += text.readline()
             lines = block.splitlines()
-            batch, report = _fast(lines, block, first, columns), MalformedReport()
+            batch, report = read_block(lines, block, first, columns), MalformedReport()
             if batch is None:
                 batch, report = _by_line(file, lines, first, columns)
             first += len(lines)
@@ -103,8 +103,13 @@ def _numbered(batch: Any, numbers: list[int]) -> Any:
     return pa.RecordBatch.from_arrays(arrays, names=[*batch.schema.names, LINE_COLUMN])
 
 
-def _fast(lines: list[bytes], block: bytes, first: int, columns: list[TextColumn]) -> Any | None:
-    """The block read as a whole; None where anything in it is not as it should be."""
+def read_block(
+    lines: list[bytes], block: bytes, first: int, columns: list[TextColumn]
+) -> Any | None:
+    """The block read as a whole; None where anything in it is not as it should be.
+
+    ``lines`` are its lines, and ``first`` the number of the first, for `LINE_COLUMN`.
+    """
     if any(column.weighted for column in columns):
         return None  # a JSON object is not a map to Arrow's reader
     try:

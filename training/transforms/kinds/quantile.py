@@ -88,7 +88,13 @@ class _Sample:
         self._order = torch.empty(0, dtype=torch.int64)
 
     def update(self, values: Tensor, rows: Tensor) -> None:
-        order = torch.cat([self._order, fmix64(rows)])
+        self._join(fmix64(rows), values)
+
+    def merge(self, later: _Sample) -> None:
+        self._join(later._order, later._values)
+
+    def _join(self, more: Tensor, values: Tensor) -> None:
+        order = torch.cat([self._order, more])
         values = torch.cat([self._values, values])
         if len(order) > SAMPLE_ROWS:
             order, kept = torch.sort(order, stable=True)

@@ -72,6 +72,12 @@ class _Moments:
         some = torch.where(finite, values.double(), 0.0)
         mean = some.sum(dim=0) / count.clamp(min=1)
         squares = torch.where(finite, (some - mean).square(), 0.0).sum(dim=0)
+        self._join(count, mean, squares)
+
+    def merge(self, later: _Moments) -> None:
+        self._join(later._count, later._mean, later._squares)
+
+    def _join(self, count: Tensor, mean: Tensor, squares: Tensor) -> None:
         total = (self._count + count).clamp(min=1)
         apart = mean - self._mean
         self._squares += squares + apart.square() * (self._count * count / total)

@@ -123,22 +123,32 @@ class IdCounts:
     def __init__(self) -> None:
         self._ids = torch.empty(0, dtype=torch.int64)
         self._counts = torch.empty(0, dtype=torch.int64)
-        self._pending: list[Tensor] = []
+        self._pending: list[tuple[Tensor, Tensor]] = []
         self._waiting = 0
 
     def update(self, ids: Tensor) -> None:
         """Count these ids, ``[n]`` int64."""
-        self._pending.append(ids)
+        self._add(ids, torch.ones_like(ids))
+
+    def merge(self, later: IdCounts) -> None:
+        """Take the counts of other rows."""
+        later.settle()
+        self._add(later._ids, later._counts)
+
+    def _add(self, ids: Tensor, counts: Tensor) -> None:
+        self._pending.append((ids, counts))
         self._waiting += len(ids)
         if self._waiting > max(1 << 20, len(self._ids)):
-            self._merge()
+            self.settle()
 
-    def _merge(self) -> None:
-        fresh = torch.cat(self._pending)
+    def settle(self) -> None:
+        """Count what waits to be counted; afterwards each id is held once."""
+        if not self._pending:
+            return
+        fresh, more = (torch.cat(part) for part in zip(*self._pending, strict=True))
         self._pending, self._waiting = [], 0
         ids, place = torch.unique(torch.cat([self._ids, fresh]), return_inverse=True)
-        ones = torch.ones_like(fresh)
-        counts = torch.zeros_like(ids).index_add_(0, place, torch.cat([self._counts, ones]))
+        counts = torch.zeros_like(ids).index_add_(0, place, torch.cat([self._counts, more]))
         while len(ids) > MAX_COUNTED:
             kept = counts > counts.min()
             ids, counts = ids[kept], counts[kept]
@@ -146,8 +156,7 @@ class IdCounts:
 
     def kept(self, settings: Vocabulary) -> Tensor:
         """The ids of the vocabulary, sorted."""
-        if self._pending:
-            self._merge()
+        self.settle()
         enough = self._counts >= settings.min_count
         ids, counts = self._ids[enough], self._counts[enough]
         if settings.max_size is not None and len(ids) > settings.max_size:

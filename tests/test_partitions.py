@@ -1,0 +1,108 @@
+"""Engines of partitions: order, bounds, lost processes and errors."""
+
+import os
+import signal
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tessera.engines import open_engine
+from tessera.errors import UserError
+from tessera.partitions import MAX_TRIES, LocalEngine
+
+
+@dataclass
+class Squares:
+    """Squares numbers, ``big`` times; says in a folder what it began, and does what numbers are told to."""
+
+    folder: Path
+    deeds: dict
+    big: int = 1
+
+    def start(self):
+        (self.folder / f"started-{os.getpid()}").touch()
+        return self.run
+
+    def run(self, number):
+        tries = len(list(self.folder.glob(f"begun-{number}-*")))
+        (self.folder / f"begun-{number}-{tries}").touch()
+        deed, times = self.deeds.get(number, ("", 0))
+        if tries < times:
+            if deed == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise {"user": UserError("mend it"), "bug": KeyError(number)}[deed]
+        return [number * number] * self.big
+
+
+def squares(engine, folder, numbers, deeds=None, big=1):
+    return list(engine.map(Squares(folder, deeds or {}, big), numbers))
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_results_come_in_the_order_of_tasks(tmp_path, processes):
+    found = squares(LocalEngine(processes=processes), tmp_path, range(20), big=100_000)
+    assert [(task, result[0], len(result)) for task, result in found] == [
+        (n, n * n, 100_000) for n in range(20)
+    ]
+    # Once, before the processes are forked.
+    assert [p.name for p in tmp_path.glob("started-*")] == [f"started-{os.getpid()}"]
+
+
+def test_nothing_is_started_for_nothing_and_no_process_for_one_task(tmp_path):
+    assert squares(LocalEngine(processes=2), tmp_path, []) == []
+    assert not list(tmp_path.iterdir())
+    assert squares(LocalEngine(processes=2), tmp_path, [3]) == [(3, [9])]
+
+
+def test_a_task_whose_process_was_killed_is_done_again(tmp_path):
+    deeds = {3: ("die", MAX_TRIES - 1), 7: ("die", 1)}
+    found = squares(LocalEngine(processes=2), tmp_path, range(10), deeds)
+    assert found == [(n, [n * n]) for n in range(10)]
+    assert len(list(tmp_path.glob("begun-3-*"))) == MAX_TRIES
+
+
+def test_a_task_that_ends_every_process_is_told_in_one_line(tmp_path):
+    with pytest.raises(UserError) as caught:
+        squares(LocalEngine(processes=2), tmp_path, range(10), {3: ("die", 9)})
+    assert str(caught.value) == (
+        "the process that worked on 3 ended 3 times (SIGKILL); if memory was short, ask for fewer"
+        " processes or smaller batches"
+    )
+
+
+def test_errors_of_the_work_are_raised_here(tmp_path):
+    engine = LocalEngine(processes=2)
+    with pytest.raises(UserError, match=r"^mend it$"):
+        squares(engine, tmp_path, range(10), {3: ("user", 9)})
+    with pytest.raises(RuntimeError, match=r"a process failed at 5:(.|\n)*KeyError: 5"):
+        squares(engine, tmp_path, range(10), {5: ("bug", 9)})
+
+
+def test_few_tasks_are_drawn_ahead_and_no_process_is_left(tmp_path):
+    drawn = []
+
+    def numbers():
+        for number in range(1000):
+            drawn.append(number)
+            yield number
+
+    results = LocalEngine(processes=2).map(Squares(tmp_path, {}), numbers())
+    before = threading.active_count()
+    for _ in range(5):
+        next(results)
+    assert len(drawn) <= 5 + 4
+    assert threading.active_count() == before
+    results.close()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_wrong_engines_are_refused():
+    with pytest.raises(
+        UserError, match="engine is 'rai'; give one of local, ray; did you mean ray"
+    ):
+        open_engine("rai")
+    with pytest.raises(UserError, match="the local engine has none"):
+        open_engine("local", ray_address="a:1")
