@@ -165,6 +165,7 @@ def test_the_files_of_a_room_import_in_no_circle(room):
 TRAINING_ORDER = (
     "lazy_names",
     "field_checks",
+    "average_config",
     "variants",
     "metrics",
     "bounded_yaml",

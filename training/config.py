@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from tessera.errors import UserError
 from tessera.training import field_checks as check
+from tessera.training.average_config import AverageConfig
 from tessera.training.config_source import ConfigSource, apply_overrides, read_yaml
 from tessera.training.data.config import DataConfig
 from tessera.training.models.config import ModelConfig
@@ -186,6 +187,8 @@ class TrainConfig:
         positive_weights: by binary label, what a row with label 1 counts in its loss where one
             with label 0 counts 1.  Other weights than 1 shift the predictions: they are then no
             longer calibrated.
+        average: None, or an average of the weights that is evaluated and packaged in their place; see
+            `AverageConfig`.
         patience (evaluations): stop after so many evaluations in a row without a better metric; None: never.
         checkpoint_every_steps (steps): write a checkpoint every so many steps, besides after each
             evaluation; None: only there.
@@ -219,6 +222,7 @@ class TrainConfig:
     retrieval: RetrievalConfig = RetrievalConfig()
     label_weights: dict[str, float] = field(default_factory=dict)
     positive_weights: dict[str, float] = field(default_factory=dict)
+    average: AverageConfig | None = None
     patience: int | None = None
     checkpoint_every_steps: int | None = None
     keep_checkpoints: int = 1

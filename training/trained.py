@@ -33,7 +33,7 @@ class TrainedModel:
         config: the resolved config; its data paths are absolute.
         model: float32, on the CPU, in eval mode, with plain tables: `EmbeddingBagCollection` and
             `EmbeddingCollection`.  Its parameters are mapped from the checkpoint, privately: writing
-            to them changes no file.
+            to them changes no file.  Where the run averaged its weights, they are the averages.
         columns: what the data's batches held.
         ranges: what the training rows held of each dense column; empty: not known.
         step: training steps behind these weights.
@@ -80,7 +80,7 @@ def load_trained(path: str | Path, *, room: Room | None = None) -> TrainedModel:
             sizes=FittedSizes(**checkpoint.fitted),
             device="meta",
         )
-        model.load_state_dict(checkpoint.model, assign=True)
+        model.load_state_dict({**checkpoint.model, **checkpoint.average}, assign=True)
     except (ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{file} does not fit this version of Tessera: {error}") from error
     model.eval()

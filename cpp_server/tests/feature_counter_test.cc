@@ -17,6 +17,8 @@
 namespace tessera {
 namespace {
 
+using namespace test;
+
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 std::uint64_t mixed(std::uint64_t bits) {
@@ -70,9 +72,7 @@ TEST(Vocabularies, HoldTheirOwnIdsAndNoOthers) {
   }
 }
 
-TEST(Vocabularies, WithoutKeysHoldNothing) {
-  EXPECT_FALSE(Vocabularies({}, {}).holds(0, 1));
-}
+TEST(Vocabularies, WithoutKeysHoldNothing) { EXPECT_FALSE(Vocabularies({}, {}).holds(0, 1)); }
 
 std::map<std::string, std::uint64_t> by_name(const std::vector<FeatureCounter::Row>& rows) {
   std::map<std::string, std::uint64_t> found;
@@ -98,6 +98,7 @@ TEST(FeatureCounter, CountsAsASlowLookDoes) {
     RequestData data = random_request(random, samples, 3);
     for (std::size_t i = 0; i < data.dense.size(); i += 5) data.dense[i] = kNaN;
     for (std::size_t i = 0; i < data.values.size(); i += 2) data.values[i] = 2;
+    for (std::size_t i = 0; i < data.narrow.size(); i += 2) data.narrow[i] = 2;
     DecodedRequest request;
     ASSERT_TRUE(decoder.decode(data.view(), request).ok());
     counter.count(request);
@@ -110,12 +111,15 @@ TEST(FeatureCounter, CountsAsASlowLookDoes) {
     }
     const auto B = static_cast<std::size_t>(samples);
     const auto begin = data.lengths.begin();
-    const auto first = static_cast<std::size_t>(
-        std::accumulate(begin, begin + static_cast<std::ptrdiff_t>(B), 0));
+    const auto first =
+        static_cast<std::size_t>(std::accumulate(begin, begin + static_cast<std::ptrdiff_t>(B), 0));
     const auto behind = static_cast<std::size_t>(
         std::accumulate(begin, begin + static_cast<std::ptrdiff_t>(2 * B), 0));
     const std::set<std::int64_t> known = {1, 2, 3, 500'000};
-    for (std::size_t i = first; i < behind; ++i) outside["item"] += 1 - known.count(data.values[i]);
+    for (std::size_t i = first; i < behind; ++i) {
+      const std::int64_t id = data.narrow.empty() ? data.values[i] : data.narrow[i];
+      outside["item"] += known.contains(id) ? 0 : 1;
+    }
     for (const std::int64_t id : data.scored_values) outside["score"] += id == 7 ? 0 : 1;
   }
   EXPECT_EQ(by_name(counter.outside()), outside);

@@ -1,7 +1,8 @@
 """Quantize, trace and script a trained model into one file that servers load.
 
 RUN_OR_CHECKPOINT is a run folder of 'tessera train' (its best checkpoint is taken) or one
-checkpoint file. Instead of it, --factory names a function of your own that returns a module,
+checkpoint file. Several of them become an ensemble in one file, whose scores are the sigmoid of the
+mean of their logits. Instead of runs, --factory names a function of your own that returns a module,
 a ModelInputs (or None) and a sample batch. The tables' rows are stored as --dtype, and the file is
 checked by golden answers; a trained model and its package are also compared on the validation
 set that the model was trained with. The result of all this is printed and stored in the file;
@@ -28,11 +29,18 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     parser.add_argument(
-        "run_or_checkpoint",
+        "runs_or_checkpoints",
         metavar="RUN_OR_CHECKPOINT",
-        nargs="?",
+        nargs="*",
         type=Path,
-        help="run folder or checkpoint file that 'tessera train' wrote",
+        help="run folder or checkpoint file that 'tessera train' wrote; several, trained on the same "
+        "columns, become an ensemble",
+    )
+    parser.add_argument(
+        "--weights",
+        metavar="W,W,...",
+        type=_numbers,
+        help="what each of several runs counts in the mean of their logits (default: all the same)",
     )
     parser.add_argument(
         "--factory",
@@ -197,9 +205,16 @@ def _pair(text: str) -> tuple[str, str]:
     return pattern, value
 
 
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not W,W,..., such as 2,1") from None
+
+
 def run(args: argparse.Namespace) -> int:
     """Package the model and print what came out."""
-    if (args.run_or_checkpoint is None) == (args.factory is None):
+    if bool(args.runs_or_checkpoints) == (args.factory is not None):
         raise UserError("give either RUN_OR_CHECKPOINT or --factory PKG.MODULE:FUNCTION")
     if args.factory is None and args.leaf_modules:
         raise UserError("--leaf-module is for a --factory's module; leave it out for a run")
@@ -208,9 +223,13 @@ def run(args: argparse.Namespace) -> int:
             "--evaluate-rows and --no-evaluate are for a run, which has validation data; leave them "
             "out with --factory"
         )
+    if args.weights is not None and len(args.runs_or_checkpoints) < 2:
+        raise UserError("--weights is for several runs; give two or more, or leave it out")
     if args.tower is not None and (args.factory is not None or args.evaluate_rows is not None):
         other = "--factory" if args.factory is not None else "--evaluate-rows"
         raise UserError(f"{other} does not go with --tower; leave one of them out")
+    if args.tower is not None and len(args.runs_or_checkpoints) > 1:
+        raise UserError("--tower is for one run; give one")
     manifest = _package(args, _options(args))
     print(summarize(manifest))
     if args.backend is None and manifest.backend != "tessera":
@@ -249,10 +268,11 @@ def _package(args: argparse.Namespace, options: PackageOptions) -> Manifest:
             report=args.report,
             progress=True,
         )
-    return package.package_run(
-        args.run_or_checkpoint,
+    return package.package_runs(
+        args.runs_or_checkpoints,
         args.out,
         options,
+        weights=args.weights,
         evaluate_rows=args.evaluate_rows,
         skip_evaluation=args.no_evaluate,
         tower=args.tower,

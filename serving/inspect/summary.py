@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tessera.serving.package.manifest import Evaluation, Manifest, Quality, TableInfo
+from tessera.serving.package.evaluation import Evaluation, Quality
+from tessera.serving.package.manifest import Manifest, TableInfo
 from tessera.serving.package.schema import RAW_SINCE, InputSchema
 
 MOST_TABLES = 30
@@ -163,25 +164,62 @@ def _quality(evaluation: Evaluation | None) -> list[str]:
     if evaluation is None:
         return ["quality after quantization: not measured"]
 
-    def row(name: str, short: str) -> tuple[str, str, str, str]:
-        before = getattr(evaluation.fp32, short)
-        after = getattr(evaluation.packaged, short)
-        change = None if before is None or after is None else after - before
-        return name, _number(before), _number(after), _number(change, signed=True)
-
-    names = {
-        "auc": "AUC",
-        "normalised_entropy": "normalised entropy",
-        "log_loss": "log loss",
-        "calibration": "calibration",
-    }
-    assert names.keys() == Quality.__dataclass_fields__.keys()
-    rows = [row(name, short) for short, name in names.items()]
     heading = (
         f"quality on {evaluation.rows} validation rows (largest change of one score "
         f"{evaluation.max_abs_score_error:.2g}):"
     )
-    return [heading, *table_of(("", "fp32", "packaged", "change"), rows)]
+    rows = []
+    for name, before, after in _measured(evaluation):
+        change = None if before is None or after is None else after - before
+        rows.append((name, _number(before), _number(after), _number(change, signed=True)))
+    table = table_of(("", "fp32", "packaged", "change"), rows)
+    return [heading, *table, *_members(evaluation)]
+
+
+def _measured(evaluation: Evaluation) -> list[tuple[str, float | None, float | None]]:
+    """What was measured before and after, each with its name; that of a label, if there are several."""
+    if not evaluation.labels:  # as before version 5
+        names = Quality.__dataclass_fields__
+        pairs = [(vars(evaluation.fp32)[name], vars(evaluation.packaged)[name]) for name in names]
+        return [(_WORDS[name], *pair) for name, pair in zip(names, pairs, strict=True)]
+    several = len(evaluation.labels) > 1
+    return [
+        (f"{label} {_words(metric)}" if several else _words(metric), before, own.packaged[metric])
+        for label, own in evaluation.labels.items()
+        for metric, before in own.fp32.items()
+        if metric in own.packaged
+    ]
+
+
+def _members(evaluation: Evaluation) -> list[str]:
+    """The members of an ensemble beside it, all in fp32, by the first metrics of each label."""
+    if not evaluation.members:
+        return []
+    whole = {label: own.fp32 for label, own in evaluation.labels.items()}
+    shown = [(label, name) for label, own in whole.items() for name in own if name in _OF_MEMBERS]
+    several = len(whole) > 1
+    rows = [
+        (name, *(_number(by_label.get(label, {}).get(metric)) for label, metric in shown))
+        for name, by_label in {"ensemble": whole, **evaluation.members}.items()
+    ]
+    head = [f"{label} {_words(name)}" if several else _words(name) for label, name in shown]
+    return ["", "the ensemble and its members, fp32:", *table_of(("", *head), rows)]
+
+
+_WORDS = {
+    "auc": "AUC",
+    "normalised_entropy": "normalised entropy",
+    "log_loss": "log loss",
+    "calibration": "calibration",
+    "root_mean_squared_error": "RMSE",
+    "mean_absolute_error": "MAE",
+    "r_squared": "R squared",
+}
+_OF_MEMBERS = ("auc", "log_loss", "root_mean_squared_error")
+
+
+def _words(metric: str) -> str:
+    return _WORDS.get(metric, metric)
 
 
 def _training(manifest: Manifest) -> list[str]:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any
 
+from tessera.serving.package.evaluation import Evaluation
 from tessera.serving.package.fields import (
     Between,
     Count,
@@ -146,33 +147,6 @@ class ShardingPlan:
 
     num_shards: Annotated[int, Between(1, MAX_SHARDS)]
     placements: tuple[Placement, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quality:
-    """Metrics of one model over the validation set; null where one is not defined."""
-
-    auc: float | None
-    normalised_entropy: float | None
-    log_loss: float | None
-    calibration: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """The float32 model and the packaged one over the same rows.
-
-    Attributes:
-        rows: validation rows that both models scored.
-        fp32: metrics of the trained model.
-        packaged: metrics of the scripted, quantized model.
-        max_abs_score_error: largest difference of one score.
-    """
-
-    rows: Count
-    fp32: Quality
-    packaged: Quality
-    max_abs_score_error: NotNegative
 
 
 @dataclass(frozen=True, kw_only=True)

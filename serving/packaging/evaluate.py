@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -11,14 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from tessera.errors import UserError
-from tessera.serving.package.manifest import Evaluation, Quality
+from tessera.serving.package.evaluation import Evaluation, LabelQuality, Quality
 from tessera.serving.package.runner import HostBatch, Runner
-from tessera.serving.package.schema import InputSchema
+from tessera.serving.package.schema import InputSchema, OutputSpec
 from tessera.serving.packaging.inputs import named_outputs
 from tessera.training.data.columns import ServedTask
 from tessera.training.metrics.binary import auc
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tessera.training.trainer.metrics import evaluate_probabilities
+from tessera.training.trainer.split_metrics import RegressionMetrics
+
+REGRESSION_METRICS = ("root_mean_squared_error", "mean_absolute_error", "r_squared", "calibration")
+"""What is measured of a label of the task regression."""
 
 LabelledBatch = tuple[Sequence[Tensor | KeyedJaggedTensor], Tensor]
 """The arguments of a module, and the labels ``[B]`` of its first output or ``[B, L]`` of its first ``L``."""
@@ -33,11 +37,14 @@ def evaluate(
     tasks: Sequence[ServedTask] = ("binary",),
     max_rows: int | None = None,
     on_rows: Callable[[int], object] = lambda rows: rows,
+    members: Mapping[str, nn.Module] | None = None,
 ) -> Evaluation | None:
     """Compare ``runner``, the packaged module, with the float32 ``module`` over the same rows.
 
-    The metrics are those of the first label whose task is binary: the outputs of such labels are
-    probabilities.  Of scores that only rank, it is the AUC alone.  The largest change of a score is that of all labels' outputs.  After each batch,
+    The outputs of binary labels are probabilities, or scores that only rank, of which the AUC alone is
+    measured.  The metrics of the whole are those of the first such label; each label has its own
+    besides, under the name of its output.  The largest change of a score is that of all labels'
+    outputs.  After each batch,
     ``on_rows`` is called with its number of rows; the batch in which ``max_rows`` are reached is the last.
 
     Args:
@@ -48,6 +55,7 @@ def evaluate(
         tasks: what each label is.
         max_rows: about how many rows are scored; None: all.
         on_rows: see above.
+        members: by name, modules that an ensemble is made of; they take and give what it does.
 
     Returns:
         The metrics of both; None where there are no rows.
@@ -58,6 +66,7 @@ def evaluate(
     before: list[np.ndarray] = []
     after: list[np.ndarray] = []
     truth: list[np.ndarray] = []
+    alone: dict[str, list[np.ndarray]] = {name: [] for name in members or {}}
     rows = 0
     outputs = schema.outputs[: len(tasks)]
     for arguments, labels in batches:
@@ -67,10 +76,10 @@ def evaluate(
                     f"output {output.name!r} has {output.width} columns, and labels are for one; "
                     "package without validation data"
                 )
-        with torch.inference_mode(), _evaluating(module):
-            given = named_outputs(module(*arguments), outputs[0].name)
         found = runner.forward(host_batch(arguments, schema))
-        before.append(_columns([given[output.name].flatten() for output in outputs]))
+        before.append(_scores(module, arguments, outputs))
+        for name, member in (members or {}).items():
+            alone[name].append(_scores(member, arguments, outputs))
         after.append(_columns([found[output.name] for output in outputs]))
         truth.append(labels.view(len(labels), -1).numpy())
         rows += len(labels)
@@ -85,6 +94,22 @@ def evaluate(
         fp32=_quality(exact, labelled, tasks),
         packaged=_quality(packaged, labelled, tasks),
         max_abs_score_error=float(np.abs(packaged - exact).max()),
+        labels={
+            output.name: LabelQuality(
+                task="regression" if task == "regression" else "binary",
+                rows=int((~np.isnan(labelled[:, place])).sum()),
+                fp32=_metrics(exact[:, place], labelled[:, place], task),
+                packaged=_metrics(packaged[:, place], labelled[:, place], task),
+            )
+            for place, (output, task) in enumerate(zip(outputs, tasks, strict=True))
+        },
+        members={
+            name: {
+                output.name: _metrics(np.concatenate(scores)[:, place], labelled[:, place], task)
+                for place, (output, task) in enumerate(zip(outputs, tasks, strict=True))
+            }
+            for name, scores in alone.items()
+        },
     )
 
 
@@ -100,24 +125,41 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
             part.training = True
 
 
+def _scores(
+    module: nn.Module,
+    arguments: Sequence[Tensor | KeyedJaggedTensor],
+    outputs: Sequence[OutputSpec],
+) -> np.ndarray:
+    """The outputs ``[B, L]`` of a module in evaluation mode."""
+    with torch.inference_mode(), _evaluating(module):
+        given = named_outputs(module(*arguments), outputs[0].name)
+    return _columns([given[output.name].flatten() for output in outputs])
+
+
 def _columns(scores: Sequence[Tensor]) -> np.ndarray:
     return torch.stack([each.float() for each in scores], dim=1).numpy()
 
 
 def _quality(scores: np.ndarray, labels: np.ndarray, tasks: Sequence[ServedTask]) -> Quality:
     """The metrics of the first binary label; none are defined where there is none."""
-    if "score" in tasks:
-        place = tasks.index("score")
-        known = ~np.isnan(labels[:, place])
-        found = auc(scores[known, place], labels[known, place])
-        defined = None if math.isnan(found) else found
-        return Quality(auc=defined, normalised_entropy=None, log_loss=None, calibration=None)
-    if "binary" not in tasks:
-        return Quality(auc=None, normalised_entropy=None, log_loss=None, calibration=None)
-    place = tasks.index("binary")
-    known = ~np.isnan(labels[:, place])
-    metrics = evaluate_probabilities(scores[known, place], labels[known, place]).to_json()
-    return Quality(**{name: metrics[name] for name in vars(Quality)["__dataclass_fields__"]})
+    place = next((at for at, task in enumerate(tasks) if task != "regression"), None)
+    found = {} if place is None else _metrics(scores[:, place], labels[:, place], tasks[place])
+    return Quality(**{name: found.get(name) for name in Quality.__dataclass_fields__})
+
+
+def _metrics(scores: np.ndarray, labels: np.ndarray, task: ServedTask) -> dict[str, float | None]:
+    """The metrics of one label, ``[N]`` scores and labels; see `LabelQuality`."""
+    known = ~np.isnan(labels)
+    if task == "score":
+        ranked = auc(scores[known], labels[known])
+        return {"auc": None if math.isnan(ranked) else ranked}
+    if task == "binary":
+        metrics = evaluate_probabilities(scores[known], labels[known]).to_json()
+        return {name: metrics[name] for name in Quality.__dataclass_fields__}
+    collected = RegressionMetrics(int(known.sum()))
+    collected.update(torch.from_numpy(scores[known]), torch.from_numpy(labels[known]))
+    found = collected.compute().to_json()
+    return {name: value for name, value in found.items() if name in REGRESSION_METRICS}
 
 
 def host_batch(arguments: Sequence[Tensor | KeyedJaggedTensor], schema: InputSchema) -> HostBatch:

@@ -9,15 +9,29 @@ from torch import nn
 
 from tessera.errors import UserError
 from tessera.kernels.libraries import load_libraries
-from tessera.serving.package.manifest import Evaluation, Manifest, ShardingPlan
+from tessera.serving.package.evaluation import Evaluation
+from tessera.serving.package.manifest import Manifest, ShardingPlan
 from tessera.serving.package.runner import Runner, TorchScriptRunner
 from tessera.serving.package.schema import InputSchema
 from tessera.serving.package.torchscript import optimize
+from tessera.serving.packaging.ensemble import (
+    Ensemble,
+    check_members,
+    checked_weights,
+    ensemble_origin,
+    member_names,
+)
 from tessera.serving.packaging.evaluate import LabelledBatch, evaluate
 from tessera.serving.packaging.inputs import ModelInputs, read_inputs
 from tessera.serving.packaging.lookups.backends import default_backend, lookup_backend
 from tessera.serving.packaging.options import Origin, PackageOptions
-from tessera.serving.packaging.ranking import labelled, ranking_source, served_tasks, tower_source
+from tessera.serving.packaging.ranking import (
+    ServedRanking,
+    labelled,
+    ranking_source,
+    served_tasks,
+    tower_source,
+)
 from tessera.serving.packaging.servable import make_servable, progress_bar
 from tessera.serving.packaging.source import SampleBatch, Source
 from tessera.serving.packaging.tables.spill import Spill, SpilledRoom
@@ -140,35 +154,87 @@ def package_run(
         UserError: no checkpoint, missing validation data, operators that are not installed, or
             something that cannot be packaged.
     """
+    return package_runs(
+        [run_or_checkpoint],
+        out,
+        options,
+        evaluate_rows=evaluate_rows,
+        skip_evaluation=skip_evaluation,
+        report=report,
+        tower=tower,
+        progress=progress,
+    )
+
+
+def package_runs(
+    runs_or_checkpoints: Sequence[str | Path],
+    out: str | Path,
+    options: PackageOptions,
+    *,
+    weights: Sequence[float] | None = None,
+    evaluate_rows: int | None = None,
+    skip_evaluation: bool = False,
+    report: Path | None = None,
+    tower: TowerSide | None = None,
+    progress: bool = True,
+) -> Manifest:
+    """Package one run, or several as the `Ensemble` that gives the mean of their logits.
+
+    ``weights`` says what each of several runs counts; None: all the same.  An ensemble is measured
+    on the validation rows of its first member, which must be those of all; it has no ``tower``.  For the
+    others, see `package_run`.
+
+    Raises:
+        UserError: as `package_run`, or runs that differ in their inputs or labels.
+    """
     out = checked_out(out)
     if report is not None:
         check_place(report)
+    if weights is not None or len(runs_or_checkpoints) > 1:
+        weights = checked_weights(weights, len(runs_or_checkpoints))
     load_libraries(lookup_backend(options.backend).operator_libraries)
-    trained = load_trained(run_or_checkpoint, room=SpilledRoom(out.parent))
-    source = {"checkpoint": trained.checkpoint_path.name, "step": str(trained.step)}
-    if tower is not None:
-        source |= {"tower": tower, "id_column": id_column(trained.columns, tower)}
-    origin = Origin(
-        source=source,
-        metrics=trained.metrics,
-        # Not the time of packaging: the same checkpoint gives the same bytes.
-        created=iso_time(trained.checkpoint_path.stat().st_mtime),
-    )
-    return package_source(
-        (
-            ranking_source(trained.model, trained.columns, trained.ranges)
+    room = SpilledRoom(out.parent)
+    trained = [load_trained(path, room=room) for path in runs_or_checkpoints]
+    first = trained[0]
+    tasks = served_tasks(first.model, first.columns)
+    # Not the time of packaging: the same checkpoints give the same bytes.
+    created = iso_time(max(one.checkpoint_path.stat().st_mtime for one in trained))
+    members: dict[str, nn.Module] = {}
+    if weights is not None:
+        check_members(trained, same_rows=not skip_evaluation)
+        ensemble = Ensemble([one.model for one in trained], weights)
+        source = ranking_source(ensemble, first.columns, first.ranges)
+        origin = ensemble_origin(trained, weights, created)
+        names = member_names(trained)
+        members = {
+            name: ServedRanking(one.model, tasks) for name, one in zip(names, trained, strict=True)
+        }
+    else:
+        source = (
+            ranking_source(first.model, first.columns, first.ranges)
             if tower is None
-            else tower_source(trained.model, tower, trained.columns, trained.ranges)
-        ),
+            else tower_source(first.model, tower, first.columns, first.ranges)
+        )
+        origin = Origin(source=_source(first, tower), metrics=first.metrics, created=created)
+    return package_source(
+        source,
         out,
         options,
         origin=origin,
-        validation=() if skip_evaluation or tower is not None else _Validation(trained),
-        tasks=served_tasks(trained.model, trained.columns),
+        validation=() if skip_evaluation or tower is not None else _Validation(first),
+        tasks=tasks,
         evaluate_rows=evaluate_rows,
         report=report,
         progress=progress,
+        members=members,
     )
+
+
+def _source(trained: TrainedModel, tower: TowerSide | None) -> dict[str, str]:
+    source = {"checkpoint": trained.checkpoint_path.name, "step": str(trained.step)}
+    if tower is not None:
+        source |= {"tower": tower, "id_column": id_column(trained.columns, tower)}
+    return source
 
 
 def id_column(columns: FeatureColumns, tower: TowerSide) -> str:
@@ -206,12 +272,13 @@ def package_source(
     evaluate_rows: int | None = None,
     report: Path | None = None,
     progress: bool = False,
+    members: Mapping[str, nn.Module] | None = None,
 ) -> Manifest:
     """Package a module that is in memory; returns the manifest that the file now holds.
 
     ``tasks`` are those of the labels in ``validation``.  ``evaluate_rows`` is explained at
-    `package_run`, the others at `package_model`; with a report, the validation set is gone through
-    once per type.
+    `package_run`, ``members`` at `evaluate`, the others at `package_model`; with a report, the validation
+    set is gone through once per type.
 
     Raises:
         UserError: something that cannot be packaged, or a file that cannot be written.
@@ -219,7 +286,15 @@ def package_source(
     out, origin = checked_out(out), origin or Origin()
 
     def measure(runner: Runner, schema: InputSchema) -> Evaluation | None:
-        return evaluate(source[0], runner, schema, validation, tasks=tasks, max_rows=evaluate_rows)
+        return evaluate(
+            source[0],
+            runner,
+            schema,
+            validation,
+            tasks=tasks,
+            max_rows=evaluate_rows,
+            members=members,
+        )
 
     if report is not None:
         check_place(report)
@@ -236,6 +311,7 @@ def package_source(
             tasks=tasks,
             max_rows=evaluate_rows,
             on_rows=bar.update,
+            members=members,
         )
     return write_servable(
         servable,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from tessera.serving.packaging.inputs import ModelInputs, RawColumn
 from tessera.serving.packaging.source import SampleBatch, Source
 from tessera.training.data.batch import Batch
 from tessera.training.data.columns import FeatureColumns, ServedTask
+from tessera.training.models.inputs import SparseFeature
 from tessera.training.models.ranking import RankingModel
 from tessera.training.models.retrieval import TowerModel, TowerSide, tower_model
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
@@ -21,6 +23,26 @@ from tessera.training.transforms.ranges import ColumnRange
 
 _SAMPLES = 2
 _MOST_OTHERS = 10_000
+
+
+class Ranking(Protocol):
+    """What takes raw features and gives logits: one `RankingModel`, or several.
+
+    Attributes:
+        dense_names: the data's dense features, in column order.
+        labels: what is predicted, in the order of the logits.
+        scores: what the outputs are; see `ModelConfig.scores`.
+    """
+
+    dense_names: tuple[str, ...]
+    labels: tuple[str, ...]
+    scores: Literal["logits", "raw"]
+
+    def data_features(self) -> tuple[SparseFeature, ...]:
+        """The sparse features that a call is given."""
+
+    def __call__(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor, /) -> Any:
+        """Raw values and ids to logits, ``[B]`` or ``[B, L]``."""
 
 
 class ServedRanking(nn.Module):
@@ -31,7 +53,7 @@ class ServedRanking(nn.Module):
         tasks: what each output is; None: all are binary.  Others are served as they are.
     """
 
-    def __init__(self, model: RankingModel, tasks: Sequence[ServedTask] | None = None) -> None:
+    def __init__(self, model: Ranking, tasks: Sequence[ServedTask] | None = None) -> None:
         super().__init__()
         self.model = model
         if tasks is None:
@@ -70,7 +92,7 @@ def _joined(plain: KeyedJaggedTensor, scored: KeyedJaggedTensor) -> KeyedJaggedT
     )
 
 
-def served_tasks(model: RankingModel, columns: FeatureColumns | None = None) -> list[ServedTask]:
+def served_tasks(model: Ranking, columns: FeatureColumns | None = None) -> list[ServedTask]:
     """What the outputs for the model's labels are; without ``columns`` all labels are binary."""
     tasks: list[ServedTask] = ["binary"] * len(model.labels)
     if columns is not None:
@@ -81,7 +103,7 @@ def served_tasks(model: RankingModel, columns: FeatureColumns | None = None) -> 
 
 
 def ranking_source(
-    model: RankingModel,
+    model: Ranking,
     columns: FeatureColumns | None = None,
     ranges: Sequence[ColumnRange] = (),
 ) -> Source:
@@ -130,7 +152,7 @@ def tower_source(
 
 
 def _given(
-    model: RankingModel | TowerModel,
+    model: Ranking | TowerModel,
     columns: FeatureColumns | None,
     ranges: Sequence[ColumnRange],
 ) -> tuple[ModelInputs, SampleBatch]:

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 import tessera
 from tessera.errors import UserError
 from tessera.serving.inspect.summary import human_bytes, table_of
-from tessera.serving.package.manifest import Evaluation, TableInfo
+from tessera.serving.package.evaluation import Evaluation
+from tessera.serving.package.manifest import TableInfo
 from tessera.serving.package.replace import replacing
 from tessera.serving.package.runner import Runner, TorchScriptRunner
 from tessera.serving.package.schema import InputSchema
@@ -191,8 +192,15 @@ def _table_rows(report: TypeReport) -> list[tuple[str, ...]]:
 def _about(report: TypeReport) -> str:
     measured = report.chosen.evaluation
     rows = f"{measured.rows} validation rows" if measured else "no validation rows were measured"
+    alone = [
+        f"{name} {output} AUC {_number(metrics['auc'])}"
+        for name, by_output in (measured.members if measured else {}).items()
+        for output, metrics in by_output.items()
+        if "auc" in metrics
+    ]
+    members = f"members alone, in fp32: {', '.join(alone)}; " if alone else ""
     return (
-        f"model {report.model}; {rows}; the largest change of an output is over the package's "
+        f"model {report.model}; {rows}; {members}the largest change of an output is over the package's "
         "golden requests, against tables and dense layers in fp32"
     )
 

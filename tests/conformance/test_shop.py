@@ -8,6 +8,7 @@ from tessera.serving.package.loading import load_package
 from tests.conformance.conformance_harness import RunningServer, same_bits
 from tests.conformance.tasks_module import draw, expected
 from tests.packaging.test_same_bits import check_same_bits
+from tests.trainer.shop import LABELS as TASKS
 from tests.trainer.shop import write_config
 
 TERMS = ["first_order: true", "fm: true"]
@@ -31,6 +32,7 @@ MODELS = {
 }
 CHANGES = {"dlrm_dcn": ["model.embedding_dim=auto"]}
 FLAGS = {"dlrm": ["--shards", "2"]}
+LABELS = {**{arch: labels for arch, (labels, _) in MODELS.items()}, "ensemble": ("clicked",)}
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,10 @@ def packages(tmp_path_factory):
         assert main([*train, *CHANGES.get(arch, []), "--out", str(run), "--quiet"]) == 0
         package = ["package-model", str(run), "--out", str(made[arch])]
         assert main([*package, *FLAGS.get(arch, [])]) == 0
+    made["ensemble"] = folder / "ensemble.pt"
+    runs = [str(folder / arch) for arch in ("din", "sasrec", "dlrm_dcn")]
+    words = ["--weights", "2,1,1", "--shards", "2", "--out", str(made["ensemble"])]
+    assert main(["package-model", *runs, *words]) == 0
     return made
 
 
@@ -55,10 +61,10 @@ def server(kind, packages):
         yield running
 
 
-@pytest.mark.parametrize("arch", MODELS)
+@pytest.mark.parametrize("arch", LABELS)
 def test_servers_answer_every_label_with_the_packages_bits(arch, server, packages):
     loaded = load_package(packages[arch])
-    labels = MODELS[arch][0]
+    labels = LABELS[arch]
     names = list(labels) if len(labels) > 1 else ["default"]
     assert [output.name for output in loaded.manifest.schema.outputs] == names
     for size in (1, 3, 40):
@@ -71,10 +77,14 @@ def test_servers_answer_every_label_with_the_packages_bits(arch, server, package
             assert same_bits(np.array(answer[name].data), scores)
 
 
-@pytest.mark.parametrize("arch", MODELS)
+@pytest.mark.parametrize("arch", LABELS)
 def test_a_package_scores_as_the_model_does(arch, packages):
     manifest = load_package(packages[arch]).manifest
     assert manifest.evaluation.rows == 40
     assert manifest.evaluation.max_abs_score_error < 0.02
-    assert (manifest.evaluation.fp32.auc is None) == ("clicked" not in MODELS[arch][0])
+    assert (manifest.evaluation.fp32.auc is None) == ("clicked" not in LABELS[arch])
+    assert {label: own.task for label, own in manifest.evaluation.labels.items()} == {
+        ("default" if len(LABELS[arch]) == 1 else label): TASKS[label].task
+        for label in LABELS[arch]
+    }
     check_same_bits(packages[arch])

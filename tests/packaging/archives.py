@@ -49,7 +49,10 @@ def in_version_4(data: dict[str, Any]) -> dict[str, Any]:
         {key: value for key, value in feature.items() if key not in since_5}
         for feature in schema["features"]
     ]
-    return {**data, "format_version": 4, "schema": schema}
+    measured = data["evaluation"]
+    if measured is not None:
+        measured = {k: v for k, v in measured.items() if k not in {"labels", "members"}}
+    return {**data, "format_version": 4, "schema": schema, "evaluation": measured}
 
 
 def in_version_3(data: dict[str, Any]) -> dict[str, Any]:

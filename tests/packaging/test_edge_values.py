@@ -116,6 +116,15 @@ def manifest(package: Path) -> dict[str, Any]:
             "fp32": quality,
             "packaged": quality,
             "max_abs_score_error": 1e-9,
+            "labels": {
+                "y": {
+                    "task": "binary",
+                    "rows": 3,
+                    "fp32": {"auc": 0.5},
+                    "packaged": {"auc": None},
+                }
+            },
+            "members": {"member 1": {"y": {"auc": 0.5}}},
         },
     }
 

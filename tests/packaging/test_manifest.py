@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
+from tessera.serving.package.evaluation import Evaluation, LabelQuality, Quality
 from tessera.serving.package.manifest import (
     FORMAT_VERSION,
     OLDEST_FORMAT_VERSION,
-    Evaluation,
     Manifest,
-    Quality,
 )
 from tessera.serving.package.records import Records
 
@@ -28,7 +27,21 @@ def test_reading_gives_back_what_was_written(manifest: Manifest) -> None:
     quality = Quality(auc=0.7, normalised_entropy=None, log_loss=1.0, calibration=2.0)
     full = dataclasses.replace(
         manifest,
-        evaluation=Evaluation(rows=3, fp32=quality, packaged=quality, max_abs_score_error=1e-9),
+        evaluation=Evaluation(
+            rows=3,
+            fp32=quality,
+            packaged=quality,
+            max_abs_score_error=1e-9,
+            labels={
+                "spent": LabelQuality(
+                    task="regression",
+                    rows=2,
+                    fp32={"r_squared": -1.5},
+                    packaged={"r_squared": None},
+                )
+            },
+            members={"member 1": {"spent": {"r_squared": 0.5}}},
+        ),
         training_metrics={"valid": {"auc": 0.75, "rows": 10, "calibration": None}},
         source={"step": "3"},
     )

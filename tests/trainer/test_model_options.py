@@ -11,7 +11,7 @@ from tessera.training.config import load_config
 from tessera.training.models.config import auto_dim
 from tessera.training.trained import load_trained
 from tessera.training.trainer import train
-from tests.trainer.shop import write_config
+from tests.trainer.shop import ITEMS, write_config
 
 SHARED = TableConfig(table="item_table")
 SEQUENCES = {"tables": {"item": SHARED, "history": SHARED}, "sequence_length": 3}
@@ -229,3 +229,49 @@ def test_a_run_with_all_of_them_trains_resumes_and_loads(tmp_path):
     )
     assert weights.shape == (30, 2)
     assert (weights.abs().sum(dim=0) > 0).all()
+
+
+def test_dropped_numbers_are_zero_and_the_others_scaled():
+    model = build("dlrm", embedding_dropout=0.25).train()
+    plain = looked_up(model)()
+    _, kjt = batch()
+    torch.manual_seed(3)
+    seen = torch.stack([model.arch.sparse_arch(model.hasher(kjt)) for _ in range(200)])
+    whole = torch.stack([torch.stack(sample) for sample in plain]).expand_as(seen)
+    dropped = (seen == 0) & (whole != 0)
+    torch.testing.assert_close(seen[~dropped], whole[~dropped] / 0.75)
+    # 8,800 draws of a chance of 1/4: within five standard errors.
+    share = dropped.sum() / (whole != 0).sum()
+    assert abs(float(share) - 0.25) < 5 * (0.25 * 0.75 / 8800) ** 0.5
+
+
+def test_l2_shrinks_the_rows_of_a_batch_and_no_others(tmp_path):
+    def rows_after(name, rate, decay):
+        """The rows of the items' table after one step of SGD over the whole data."""
+        path = write_config(tmp_path / f"{name}.yaml", "dlrm")
+        changes = {
+            "train.batch_size": 1000,
+            "train.epochs": 1,
+            "train.embedding_optimizer.name": "sgd",
+            "train.embedding_optimizer.learning_rate": rate,
+            "train.embedding_optimizer.weight_decay": decay,
+            "model.tables.item.hashing": "none",
+            "model.tables.history.hashing": "none",
+        }
+        lines = [f"{key}={value}" for key, value in changes.items()]
+        run = train(load_config(path, lines), tmp_path / name, progress=False)
+        (weights,) = [
+            value
+            for name, value in load_trained(run.folder).model.named_parameters()
+            if name.endswith("item_table.weight")
+        ]
+        return weights
+
+    once, twice = rows_after("once", 1.0, 0.0), rows_after("twice", 2.0, 0.0)
+    decayed = rows_after("decayed", 1.0, 0.5)
+    before = 2 * once - twice  # SGD: each is the first value less rate times gradient
+    met = torch.arange(30) < ITEMS
+    torch.testing.assert_close(decayed[met], (once - 0.5 * before)[met], rtol=1e-4, atol=1e-6)
+    assert torch.equal(decayed[~met], once[~met])
+    assert torch.equal(twice[~met], once[~met])
+    assert not torch.equal(once[met], before[met])

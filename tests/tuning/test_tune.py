@@ -149,8 +149,17 @@ def test_a_search_without_a_complete_trial_says_where_to_look(
     out = tmp_path / "search"
     over = ["--over", "train.dense_optimizer.learning_rate=[1e29, 1e30]"]
     assert tune(out, "--config", tiny_yaml, *over, "--trials", 2) == 2
-    assert "0001.log has what the last one said" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "no trial is complete; the last one: the loss of step" in error
+    assert "0001.log)" in error
     assert "2 failed" in " ".join((out / "report.html").read_text().split())
+
+
+def test_what_no_values_can_mend_ends_the_search(tiny_yaml, tmp_path, children, capsys):
+    out = tmp_path / "search"
+    assert begin(tiny_yaml, out, "data.path=nowhere.tsv", "--trials", 9) == 2
+    assert "the first 3 trials failed alike: path=" in capsys.readouterr().err
+    assert len(table(out)) == 3
 
 
 def test_a_trial_that_never_ends_is_given_up(tiny_yaml, tmp_path, children):

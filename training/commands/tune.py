@@ -214,8 +214,10 @@ def _run(
         print(f"stopped; go on with: {hint}", file=sys.stderr)
         return EXIT_INTERRUPTED
     if study.best() is None:
-        log = folder.log(study.records()[-1].number)
-        raise UserError(f"no trial is complete; {log} has what the last one said")
+        last = study.records()[-1]
+        raise UserError(
+            f"no trial is complete; the last one: {last.reason} ({folder.log(last.number)})"
+        )
     print(f"best: {folder.best}; train it: tessera train --config {shlex.quote(str(folder.best))}")
     print(f"report: {folder.report}")
     return 0

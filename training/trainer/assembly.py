@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,7 @@ from tessera.training.models.retrieval import RetrievalArch
 from tessera.training.optim.fused import EmbOptimType
 from tessera.training.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from tessera.training.optim.optimizers import in_backward_optimizer_filter
+from tessera.training.trainer.averages import WeightAverages
 from tessera.training.trainer.checkpoint_file import Checkpoint
 from tessera.training.trainer.losses import Losses
 from tessera.training.trainer.placement import caches_rows, plan_for
@@ -57,6 +60,7 @@ class Assembly:
         dense_optimizer: of every parameter that is not a table.
         peaks: the peak learning rates of these and of the tables.
         ranks: who trains together.
+        averages: of the weights; None: none are made.
         retrieval: of a model for retrieval, what is known of the items.
     """
 
@@ -67,6 +71,7 @@ class Assembly:
     dense_optimizer: torch.optim.Optimizer
     peaks: tuple[float, float]
     ranks: Ranks
+    averages: WeightAverages | None = None
     retrieval: RetrievalData | None = None
     _factor: float | None = None
 
@@ -123,13 +128,22 @@ class Assembly:
         dense, embedding = self.peaks
         return dense * factor, embedding * factor
 
+    def averaged(self) -> AbstractContextManager[None]:
+        """The model with the averages for its weights, where there are some; every rank enters it."""
+        return contextlib.nullcontext() if self.averages is None else self.averages.in_use()
+
+    def average_tensors(self) -> dict[str, torch.Tensor]:
+        """The averages by the names of the weights; none where none are made, or not yet."""
+        return {} if self.averages is None else self.averages.tensors
+
     def state(self) -> dict[str, Any]:
-        """The `Checkpoint` fields ``model``, ``fused_optimizer`` and ``dense_optimizer``.
+        """The `Checkpoint` fields ``model``, ``average`` and those of the optimizers.
 
         Their tensors are the live ones, not copies.
         """
         return {
             "model": dict(self.model.state_dict()),
+            "average": self.average_tensors(),
             "fused_optimizer": self.model.fused_optimizer.state_dict(),
             "dense_optimizer": self.dense_optimizer.state_dict(),
         }
@@ -162,12 +176,19 @@ class Assembly:
         self._factor = None
 
     def load_model(self, checkpoint: Checkpoint) -> None:
-        """Take over the weights alone.
+        """Take over the weights and their averages alone.
 
         Raises:
-            RuntimeError: they are of another model.
+            CheckpointError, RuntimeError: they are of another model.
         """
         self.model.load_state_dict(checkpoint.model)
+        if self.averages is not None:
+            self.averages.begin(checkpoint.average)
+            if checkpoint.average:
+                # As in `load`.
+                from tessera.training.distributed.checkpoint.save_and_load import load_whole_tensors  # noqa: PLC0415
+
+                load_whole_tensors(self.averages.tensors, checkpoint.average)
 
     def set_learning_rates(self, factor: float) -> None:
         """Set both learning rates to their peaks times ``factor``, for the steps that follow."""
@@ -268,5 +289,8 @@ def assemble(
         ),
         peaks=(dense.learning_rate, embedding.learning_rate),
         ranks=ranks,
+        averages=(
+            None if config.train.average is None else WeightAverages(config.train.average, parallel)
+        ),
         retrieval=retrieval,
     )

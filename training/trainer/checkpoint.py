@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -51,9 +52,32 @@ def save_checkpoint(folder: Path, step: int, assembly: Assembly, plain: dict[str
         path,
         model=assembly.model,
         optimizer=assembly.keyed_optimizer(),
-        extra={**plain, "ranks": ranks.world_size},
-        extra_tensors={f"rng.{ranks.rank}": torch.get_rng_state()},
+        extra={
+            **plain,
+            "ranks": ranks.world_size,
+            "averaged": bool(assembly.average_tensors()),
+        },
+        extra_tensors={
+            f"rng.{ranks.rank}": torch.get_rng_state(),
+            **_named(assembly.average_tensors()),
+        },
     )
+
+
+_AVERAGE = "average."
+
+
+def _named(averages: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Averages under their names in a folder."""
+    return {_AVERAGE + name: value for name, value in averages.items()}
+
+
+def _room_for_averages(plain: Mapping[str, Any], assembly: Assembly) -> dict[str, torch.Tensor]:
+    """The averages that a folder is to fill, by their names there."""
+    if assembly.averages is None:
+        return {}
+    assembly.averages.begin({"": None} if plain.get("averaged") else None)
+    return _named(assembly.averages.tensors)
 
 
 def read_plain(path: Path) -> dict[str, Any]:
@@ -101,7 +125,10 @@ def restore(path: Path, assembly: Assembly, *, seed: int) -> None:
         path,
         model=assembly.model,
         optimizer=assembly.keyed_optimizer(),
-        extra_tensors={f"rng.{ranks.rank}": state} if known else None,
+        extra_tensors={
+            **({f"rng.{ranks.rank}": state} if known else {}),
+            **_room_for_averages(plain, assembly),
+        },
     )
     if known:
         torch.set_rng_state(state)
@@ -110,13 +137,14 @@ def restore(path: Path, assembly: Assembly, *, seed: int) -> None:
 
 
 def restore_model(path: Path, assembly: Assembly) -> None:
-    """Take over the weights alone; every rank calls it.
+    """Take over the weights and their averages alone; every rank calls it.
 
     Raises:
         CheckpointError: it is damaged.
     """
     if path.is_dir():
-        _sharded().load_checkpoint(path, model=assembly.model)
+        averages = _room_for_averages(read_plain(path), assembly)
+        _sharded().load_checkpoint(path, model=assembly.model, extra_tensors=averages)
     else:
         assembly.load_model(read_file(path))
 
@@ -139,6 +167,11 @@ def load_checkpoint(path: Path, *, room: Room | None = None) -> Checkpoint:
     return Checkpoint(
         **{name: plain[name] for name in PLAIN_KINDS},
         model=saved.model,
+        average={
+            name.removeprefix(_AVERAGE): value
+            for name, value in saved.extra_tensors.items()
+            if name.startswith(_AVERAGE)
+        },
         fused_optimizer={},
         dense_optimizer={},
         rng=saved.extra_tensors["rng.0"],

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import pickle
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, get_origin, get_type_hints
 
@@ -44,7 +44,8 @@ class Checkpoint:
         sparse_names: names of its sparse features, in key order.
         split_rows: rows of the train, validation and test splits.
         progress: position, best metric and counters; see `Progress`.
-        model: every parameter and buffer by its unsharded name.
+        model: every parameter and buffer by its unsharded name, as training goes on from them.
+        average: averages that stand in for some of them in evaluations and packages; often none.
         fused_optimizer: state of the optimizer fused into the tables' backward.
         dense_optimizer: state of the dense part's optimizer.
         rng: state of torch's CPU generator, uint8.
@@ -62,10 +63,11 @@ class Checkpoint:
     fused_optimizer: dict[str, Any]
     dense_optimizer: dict[str, Any]
     rng: torch.Tensor
+    average: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 _KINDS = {name: get_origin(hint) or hint for name, hint in get_type_hints(Checkpoint).items()}
-_TENSORS = ("model", "fused_optimizer", "dense_optimizer", "rng")
+_TENSORS = ("model", "average", "fused_optimizer", "dense_optimizer", "rng")
 PLAIN_KINDS = {name: kind for name, kind in _KINDS.items() if name not in _TENSORS}
 """The types of the fields of a `Checkpoint` that are not tensors."""
 

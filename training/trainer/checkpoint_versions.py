@@ -4,7 +4,8 @@ Version 1 was written by trainers whose readers transformed the dense values of 
 its checkpoints hold no columns.  The transforms of these formats are now a part of the model
 and give the same bits as those readers did, so the formats' own columns stand in.
 
-Versions 1 and 2 do not know between which values the training rows' dense columns lie.
+Versions 1 and 2 do not know between which values the training rows' dense columns lie, and had no
+averages of weights.
 """
 
 from __future__ import annotations
@@ -33,8 +34,7 @@ def upgraded(content: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: it is of version 1 and of data that no format of that version has.
     """
-    if "ranges" not in content:
-        content = {**content, "ranges": []}
+    content = {"average": {}, "ranges": [], **content}
     if not is_first(content):
         return content
     data = content["config"].get("data") if isinstance(content.get("config"), dict) else None

@@ -24,8 +24,9 @@ def evaluate(
 ) -> SplitMetrics | None:
     """The metrics of a model on every row of ``view``, in the view's order.
 
-    The model is put into eval mode for the pass and back into its mode after it.  Each rank
-    computes its part of every batch; every rank gets the metrics of all.
+    Where averages of the weights are made, they stand in for the weights.  The model is put into eval
+    mode for the pass and back into its mode after it.  Each rank computes its part of every batch; every
+    rank gets the metrics of all.
 
     Args:
         assembly: the model and the ranks that evaluate together.
@@ -49,7 +50,7 @@ def evaluate(
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad():
+        with assembly.averaged(), torch.no_grad():
             for number, batch in enumerate(loader.epoch(0)):
                 if should_stop():
                     return None

@@ -203,6 +203,8 @@ class TrainingLoop:
         loss, _ = self._pipeline.progress(batches)
         samples = self._loader.batch_rows(progress.batch)
         progress.count_step(samples=samples)
+        if self.assembly.averages is not None:
+            self.assembly.averages.after_step(progress.step)
         self._row_samples += samples
         self._losses.add(loss, samples=samples)
         if loss.device.type == "cpu" or len(self._losses) == MOST_PENDING:

@@ -29,7 +29,8 @@ LOOK_S = 0.2
 """Seconds between looks at the trials."""
 OF_TRIALS = ("run.report=false", "run.tensorboard=false")
 """What a trial has no need of."""
-EXIT_INTERRUPTED = 130
+ALIKE = 3
+"""So many trials that fail with the same words, before any other end, end the search."""
 
 
 @dataclass(kw_only=True)
@@ -72,6 +73,7 @@ class Tuner:
     _taken_up: list[int] = field(default_factory=list)
     _threads: int | None = None
     _gpus: list[str] = field(default_factory=list)
+    _ends: list[str] = field(default_factory=list)
     _bar: tqdm[Any] | None = None
 
     def run(self) -> bool:
@@ -189,6 +191,7 @@ class Tuner:
             self.study.prune(number)
         else:
             self.study.fail(number, reason)
+        self._ends.append(reason if state == "failed" else "")
         now = self.study.best()
         if not self.keep_all:
             losers = {number} | ({best.number} if best else set())
@@ -196,6 +199,12 @@ class Tuner:
                 shutil.rmtree(self.folder.trial(loser) / "checkpoints", ignore_errors=True)
         self.on_trial()
         self._say(self.study.record(number))
+        # What no values can mend, such as a path that is not there, need not be tried further.
+        if len(self._ends) == ALIKE and reason and set(self._ends) == {reason}:
+            raise UserError(
+                f"the first {ALIKE} trials failed alike: {reason}; mend that, and begin anew or"
+                f" resume ({self.folder.log(number)} has what the last one said)"
+            )
 
     def _say(self, record: TrialRecord) -> None:
         if not self.progress:

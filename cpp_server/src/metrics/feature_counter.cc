@@ -55,7 +55,8 @@ FeatureCounter::FeatureCounter(const InputSchema& schema, const VocabularyBuffer
   outside_names_ = dense_names_;
   for (const FeatureSpec& feature : schema.features) {
     std::vector<Feature>& group = feature.group == Group::kIdList ? plain_ : scored_;
-    group.push_back({.vocabulary = feature.vocabulary.value_or(-1), .count = outside_names_.size()});
+    group.push_back(
+        {.vocabulary = feature.vocabulary.value_or(-1), .count = outside_names_.size()});
     if (feature.vocabulary.has_value()) outside_names_.push_back(feature.name);
   }
   looks_at_ids_ = !buffers.keys.empty() && outside_names_.size() > dense_names_.size();

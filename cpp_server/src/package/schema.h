@@ -45,7 +45,7 @@ struct DenseRange {
 struct InputSchema {
   std::vector<std::string> dense_features;
   std::vector<DenseRange> dense_ranges;  // by dense feature; empty: that is not known
-  bool dense_may_be_missing = false;  // NaN stands for a missing value; else NaN is refused
+  bool dense_may_be_missing = false;     // NaN stands for a missing value; else NaN is refused
   std::vector<FeatureSpec> features;
   std::vector<OutputSpec> outputs;
 

@@ -37,8 +37,9 @@ struct StringsView {
 std::int64_t count_raw_strings(Bytes raw);
 
 // Makes the ids of `strings`, of which features[f] has counts[f]: XXH64 for a feature with strings,
-// else the number, hexadecimal for a feature with `hex` and decimal for others. `lengths`, int32 [features, rows], says which row a string is of.
-// Refuses the first that is too long or not such a number, naming feature and row.
+// else the number, hexadecimal for a feature with `hex` and decimal for others. `lengths`, int32
+// [features, rows], says which row a string is of. Refuses the first that is too long or not such a
+// number, naming feature and row.
 Status make_ids(std::string_view field, const std::vector<const FeatureSpec*>& features,
                 const std::vector<std::int64_t>& counts, Bytes lengths, std::int64_t rows,
                 const StringsView& strings, std::vector<std::int64_t>& ids);

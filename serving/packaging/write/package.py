@@ -14,10 +14,10 @@ from torch import Tensor
 import tessera
 from tessera.errors import UserError
 from tessera.kernels.libraries import fbgemm_version
+from tessera.serving.package.evaluation import Evaluation
 from tessera.serving.package.golden import write_golden
 from tessera.serving.package.manifest import (
     FORMAT_VERSION,
-    Evaluation,
     Manifest,
     RecordInfo,
     Versions,

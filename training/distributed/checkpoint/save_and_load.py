@@ -44,6 +44,7 @@ from tessera.training.distributed.checkpoint.writer import (
     together,
     write,
 )
+from tessera.training.distributed.tables.caches import tell_caches
 from tessera.training.distributed.tables.shard_state import sharded_tensor
 from tessera.training.optim.keyed import KeyedOptimizer
 
@@ -158,7 +159,7 @@ def load_checkpoint(
         fill(saved, content, plain["columns"])
         if optimizer is not None:
             _load_plain(optimizer, plain, content)
-        _tell_caches(model, "purge")
+        tell_caches(model, "purge")
         extra: dict[str, Any] = plain["extra"]
         return extra
 
@@ -184,6 +185,15 @@ def load_whole_states(optimizer: KeyedOptimizer, state_dict: Mapping[str, Any]) 
     fill(WholeTensors(whole), content, {})
     plain = {"numbers": whole, "groups": state_dict.get("param_groups")}
     _load_plain(optimizer, plain, content)
+
+
+def load_whole_tensors(targets: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> None:
+    """Fill tensors, wherever their shards are, from whole ones of the same names.
+
+    Raises:
+        CheckpointError: one is missing or of another shape.
+    """
+    fill(WholeTensors(whole), Content(dict(targets), {}, {}, None), {})
 
 
 def read_checkpoint(
@@ -235,18 +245,10 @@ def _collect(
     optimizer: KeyedOptimizer | None,
     extra_tensors: Mapping[str, Tensor] | None,
 ) -> Content:
-    _tell_caches(model, "flush")
+    tell_caches(model, "flush")
     content = content_of(model.state_dict(), optimizer)
     content.tensors.update({_EXTRA + name: t for name, t in (extra_tensors or {}).items()})
     return content
-
-
-def _tell_caches(model: nn.Module, what: str) -> None:
-    """Call ``flush`` or ``purge`` wherever a part of the model has it."""
-    for part in model.modules():
-        method = getattr(part, what, None)
-        if callable(method):
-            method()
 
 
 def _copy(value: Tensor) -> Tensor:
