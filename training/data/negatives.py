@@ -223,10 +223,12 @@ def with_negatives(splits: DataSplits, config: NegativesConfig, *, progress: boo
             )
     catalogue = collect(columns, splits.train, progress=progress)
     negatives = Negatives(config, columns, catalogue)
-    views: dict[str, View] = {
-        name: NegativeView(getattr(splits, name), negatives) for name in ("train", "valid", "test")
-    }
-    return dataclasses.replace(splits, **views)
+    return DataSplits(
+        train=NegativeView(splits.train, negatives),
+        valid=NegativeView(splits.valid, negatives),
+        test=NegativeView(splits.test, negatives),
+        malformed=splits.malformed,
+    )
 
 
 class NegativeOrder:
