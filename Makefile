@@ -11,6 +11,7 @@ VENV ?= .venv
 TORCH_VERSION ?= 2.13.0
 FBGEMM_VERSION ?= 1.8.0
 PYTEST_ARGS ?=
+TEST_PROCESSES ?= 2
 ROUNDS ?= 5
 SEED ?=
 
@@ -69,8 +70,9 @@ build-server: install
 demo: install build-kernels  ## the whole way on generated data: train, package, serve, predict, scrape
 	@$(BIN)/python examples/demo.py --dir .demo
 
+# Two processes, as most tests use less than a core; all tests of a file go to one, with the file's fixtures.
 test: install-dev build  ## every test that can run on this machine
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 # Each failure prints its round's seed and the example; make test-random ROUNDS=1 SEED=N is that round again.
 test-random: install-dev build  ## the property tests with new examples every time; ROUNDS=5 SEED=N PYTEST_ARGS=tests/kernels
