@@ -337,7 +337,7 @@ TEST(ManifestTest, IsStrict) {
   EXPECT_EQ(manifest_refusal("{"), "the manifest is not JSON");
   EXPECT_EQ(
       manifest_refusal(changed("\"format_version\": 4", "\"format_version\": 2")),
-      "the package's format_version is 2, this server reads 3 to 4; package the model again, or "
+      "the package's format_version is 2, this server reads 3 to 5; package the model again, or "
       "serve it with the tessera that wrote it");
   EXPECT_EQ(manifest_refusal("[]").substr(0, 42), "the package's format_version is missing, t");
   EXPECT_EQ(manifest_refusal(changed("\"backend\"", "\"back_end\"")),
