@@ -143,7 +143,7 @@ TEST(StoragesTest, RefusesWhatLiesTooDeep) {
   std::string lists(200'000, ']');
   EXPECT_EQ(refusal(begin + lists + std::string(199'999, 'a') + "."), deep);
   EXPECT_EQ(refusal(begin + "(" + std::string(600'000, 'N') + "t."),
-            why + "it has more than 524288 opcodes");
+            why + "it has more than 524288 opcodes, a dictionary counted as 16");
   EXPECT_EQ(refusal(begin + "]q\x01" + "h\x01" + ")a" + "."),
             why + "it fills a container that it has named again");
   EXPECT_EQ(refusal(begin + "]2)a."), why + "it fills a container that it has named again");

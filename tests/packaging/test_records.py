@@ -293,7 +293,7 @@ def test_a_model_without_manifest_is_refused(package: Path, tmp_path: Path) -> N
 
 def test_another_format_version_is_refused(package: Path, tmp_path: Path) -> None:
     path = with_manifest(package, tmp_path / "m.pt", lambda data: data.update(format_version=2))
-    refused(path, "format_version is 2, this tessera reads 3 to 4; package the model again")
+    refused(path, "format_version is 2, this tessera reads 3 to 5; package the model again")
 
 
 def test_version_3_is_read_as_it_was(package: Path, tmp_path: Path) -> None:
