@@ -304,7 +304,7 @@ def test_version_3_is_read_as_it_was(package: Path, tmp_path: Path) -> None:
     # It is written again as it was.
     assert Manifest.from_bytes(old.to_bytes()) == old
     assert old.to_bytes() == read_records(path)[MANIFEST_RECORD]
-    assert dataclasses.replace(old, format_version=4, schema=new.schema) == new
+    assert dataclasses.replace(old, format_version=new.format_version, schema=new.schema) == new
 
 
 def test_a_manifest_of_two_meanings_is_refused(package: Path, tmp_path: Path) -> None:
