@@ -5,28 +5,19 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
 from tessera.errors import UserError
 from tessera.partitions import Engine
 from tessera.training.config import (
-    FREE_ON_RESUME,
     ExperimentConfig,
-    TrainConfig,
-    load_config,
-    resume_conflicts,
 )
 from tessera.training.data.dataset import DataSplits, GrowingView, View
 from tessera.training.data.opening import open_data
 from tessera.training.data.users import user_feature
-from tessera.training.distributed.checkpoint.basics import restore_replaced
 from tessera.training.trackers.tracker import TrackedRun
 from tessera.training.trainer.assembly import Assembly, assemble
 from tessera.training.trainer.checkpoint import (
@@ -45,12 +36,19 @@ from tessera.training.trainer.logs import MetricsLog, read_metrics
 from tessera.training.trainer.loop import TrainingLoop
 from tessera.training.trainer.progress import Progress
 from tessera.training.trainer.ranks import Ranks, device_of, joined_ranks
-from tessera.training.trainer.retrieval_evaluation import check_metric, retrieval_data
+from tessera.training.trainer.retrieval_evaluation import retrieval_data
 from tessera.training.trainer.run_folder import RunFolder
+from tessera.training.trainer.run_start import (
+    begin,
+    check_splits,
+    fitted_values,
+    label_means,
+    look_at,
+    take_up,
+    torch_state,
+)
 from tessera.training.trainer.split_metrics import SplitMetrics
 from tessera.training.transforms.fitting import Fitted
-from tessera.training.transforms.preprocessor import FittedSizes
-from tessera.training.transforms.ranges import ranges_from_json
 from tessera.training.typed_config import leaves
 
 RATE_ROWS = 1 << 20
@@ -115,24 +113,24 @@ def train(
     config = config.resolved(Path.cwd())
     device = device_of(config.train.device)
     with joined_ranks(device) as ranks, contextlib.ExitStack() as stack:
-        finished = ranks.on_first(lambda: _look_at(folder, config, resume=resume))
+        finished = ranks.on_first(lambda: look_at(folder, config, resume=resume))
         if finished:
             final = folder.read_final()
             best = folder.root / str(final["best_checkpoint"])
             return RunResult(
                 folder=out, status="finished", step=final["step"], best_checkpoint=best, final=final
             )
-        stack.enter_context(_torch_state(config.train))
+        stack.enter_context(torch_state(config.train))
         splits = ranks.first_then_others(
             lambda: open_data(config.data, progress=progress and ranks.first)
         )
         growing = splits.train if isinstance(splits.train, GrowingView) else None
         if growing is not None:
-            _take_up(growing, folder, config, ranks, should_stop)
-        _check_splits(splits, config)
+            take_up(growing, folder, config, ranks, should_stop)
+        check_splits(splits, config)
         transforms = splits.train.dataset.columns.transforms()
         fitted = ranks.on_first(
-            lambda: _fitted(
+            lambda: fitted_values(
                 folder,
                 lambda: fit_transforms(
                     transforms, splits.train, progress=progress, engine=engine, data=config.data
@@ -151,8 +149,8 @@ def train(
         )
         # The labels' means, which the first rows tell.
         if not (resume and ranks.on_first(lambda: latest_checkpoint(folder.checkpoints))):
-            assembly.begin_at(_means(splits.train.labels(RATE_ROWS)))
-        ranks.on_first(lambda: _begin(folder, config, stack, growing, resume=resume))
+            assembly.begin_at(label_means(splits.train.labels(RATE_ROWS)))
+        ranks.on_first(lambda: begin(folder, config, stack, growing, resume=resume))
         return _Run(
             config=config,
             folder=folder,
@@ -163,66 +161,6 @@ def train(
             show_progress=progress and ranks.first,
             should_stop=lambda: ranks.any(should_stop()),
         ).run()
-
-
-def _look_at(folder: RunFolder, config: ExperimentConfig, *, resume: bool) -> bool:
-    """Check that the run may begin or go on; whether it is finished already."""
-    folder.require_fit(resume=resume)
-    for tracker in config.run.settled_trackers().values():
-        tracker.require()  # before the data is read
-    if not resume:
-        return False
-    if conflicts := resume_conflicts(load_config(folder.config), config):
-        raise UserError(
-            f"--resume: the config differs from that of the run in {folder.root} in"
-            f" {', '.join(conflicts)}; give the values of {folder.config} or begin a new run (only"
-            f" {', '.join(FREE_ON_RESUME)} may change)"
-        )
-    return folder.is_finished
-
-
-def _fitted(folder: RunFolder, fit: Callable[[], Fitted], *, resume: bool) -> Fitted:
-    """What is seen in the training rows; of a run that goes on, without the transforms' state."""
-    if resume and (path := latest_checkpoint(folder.checkpoints)) is not None:
-        plain = read_plain(path)
-        sizes = FittedSizes(**plain["fitted"])
-        return Fitted(sizes=sizes, state={}, ranges=ranges_from_json(plain["ranges"]))
-    return fit()
-
-
-def _take_up(
-    growing: GrowingView,
-    folder: RunFolder,
-    config: ExperimentConfig,
-    ranks: Ranks,
-    should_stop: Callable[[], bool],
-) -> None:
-    """Let every rank begin with what the ledger holds, or what is there when there is none yet."""
-    if config.train.epochs != 1:
-        raise UserError(
-            f"train.epochs={config.train.epochs}: a growing folder (data.follow) is read once; set it"
-            " to 1"
-        )
-    records = ranks.on_first(lambda: growing.first_records(folder.stream))
-    growing.begin(records, folder.stream, writes=ranks.first, should_stop=should_stop)
-
-
-def _begin(
-    folder: RunFolder,
-    config: ExperimentConfig,
-    stack: contextlib.ExitStack,
-    growing: GrowingView | None,
-    *,
-    resume: bool,
-) -> None:
-    """Hold the folder until the stack ends, and make what belongs in it."""
-    stack.enter_context(folder.locked())
-    folder.require_fit(resume=resume)  # again, now that nobody else can begin here
-    folder.checkpoints.mkdir(parents=True, exist_ok=True)
-    restore_replaced(folder.checkpoints)
-    if growing is not None:
-        growing.write_first()
-    folder.write_text(folder.config, config.to_yaml())
 
 
 @dataclass(kw_only=True)
@@ -403,50 +341,3 @@ class _Run:
             )
             self.folder.write_text(self.folder.report, report)
         self.folder.write_final(final)  # last: it marks the run as finished
-
-
-@contextlib.contextmanager
-def _torch_state(config: TrainConfig) -> Iterator[None]:
-    """Seed and threads of ``config`` for the time of the context."""
-    threads = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        try:
-            if config.threads is not None:
-                torch.set_num_threads(config.threads)
-            yield
-        finally:
-            torch.set_num_threads(threads)
-
-
-def _check_splits(splits: DataSplits, config: ExperimentConfig) -> None:
-    if len(splits.valid) == 0:
-        raise UserError(
-            f"data.valid_fraction={config.data.valid_fraction}: there are no validation rows, which"
-            " choose the best checkpoint; raise it or give data.valid_path"
-        )
-    check_metric(config, splits.valid)
-    if config.train.metric == "auc":
-        labels = splits.valid.labels().reshape(len(splits.valid), -1)
-        columns = splits.train.dataset.columns.labels
-        binary = [place for place, label in enumerate(columns) if label.task == "binary"]
-        if not binary:
-            raise UserError(
-                "train.metric='auc': no label is binary, so that no AUC is defined; set"
-                " train.metric=log_loss, which takes the loss of every task"
-            )
-        if all(len(np.unique(_known(labels[:, place]))) < 2 for place in binary):
-            raise UserError(
-                "train.metric='auc': all validation rows have the same label, so that no AUC is"
-                " defined; set train.metric=log_loss, hold out other rows, or add negatives (data.negatives)"
-            )
-
-
-def _known(labels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    return labels[~np.isnan(labels)]
-
-
-def _means(labels: npt.NDArray[np.float32]) -> list[float]:
-    """The mean of every label, ``labels`` being ``[n]`` or ``[n, L]``; 0 where none is known."""
-    known = [_known(column) for column in labels.reshape(len(labels), -1).T]
-    return [float(column.mean()) if len(column) else 0.0 for column in known]

@@ -27,9 +27,10 @@ import numpy.typing as npt
 from tessera.errors import UserError
 from tessera.training.data.batch import Batch, make_batch
 from tessera.training.data.dataset import Part, Rows, cut_evenly
-from tessera.training.data.table.decode import CellError, Cut, Decoded, Jagged, Room, no_rows
+from tessera.training.data.table.decode import CellError, Cut, Decoded, Jagged, no_rows
 from tessera.training.data.table.index import RowIndex
 from tessera.training.data.table.parquet import TableFile, Unit
+from tessera.training.data.table.room import Room
 from tessera.training.data.table.settle import TableColumns
 
 WINDOW_ROWS = 1 << 19
