@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from tessera.errors import UserError
-from tessera.serving.commands.flags import positive
+from tessera.serving.commands.flags import add_batch_size
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,13 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write every id once, with the vector of its last row, so that a table of interactions can "
         "stand for one of items; all vectors are then held in memory (default: every row)",
     )
-    parser.add_argument(
-        "--batch-size",
-        type=positive,
-        default=4096,
-        metavar="ROWS",
-        help="rows that are computed at a time (default 4096)",
-    )
+    add_batch_size(parser)
 
 
 def run(args: argparse.Namespace) -> int:

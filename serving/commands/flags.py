@@ -50,3 +50,14 @@ def _whole(text: str, *, least: int) -> int:
     if value < least:
         raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least {least}")
     return value
+
+
+def add_batch_size(parser: argparse.ArgumentParser) -> None:
+    """Declare --batch-size of the commands that compute vectors of whole files."""
+    parser.add_argument(
+        "--batch-size",
+        type=positive,
+        default=4096,
+        metavar="ROWS",
+        help="rows that are computed at a time (default 4096)",
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tessera.serving.commands.flags import positive
+from tessera.serving.commands.flags import add_batch_size, positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,13 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a column of --data with ids of items that its row is not given, one or a list, such as the "
         "history (default: none)",
     )
-    parser.add_argument(
-        "--batch-size",
-        type=positive,
-        default=4096,
-        metavar="ROWS",
-        help="rows that are computed at a time (default 4096)",
-    )
+    add_batch_size(parser)
 
 
 def run(args: argparse.Namespace) -> int:
