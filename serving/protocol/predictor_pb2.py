@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0fpredictor.proto\x12\tpredictor\"5\n\rFloatFeatures\x12\x14\n\x0cnum_features\x18\x01 \x01(\x05\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"\x84\x01\n\x0eSparseFeatures\x12\x14\n\x0cnum_features\x18\x01 \x01(\x05\x12\x0f\n\x07lengths\x18\x02 \x01(\x0c\x12\x0e\n\x06values\x18\x03 \x01(\x0c\x12\x0f\n\x07weights\x18\x04 \x01(\x0c\x12\x14\n\x0cvalues_int64\x18\x64 \x01(\x0c\x12\x14\n\x0cvalues_bytes\x18\x65 \x03(\x0c\"q\n\x0eSharedFeatures\x12\r\n\x05names\x18\x01 \x03(\t\x12\x10\n\x08num_rows\x18\x02 \x01(\x05\x12+\n\x08\x66\x65\x61tures\x18\x03 \x01(\x0b\x32\x19.predictor.SparseFeatures\x12\x11\n\trow_index\x18\x04 \x01(\x0c\"\xa3\x03\n\x11PredictionRequest\x12\x12\n\nbatch_size\x18\x01 \x01(\x05\x12\x30\n\x0e\x66loat_features\x18\x02 \x01(\x0b\x32\x18.predictor.FloatFeatures\x12\x33\n\x10id_list_features\x18\x03 \x01(\x0b\x32\x19.predictor.SparseFeatures\x12\x39\n\x16id_score_list_features\x18\x04 \x01(\x0b\x32\x19.predictor.SparseFeatures\x12\x34\n\x12\x65mbedding_features\x18\x05 \x01(\x0b\x32\x18.predictor.FloatFeatures\x12\x31\n\x0eunary_features\x18\x06 \x01(\x0b\x32\x19.predictor.SparseFeatures\x12\x12\n\nmodel_name\x18\x64 \x01(\t\x12\x15\n\rmodel_version\x18\x65 \x01(\t\x12\x10\n\x08priority\x18\x66 \x01(\x05\x12\x32\n\x0fshared_features\x18g \x01(\x0b\x32\x19.predictor.SharedFeatures\"\x18\n\x08\x46loatVec\x12\x0c\n\x04\x64\x61ta\x18\x01 \x03(\x02\"\xb2\x01\n\x0cStageTimings\x12\x11\n\tdecode_us\x18\x01 \x01(\x03\x12\x10\n\x08queue_us\x18\x02 \x01(\x03\x12\x13\n\x0b\x61ssemble_us\x18\x03 \x01(\x03\x12\x13\n\x0btransfer_us\x18\x04 \x01(\x03\x12\x12\n\nforward_us\x18\x05 \x01(\x03\x12\x10\n\x08split_us\x18\x06 \x01(\x03\x12\x16\n\x0e\x62\x61tch_requests\x18\x07 \x01(\x05\x12\x15\n\rbatch_samples\x18\x08 \x01(\x05\"\xf7\x01\n\x12PredictionResponse\x12\x43\n\x0bpredictions\x18\x01 \x03(\x0b\x32..predictor.PredictionResponse.PredictionsEntry\x12\x12\n\nmodel_name\x18\x64 \x01(\t\x12\x15\n\rmodel_version\x18\x65 \x01(\t\x12(\n\x07timings\x18\x66 \x01(\x0b\x32\x17.predictor.StageTimings\x1aG\n\x10PredictionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.predictor.FloatVec:\x02\x38\x01\x32S\n\tPredictor\x12\x46\n\x07Predict\x12\x1c.predictor.PredictionRequest\x1a\x1d.predictor.PredictionResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0fpredictor.proto\x12\tpredictor\"5\n\rFloatFeatures\x12\x14\n\x0cnum_features\x18\x01 \x01(\x05\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"\x84\x01\n\x0eSparseFeatures\x12\x14\n\x0cnum_features\x18\x01 \x01(\x05\x12\x0f\n\x07lengths\x18\x02 \x01(\x0c\x12\x0e\n\x06values\x18\x03 \x01(\x0c\x12\x0f\n\x07weights\x18\x04 \x01(\x0c\x12\x14\n\x0cvalues_int64\x18\x64 \x01(\x0c\x12\x14\n\x0cvalues_bytes\x18\x65 \x03(\x0c\"q\n\x0eSharedFeatures\x12\r\n\x05names\x18\x01 \x03(\t\x12\x10\n\x08num_rows\x18\x02 \x01(\x05\x12+\n\x08\x66\x65\x61tures\x18\x03 \x01(\x0b\x32\x19.predictor.SparseFeatures\x12\x11\n\trow_index\x18\x04 \x01(\x0c\"\xb8\x03\n\x11PredictionRequest\x12\x12\n\nbatch_size\x18\x01 \x01(\x05\x12\x30\n\x0e\x66loat_features\x18\x02 \x01(\x0b\x32\x18.predictor.FloatFeatures\x12\x33\n\x10id_list_features\x18\x03 \x01(\x0b\x32\x19.predictor.SparseFeatures\x12\x39\n\x16id_score_list_features\x18\x04 \x01(\x0b\x32\x19.predictor.SparseFeatures\x12\x34\n\x12\x65mbedding_features\x18\x05 \x01(\x0b\x32\x18.predictor.FloatFeatures\x12\x31\n\x0eunary_features\x18\x06 \x01(\x0b\x32\x19.predictor.SparseFeatures\x12\x12\n\nmodel_name\x18\x64 \x01(\t\x12\x15\n\rmodel_version\x18\x65 \x01(\t\x12\x10\n\x08priority\x18\x66 \x01(\x05\x12\x32\n\x0fshared_features\x18g \x01(\x0b\x32\x19.predictor.SharedFeatures\x12\x13\n\x0btraffic_key\x18h \x01(\t\"\x18\n\x08\x46loatVec\x12\x0c\n\x04\x64\x61ta\x18\x01 \x03(\x02\"\xb2\x01\n\x0cStageTimings\x12\x11\n\tdecode_us\x18\x01 \x01(\x03\x12\x10\n\x08queue_us\x18\x02 \x01(\x03\x12\x13\n\x0b\x61ssemble_us\x18\x03 \x01(\x03\x12\x13\n\x0btransfer_us\x18\x04 \x01(\x03\x12\x12\n\nforward_us\x18\x05 \x01(\x03\x12\x10\n\x08split_us\x18\x06 \x01(\x03\x12\x16\n\x0e\x62\x61tch_requests\x18\x07 \x01(\x05\x12\x15\n\rbatch_samples\x18\x08 \x01(\x05\"\xf7\x01\n\x12PredictionResponse\x12\x43\n\x0bpredictions\x18\x01 \x03(\x0b\x32..predictor.PredictionResponse.PredictionsEntry\x12\x12\n\nmodel_name\x18\x64 \x01(\t\x12\x15\n\rmodel_version\x18\x65 \x01(\t\x12(\n\x07timings\x18\x66 \x01(\x0b\x32\x17.predictor.StageTimings\x1aG\n\x10PredictionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.predictor.FloatVec:\x02\x38\x01\x32S\n\tPredictor\x12\x46\n\x07Predict\x12\x1c.predictor.PredictionRequest\x1a\x1d.predictor.PredictionResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,15 +40,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SHAREDFEATURES']._serialized_start=220
   _globals['_SHAREDFEATURES']._serialized_end=333
   _globals['_PREDICTIONREQUEST']._serialized_start=336
-  _globals['_PREDICTIONREQUEST']._serialized_end=755
-  _globals['_FLOATVEC']._serialized_start=757
-  _globals['_FLOATVEC']._serialized_end=781
-  _globals['_STAGETIMINGS']._serialized_start=784
-  _globals['_STAGETIMINGS']._serialized_end=962
-  _globals['_PREDICTIONRESPONSE']._serialized_start=965
-  _globals['_PREDICTIONRESPONSE']._serialized_end=1212
-  _globals['_PREDICTIONRESPONSE_PREDICTIONSENTRY']._serialized_start=1141
-  _globals['_PREDICTIONRESPONSE_PREDICTIONSENTRY']._serialized_end=1212
-  _globals['_PREDICTOR']._serialized_start=1214
-  _globals['_PREDICTOR']._serialized_end=1297
+  _globals['_PREDICTIONREQUEST']._serialized_end=776
+  _globals['_FLOATVEC']._serialized_start=778
+  _globals['_FLOATVEC']._serialized_end=802
+  _globals['_STAGETIMINGS']._serialized_start=805
+  _globals['_STAGETIMINGS']._serialized_end=983
+  _globals['_PREDICTIONRESPONSE']._serialized_start=986
+  _globals['_PREDICTIONRESPONSE']._serialized_end=1233
+  _globals['_PREDICTIONRESPONSE_PREDICTIONSENTRY']._serialized_start=1162
+  _globals['_PREDICTIONRESPONSE_PREDICTIONSENTRY']._serialized_end=1233
+  _globals['_PREDICTOR']._serialized_start=1235
+  _globals['_PREDICTOR']._serialized_end=1318
 # @@protoc_insertion_point(module_scope)

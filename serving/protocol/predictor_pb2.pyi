@@ -42,7 +42,7 @@ class SharedFeatures(_message.Message):
     def __init__(self, names: _Optional[_Iterable[str]] = ..., num_rows: _Optional[int] = ..., features: _Optional[_Union[SparseFeatures, _Mapping]] = ..., row_index: _Optional[bytes] = ...) -> None: ...
 
 class PredictionRequest(_message.Message):
-    __slots__ = ("batch_size", "float_features", "id_list_features", "id_score_list_features", "embedding_features", "unary_features", "model_name", "model_version", "priority", "shared_features")
+    __slots__ = ("batch_size", "float_features", "id_list_features", "id_score_list_features", "embedding_features", "unary_features", "model_name", "model_version", "priority", "shared_features", "traffic_key")
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     FLOAT_FEATURES_FIELD_NUMBER: _ClassVar[int]
     ID_LIST_FEATURES_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +53,7 @@ class PredictionRequest(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     SHARED_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_KEY_FIELD_NUMBER: _ClassVar[int]
     batch_size: int
     float_features: FloatFeatures
     id_list_features: SparseFeatures
@@ -63,7 +64,8 @@ class PredictionRequest(_message.Message):
     model_version: str
     priority: int
     shared_features: SharedFeatures
-    def __init__(self, batch_size: _Optional[int] = ..., float_features: _Optional[_Union[FloatFeatures, _Mapping]] = ..., id_list_features: _Optional[_Union[SparseFeatures, _Mapping]] = ..., id_score_list_features: _Optional[_Union[SparseFeatures, _Mapping]] = ..., embedding_features: _Optional[_Union[FloatFeatures, _Mapping]] = ..., unary_features: _Optional[_Union[SparseFeatures, _Mapping]] = ..., model_name: _Optional[str] = ..., model_version: _Optional[str] = ..., priority: _Optional[int] = ..., shared_features: _Optional[_Union[SharedFeatures, _Mapping]] = ...) -> None: ...
+    traffic_key: str
+    def __init__(self, batch_size: _Optional[int] = ..., float_features: _Optional[_Union[FloatFeatures, _Mapping]] = ..., id_list_features: _Optional[_Union[SparseFeatures, _Mapping]] = ..., id_score_list_features: _Optional[_Union[SparseFeatures, _Mapping]] = ..., embedding_features: _Optional[_Union[FloatFeatures, _Mapping]] = ..., unary_features: _Optional[_Union[SparseFeatures, _Mapping]] = ..., model_name: _Optional[str] = ..., model_version: _Optional[str] = ..., priority: _Optional[int] = ..., shared_features: _Optional[_Union[SharedFeatures, _Mapping]] = ..., traffic_key: _Optional[str] = ...) -> None: ...
 
 class FloatVec(_message.Message):
     __slots__ = ("data",)
