@@ -48,7 +48,7 @@ struct Rollback {
 // RepositoryModelLoad's parameters. With nothing set the folder is read again.
 struct LoadRequest {
   std::optional<Version> version;
-  std::string label;  // only with a version
+  std::string label;                 // only with a version
   std::optional<Rollback> rollback;  // with nothing else
 };
 

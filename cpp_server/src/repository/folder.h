@@ -40,8 +40,9 @@ struct ModelFolder {
 ModelFolder scan_model(const std::string& path, const std::string& name);
 
 struct RepositoryFolder {
-  std::vector<ModelFolder> models;   // by name
-  std::vector<std::string> remarks;  // of the folder itself: one line for each name that is no model
+  std::vector<ModelFolder> models;  // by name
+  std::vector<std::string>
+      remarks;  // of the folder itself: one line for each name that is no model
 };
 
 // Every model in the folder `path`. A folder with neither a version nor a serving.yaml is a model

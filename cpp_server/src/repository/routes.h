@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,7 +27,7 @@ class Routes {
  public:
   // `ready`: the versions that answer. `not_ready`: those that should and do not, with the end of
   // the sentence "version '4' of model 'm' ...", such as "is being loaded".
-  Routes(std::string model, std::vector<Version> ready, NotReady not_ready, const Wanted& wanted);
+  Routes(std::string model, std::set<Version> ready, NotReady not_ready, const Wanted& wanted);
 
   struct Choice {
     std::optional<Version> version;
@@ -37,8 +38,8 @@ class Routes {
   // and `key`, which decides between shares.
   Choice choose(std::string_view asked, std::string_view key) const;
 
-  // The version that requests without a version, and without traffic, go to; nothing: none is
-  // ready.
+  // The version that requests without a version, and without traffic, go to: label `stable`, else
+  // the highest that is ready and not the shadow alone. Nothing: none is ready.
   std::optional<Version> usual() const { return usual_; }
 
   // Whether `key` is one of those that the shadow computes, too: its version where it is and is
@@ -51,13 +52,13 @@ class Routes {
     Version version = 0;
   };
 
-  bool ready(Version version) const;
   Choice exactly(Version version, std::string_view asked) const;
   Choice by_default() const;
-  std::string there_is() const;
+  Status not_ready(Version version, const std::string& reason) const;
+  Status unknown(std::string_view asked) const;
 
   std::string model_;
-  std::vector<Version> ready_;  // ascending
+  std::set<Version> ready_;
   NotReady not_ready_;
   Labels labels_;
   std::vector<Share> shares_;  // in the order of the labels' bytes

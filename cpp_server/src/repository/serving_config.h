@@ -24,8 +24,8 @@ inline constexpr std::size_t kMaxServingConfigBytes = 64 * 1024;
 struct VersionChoice {
   enum class Kind { kLatest, kAll, kList };
   Kind kind = Kind::kLatest;
-  std::int64_t latest = 1;     // kLatest: so many of the highest
-  std::vector<Version> list;   // kList: ascending, all different
+  std::int64_t latest = 1;    // kLatest: so many of the highest
+  std::vector<Version> list;  // kList: ascending, all different; those that are there
 
   bool operator==(const VersionChoice&) const = default;
 };

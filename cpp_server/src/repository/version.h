@@ -3,8 +3,10 @@
 // Contract: free functions without state; any thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 namespace tessera {
@@ -20,6 +22,9 @@ std::optional<Version> parse_version(std::string_view name);
 bool is_label(std::string_view name);
 
 inline constexpr std::size_t kMaxLabelBytes = 64;
+
+// What messages say of a label.
+std::string label_rule();
 
 // Whether `name` may be a model's: letters, digits, "_", "-" and ".", not beginning with a dot, at
 // most kMaxModelNameBytes; all ASCII, so that it needs no escapes in a path of HTTP.

@@ -1,5 +1,5 @@
-// Which versions of a model should be loaded, what to do next about it, and what a call's wish
-// changes: pure functions of the folder, serving.yaml, control.json and the states.
+// Which versions of a model should be loaded, and what to do next about it: pure functions of the
+// folder, serving.yaml, control.json and the states.
 //
 // Contract: no state, no clock of their own, any thread, nothing blocks.
 #pragma once
@@ -7,11 +7,10 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/clock.h"
-#include "common/status.h"
 #include "repository/control.h"
 #include "repository/control_record.h"
 #include "repository/folder.h"
@@ -19,10 +18,17 @@
 
 namespace tessera {
 
+// Requests without a version go to the version of this label.
+inline constexpr std::string_view kStableLabel = "stable";
+
 // What serving.yaml and control.json make of a folder together.
 struct Wanted {
-  std::set<Version> versions;  // empty: the model is unloaded, or has nothing to load
-  Labels labels;               // control.json's win
+  std::set<Version> versions;
+  // Whether the model is to have no version where `versions` is empty: its folder is gone, or a
+  // call has unloaded it or its versions. False: nothing that could be chosen is there, and what is
+  // loaded stays.
+  bool may_be_none = false;
+  Labels labels;  // control.json's win
   Shares traffic;
   std::optional<ShadowConfig> shadow;
 
@@ -34,13 +40,17 @@ struct Wanted {
 Wanted wanted_versions(const std::set<Version>& present, const ServingConfig& config,
                        const ControlRecord& record);
 
-// Where one version stands. Versions without one of these have never been loaded.
+// What is wanted of a model whose folder is not there any more: nothing.
+Wanted nothing_wanted();
+
+// Where one version stands. A version without one of these has never been loaded, nor failed.
 struct VersionStatus {
-  VersionState state = VersionState::kUnavailable;
-  Fingerprint file;           // of the model.pt that is loaded, is being loaded, or failed
-  int failures = 0;           // of `file`, one after the other
-  TimePoint failed_at = {};   // the last of them
-  bool dropped = false;       // a call asked for this version's unload
+  VersionState state = VersionState::kUnavailable;  // kReady also while it is being replaced
+  Fingerprint loaded;                               // kReady: of the model.pt that answers
+  Fingerprint failed;        // with failures: of the model.pt that could not be loaded
+  int failures = 0;          // of `failed`, one after the other; 0 once a load has succeeded
+  TimePoint failed_at = {};  // the last of them
+  bool dropped = false;      // a call asked for this version's unload
 };
 
 using VersionStates = std::map<Version, VersionStatus>;
@@ -57,41 +67,22 @@ struct Plan {
 // How long after the `failures`-th failure in a row a load is tried again: 1, 2, 4, ... 60 s.
 Duration load_backoff(int failures);
 
-// One load at a time: nothing to load while a version is kLoading. Versions are loaded in the order
-// of first_to_load; those that have failed are tried again with `retry` after their back-off, and in
-// any case when their file has changed (a ready version is loaded again then). A version that is not
-// wanted any more retires once all wanted ones are ready; a dropped one at once.
+// `load` is the first, in the order of first_to_load, of the wanted and present versions that are
+// not ready, or whose model.pt was replaced since. One whose load failed waits until its file
+// changes or, with `retry`, until its back-off has passed. What is being loaded or unloaded is left
+// alone. A version that is not wanted any more retires once every wanted one is ready, and a
+// dropped one at once. Where nothing is wanted, what is loaded stays unless the model may have no
+// version.
 Plan plan_model(const Wanted& wanted, const std::map<Version, Fingerprint>& present,
                 const VersionStates& states, bool retry, TimePoint now);
 
-// `versions` in the order in which they are loaded: the version that requests without a version go
-// to (label `stable`), then the highest first.
+// Of the `ready` ones the version that requests without a version go to where calls are not shared:
+// that of the label `stable`, else the highest that is not the shadow alone. Nothing: there is
+// none.
+std::optional<Version> answering_version(const Wanted& wanted, const std::set<Version>& ready);
+
+// The wanted versions in the order in which they are loaded: the version that requests without a
+// version go to (label `stable`), then the highest first.
 std::vector<Version> first_to_load(const Wanted& wanted);
-
-// What a call would change. `record` is only meaningful where `status` is OK.
-struct Change {
-  Status status;
-  ControlRecord record;             // the one to write once `load` are ready
-  std::set<Version> load;           // that must be ready before the call is done
-  std::optional<Version> drop;      // to be unloaded afterwards, whatever else is wanted
-};
-
-// What a model looks like to a call.
-struct ModelSituation {
-  std::string model;
-  std::set<Version> present;
-  ServingConfig config;
-  ControlRecord record;
-  VersionStates states;
-};
-
-// RepositoryModelLoad with `request`; the table in docs/repository.md says what each does.
-// NOT_FOUND: a version that is not in the folder. INVALID_ARGUMENT: parameters that do not go
-// together. FAILED_PRECONDITION: nothing to go back to.
-Change change_by_load(const ModelSituation& model, const LoadRequest& request);
-
-// RepositoryModelUnload of `version`, or of the whole model. FAILED_PRECONDITION: a label or the
-// shadow names the version.
-Change change_by_unload(const ModelSituation& model, std::optional<Version> version);
 
 }  // namespace tessera
