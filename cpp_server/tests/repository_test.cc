@@ -203,11 +203,11 @@ TEST(ServingConfigTest, SaysWhatIsWrong) {
       {"labels: {a: &x 1}",
        "f: not valid here (line 1, column 13): an anchor is not allowed; write the value alone"},
       {"labels: {a: *x}",
-       "f: not valid here (line 1, column 13): an alias is not allowed; write the value itself"},
+       "f: not valid YAML: line 1, column 13: the referenced anchor is not defined"},
       {"labels: {a: !!int 1}",
        "f: not valid here (line 1, column 13): a tag is not allowed; write the value alone"},
       {"labels: {no: 1}",
-       "f: not valid here (line 1, column 13): the key no means true or false in YAML; put it in "
+       "f: not valid here (line 1, column 10): the key no means true or false in YAML; put it in "
        "quotes"},
       {"versions: all\n---\nversions: all", "f: has more than one YAML document; keep one"},
       {"\xff", "f: not UTF-8 text; save it as such"},

@@ -15,18 +15,18 @@
 namespace tessera {
 
 struct ModelSituation {
-  std::string model;
-  std::set<Version> present;
-  ServingConfig config;
-  ControlRecord record;
-  VersionStates states;
+  std::string model = {};
+  std::set<Version> present = {};
+  ServingConfig config = {};
+  ControlRecord record = {};
+  VersionStates states = {};
 };
 
 struct Change {
-  Status status;                // the rest is meaningful where it is OK
-  ControlRecord record;         // to be written once `load` are ready
-  std::set<Version> load;       // have to be ready before the call is done
-  std::optional<Version> drop;  // to be unloaded then, whatever else is wanted
+  Status status = {};                // the rest is meaningful where it is OK
+  ControlRecord record = {};         // to be written once `load` are ready
+  std::set<Version> load = {};       // have to be ready before the call is done
+  std::optional<Version> drop = {};  // to be unloaded then, whatever else is wanted
 };
 
 // RepositoryModelLoad. NOT_FOUND: a version that is not in the folder. INVALID_ARGUMENT: parameters

@@ -30,26 +30,26 @@ std::string_view state_name(VersionState state);  // "UNAVAILABLE", "LOADING", .
 
 // One version of one model. A model without any version has one entry without a version.
 struct IndexEntry {
-  std::string model;
-  std::string version;  // decimal, or what the manifest of a package of --model says
+  std::string model = {};
+  std::string version = {};  // decimal, or what the manifest of a package of --model says
   VersionState state = VersionState::kUnavailable;
-  std::string reason;               // why it is UNAVAILABLE
-  double progress = 0;              // 0 to 1 while it is LOADING
-  std::vector<std::string> labels;  // that name it
-  double percent = 0;               // of the requests without a version, by `traffic`
-  bool shadow = false;              // whether it computes a share of the calls, too
+  std::string reason = {};               // why it is UNAVAILABLE
+  double progress = 0;                   // 0 to 1 while it is LOADING
+  std::vector<std::string> labels = {};  // that name it
+  double percent = 0;                    // of the requests without a version, by `traffic`
+  bool shadow = false;                   // whether it computes a share of the calls, too
 };
 
 // Going back: to a version, or to the highest one below the one that answers.
 struct Rollback {
-  std::optional<Version> version;
+  std::optional<Version> version = {};
 };
 
 // RepositoryModelLoad's parameters. With nothing set the folder is read again.
 struct LoadRequest {
-  std::optional<Version> version;
-  std::string label;                 // only with a version
-  std::optional<Rollback> rollback;  // with nothing else
+  std::optional<Version> version = {};
+  std::string label = {};                 // only with a version
+  std::optional<Rollback> rollback = {};  // with nothing else
 };
 
 class RepositoryControl {

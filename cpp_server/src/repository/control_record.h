@@ -17,10 +17,10 @@ namespace tessera {
 inline constexpr std::size_t kMaxControlRecordBytes = 64 * 1024;
 
 struct ControlRecord {
-  bool unloaded = false;     // the whole model
-  std::set<Version> add;     // wanted beside those that serving.yaml chooses
-  std::set<Version> remove;  // not chosen
-  Labels labels;             // win over serving.yaml's
+  bool unloaded = false;          // the whole model
+  std::set<Version> add = {};     // wanted beside those that serving.yaml chooses
+  std::set<Version> remove = {};  // not chosen
+  Labels labels = {};             // win over serving.yaml's
 
   bool operator==(const ControlRecord&) const = default;
 };

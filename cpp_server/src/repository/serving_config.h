@@ -24,8 +24,8 @@ inline constexpr std::size_t kMaxServingConfigBytes = 64 * 1024;
 struct VersionChoice {
   enum class Kind { kLatest, kAll, kList };
   Kind kind = Kind::kLatest;
-  std::int64_t latest = 1;    // kLatest: so many of the highest
-  std::vector<Version> list;  // kList: ascending, all different; those that are there
+  std::int64_t latest = 1;         // kLatest: so many of the highest
+  std::vector<Version> list = {};  // kList: ascending, all different; those that are there
 
   bool operator==(const VersionChoice&) const = default;
 };
@@ -40,11 +40,11 @@ struct ShadowConfig {
 
 // The limits of one model; nothing: those of the server's flags.
 struct BatchingConfig {
-  std::optional<std::int64_t> max_batch_samples;
-  std::optional<std::int64_t> max_batch_ids;
-  std::optional<std::int64_t> max_delay_us;
-  std::optional<std::int64_t> max_queue_requests;
-  std::optional<std::int64_t> max_queue_samples;
+  std::optional<std::int64_t> max_batch_samples = {};
+  std::optional<std::int64_t> max_batch_ids = {};
+  std::optional<std::int64_t> max_delay_us = {};
+  std::optional<std::int64_t> max_queue_requests = {};
+  std::optional<std::int64_t> max_queue_samples = {};
 
   bool operator==(const BatchingConfig&) const = default;
 
@@ -56,11 +56,11 @@ using Labels = std::map<std::string, Version, std::less<>>;
 using Shares = std::map<std::string, double, std::less<>>;  // percent by label; 100 in sum, or none
 
 struct ServingConfig {
-  VersionChoice versions;
-  Labels labels;
-  Shares traffic;  // of labels, each of which control.json or `labels` gives a version
-  std::optional<ShadowConfig> shadow;
-  BatchingConfig batching;
+  VersionChoice versions = {};
+  Labels labels = {};
+  Shares traffic = {};  // of labels, each of which control.json or `labels` gives a version
+  std::optional<ShadowConfig> shadow = {};
+  BatchingConfig batching = {};
 
   bool operator==(const ServingConfig&) const = default;
 };

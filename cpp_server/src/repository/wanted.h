@@ -23,14 +23,14 @@ inline constexpr std::string_view kStableLabel = "stable";
 
 // What serving.yaml and control.json make of a folder together.
 struct Wanted {
-  std::set<Version> versions;
+  std::set<Version> versions = {};
   // Whether the model is to have no version where `versions` is empty: its folder is gone, or a
   // call has unloaded it or its versions. False: nothing that could be chosen is there, and what is
   // loaded stays.
   bool may_be_none = false;
-  Labels labels;  // control.json's win
-  Shares traffic;
-  std::optional<ShadowConfig> shadow;
+  Labels labels = {};  // control.json's win
+  Shares traffic = {};
+  std::optional<ShadowConfig> shadow = {};
 
   bool operator==(const Wanted&) const = default;
 };
@@ -46,8 +46,8 @@ Wanted nothing_wanted();
 // Where one version stands. A version without one of these has never been loaded, nor failed.
 struct VersionStatus {
   VersionState state = VersionState::kUnavailable;  // kReady also while it is being replaced
-  Fingerprint loaded;                               // kReady: of the model.pt that answers
-  Fingerprint failed;        // with failures: of the model.pt that could not be loaded
+  Fingerprint loaded = {};                          // kReady: of the model.pt that answers
+  Fingerprint failed = {};   // with failures: of the model.pt that could not be loaded
   int failures = 0;          // of `failed`, one after the other; 0 once a load has succeeded
   TimePoint failed_at = {};  // the last of them
   bool dropped = false;      // a call asked for this version's unload
@@ -57,9 +57,9 @@ using VersionStates = std::map<Version, VersionStatus>;
 
 // What to do next about a model.
 struct Plan {
-  std::optional<Version> load;  // the next to load, or to load again
-  std::set<Version> retire;     // to be unloaded once their last call has been answered
-  TimePoint again = kNever;     // when a failed load may be tried again
+  std::optional<Version> load = {};  // the next to load, or to load again
+  std::set<Version> retire = {};     // to be unloaded once their last call has been answered
+  TimePoint again = kNever;          // when a failed load may be tried again
 
   bool operator==(const Plan&) const = default;
 };
