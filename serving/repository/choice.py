@@ -119,7 +119,7 @@ class Routes:
             )
         raise NoVersionError(
             Refusal.NOT_FOUND,
-            f"model_version '{asked}' of model '{self._model}' is unknown; there {self._there_is()}",
+            f"model_version '{asked}' of model '{self._model}' is unknown; {self._there_is()}",
         )
 
     def _why_none(self) -> str:
@@ -130,8 +130,8 @@ class Routes:
     def _there_is(self) -> str:
         versions = ", ".join(f"'{version}'" for version in sorted(self._ready))
         labels = ", ".join(f"'{label}'" for label in self._labels)
-        found = f"is version {versions}" if versions else "is no version"
-        return f"{found} and label {labels}" if labels else found
+        found = f"there is version {versions}" if versions else "none is loaded"
+        return f"{found} and label {labels}" if versions and labels else found
 
 
 def _shares(wanted: Wanted) -> list[_Share]:

@@ -26,7 +26,7 @@ _SHOWN = 60
 
 @dataclass(frozen=True)
 class Latest:
-    """The ``count`` highest versions."""
+    """Chooses the ``count`` highest versions."""
 
     count: int = 1
 
@@ -37,7 +37,7 @@ class Latest:
 
 @dataclass(frozen=True)
 class Every:
-    """Every version."""
+    """Chooses all versions."""
 
     def choose(self, present: frozenset[int]) -> frozenset[int]:
         """The chosen ones of ``present``."""
@@ -46,7 +46,7 @@ class Every:
 
 @dataclass(frozen=True)
 class Listed:
-    """Those of ``versions`` that are there."""
+    """Chooses those of ``versions`` that are there."""
 
     versions: frozenset[int]
 
