@@ -48,26 +48,6 @@ std::string error_of(const Function& function) {
   }
 }
 
-TEST(Names, VersionsAreNumbersAsTheyArePrinted) {
-  EXPECT_EQ(parse_version("1"), 1);
-  EXPECT_EQ(parse_version("9223372036854775807"), 9223372036854775807);
-  for (const char* other :
-       {"", "0", "01", "+1", "-1", " 1", "1 ", "1.0", "x", "9223372036854775808"}) {
-    EXPECT_FALSE(parse_version(other)) << other;
-  }
-}
-
-TEST(Names, LabelsAndModels) {
-  EXPECT_TRUE(is_label("canary-2_b"));
-  EXPECT_TRUE(is_label(std::string(kMaxLabelBytes, 'a')));
-  for (const char* other : {"", "2a", "_a", "a b", "a.b", "\xc3\xa4"})
-    EXPECT_FALSE(is_label(other));
-  EXPECT_FALSE(is_label(std::string(kMaxLabelBytes + 1, 'a')));
-  EXPECT_TRUE(is_model_name("ranker-2.b"));
-  EXPECT_TRUE(is_model_name("7"));
-  for (const char* other : {"", ".a", "a/b", "a b", "a%b"}) EXPECT_FALSE(is_model_name(other));
-}
-
 TEST(Names, TheNearestIsOneThatIsNear) {
   EXPECT_EQ(nearest("lables", {"versions", "labels"}), "labels");
   EXPECT_EQ(nearest("max_batch_sample", {"max_batch_samples", "max_batch_ids"}),

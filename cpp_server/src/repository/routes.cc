@@ -71,17 +71,22 @@ Status Routes::not_ready(Version version, const std::string& reason) const {
 }
 
 Status Routes::unknown(std::string_view asked) const {
-  std::string versions;
+  std::string there;
   for (const Version version : ready_) {
-    versions += (versions.empty() ? "is version '" : ", '") + std::to_string(version) + "'";
+    there += (there.empty() ? "there is version '" : ", '") + std::to_string(version) + "'";
   }
-  std::string labels;
+  if (there.empty()) return not_found(asked, "none is loaded");
+  std::string_view before = " and label '";
   for (const auto& [label, version] : labels_) {
-    labels += (labels.empty() ? " and label '" : ", '") + label + "'";
+    there.append(before).append(label).append("'");
+    before = ", '";
   }
+  return not_found(asked, there);
+}
+
+Status Routes::not_found(std::string_view asked, const std::string& there) const {
   return {Code::kNotFound,
-          text("model_version '", asked, "' of model '", model_, "' is unknown; there ",
-               versions.empty() ? "is no version" : versions, labels)};
+          text("model_version '", asked, "' of model '", model_, "' is unknown; ", there)};
 }
 
 std::optional<Version> Routes::shadow(std::string_view key) const {

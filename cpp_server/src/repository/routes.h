@@ -56,6 +56,7 @@ class Routes {
   Choice by_default() const;
   Status not_ready(Version version, const std::string& reason) const;
   Status unknown(std::string_view asked) const;
+  Status not_found(std::string_view asked, const std::string& there) const;
 
   std::string model_;
   std::set<Version> ready_;

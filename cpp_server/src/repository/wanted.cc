@@ -1,16 +1,13 @@
 #include "repository/wanted.h"
 
 #include <algorithm>
-#include <iterator>
+#include <utility>
 
 namespace tessera {
 namespace {
 
-std::set<Version> chosen(const std::set<Version>& present, const VersionChoice& choice,
-                         const std::set<Version>& removed) {
-  std::set<Version> candidates;
-  std::set_difference(present.begin(), present.end(), removed.begin(), removed.end(),
-                      std::inserter(candidates, candidates.end()));
+// Those of `candidates` that `choice` names.
+std::set<Version> chosen(std::set<Version> candidates, const VersionChoice& choice) {
   switch (choice.kind) {
     case VersionChoice::Kind::kAll: break;
     case VersionChoice::Kind::kLatest:
@@ -49,6 +46,12 @@ bool needs_load(const VersionStatus& status, const Fingerprint& file, bool retry
 
 }  // namespace
 
+bool Wanted::shadow_alone(Version version) const {
+  if (!shadow || shadow->version != version || added.contains(version)) return false;
+  return std::none_of(labels.begin(), labels.end(),
+                      [&](const auto& label) { return label.second == version; });
+}
+
 Wanted wanted_versions(const std::set<Version>& present, const ServingConfig& config,
                        const ControlRecord& record) {
   Wanted wanted{.versions = {},
@@ -57,8 +60,16 @@ Wanted wanted_versions(const std::set<Version>& present, const ServingConfig& co
                 .traffic = config.traffic,
                 .shadow = config.shadow};
   wanted.labels.insert(config.labels.begin(), config.labels.end());  // where the record has none
-  if (record.unloaded) return wanted;
-  wanted.versions = chosen(present, config.versions, record.remove);
+  if (record.unloaded) {
+    wanted.shadow.reset();
+    return wanted;
+  }
+  wanted.added = record.add;
+  std::set<Version> candidates = present;
+  std::erase_if(candidates, [&](Version version) {
+    return record.remove.contains(version) || wanted.shadow_alone(version);
+  });
+  wanted.versions = chosen(std::move(candidates), config.versions);
   wanted.versions.insert(record.add.begin(), record.add.end());
   for (const auto& [label, version] : wanted.labels) wanted.versions.insert(version);
   if (wanted.shadow) wanted.versions.insert(wanted.shadow->version);
@@ -81,12 +92,8 @@ Duration load_backoff(int failures) {
 std::optional<Version> answering_version(const Wanted& wanted, const std::set<Version>& ready) {
   const auto stable = wanted.labels.find(kStableLabel);
   if (stable != wanted.labels.end() && ready.contains(stable->second)) return stable->second;
-  const auto shadow_alone = [&](Version version) {
-    return wanted.shadow && wanted.shadow->version == version &&
-           std::none_of(wanted.labels.begin(), wanted.labels.end(),
-                        [&](const auto& label) { return label.second == version; });
-  };
-  const auto found = std::find_if_not(ready.rbegin(), ready.rend(), shadow_alone);
+  const auto found = std::find_if_not(
+      ready.rbegin(), ready.rend(), [&](Version version) { return wanted.shadow_alone(version); });
   return found == ready.rend() ? std::nullopt : std::optional(*found);
 }
 

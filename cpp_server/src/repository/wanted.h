@@ -32,11 +32,18 @@ struct Wanted {
   Shares traffic = {};
   std::optional<ShadowConfig> shadow = {};
 
+  std::set<Version> added = {};  // of `versions`, those that a call has asked for
+
+  // Whether `version` is the shadow's, and neither a label nor a call asks for it: it answers only
+  // those who name it.
+  bool shadow_alone(Version version) const;
+
   bool operator==(const Wanted&) const = default;
 };
 
 // The chosen of `present` without `remove`, with `add` and the versions of labels and shadow; they
-// need not all be present. An unloaded model wants nothing.
+// need not all be present. The version of the shadow alone is not chosen: it must not take the
+// place of one that answers. An unloaded model wants nothing.
 Wanted wanted_versions(const std::set<Version>& present, const ServingConfig& config,
                        const ControlRecord& record);
 
