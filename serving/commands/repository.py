@@ -66,7 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the version, for load, unload, label and rollback (default: see above)",
     )
-    parser.add_argument("--label", metavar="NAME", help="for label: the name that the version gets")
+    parser.add_argument(
+        "--label", metavar="NAME", help="for label: the name that the version gets (no default)"
+    )
     parser.add_argument(
         "--timeout-s",
         type=_seconds,
