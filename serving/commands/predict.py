@@ -35,7 +35,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypedDict
 
 import numpy as np
 from tqdm import tqdm
@@ -268,8 +268,15 @@ def _line_answers(
         yield prediction, batch.size
 
 
-def _whom(args: argparse.Namespace) -> dict[str, str]:
-    """Which model and version every request asks for, as arguments of `PredictorClient.predict`."""
+class _Whom(TypedDict):
+    """Which model and version a request asks for, as arguments of `PredictorClient.predict`."""
+
+    model: str
+    version: str
+    traffic_key: str
+
+
+def _whom(args: argparse.Namespace) -> _Whom:
     return {
         "model": args.model,
         "version": args.model_version,
