@@ -28,7 +28,7 @@ struct ModelFolder {
   std::string name;
   std::string path;
   std::map<Version, Fingerprint> versions;  // those that have a model.pt
-  std::vector<std::string> remarks;         // one line for each name that is no version
+  std::vector<std::string> remarks;         // one line for each name that cannot be used
 
   // Where the package of `version` lies.
   std::string package_path(Version version) const;
@@ -40,9 +40,8 @@ struct ModelFolder {
 ModelFolder scan_model(const std::string& path, const std::string& name);
 
 struct RepositoryFolder {
-  std::vector<ModelFolder> models;  // by name
-  std::vector<std::string>
-      remarks;  // of the folder itself: one line for each name that is no model
+  std::vector<ModelFolder> models;   // by name
+  std::vector<std::string> remarks;  // of the folder itself: one line for each that cannot be used
 };
 
 // Every model in the folder `path`. A folder with neither a version nor a serving.yaml is a model

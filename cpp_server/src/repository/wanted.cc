@@ -6,7 +6,7 @@
 namespace tessera {
 namespace {
 
-// Those of `candidates` that `choice` names.
+// Leaves those of `candidates` that `choice` names.
 std::set<Version> chosen(std::set<Version> candidates, const VersionChoice& choice) {
   switch (choice.kind) {
     case VersionChoice::Kind::kAll: break;
