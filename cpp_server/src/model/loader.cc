@@ -162,6 +162,7 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
   } catch (const std::exception& error) {
     throw PackageError(path, one_line(error.what()));
   }
+  package.path = path;
   package.manifest = manifest;
   package.runner = std::move(runner);
   package.load_time = steps.total();
