@@ -65,14 +65,17 @@ Server::Server(const ServerConfig& config, const Log& log)
       metrics_page_(counters_, unresolved_, log, connections_, kVersion),
       status_page_(counters_, clock_),
       context_{registry_, unresolved_, admission_, budget_, clock_, log},
-      grpc_(context_, {registry_, clock_, kVersion, [this] { return draining_.load(); }},
-            connections_) {
+      grpc_(context_, facts(), connections_) {
   for (std::size_t i = 0; i < names_.names.size(); ++i) {
     counters_.add(names_.names[i], names_.versions[i]);
   }
 }
 
 Server::~Server() { close(); }
+
+ServerFacts Server::facts() const {
+  return {registry_, clock_, kVersion, [this] { return draining_.load(); }, repository_};
+}
 
 std::string Server::state() const {
   if (draining_) return "draining";
@@ -106,7 +109,7 @@ void Server::open() {
                   .max_connections = config_.max_http_connections},
       [this](const std::string& path) { return page(path); },
       [this](const std::string& path, const std::string& body, HttpDone done) {
-        answer_repository_post(repository_, path, body, std::move(done));
+        answer_repository_post(facts(), path, body, std::move(done));
       },
       [this] {
         status_page_.tick();
