@@ -76,6 +76,7 @@ class Server {
   ByteBudget budget_;
   ModelList counters_;
   ModelMetrics unresolved_{"", ""};
+  RepositoryControl* repository_ = nullptr;  // null: no --model-repository was given
   Registry registry_;
   http2::Counters connections_;
   MetricsPage metrics_page_;
@@ -88,7 +89,6 @@ class Server {
   std::atomic<Loading> loading_ = Loading::kRuns;
   std::exception_ptr load_failure_;  // written before loading_ turns kFailed
   std::thread loader_;
-  RepositoryControl* repository_ = nullptr;  // null: no --model-repository was given
   int port_ = 0;
 };
 
