@@ -122,7 +122,8 @@ TEST(Signals, ComeToTheWaitingThreadAsDoWakes) {
 }
 
 TEST(Flags, RefuseWithTheRemedy) {
-  EXPECT_EQ(usage_error({}), "--model is missing; give at least one MODEL.pt");
+  EXPECT_EQ(usage_error({}),
+            "--model is missing; give at least one MODEL.pt, or --model-repository DIR");
   EXPECT_EQ(usage_error({"--model", "=x"}), "--model is '=x'; give MODEL.pt or NAME=MODEL.pt");
   EXPECT_EQ(usage_error({"--model", "a", "--port", "70000"}),
             "--port is 70000; give a number of at most 65535");

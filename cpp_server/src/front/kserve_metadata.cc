@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/text.h"
+#include "front/repository_calls.h"
 #include "metrics/model_statistics.h"
 #include "request/field_names.h"
 
@@ -52,8 +53,21 @@ void set_duration(const CountedTime& time, inference::StatisticDuration& duratio
 
 Status check_repository(const std::string& name) {
   if (name.empty()) return {};
-  return Status::invalid(text("repository_name is '", name,
-                              "', expected '': the models given at start are the only repository"));
+  return Status::invalid(
+      text("repository_name is '", name, "', expected '': models are known by their names alone"));
+}
+
+template <typename Request>
+Parameters parameters_of(const Request& request) {
+  using Choice = inference::ModelRepositoryParameter;
+  Parameters parameters;
+  for (const auto& [name, value] : request.parameters()) {
+    Parameter& parameter = parameters[name];
+    parameter = OtherParameter{};
+    if (value.parameter_choice_case() == Choice::kStringParam) parameter = value.string_param();
+    if (value.parameter_choice_case() == Choice::kInt64Param) parameter = value.int64_param();
+  }
+  return parameters;
 }
 
 // The numbers of the GPUs that a model is on: of "cuda:1" 1.
@@ -210,16 +224,46 @@ Status KserveMetadata::answer(const inference::RepositoryIndexRequest& request,
   if (Status status = check_repository(request.repository_name()); !status.ok()) {
     return status;
   }
+  const auto add = [&](const std::string& name, const std::string& version, VersionState state,
+                       const std::string& reason) {
+    if (request.ready() && state != VersionState::kReady) return;
+    auto& entry = *response.add_models();
+    entry.set_name(name);
+    entry.set_version(version);
+    entry.set_state(std::string(state_name(state)));
+    entry.set_reason(reason);
+  };
+  if (facts_.repository != nullptr) {
+    for (const IndexEntry& entry : facts_.repository->index()) {
+      add(entry.model, entry.version, entry.state, entry.reason);
+    }
+    return {};
+  }
   for (const std::string& name : facts_.registry.names()) {
     Status status;
     const auto model = facts_.registry.find(name, "", status);
-    if (model == nullptr && request.ready()) continue;
-    auto& entry = *response.add_models();
-    entry.set_name(name);
-    entry.set_state(model == nullptr ? "LOADING" : "READY");
-    if (model != nullptr) entry.set_version(model->version());
+    add(name, model == nullptr ? "" : model->version(),
+        model == nullptr ? VersionState::kLoading : VersionState::kReady, "");
   }
   return {};
+}
+
+void KserveMetadata::begin(const inference::RepositoryModelLoadRequest& request,
+                           RepositoryControl::Done done) const {
+  if (const Status status = check_repository(request.repository_name()); !status.ok()) {
+    done(status);
+    return;
+  }
+  call_load(facts_.repository, request.model_name(), parameters_of(request), std::move(done));
+}
+
+void KserveMetadata::begin(const inference::RepositoryModelUnloadRequest& request,
+                           RepositoryControl::Done done) const {
+  if (const Status status = check_repository(request.repository_name()); !status.ok()) {
+    done(status);
+    return;
+  }
+  call_unload(facts_.repository, request.model_name(), parameters_of(request), std::move(done));
 }
 
 }  // namespace tessera

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/text.h"
+#include "front/repository_http.h"
 #include "model/loader.h"
 #include "model/operator_libraries.h"
 #include "model/served_model.h"
@@ -104,6 +105,9 @@ void Server::open() {
                   .port = config_.http_port,
                   .max_connections = config_.max_http_connections},
       [this](const std::string& path) { return page(path); },
+      [this](const std::string& path, const std::string& body, HttpDone done) {
+        answer_repository_post(repository_, path, body, std::move(done));
+      },
       [this] {
         status_page_.tick();
         const std::int64_t unused = heap_.tick();

@@ -22,6 +22,7 @@
 #include "metrics/metrics_page.h"
 #include "model/registry.h"
 #include "package/signature.h"
+#include "repository/control.h"
 #include "server/config.h"
 #include "server/heap_trimmer.h"
 #include "server/log.h"
@@ -85,6 +86,7 @@ class Server {
   std::atomic<Loading> loading_ = Loading::kRuns;
   std::exception_ptr load_failure_;  // written before loading_ turns kFailed
   std::thread loader_;
+  RepositoryControl* repository_ = nullptr;  // null: no --model-repository was given
   int port_ = 0;
 };
 
