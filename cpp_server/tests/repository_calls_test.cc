@@ -33,6 +33,7 @@ class FakeControl final : public RepositoryControl {
              .reason = "package a/4/model.pt: too short"},
             {.model = "b", .version = "1", .state = VersionState::kLoading, .progress = 0.5}};
   }
+  std::vector<LoadCount> load_counts() const override { return {}; }
   ModelControl control() const override { return mode_; }
 
   void load(const std::string& model, const LoadRequest& request, Done done) override {

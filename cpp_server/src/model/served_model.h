@@ -44,7 +44,7 @@ class ServedModel final : private ExecutionObserver {
   const QueueLimits& queue_limits() const { return queue_limits_; }
   ModelMetrics& metrics() const { return *metrics_; }
 
-  // Of the package's file; empty until it is known.
+  // The hash of the package's file; empty until it is known.
   std::string sha256() const { return package_.file_hash->known(); }
 
   // What its requests take of the byte budget.
