@@ -85,7 +85,7 @@ std::string Server::state() const {
 HttpAnswer Server::page(const std::string& path) const {
   if (path == "/metrics") {
     return {.content_type = "text/plain; version=0.0.4; charset=utf-8",
-            .body = metrics_page_.render()};
+            .body = metrics_page_.render(repository_)};
   }
   if (path == "/healthz") return {.body = "ok\n"};
   if (path == "/readyz") {
@@ -94,7 +94,9 @@ HttpAnswer Server::page(const std::string& path) const {
   }
   if (path == "/") {
     return {.content_type = "text/html; charset=utf-8",
-            .body = status_page_.page(state(), kVersion)};
+            .body = status_page_.page(
+                state(), kVersion,
+                repository_ == nullptr ? std::vector<IndexEntry>{} : repository_->index())};
   }
   return {.status = 404, .body = "there is /, /metrics, /healthz and /readyz\n"};
 }
