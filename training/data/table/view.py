@@ -326,10 +326,12 @@ def batch_of(columns: TableColumns, parts: list[tuple[TableDataset, int, Cut]]) 
 
 def at_rows(array: npt.NDArray[Any], rows: Rows) -> npt.NDArray[Any]:
     """A copy of these rows of an array."""
+    found: npt.NDArray[Any]
     if len(rows) and rows[-1] - rows[0] + 1 == len(rows) and bool(np.all(np.diff(rows) == 1)):
-        return array[rows[0] : rows[-1] + 1].copy()
-    taken: npt.NDArray[Any] = np.take(array, rows, axis=0)
-    return taken
+        found = array[rows[0] : rows[-1] + 1].copy()
+    else:
+        found = np.take(array, rows, axis=0)
+    return found
 
 
 def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
