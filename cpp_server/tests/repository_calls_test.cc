@@ -209,7 +209,7 @@ TEST_F(RepositoryCallsTest, IndexNamesEveryVersion) {
 
 TEST_F(RepositoryCallsTest, HttpIsTheSame) {
   EXPECT_EQ(post("index", R"({"ready": true})").body,
-            R"([{"name":"a","reason":"","state":"READY","version":"3"}])"
+            R"([{"name":"a","state":"READY","version":"3"}])"
             "\n");
   EXPECT_EQ(post("models/a/load").status, 200);
   EXPECT_EQ(post("models/a/load", R"({"parameters": {"version": 4, "label": "b"}})").status, 200);
@@ -232,6 +232,7 @@ TEST_F(RepositoryCallsTest, HttpRefusesWhatItCannotRead) {
       {"models/a/load", R"({"parameters": {"version": [1]}})"},
       {"models/a/load", R"({"parameters": {"version": 18446744073709551615}})"},
       {"models/a/load", R"({"parameters": {"version": 1.0}})"},
+      {"models/a/load", R"({"version": 1})"},
       {"index", R"({"ready": 1})"}};
   for (const auto& [path, body] : cases) {
     const HttpAnswer answer = post(path, body);
@@ -266,7 +267,7 @@ struct NoRepositoryTest : RepositoryCallsTest {
 TEST_F(NoRepositoryTest, CallsAreRefused) {
   EXPECT_EQ(load("m").code, grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_EQ(post("models/m/unload").status, 400);
-  EXPECT_EQ(post("index").body, R"([{"name":"m","reason":"","state":"LOADING","version":""}])"
+  EXPECT_EQ(post("index").body, R"([{"name":"m","state":"LOADING","version":""}])"
                                 "\n");
 }
 

@@ -134,12 +134,14 @@ TEST(Flags, RefuseWithTheRemedy) {
   EXPECT_EQ(usage_error({"--model-repository", "/nowhere/at/all"}),
             "--model-repository is '/nowhere/at/all'; there is no such folder; create it or give "
             "another");
+  EXPECT_EQ(usage_error({"--model-repository", "/", "--model-repository", "/"}),
+            "--model-repository is '/'; give each folder once");
   EXPECT_EQ(usage_error({"--model-repository", folder, "--model-control", "always"}),
             "--model-control is 'always'; give none, poll or explicit");
   EXPECT_EQ(usage_error({"--model", "a", "--model-control", "poll"}),
             "--model-control is poll; there is nothing to control; add --model-repository DIR");
   EXPECT_EQ(usage_error({"--model-repository", folder, "--poll-s", "nan"}),
-            "--poll-s is nan; give seconds from 0.01 to 86400");
+            "--poll-s is nan; give seconds above 0 and up to 86400");
   EXPECT_EQ(usage_error({"--model-repository", folder, "--max-model-bytes", "-1"}),
             "--max-model-bytes is -1; give a whole number of at least 0");
   EXPECT_EQ(usage_error({"--model", "=x"}), "--model is '=x'; give MODEL.pt or NAME=MODEL.pt");

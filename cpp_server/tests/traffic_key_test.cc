@@ -64,7 +64,7 @@ TEST(TrafficKey, OfAModelInferIsAParameterOrItsId) {
   EXPECT_EQ(key_of(*protocol, message),
             (Key{"", "parameter 'traffic_key' has 1025 bytes, the limit is 1024"}));
   parameter.set_int64_param(7);
-  EXPECT_EQ(key_of(*protocol, message), (Key{"", "parameter 'traffic_key' is not a string_param"}));
+  EXPECT_EQ(key_of(*protocol, message), (Key{"", "parameter 'traffic_key' is not a string"}));
 }
 
 TEST(TrafficKey, ARequestIdIsTheFirstOneAndHasABound) {

@@ -53,8 +53,8 @@ void set_duration(const CountedTime& time, inference::StatisticDuration& duratio
 
 Status check_repository(const std::string& name) {
   if (name.empty()) return {};
-  return Status::invalid(
-      text("repository_name is '", name, "', expected '': models are known by their names alone"));
+  return Status::invalid(text("repository_name is '", name,
+                              "', expected '': the models given at start are the only repository"));
 }
 
 template <typename Request>

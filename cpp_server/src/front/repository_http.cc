@@ -62,10 +62,9 @@ HttpAnswer index_answer(const ServerFacts& facts, const Json& json) {
   Json rows = Json::array();
   for (const IndexEntry& entry : index_entries(facts)) {
     if (ready_alone && entry.state != VersionState::kReady) continue;
-    rows.push_back({{"name", entry.model},
-                    {"version", entry.version},
-                    {"state", state_name(entry.state)},
-                    {"reason", entry.reason}});
+    rows.push_back(
+        {{"name", entry.model}, {"version", entry.version}, {"state", state_name(entry.state)}});
+    if (!entry.reason.empty()) rows.back()["reason"] = entry.reason;
   }
   return json_answer(rows);
 }
@@ -110,6 +109,12 @@ void answer_repository_post(const ServerFacts& facts, const std::string& path,
   const std::optional<Json> json = read_object(body);
   if (!json) {
     done(json_refusal(400, "the body is not a JSON object such as {\"parameters\": {}}"));
+    return;
+  }
+  const char* const known = path == kIndex ? "ready" : "parameters";
+  for (const auto& [key, value] : json->items()) {
+    if (key == known) continue;
+    done(json_refusal(400, text("the body has '", key, "', expected '", known, "'")));
     return;
   }
   if (path == kIndex) {

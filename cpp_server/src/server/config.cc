@@ -17,7 +17,6 @@ namespace tessera {
 namespace {
 
 constexpr int kWorkersPerGpu = 2;
-constexpr double kLeastPollS = 0.01;
 constexpr double kMostPollS = 86'400;
 
 // What stands before the first '=' is a name unless it holds a '/': then all of it is a path.
@@ -157,9 +156,8 @@ std::vector<Flag> own_flags(ServerConfig& config) {
             ")"),
        [&](const std::string& value) {
          config.poll_s = parse_number<double>("poll-s", value);
-         if (!(config.poll_s >= kLeastPollS) || !(config.poll_s <= kMostPollS)) {
-           refuse_flag("poll-s", value,
-                       text("give seconds from ", kLeastPollS, " to ", kMostPollS));
+         if (!(config.poll_s > 0) || !(config.poll_s <= kMostPollS)) {
+           refuse_flag("poll-s", value, text("give seconds above 0 and up to ", kMostPollS));
          }
        }},
       number_flag("max-model-bytes",
@@ -286,6 +284,11 @@ std::vector<Flag> flags(ServerConfig& config) {
 void check(const ServerConfig& config) {
   if (config.models.empty() && config.repositories.empty()) {
     throw UsageError("--model is missing; give at least one MODEL.pt, or --model-repository DIR");
+  }
+  const std::set<std::string> distinct(config.repositories.begin(), config.repositories.end());
+  if (distinct.size() != config.repositories.size()) {
+    refuse_flag("model-repository", "'" + config.repositories.back() + "'",
+                "give each folder once");
   }
   if (config.repositories.empty() && config.control != ModelControl::kNone) {
     refuse_flag("model-control", std::string(control_name(config.control)),
