@@ -16,10 +16,11 @@ from tessera.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("kernels", "training", "serving")
-# A version, an error type, files that are whole or not there, calls of users' own code, and engines
+# A version, how many CPUs there are, an error type, files that are whole or not there, calls of users' own code, and engines
 # that work on partitions: of ours they import one another.
 FOUNDATION = (
     "tessera",
+    "tessera.cpus",
     "tessera.durable",
     "tessera.engines",
     "tessera.errors",

@@ -7,10 +7,10 @@ cannot work, naming the field, the value and the remedy.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn
 
+from tessera.cpus import usable_cpus
 from tessera.errors import UserError
 from tessera.serving.package.time_limit import DEFAULT_LOAD_TIMEOUT_S
 
@@ -18,14 +18,9 @@ DEFAULT_GRPC_PORT = 50051
 DEFAULT_HTTP_PORT = 8002
 
 
-def available_cpus() -> int:
-    """CPUs that this process may run on."""
-    return len(os.sched_getaffinity(0))
-
-
 def default_workers() -> int:
     """Half of the CPUs: the other half serves the network and the clients' bytes."""
-    return max(1, available_cpus() // 2)
+    return max(1, usable_cpus() // 2)
 
 
 def _refuse(name: str, value: object, remedy: str) -> NoReturn:

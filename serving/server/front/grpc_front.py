@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha._async import ReflectionServicer
 from tessera.errors import UserError
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.protocol import predictor_pb2 as pb
+from tessera.serving.protocol.pool import POOL
 from tessera.serving.server.errors import Code, ServeError
 from tessera.serving.server.front.byte_budget import ByteBudget, HeldBytes
 from tessera.serving.server.front.hang_up import hang_up
@@ -272,8 +273,10 @@ def _reader(message: Any) -> Callable[[bytes], Any]:
 
 def _reflection() -> grpc.RpcMethodHandler[Any, Any]:
     services = (_PREDICTOR, _INFERENCE, _HEALTH, reflection.SERVICE_NAME)
+    for theirs in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
+        POOL.AddSerializedFile(theirs.serialized_pb)
     return grpc.stream_stream_rpc_method_handler(
-        ReflectionServicer(services).ServerReflectionInfo,
+        ReflectionServicer(services, pool=POOL).ServerReflectionInfo,
         request_deserializer=_reader(reflection_pb2.ServerReflectionRequest),
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
