@@ -79,7 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host",
         default=_EXAMPLE.host,
-        help="address to listen on, for both ports (default: %(default)s, every interface)",
+        help="address to listen on, for both ports (default: %(default)s, this machine alone; 0.0.0.0: every"
+        " interface)",
     )
     _add_numbers(parser, _PORTS, _EXAMPLE)
     batching = parser.add_argument_group("batching, per model")

@@ -139,7 +139,8 @@ class ServerConfig:
             that has no complete request.
         drain_propagation_ms: milliseconds between "not serving" and the first refusal, so
             that load balancers can turn away first.
-        drain_limit_s: seconds that accepted requests may take after SIGTERM.
+        drain_limit_s: seconds that accepted requests may take after SIGTERM.  Kubernetes ends a
+            container 30 seconds after it.
         verify_golden: replay the package's golden answers before serving it.
         allow_ops: operators that a package's graph may call beside those that every package may.
         load_timeout_s: seconds that a package's own code may take while it is loaded; then the server
@@ -152,7 +153,7 @@ class ServerConfig:
     """
 
     models: tuple[ModelSource, ...]
-    host: str = "0.0.0.0"  # noqa: S104 - a server is there to be reached; --host narrows it
+    host: str = "127.0.0.1"
     port: int = DEFAULT_GRPC_PORT
     http_port: int = DEFAULT_HTTP_PORT
     limits: ModelLimits = field(default_factory=ModelLimits)
@@ -160,7 +161,7 @@ class ServerConfig:
     max_inflight_bytes: int = 1024 * 1024 * 1024
     max_http_connections: int = 128
     drain_propagation_ms: int = 1_000
-    drain_limit_s: float = 30.0
+    drain_limit_s: float = 25.0
     verify_golden: bool = True
     allow_ops: tuple[str, ...] = ()
     load_timeout_s: float = DEFAULT_LOAD_TIMEOUT_S

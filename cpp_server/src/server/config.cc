@@ -1,7 +1,5 @@
 #include "server/config.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -9,6 +7,7 @@
 #include <set>
 #include <sstream>
 
+#include "common/cpus.h"
 #include "common/text.h"
 #include "package/format_rules.h"
 
@@ -126,7 +125,8 @@ std::vector<Flag> own_flags(ServerConfig& config) {
        "without a name",
        [&](const std::string& value) { config.models.push_back(parse_model(value)); }},
       {"host", "HOST",
-       text("address to listen on, for both ports (default: ", config.host, ", every interface)"),
+       text("address to listen on, for both ports (default: ", config.host,
+            ", this machine alone; 0.0.0.0: every interface)"),
        [&](const std::string& value) { config.host = value; }},
       number_flag("port", "gRPC port; 0: any free one, see the ready line", config.port, 0, 65'535),
       number_flag("http-port", "HTTP port; 0: any free one", config.http_port, 0, 65'535),
@@ -278,13 +278,6 @@ void check(const ServerConfig& config) {
 }
 
 }  // namespace
-
-int available_cpus() {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  const bool known = sched_getaffinity(0, sizeof(allowed), &allowed) == 0;
-  return known ? std::max(1, CPU_COUNT(&allowed)) : 1;
-}
 
 int default_workers() { return std::max(1, available_cpus() / 2); }
 
