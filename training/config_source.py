@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
+from tessera.bounded_yaml import bounded_node, plain_value
 from tessera.errors import UserError
-from tessera.training.bounded_yaml import bounded_node, plain_value
 
 Key = tuple[str, ...]
 

@@ -12,6 +12,7 @@ set that the model was trained with. The result of all this is printed and store
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,19 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="package what this function returns instead of a run (module, ModelInputs or None, "
         "sample batch); the working directory is searched first (default: none)",
     )
-    parser.add_argument(
-        "--out", metavar="MODEL.pt", type=Path, required=True, help="the file to write or replace"
-    )
-    parser.add_argument(
-        "--name", help="the model's name in servers and metrics (default: the file's name)"
-    )
-    parser.add_argument(
-        "--model-version",
-        dest="version",
-        metavar="MODEL_VERSION",
-        default="1",
-        help="the model's version (default 1)",
-    )
+    _add_destination(parser)
     parser.add_argument(
         "--output-name",
         dest="output",
@@ -105,6 +94,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-evaluate",
         action="store_true",
         help="do not compare on the validation set; its data is then not needed",
+    )
+
+
+def _add_destination(parser: argparse.ArgumentParser) -> None:
+    destination = parser.add_mutually_exclusive_group(required=True)
+    destination.add_argument(
+        "--out", metavar="MODEL.pt", type=Path, help="the file to write or replace"
+    )
+    destination.add_argument(
+        "--repository",
+        metavar="DIR",
+        type=Path,
+        help="instead of --out: add a version to this repository of models, as DIR/NAME/N/model.pt; "
+        "it appears there as a whole, for servers with --model-repository DIR",
+    )
+    parser.add_argument(
+        "--version",
+        dest="repository_version",
+        metavar="N",
+        type=positive,
+        help="the version's number in the --repository, which must be new there (default: the highest "
+        "that there is + 1)",
+    )
+    parser.add_argument(
+        "--name",
+        help="the model's name in servers and metrics (default with --out: the file's name; with "
+        "--repository it is the model's folder and must be given)",
+    )
+    parser.add_argument(
+        "--model-version",
+        dest="version",
+        metavar="MODEL_VERSION",
+        help="the version that the package of --out calls itself (default 1); in a --repository it is "
+        "the folder's number",
     )
 
 
@@ -230,13 +253,39 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"{other} does not go with --tower; leave one of them out")
     if args.tower is not None and len(args.runs_or_checkpoints) > 1:
         raise UserError("--tower is for one run; give one")
-    manifest = _package(args, _options(args))
+    _check_destination(args)
+    manifest, path = _write(args, _options(args))
     print(summarize(manifest))
     if args.backend is None and manifest.backend != "tessera":
         print("the faster operators are not built here; 'make build' builds them")
     print()
-    print(f"wrote {args.out} ({human_bytes(args.out.stat().st_size)})")
+    print(f"wrote {path} ({human_bytes(path.stat().st_size)})")
     return 0
+
+
+def _check_destination(args: argparse.Namespace) -> None:
+    if args.repository is None:
+        if args.repository_version is not None:
+            raise UserError("--version is for --repository; with --out give --model-version")
+    elif args.version is not None:
+        raise UserError(
+            f"--model-version {args.version} does not go with --repository, where the version is its "
+            "folder's number; give --version N, or neither for the next number"
+        )
+    elif args.name is None:
+        raise UserError("--repository needs --name NAME, the model's folder in it")
+
+
+def _write(args: argparse.Namespace, options: PackageOptions) -> tuple[Manifest, Path]:
+    """Package to the place that the flags name; the manifest, and the file that there now is."""
+    from tessera.serving.packaging.write.publish import publishing  # noqa: PLC0415 - as _package
+
+    if args.repository is None:
+        return _package(args, args.out, options), args.out
+    with publishing(args.repository, options.name, args.repository_version) as new:
+        numbered = replace(options, version=str(new.number))
+        manifest = _package(args, new.draft, numbered)
+    return manifest, new.path
 
 
 def _options(args: argparse.Namespace) -> PackageOptions:
@@ -245,6 +294,7 @@ def _options(args: argparse.Namespace) -> PackageOptions:
 
     chosen = fields_of(PackageOptions, args) | {
         "name": args.out.stem if args.name is None else args.name,
+        "version": "1" if args.version is None else args.version,
         "table_dtypes": dict(args.table_dtypes),
         "table_sharding": dict(args.table_sharding),
         "plan": None if args.plan is None else read_plan(args.plan),
@@ -254,7 +304,7 @@ def _options(args: argparse.Namespace) -> PackageOptions:
     return PackageOptions(**chosen)
 
 
-def _package(args: argparse.Namespace, options: PackageOptions) -> Manifest:
+def _package(args: argparse.Namespace, out: Path, options: PackageOptions) -> Manifest:
     from tessera.serving.packaging import package  # noqa: PLC0415 - loads torch
     from tessera.serving.packaging.source import load_source  # noqa: PLC0415 - likewise
 
@@ -262,7 +312,7 @@ def _package(args: argparse.Namespace, options: PackageOptions) -> Manifest:
         source = load_source(args.factory)
         return package.package_source(
             source,
-            args.out,
+            out,
             options,
             origin=package.module_origin(source[0]),
             report=args.report,
@@ -270,7 +320,7 @@ def _package(args: argparse.Namespace, options: PackageOptions) -> Manifest:
         )
     return package.package_runs(
         args.runs_or_checkpoints,
-        args.out,
+        out,
         options,
         weights=args.weights,
         evaluate_rows=args.evaluate_rows,

@@ -126,6 +126,47 @@ def test_every_choice_reaches_the_manifest(run: Path, tmp_path: Path) -> None:
     assert 1 <= manifest.evaluation.rows <= 4096
 
 
+def test_versions_of_a_repository_are_numbered_and_named(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    to = ("--repository", tmp_path, "--name", "ads", "--no-evaluate")
+    assert package_model(run, *to) == 0
+    assert package_model(run, run, *to, "--version", "7") == 0  # an ensemble
+    assert package_model(load_trained(run).checkpoint_path, *to) == 0
+    assert [p.name for p in sorted(tmp_path.iterdir())] == ["ads"]
+    assert sorted(p.name for p in (tmp_path / "ads").iterdir()) == ["1", "7", "8"]
+    printed = capsys.readouterr().out
+    for number in (1, 7, 8):
+        path = tmp_path / "ads" / str(number) / "model.pt"
+        assert [p.name for p in path.parent.iterdir()] == ["model.pt"]
+        manifest = load_package(path).manifest
+        assert (manifest.name, manifest.version) == ("ads", str(number))
+        assert f"wrote {path} (" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--repository", "{}"], "--repository needs --name NAME"),
+        (["--repository", "{}", "--name", "ads", "--model-version", "2"], "give --version N"),
+        (["--repository", "{}/none", "--name", "ads"], "none is not a folder; make it first"),
+        (["--repository", "{}", "--name", "../ads"], r"the model's name is '../ads'"),
+        (["--repository", "{}", "--name", "ads", "--version", "3"], "ads/3 exists"),
+        (["--repository", "{}", "--name", "ads"], "holds no checkpoint"),
+        (["--out", "{}/m.pt", "--version", "3"], "with --out give --model-version"),
+    ],
+)
+def test_a_version_that_cannot_be_made_changes_nothing(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ads" / "3").mkdir(parents=True)
+    fails_with(capsys, message, tmp_path, *(word.format(tmp_path) for word in arguments))
+    assert sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*")) == [
+        Path("ads"),
+        Path("ads/3"),
+    ]
+
+
 def test_the_report_measures_every_type_on_the_validation_set(run: Path, tmp_path: Path) -> None:
     report = tmp_path / "types.html"
     arguments = ("--evaluate-rows", "200", "--report", report)
@@ -184,6 +225,8 @@ def test_the_summary_names_the_operators(
         (["--evaluate-rows", "0"], "'0': give a whole number of at least 1"),
         (["--evaluate-rows", "5", "--no-evaluate"], "not allowed with"),
         (["--shards", "0"], "'0': give a whole number of at least 1"),
+        (["--repository", "models"], "not allowed with argument --out"),
+        (["--version", "0"], "'0': give a whole number of at least 1"),
         (["--table-dtype", "int4"], "'int4' is not PATTERN=VALUE, such as 'user_*=int4'"),
     ],
 )

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tessera.bounded_yaml import bounded_node, plain_value
 from tessera.errors import UserError
-from tessera.training.bounded_yaml import bounded_node, plain_value
 from tessera.training.config_source import read_yaml
 
 if TYPE_CHECKING:

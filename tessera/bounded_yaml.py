@@ -18,19 +18,23 @@ _INT64 = range(-(1 << 63), 1 << 63)
 _SHOWN_LETTERS = 40
 
 
-def bounded_node(text: str) -> yaml.Node | None:
+def bounded_node(text: str, *, aliases: bool = True) -> yaml.Node | None:
     """The root of the one document in ``text``; None where it is empty.
+
+    Args:
+        text: YAML.
+        aliases: whether it may have some.
 
     Raises:
         yaml.YAMLError: this is not YAML, is nested more than `MAX_DEPTH` deep, has an alias that
-            contains itself, or stands for more than `MAX_VALUES` values.
+            contains itself or must not be there, or stands for more than `MAX_VALUES` values.
     """
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except RecursionError as error:
         raise yaml.YAMLError(f"it is nested more than {MAX_DEPTH} deep") from error
     if node is not None:
-        _Counter().count(node, 0)
+        _Counter(aliases=aliases).count(node, 0)
     return node
 
 
@@ -47,11 +51,14 @@ def plain_value(node: yaml.Node) -> Any:
 class _Counter:
     """Counts the values below a node, each node once however often it is an alias."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, aliases: bool) -> None:
+        self._aliases = aliases
         self._counts: dict[int, int | None] = {}  # None: its children are being counted
 
     def count(self, node: yaml.Node, depth: int) -> int:
         if id(node) in self._counts:
+            if not self._aliases:
+                raise _marked(node, "it is used again by an alias; write it out instead")
             known = self._counts[id(node)]
             if known is None:
                 raise _marked(node, "an alias refers to what contains it")
