@@ -5,6 +5,8 @@ clients bring messages of the names that `inference.proto` has, so one process c
 of them.  A name in this pool is in nobody's way.
 """
 
+from typing import Any
+
 from google.protobuf.descriptor_pool import DescriptorPool
 
-POOL = DescriptorPool()
+POOL: Any = DescriptorPool()  # protobuf does not type its methods
