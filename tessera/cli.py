@@ -119,6 +119,10 @@ COMMANDS: dict[str, Command] = {
         help="answer Predict calls over gRPC for one or more packages",
         handles_sigterm=True,
     ),
+    "repository": Command(
+        module="tessera.serving.commands.repository",
+        help="look at a server's models and change their versions while it answers",
+    ),
     "predict": Command(
         module="tessera.serving.commands.predict",
         help="send requests to a server and print the answers",

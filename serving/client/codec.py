@@ -105,9 +105,16 @@ class Client:
             )
         return self._schema
 
-    def _encode(self, arrays: RequestArrays, model: str, version: str, priority: int) -> bytes:
+    def _encode(
+        self, arrays: RequestArrays, model: str, version: str, traffic_key: str, priority: int
+    ) -> bytes:
         return encode_request(
-            arrays, model=model, version=version, priority=priority, compact_ids=self._compact_ids
+            arrays,
+            model=model,
+            version=version,
+            traffic_key=traffic_key,
+            priority=priority,
+            compact_ids=self._compact_ids,
         )
 
     def _decode(self, data: bytes, batch_size: int) -> Prediction:
