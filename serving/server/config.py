@@ -44,6 +44,7 @@ _MOST = {
 _MOST_PROCESSES = 256
 _LARGEST_MESSAGE = (1 << 31) - 1
 _LONGEST_DRAIN_S = 1_000_000
+_OLDEST_CONNECTION_S = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +136,8 @@ class ServerConfig:
         max_message_bytes: largest request or response on the wire.
         max_inflight_bytes: what requests and answers inside the server may take, of all models
             together; messages that are still being received may take about as much again.
+        max_connection_age_s: how old a gRPC connection may become, a tenth more or less, in seconds; then its
+            client is asked to connect anew, by which it finds servers that were added; 0: any age.
         max_http_connections: connections of the HTTP port at a time; a new one takes the place of the oldest
             that has no complete request.
         drain_propagation_ms: milliseconds between "not serving" and the first refusal, so
@@ -159,6 +162,7 @@ class ServerConfig:
     limits: ModelLimits = field(default_factory=ModelLimits)
     max_message_bytes: int = 64 * 1024 * 1024
     max_inflight_bytes: int = 1024 * 1024 * 1024
+    max_connection_age_s: int = 0
     max_http_connections: int = 128
     drain_propagation_ms: int = 1_000
     drain_limit_s: float = 25.0
@@ -202,6 +206,13 @@ class ServerConfig:
                 f"gRPC takes messages of {_LARGEST_MESSAGE} bytes at most",
             )
         _at_least(1, max_http_connections=self.max_http_connections)
+        _at_least(0, max_connection_age_s=self.max_connection_age_s)
+        if self.max_connection_age_s > _OLDEST_CONNECTION_S:
+            _refuse(
+                "max_connection_age_s",
+                self.max_connection_age_s,
+                f"give at most {_OLDEST_CONNECTION_S}",
+            )
         self._check_processes()
         self._check_drain()
 

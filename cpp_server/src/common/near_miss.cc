@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-// Longer texts are no mistyped names, and are not compared.
+// Nobody mistypes a name as a longer text than this, so those are not compared.
 constexpr std::size_t kLongest = 64;
 
 std::size_t distance(std::string_view a, std::string_view b) {

@@ -113,6 +113,15 @@ std::vector<Flag> connection_flags(http2::Limits& limits) {
           "a connection without a call; while as many connections as may be are open, this "
           "and --handshake-timeout-s are 2 seconds",
           limits.idle_timeout),
+      {"max-connection-age-s", "N",
+       "how old a connection may become, a tenth more or less, seconds; then its client is asked "
+       "to "
+       "connect anew, by which it finds servers that were added, and no call is lost; 0: any age "
+       "(default: 0)",
+       [&limits](const std::string& value) {
+         limits.max_age = std::chrono::seconds(
+             checked_number<std::int64_t>("max-connection-age-s", value, 0, kMost));
+       }},
   };
 }
 

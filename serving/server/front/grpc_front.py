@@ -66,6 +66,8 @@ _MAX_TOLD_BYTES = 64 * 1024
 """What messages of health checks, watches and reflection may unpack to."""
 
 _SETTINGS_MS = 5_000
+# What calls may take that are open when their connection is too old.
+_AGE_GRACE_MS = 30_000
 """What a new client may take to acknowledge the server's settings before its connection ends."""
 
 _KEEPALIVE_MS = 5_000
@@ -85,6 +87,7 @@ class GrpcFront:
         budget: of the bytes that calls hold.
         receiver: bounds the messages that are being received.
         max_message_bytes: largest request or response.
+        max_connection_age_s: how old a connection may become, in seconds; 0: any age.
         shares_port: whether other processes of the same server listen on the same port.
     """
 
@@ -97,6 +100,7 @@ class GrpcFront:
         budget: ByteBudget,
         receiver: MessageReceiver,
         max_message_bytes: int,
+        max_connection_age_s: int,
         shares_port: bool,
     ) -> None:
         self._predict_service = predict_service
@@ -124,6 +128,7 @@ class GrpcFront:
                 ("grpc.compression_enabled_algorithms_bitset", _ENCODINGS),
                 # Until a client has acknowledged our limits, gRPC lets it send headers of 16 MiB a call.
                 ("grpc.http2.settings_timeout", _SETTINGS_MS),
+                *_ages(max_connection_age_s),
                 # gRPC may stop reading a connection until it has something to write to it, and does not
                 # see that it was aborted meanwhile; a ping is something to write.
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
@@ -264,6 +269,16 @@ class GrpcFront:
         del context  # gRPC's signature
         async for state in self._health.watch(request.service):
             yield _health_response(state)
+
+
+def _ages(max_s: int) -> list[tuple[str, int]]:
+    """gRPC's settings for connections that become so old, in seconds; it takes a tenth more or less."""
+    if max_s == 0:
+        return []
+    return [
+        ("grpc.max_connection_age_ms", max_s * 1_000),
+        ("grpc.max_connection_age_grace_ms", _AGE_GRACE_MS),
+    ]
 
 
 def _reader(message: Any) -> Callable[[bytes], Any]:
