@@ -272,7 +272,7 @@ class GrpcFront:
 
 
 def _ages(max_s: int) -> list[tuple[str, int]]:
-    """gRPC's settings for connections that become so old, in seconds; it takes a tenth more or less."""
+    """The settings of gRPC for connections that become so old, in seconds; it takes a tenth more or less."""
     if max_s == 0:
         return []
     return [
