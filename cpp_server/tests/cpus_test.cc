@@ -1,4 +1,4 @@
-// CPUs by quotas of made-up control groups, and names that are nearly right.
+// CPUs by quotas of made-up control groups.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "common/cpus.h"
-#include "common/near_miss.h"
 
 namespace tessera {
 namespace {
@@ -75,19 +74,6 @@ TEST_F(CpuQuota, OfVersion1) {
 TEST_F(CpuQuota, IsNoneWithoutControlGroups) { EXPECT_EQ(quota(), 0); }
 
 TEST(AvailableCpus, AreAtLeastOne) { EXPECT_GE(available_cpus(), 1); }
-
-TEST(NearestName, IsAFewChangesAway) {
-  const std::vector<std::string> names = {"port", "http-port", "model", "log-level"};
-  EXPECT_EQ(nearest_name("prot", names), "port");
-  EXPECT_EQ(nearest_name("htpt-port", names), "http-port");
-  EXPECT_EQ(nearest_name("models", names), "model");
-  EXPECT_EQ(nearest_name("loglevel", names), "log-level");
-  EXPECT_EQ(nearest_name("weather", names), "");
-  EXPECT_EQ(nearest_name("", names), "");
-  EXPECT_EQ(nearest_name(std::string(100'000, 'x'), names), "");
-  EXPECT_EQ(did_you_mean("prot", names), "; did you mean port?");
-  EXPECT_EQ(did_you_mean("weather", names), "");
-}
 
 }  // namespace
 }  // namespace tessera

@@ -1,6 +1,6 @@
 #include "common/flags.h"
 
-#include "common/near_miss.h"
+#include "common/nearest.h"
 
 namespace tessera {
 
@@ -19,9 +19,9 @@ void set_flags(const std::vector<Flag>& flags, const std::vector<std::string>& a
     if (flag == flags.end()) {
       std::vector<std::string> names;
       for (const Flag& candidate : flags) names.push_back("--" + candidate.name);
-      const std::string near = did_you_mean(name, names);
-      throw UsageError(text("unrecognized argument '", argument, "'",
-                            near.empty() ? std::string("; see --help") : near));
+      const std::string near = nearest(name, names);
+      throw UsageError(text("unrecognized argument '", argument, "'; ",
+                            near.empty() ? "see --help" : text("did you mean ", near, "?")));
     }
     const bool attached = equals != std::string::npos;
     if (flag->metavar.empty()) {
