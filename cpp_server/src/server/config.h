@@ -28,7 +28,7 @@ enum class LogLevel { kDebug, kInfo, kWarning, kError };
 // CPUs that this process may run on.
 int available_cpus();
 
-// Half of them, at least one: threads of the network, and workers while requests are small.
+// Half of them, at least one: event loops of the network, and workers while requests are small.
 int default_workers();
 
 struct ServerConfig {
