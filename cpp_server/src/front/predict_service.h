@@ -53,7 +53,7 @@ class PredictCall : public PendingRequest {
   virtual void refuse(const Status& status) = 0;
 
   // Hands this decoded request to its model.
-  virtual void submit_to(ServedModel& model) = 0;
+  virtual void submit_to(const std::shared_ptr<ServedModel>& model) = 0;
 
   // What the calls of the same connection hold of the budget.
   virtual ByteShare& connection_share() = 0;
@@ -89,7 +89,7 @@ class PredictCall : public PendingRequest {
   bool inside_ = false;
   std::int64_t held_bytes_ = 0;  // of the budget
   TimePoint began_{};
-  ServedModel* model_ = nullptr;
+  std::shared_ptr<ServedModel> model_;  // until it has been answered
 };
 
 }  // namespace tessera

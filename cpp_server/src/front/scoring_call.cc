@@ -39,7 +39,7 @@ class ScoringCall final : public PredictCall, public http2::Call {
   std::byte* begin_reply(std::size_t bytes) override { return begin_message(bytes); }
   void send_reply() override { finish({}); }
   void refuse(const Status& status) override;
-  void submit_to(ServedModel& model) override;
+  void submit_to(const std::shared_ptr<ServedModel>& model) override;
   ByteShare& connection_share() override { return Call::connection_share(); }
   bool release_request() override;
 
@@ -69,17 +69,17 @@ class ScoringMethod final : public http2::Method, private http2::EventLoop::Defe
     if (free_.size() < kKeptCalls) free_.push_back(std::move(call));
   }
 
-  void submit(PendingRequest& request, ServedModel& model) {
-    if (std::find(asked_.begin(), asked_.end(), &model) == asked_.end()) asked_.push_back(&model);
+  void submit(PendingRequest& request, const std::shared_ptr<ServedModel>& model) {
+    if (std::find(asked_.begin(), asked_.end(), model) == asked_.end()) asked_.push_back(model);
     loop_.defer(*this);
-    model.submit(request, loop_index_);
+    model->submit(request, loop_index_);
   }
 
   http2::Counters& counters() { return counters_; }
 
  private:
   void on_turn_end() override {
-    for (ServedModel* const model : asked_) model->end_turn(loop_index_);
+    for (const auto& model : asked_) model->end_turn(loop_index_);
     asked_.clear();
   }
 
@@ -87,12 +87,14 @@ class ScoringMethod final : public http2::Method, private http2::EventLoop::Defe
   http2::Counters& counters_;
   http2::EventLoop& loop_;
   const std::size_t loop_index_;
-  std::vector<ServedModel*> asked_;  // in this turn
+  std::vector<std::shared_ptr<ServedModel>> asked_;  // in this turn
   const MakeProtocol make_protocol_;
   std::vector<std::unique_ptr<ScoringCall>> free_;
 };
 
-void ScoringCall::submit_to(ServedModel& model) { method_.submit(*this, model); }
+void ScoringCall::submit_to(const std::shared_ptr<ServedModel>& model) {
+  method_.submit(*this, model);
+}
 
 void ScoringCall::on_end() {
   leave();

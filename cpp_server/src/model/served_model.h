@@ -1,15 +1,18 @@
-// A model that answers: its decoder, its queue, its workers and its counters.
+// One version of a model that answers: its decoder, its queue, its workers and its counters.
 //
 // Short passes of a model on CPUs are run by the event loop that brings their requests, at the end
 // of its turn; others by workers.
 //
 // Contract: construction opens a session per worker and event loop, which may take long, and starts
-// the workers; throws UsageError where the system gives no thread for one. submit and end_turn are
-// called by the event loop `loop` and block for no longer than a short pass; one end_turn follows
-// the last submit of a turn. drain, then close; close blocks until the workers have finished what
-// is queued. The destructor closes.
+// the workers; throws UsageError where the system gives no thread for one. submit may be called
+// from any thread and does not block; an event loop that says which one it is calls end_turn behind
+// the last submit of a turn, which blocks for no longer than a short pass. drain, then close; close
+// blocks until the workers have finished what is queued. The destructor closes, so it must not run
+// on a worker, and gives the model's memory back.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <thread>
@@ -29,27 +32,35 @@ namespace tessera {
 
 class ServedModel final : private ExecutionObserver {
  public:
-  // `config`, `metrics`, `clock` and `log` must outlive the model.
-  ServedModel(LoadedPackage package, const ServerConfig& config, ModelMetrics& metrics,
-              const Clock& clock, const Log& log);
+  // `clock` and `log` must outlive the model. Of `config` it takes the limits and the workers.
+  ServedModel(LoadedPackage package, const ServerConfig& config,
+              std::shared_ptr<ModelMetrics> metrics, const Clock& clock, const Log& log);
   ~ServedModel() override;
   ServedModel(const ServedModel&) = delete;
   ServedModel& operator=(const ServedModel&) = delete;
 
-  const std::string& name() const { return metrics_.model; }
-  const std::string& version() const { return metrics_.version; }
+  const std::string& name() const { return metrics_->model; }
+  const std::string& version() const { return metrics_->version; }
   const RequestDecoder& decoder() const { return decoder_; }
   const InferDecoder& infer_decoder() const { return infer_decoder_; }
   const Manifest& manifest() const { return package_.manifest; }
   const WorkerPlan& plan() const { return plan_; }
-  ModelMetrics& metrics() const { return metrics_; }
+  const std::string& path() const { return package_.path; }
+  std::vector<std::string> devices() const { return package_.runner->devices(); }
+  const BatchLimits& batch_limits() const { return scheduler_.batch_limits(); }
+  const QueueLimits& queue_limits() const { return queue_limits_; }
+  ModelMetrics& metrics() const { return *metrics_; }
+
+  // The hash of the package's file; empty until it is known.
+  std::string sha256() const { return package_.file_hash->known(); }
 
   // What its requests take of the byte budget.
   const RequestBytes& request_bytes() const { return request_bytes_; }
 
   // Takes responsibility for a decoded request: it will be answered or failed, perhaps before
   // this returns. Throws std::bad_alloc, and the request is still the caller's then.
-  void submit(PendingRequest& request, std::size_t loop);
+  static constexpr std::size_t kNoLoop = SIZE_MAX;
+  void submit(PendingRequest& request, std::size_t loop = kNoLoop);
 
   // Runs the pass of what is queued, if it is short.
   void end_turn(std::size_t loop);
@@ -73,6 +84,7 @@ class ServedModel final : private ExecutionObserver {
     bool begun = false;  // its thread has told the session
   };
 
+  void start_workers();
   void work(WorkerKind kind, Session& session, ModelMetrics::DeviceCounters& device);
   // The batch that was cut.
   void compute(Computer& computer, ModelMetrics::DeviceCounters& device);
@@ -81,7 +93,8 @@ class ServedModel final : private ExecutionObserver {
   Refusal on_failure(const std::exception& failure) override;
 
   const LoadedPackage package_;
-  ModelMetrics& metrics_;
+  const std::shared_ptr<ModelMetrics> metrics_;
+  const std::shared_ptr<ModelMetrics::Loaded> shown_;
   const Clock& clock_;
   const Log& log_;
   const int threads_per_worker_;
@@ -90,6 +103,7 @@ class ServedModel final : private ExecutionObserver {
   const InferDecoder infer_decoder_;
   const RequestBytes request_bytes_;
   const WorkerPlan plan_;
+  const QueueLimits queue_limits_;
   BatchScheduler scheduler_;
   std::vector<std::unique_ptr<Session>> sessions_;  // one per worker, then one per event loop
   std::vector<std::unique_ptr<Computer>> loops_;    // none where the model is on GPUs
