@@ -7,6 +7,7 @@
 #include <system_error>
 #include <utility>
 
+#include "common/cpus.h"
 #include "common/out_of_memory.h"
 #include "common/text.h"
 
