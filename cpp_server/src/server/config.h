@@ -26,7 +26,7 @@ struct ModelSource {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 
-// Half of the CPUs (common/cpus.h), at least one: threads of the network, and workers while
+// Half of the CPUs (common/cpus.h), at least one: event loops of the network, and workers while
 // requests are small.
 int default_workers();
 
