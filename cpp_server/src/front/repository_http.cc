@@ -39,7 +39,7 @@ Parameters read_parameters(const Json& json) {
     Parameter& parameter = parameters[name];
     parameter = OtherParameter{};
     if (value.is_string()) parameter = value.get<std::string>();
-    // A number above 2^63 - 1 is no version and no other parameter either.
+    // A number above 2^63 - 1 cannot be a version, nor another parameter.
     const bool fits = value.is_number_integer() &&
                       (!value.is_number_unsigned() ||
                        value.get<std::uint64_t>() <= std::numeric_limits<std::int64_t>::max());

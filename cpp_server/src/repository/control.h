@@ -69,7 +69,7 @@ class RepositoryControl {
   // Every model and version, those of --model as well, in the order of names and numbers.
   virtual std::vector<IndexEntry> index() const = 0;
 
-  // Of every model of a repository, in the order of names.
+  // How often versions of each model of a repository were loaded, in the order of names.
   virtual std::vector<LoadCount> load_counts() const = 0;
 
   // Whether load and unload are heard at all: with --model-control explicit. They answer
