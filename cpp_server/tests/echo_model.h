@@ -1,7 +1,10 @@
 // A model for tests that need no torch: a plain function in its place.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstddef>
+#include <future>
 #include <memory>
 #include <span>
 #include <string>
@@ -50,5 +53,25 @@ inline LoadedPackage echo_package() {
   package.file_hash = std::make_unique<FileHash>([](const std::stop_token&) { return "ab"; });
   return package;
 }
+
+// A request for the score of one sample.
+class Scored final : public PendingRequest {
+ public:
+  void arrive(ServedModel& model, const RequestData& data) {
+    ASSERT_TRUE(model.decoder().decode(data.view(), request).ok());
+    model.submit(*this);
+  }
+
+  std::promise<float> score;
+
+ private:
+  void answer(std::span<const OutputView> outputs, const StageTimings&) override {
+    score.set_value(outputs[0].data[0]);
+  }
+  void fail(const Refusal& refusal) override {
+    ADD_FAILURE() << refusal.status.message;
+    score.set_value(-1);
+  }
+};
 
 }  // namespace tessera::test

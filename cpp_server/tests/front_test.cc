@@ -198,6 +198,20 @@ struct FrontTest : testing::Test {
   std::shared_ptr<grpc::Channel> channel;
 };
 
+TEST_F(FrontTest, ARefusalOfADrainCountsUnderItsModel) {
+  admission.shut();
+  const auto stub = predictor::Predictor::NewStub(channel);
+  grpc::ClientContext call;
+  predictor::PredictionResponse response;
+  const grpc::Status refused = stub->Predict(&call, message_of(1, 1), &response);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(refused.error_message(), "the server is draining");
+  constexpr auto kReason = static_cast<std::size_t>(RejectReason::kDraining);
+  EXPECT_EQ(metrics->rejected[kReason], 1u);
+  EXPECT_EQ(unresolved.rejected[kReason], 0u);
+  end();
+}
+
 TEST_F(FrontTest, AnswersEveryClientWithItsOwnScores) {
   in_threads(4, [&](int client) {
     const auto stub = predictor::Predictor::NewStub(channel);

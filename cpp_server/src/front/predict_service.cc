@@ -12,6 +12,7 @@ void PredictCall::start(Bytes message) {
   expect_parts(1, 0);
   inside_ = context_.admission.enter();
   if (!inside_) {
+    model_ = named_model(message);
     fail({{Code::kUnavailable, "the server is draining"}, RejectReason::kDraining});
     return;
   }
@@ -22,6 +23,20 @@ void PredictCall::start(Bytes message) {
                                 {{"message_bytes", static_cast<std::int64_t>(message.size())}});
     free_memory();
     fail(out_of_memory_refusal());
+  }
+}
+
+// The model that `message` names, for the counts of a call that is refused whatever it asks for;
+// null: there is none, or the message cannot be read.
+std::shared_ptr<ServedModel> PredictCall::named_model(Bytes message) {
+  try {
+    Status status;
+    std::string_view key;
+    if (!protocol_->parse(message) || !protocol_->read_traffic_key(key).ok()) return nullptr;
+    if (key.empty()) key = caller();
+    return context_.registry.find(protocol_->model_name(), protocol_->model_version(), key, status);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
   }
 }
 

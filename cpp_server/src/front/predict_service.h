@@ -82,6 +82,7 @@ class PredictCall : public PendingRequest {
   void answer(std::span<const OutputView> outputs, const StageTimings& timings) final;
   void fail(const Refusal& refusal) final;
   void parse_and_submit(Bytes message);
+  std::shared_ptr<ServedModel> named_model(Bytes message);
   void count(Code code);
   bool hold(std::size_t message_bytes);
   void give_back(std::int64_t bytes);

@@ -22,7 +22,7 @@
 #include "metrics/metrics_page.h"
 #include "model/registry.h"
 #include "package/signature.h"
-#include "repository/control.h"
+#include "repository/manager.h"
 #include "server/config.h"
 #include "server/heap_trimmer.h"
 #include "server/log.h"
@@ -59,6 +59,9 @@ class Server {
   void open();
   void load();
   void load_all();
+  void begin_to_serve();
+  LoadOptions load_options() const;
+  std::unique_ptr<RepositoryManager> make_manager();
   std::optional<int> wait_for_stop(TimePoint until);
   bool drain();
   void close();
@@ -78,7 +81,8 @@ class Server {
   http2::Counters connections_;
   MetricsPage metrics_page_;
   StatusPage status_page_;
-  HeapTrimmer heap_;  // the HTTP thread's
+  HeapTrimmer heap_;                               // the HTTP thread's
+  std::unique_ptr<RepositoryManager> repository_;  // null: no --model-repository was given
   PredictContext context_;
   GrpcFront grpc_;
   std::unique_ptr<HttpFront> http_;
@@ -86,7 +90,6 @@ class Server {
   std::atomic<Loading> loading_ = Loading::kRuns;
   std::exception_ptr load_failure_;  // written before loading_ turns kFailed
   std::thread loader_;
-  RepositoryControl* repository_ = nullptr;  // null: no --model-repository was given
   int port_ = 0;
 };
 
