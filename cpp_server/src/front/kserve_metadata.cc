@@ -53,8 +53,8 @@ void set_duration(const CountedTime& time, inference::StatisticDuration& duratio
 
 Status check_repository(const std::string& name) {
   if (name.empty()) return {};
-  return Status::invalid(
-      text("repository_name is '", name, "', expected '': models are known by their names alone"));
+  return Status::invalid(text("repository_name is '", name,
+                              "', expected '': the models given at start are the only repository"));
 }
 
 template <typename Request>
@@ -224,26 +224,13 @@ Status KserveMetadata::answer(const inference::RepositoryIndexRequest& request,
   if (Status status = check_repository(request.repository_name()); !status.ok()) {
     return status;
   }
-  const auto add = [&](const std::string& name, const std::string& version, VersionState state,
-                       const std::string& reason) {
-    if (request.ready() && state != VersionState::kReady) return;
+  for (const IndexEntry& known : index_entries(facts_)) {
+    if (request.ready() && known.state != VersionState::kReady) continue;
     auto& entry = *response.add_models();
-    entry.set_name(name);
-    entry.set_version(version);
-    entry.set_state(std::string(state_name(state)));
-    entry.set_reason(reason);
-  };
-  if (facts_.repository != nullptr) {
-    for (const IndexEntry& entry : facts_.repository->index()) {
-      add(entry.model, entry.version, entry.state, entry.reason);
-    }
-    return {};
-  }
-  for (const std::string& name : facts_.registry.names()) {
-    Status status;
-    const auto model = facts_.registry.find(name, "", status);
-    add(name, model == nullptr ? "" : model->version(),
-        model == nullptr ? VersionState::kLoading : VersionState::kReady, "");
+    entry.set_name(known.model);
+    entry.set_version(known.version);
+    entry.set_state(std::string(state_name(known.state)));
+    entry.set_reason(known.reason);
   }
   return {};
 }

@@ -57,6 +57,9 @@ class PredictCall : public PendingRequest {
   // else the address of its peer. Only called by start.
   virtual std::string_view caller() = 0;
 
+  // Hands this decoded request to its model.
+  virtual void submit_to(const std::shared_ptr<ServedModel>& model) = 0;
+
   // What the calls of the same connection hold of the budget.
   virtual ByteShare& connection_share() = 0;
 

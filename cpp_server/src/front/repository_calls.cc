@@ -85,6 +85,22 @@ Status check_allowed(const RepositoryControl* control) {
 
 }  // namespace
 
+std::vector<IndexEntry> index_entries(const ServerFacts& facts) {
+  if (facts.repository != nullptr) return facts.repository->index();
+  std::vector<IndexEntry> entries;
+  for (const std::string& name : facts.registry.names()) {
+    Status status;
+    const auto model = facts.registry.find(name, "", status);
+    IndexEntry entry{.model = name, .state = VersionState::kLoading};
+    if (model != nullptr) {
+      entry.version = model->version();
+      entry.state = VersionState::kReady;
+    }
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
 void call_load(RepositoryControl* control, const std::string& model, const Parameters& parameters,
                RepositoryControl::Done done) {
   Status status = check_allowed(control);

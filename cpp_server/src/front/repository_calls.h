@@ -10,8 +10,10 @@
 #include <map>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "common/status.h"
+#include "front/server_facts.h"
 #include "repository/control.h"
 
 namespace tessera {
@@ -20,6 +22,9 @@ namespace tessera {
 struct OtherParameter {};
 using Parameter = std::variant<std::string, std::int64_t, OtherParameter>;
 using Parameters = std::map<std::string, Parameter>;
+
+// Every model and version, also those of a server without a repository.
+std::vector<IndexEntry> index_entries(const ServerFacts& facts);
 
 void call_load(RepositoryControl* control, const std::string& model, const Parameters& parameters,
                RepositoryControl::Done done);

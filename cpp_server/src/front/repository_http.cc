@@ -53,20 +53,18 @@ HttpAnswer json_answer(const Json& json) {
           .body = json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"};
 }
 
-HttpAnswer index_answer(const RepositoryControl* control, const Json& json) {
+HttpAnswer index_answer(const ServerFacts& facts, const Json& json) {
   const auto ready = json.find("ready");
   if (ready != json.end() && !ready->is_boolean()) {
     return json_refusal(400, "ready is not true or false");
   }
   const bool ready_alone = ready != json.end() && ready->get<bool>();
   Json rows = Json::array();
-  if (control == nullptr) return json_answer(rows);
-  for (const IndexEntry& entry : control->index()) {
+  for (const IndexEntry& entry : index_entries(facts)) {
     if (ready_alone && entry.state != VersionState::kReady) continue;
-    rows.push_back({{"name", entry.model},
-                    {"version", entry.version},
-                    {"state", state_name(entry.state)},
-                    {"reason", entry.reason}});
+    rows.push_back(
+        {{"name", entry.model}, {"version", entry.version}, {"state", state_name(entry.state)}});
+    if (!entry.reason.empty()) rows.back()["reason"] = entry.reason;
   }
   return json_answer(rows);
 }
@@ -96,7 +94,7 @@ int http_status_of(Code code) {
   return 500;
 }
 
-void answer_repository_post(RepositoryControl* control, const std::string& path,
+void answer_repository_post(const ServerFacts& facts, const std::string& path,
                             const std::string& body, HttpDone done) {
   const std::string_view rest =
       path.starts_with(kModels) ? std::string_view(path).substr(kModels.size()) : "";
@@ -113,8 +111,14 @@ void answer_repository_post(RepositoryControl* control, const std::string& path,
     done(json_refusal(400, "the body is not a JSON object such as {\"parameters\": {}}"));
     return;
   }
+  const char* const known = path == kIndex ? "ready" : "parameters";
+  for (const auto& [key, value] : json->items()) {
+    if (key == known) continue;
+    done(json_refusal(400, text("the body has '", key, "', expected '", known, "'")));
+    return;
+  }
   if (path == kIndex) {
-    done(index_answer(control, *json));
+    done(index_answer(facts, *json));
     return;
   }
   const auto given = json->find("parameters");
@@ -124,7 +128,7 @@ void answer_repository_post(RepositoryControl* control, const std::string& path,
   }
   const Parameters parameters = given == json->end() ? Parameters{} : read_parameters(*given);
   const auto call = verb == "load" ? call_load : call_unload;
-  call(control, model, parameters, answering(std::move(done)));
+  call(facts.repository, model, parameters, answering(std::move(done)));
 }
 
 }  // namespace tessera

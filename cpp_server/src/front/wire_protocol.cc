@@ -68,7 +68,7 @@ class InferProtocol final : public WireProtocol {
     key = view_.id;
     if (parameter.key.empty()) return {};
     if (parameter.kind != ParameterView::Kind::kString) {
-      return Status::invalid("parameter 'traffic_key' is not a string_param");
+      return Status::invalid("parameter 'traffic_key' is not a string");
     }
     if (!parameter.string.empty()) key = parameter.string;
     return check_traffic_key("parameter 'traffic_key'", parameter.string);

@@ -1,7 +1,5 @@
 #include "server/config.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -10,6 +8,7 @@
 #include <set>
 #include <sstream>
 
+#include "common/cpus.h"
 #include "common/text.h"
 #include "package/format_rules.h"
 
@@ -17,7 +16,6 @@ namespace tessera {
 namespace {
 
 constexpr int kWorkersPerGpu = 2;
-constexpr double kLeastPollS = 0.01;
 constexpr double kMostPollS = 86'400;
 
 // What stands before the first '=' is a name unless it holds a '/': then all of it is a path.
@@ -133,6 +131,15 @@ std::vector<Flag> connection_flags(http2::Limits& limits) {
           "a connection without a call; while as many connections as may be are open, this "
           "and --handshake-timeout-s are 2 seconds",
           limits.idle_timeout),
+      {"max-connection-age-s", "N",
+       "how old a connection may become, a tenth more or less, seconds; then its client is asked "
+       "to "
+       "connect anew, by which it finds servers that were added, and no call is lost; 0: any age "
+       "(default: 0)",
+       [&limits](const std::string& value) {
+         limits.max_age = std::chrono::seconds(
+             checked_number<std::int64_t>("max-connection-age-s", value, 0, kMost));
+       }},
   };
 }
 
@@ -157,9 +164,8 @@ std::vector<Flag> own_flags(ServerConfig& config) {
             ")"),
        [&](const std::string& value) {
          config.poll_s = parse_number<double>("poll-s", value);
-         if (!(config.poll_s >= kLeastPollS) || !(config.poll_s <= kMostPollS)) {
-           refuse_flag("poll-s", value,
-                       text("give seconds from ", kLeastPollS, " to ", kMostPollS));
+         if (!(config.poll_s > 0) || !(config.poll_s <= kMostPollS)) {
+           refuse_flag("poll-s", value, text("give seconds above 0 and up to ", kMostPollS));
          }
        }},
       number_flag("max-model-bytes",
@@ -167,7 +173,8 @@ std::vector<Flag> own_flags(ServerConfig& config) {
                   "loaded, may have in sum, bytes; 0: any number",
                   config.max_model_bytes, 0),
       {"host", "HOST",
-       text("address to listen on, for both ports (default: ", config.host, ", every interface)"),
+       text("address to listen on, for both ports (default: ", config.host,
+            ", this machine alone; 0.0.0.0: every interface)"),
        [&](const std::string& value) { config.host = value; }},
       number_flag("port", "gRPC port; 0: any free one, see the ready line", config.port, 0, 65'535),
       number_flag("http-port", "HTTP port; 0: any free one", config.http_port, 0, 65'535),
@@ -287,6 +294,11 @@ void check(const ServerConfig& config) {
   if (config.models.empty() && config.repositories.empty()) {
     throw UsageError("--model is missing; give at least one MODEL.pt, or --model-repository DIR");
   }
+  const std::set<std::string> distinct(config.repositories.begin(), config.repositories.end());
+  if (distinct.size() != config.repositories.size()) {
+    refuse_flag("model-repository", "'" + config.repositories.back() + "'",
+                "give each folder once");
+  }
   if (config.repositories.empty() && config.control != ModelControl::kNone) {
     refuse_flag("model-control", std::string(control_name(config.control)),
                 "there is nothing to control; add --model-repository DIR");
@@ -325,13 +337,6 @@ void check(const ServerConfig& config) {
 }
 
 }  // namespace
-
-int available_cpus() {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  const bool known = sched_getaffinity(0, sizeof(allowed), &allowed) == 0;
-  return known ? std::max(1, CPU_COUNT(&allowed)) : 1;
-}
 
 int default_workers() { return std::max(1, available_cpus() / 2); }
 

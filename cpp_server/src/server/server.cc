@@ -68,15 +68,17 @@ Server::Server(const ServerConfig& config, const Log& log)
       status_page_(counters_, clock_),
       repository_(make_manager()),
       context_{registry_, unresolved_, admission_, budget_, clock_, log},
-      grpc_(context_,
-            {registry_, clock_, kVersion, [this] { return draining_.load(); }, repository_.get()},
-            connections_) {
+      grpc_(context_, facts(), connections_) {
   for (std::size_t i = 0; i < names_.names.size(); ++i) {
     counters_.add(names_.names[i], names_.versions[i]);
   }
 }
 
 Server::~Server() { close(); }
+
+ServerFacts Server::facts() const {
+  return {registry_, clock_, kVersion, [this] { return draining_.load(); }, repository_.get()};
+}
 
 std::string Server::state() const {
   if (draining_) return "draining";
@@ -86,7 +88,7 @@ std::string Server::state() const {
 HttpAnswer Server::page(const std::string& path) const {
   if (path == "/metrics") {
     return {.content_type = "text/plain; version=0.0.4; charset=utf-8",
-            .body = metrics_page_.render()};
+            .body = metrics_page_.render(repository_.get())};
   }
   if (path == "/healthz") return {.body = "ok\n"};
   if (path == "/readyz") {
@@ -95,7 +97,9 @@ HttpAnswer Server::page(const std::string& path) const {
   }
   if (path == "/") {
     return {.content_type = "text/html; charset=utf-8",
-            .body = status_page_.page(state(), kVersion)};
+            .body = status_page_.page(
+                state(), kVersion,
+                repository_ == nullptr ? std::vector<IndexEntry>{} : repository_->index())};
   }
   return {.status = 404, .body = "there is /, /metrics, /healthz and /readyz\n"};
 }
@@ -110,7 +114,7 @@ void Server::open() {
                   .max_connections = config_.max_http_connections},
       [this](const std::string& path) { return page(path); },
       [this](const std::string& path, const std::string& body, HttpDone done) {
-        answer_repository_post(repository_.get(), path, body, std::move(done));
+        answer_repository_post(facts(), path, body, std::move(done));
       },
       [this] {
         status_page_.tick();

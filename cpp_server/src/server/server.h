@@ -18,6 +18,7 @@
 #include "front/grpc_front.h"
 #include "front/http_front.h"
 #include "front/predict_service.h"
+#include "front/server_facts.h"
 #include "front/status_page.h"
 #include "metrics/metrics_page.h"
 #include "model/registry.h"
@@ -55,6 +56,7 @@ class Server {
   static std::vector<PublicKey> read_keys(const ServerConfig& config);
   static Names read_names(const ServerConfig& config);
   std::string state() const;
+  ServerFacts facts() const;
   HttpAnswer page(const std::string& path) const;
   void open();
   void load();
