@@ -1,5 +1,6 @@
 // The package file: archive, hashes, manifest, golden answers' container.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <map>
@@ -45,6 +46,7 @@ struct PackageTest : testing::Test {
   }
 
   const std::string path = testing::TempDir() + "tessera_package_test_" +
+                           std::to_string(::getpid()) + "_" +
                            testing::UnitTest::GetInstance()->current_test_info()->name();
 };
 

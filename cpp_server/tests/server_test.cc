@@ -142,6 +142,10 @@ TEST(Flags, RefuseWithTheRemedy) {
             "--drain-limit-s is nan");
   EXPECT_EQ(usage_error({"--model", "a", "--frobnicate"}),
             "unrecognized argument '--frobnicate'; see --help");
+  EXPECT_EQ(usage_error({"--model", "a.pt", "--prot", "1"}),
+            "unrecognized argument '--prot'; did you mean --port?");
+  EXPECT_EQ(usage_error({"--modle=a.pt"}),
+            "unrecognized argument '--modle=a.pt'; did you mean --model?");
   EXPECT_EQ(usage_error({"--model"}), "--model needs a value");
   EXPECT_EQ(usage_error({"--skip-golden=yes"}), "--skip-golden takes no value");
 }

@@ -5,6 +5,7 @@ import random
 import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -32,7 +33,8 @@ from tessera.serving.client import (
 from tessera.serving.client.codec import check_address
 from tessera.serving.protocol import predictor_pb2 as pb
 from tests.client.client_schemas import schema
-from tests.client.fake_predictor import reference_scores
+from tests.client.fake_predictor import FakeServer, reference_scores, running
+from tests.patience import PATIENCE_S
 
 DENSE = np.array([[0.5, 1.0], [2.0, 3.0]], dtype=np.float32)
 SPARSE = {
@@ -108,6 +110,21 @@ def test_scores_come_back_per_sample(server, connect):
     assert prediction.timings.batch_requests == 2
     assert prediction.timings.batch_samples == 9
     assert (server.requests[0].priority, server.requests[0].traffic_key) == (3, "user 7")
+
+
+def test_servers_of_one_name_are_called_in_turn(server, connect):
+    with running(FakeServer()) as other:
+        ports = [fake.address.rpartition(":")[2] for fake in (server, other)]
+        target = "ipv4:" + ",".join(f"127.0.0.1:{port}" for port in ports)
+        with connect(target, schema=schema()) as client:
+            # The second connection may come a moment after the first one.
+            until = time.monotonic() + PATIENCE_S
+            while not (server.requests and other.requests) and time.monotonic() < until:
+                client.predict(DENSE, SPARSE)
+            before = len(server.requests), len(other.requests)
+            for _ in range(20):
+                client.predict(DENSE, SPARSE)
+        assert (len(server.requests), len(other.requests)) == (before[0] + 10, before[1] + 10)
 
 
 def test_wide_outputs_are_a_matrix(server, connect):

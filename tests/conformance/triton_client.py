@@ -2,7 +2,7 @@
 
     python triton_client.py HOST:PORT < TENSORS.json
 
-It cannot share a process with Tessera's generated messages: both register the same names.  TENSORS.json
+It stands apart from Tessera's own messages, as a user of that client does.  TENSORS.json
 has [name, datatype, shape, hexadecimal bytes] for each input.  Prints what the client was told, as JSON.
 
     python triton_client.py --repository HOST:PORT MODEL

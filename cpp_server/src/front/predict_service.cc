@@ -51,7 +51,7 @@ void PredictCall::parse_and_submit(Bytes message) {
   if (!hold(message.size())) return;
   decode = context_.clock.now() - began_;
   model->metrics().observe_stage(Stage::kDecode, seconds(decode));
-  model->submit(*this);
+  submit_to(model);
 }
 
 // Takes what the request will hold until its answer has left; otherwise it has been refused.

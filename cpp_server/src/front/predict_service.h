@@ -52,6 +52,9 @@ class PredictCall : public PendingRequest {
   virtual void send_reply() = 0;
   virtual void refuse(const Status& status) = 0;
 
+  // Hands this decoded request to its model.
+  virtual void submit_to(const std::shared_ptr<ServedModel>& model) = 0;
+
   // What the calls of the same connection hold of the budget.
   virtual ByteShare& connection_share() = 0;
 
