@@ -289,7 +289,7 @@ def test_an_item_without_an_id_is_refused(tmp_path):
 
 
 def test_products_are_evaluated_as_scores(tmp_path, capsys):
-    # Labels of both classes; a product of two vectors is no probability, whatever its size.
+    # Labels of both classes; a product of two vectors is not a probability, whatever its size.
     def labelled(text):
         return text.replace("    time: {kind", "    liked: {kind: label}\n    time: {kind")
 

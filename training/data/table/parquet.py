@@ -20,8 +20,8 @@ from tessera.training.data.table.common import DAMAGED, unreadable
 
 UNIT_ROWS = 1 << 16
 UNIT_BYTES = 64 << 20
-READ_ROWS = 1 << 14
-"""Row groups with fewer rows are read together with their neighbours."""
+READ_BYTES = 8 << 20
+"""Row groups with fewer bytes, encoded but not compressed, are read together with their neighbours."""
 GROUP_ROWS = 1 << 20
 GROUP_BYTES = 256 << 20
 """A row group with more rows or decoded bytes than this is too large to be held."""
@@ -103,7 +103,7 @@ class TableFile:
     def read(self, groups: Sequence[int], names: Sequence[str]) -> Any:
         """The columns ``names`` of these row groups, as an Arrow table; strings as dictionaries.
 
-        Of a local file, row groups of `READ_ROWS` rows and more are chunks of their own.
+        Of a local file, row groups of `READ_BYTES` and more are chunks of their own.
 
         Raises:
             UserError: the file is damaged.
@@ -145,15 +145,15 @@ def _table(file: Any, groups: Sequence[int], names: list[str], *, remote: bool) 
 
 
 def _some_at_once(groups: Sequence[int], metadata: Any) -> Iterator[list[int]]:
-    """Neighbouring groups of at least `READ_ROWS` rows together."""
+    """Neighbouring groups of at least `READ_BYTES` together."""
     some: list[int] = []
-    rows = 0
+    size = 0
     for group in groups:
         some.append(group)
-        rows += metadata.row_group(group).num_rows
-        if rows >= READ_ROWS:
+        size += metadata.row_group(group).total_byte_size
+        if size >= READ_BYTES:
             yield some
-            some, rows = [], 0
+            some, size = [], 0
     if some:
         yield some
 
