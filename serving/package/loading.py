@@ -185,6 +185,10 @@ class Loading:
         contents = self.opening.contents()
         return FileHash(functools.partial(self.records.file_sha256, contents))
 
+    def hash_again(self) -> FileHash:
+        """As `file_hash`, of what is read again: nothing of what was kept is held for it."""
+        return FileHash(functools.partial(self.records.file_sha256, {}))
+
     def build(self) -> None:
         """Make the module, which is the first that runs of the package; every record must have been read.
 

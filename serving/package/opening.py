@@ -98,7 +98,7 @@ class Opening:
                 raise PackageError(records.path, f"record {name!r} is not one that packages have")
         self._data = records.read_checked(DATA_RECORD, max_bytes=MAX_PICKLE_BYTES)
         try:
-            self._tables = dict.fromkeys(self._large_tables())
+            self._tables = dict.fromkeys(self._find_large_tables())
             self._check_storages(DATA_RECORD, self._data)
         except ValueError as error:
             raise PackageError(records.path, str(error)) from error
@@ -135,7 +135,7 @@ class Opening:
         except ValueError as error:
             raise PackageError(self._records.path, f"record {name!r}: {error}") from error
 
-    def _large_tables(self) -> list[str]:
+    def _find_large_tables(self) -> list[str]:
         keys = byte_storages(self._data)
         large = {entry.name for entry in self._records.entries if entry.bytes >= LARGE_BYTES}
         return sorted(large & {f"data/{key}" for key in keys})
@@ -151,6 +151,10 @@ class Opening:
         table = self._memory.new(entry.bytes)
         self._tables[entry.name] = table
         return table.numpy().data
+
+    def large_tables(self) -> list[str]:
+        """The records that are large tables, in the order of the file."""
+        return [entry.name for entry in self._records.entries if entry.name in self._tables]
 
     def share(self) -> None:
         """Take the large tables from others that have equal ones; `into` is not called for these."""

@@ -218,6 +218,10 @@ class BatchScheduler:
             self._timer.cancel()
         self._pool.close(timeout_s)
 
+    def forget(self) -> None:
+        """Let go of the model, after `close`; nothing is computed any more."""
+        del self._pool
+
     def _schedule_pump(self) -> None:
         # Not at once: requests that are still received in this turn of the loop can share the batch.
         if not self._pump_scheduled:

@@ -13,8 +13,9 @@ from google.protobuf.message import DecodeError
 
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.protocol import predictor_pb2 as pb
+from tessera.serving.repository.choice import MAX_TRAFFIC_KEY_BYTES
 from tessera.serving.server.errors import InvalidRequestError
-from tessera.serving.server.model.registry import Registry
+from tessera.serving.server.model.registry import Key, Registry
 from tessera.serving.server.model.served_model import ServedModel
 from tessera.serving.server.request.decoded_request import NO_DEADLINE, Answer, DecodedRequest
 
@@ -47,9 +48,14 @@ class WireProtocol(Protocol):
     """What differs between the wire protocols that a model is called by."""
 
     def open(
-        self, content: bytes, registry: Registry
+        self, content: bytes, registry: Registry, key: Key
     ) -> tuple[ServedModel, Callable[[], DecodedCall]]:
         """The model that a call asks for, and what checks the rest of its request.
+
+        Args:
+            content: the message.
+            registry: the models.
+            key: gives what decides between versions where the message does not say.
 
         Raises:
             InvalidRequestError: the bytes are not a valid message; the returned function raises it for the
@@ -63,14 +69,15 @@ class PredictProtocol:
     """``predictor.Predictor``'s Predict."""
 
     def open(
-        self, content: bytes, registry: Registry
+        self, content: bytes, registry: Registry, key: Key
     ) -> tuple[ServedModel, Callable[[], DecodedCall]]:
         """The model that a Predict call asks for, and what checks the rest of its request."""
         try:
             message = pb.PredictionRequest.FromString(content)
         except DecodeError as error:
             raise invalid_message(content, "PredictionRequest", error) from None
-        model = registry.find(message.model_name, message.model_version)
+        own_key = traffic_key("traffic_key", message.traffic_key)
+        model = registry.find(message.model_name, message.model_version, own_key or key)
 
         def read() -> DecodedCall:
             request = model.decoder.decode(message)
@@ -87,14 +94,14 @@ class InferProtocol:
     """``inference.GRPCInferenceService``'s ModelInfer."""
 
     def open(
-        self, content: bytes, registry: Registry
+        self, content: bytes, registry: Registry, key: Key
     ) -> tuple[ServedModel, Callable[[], DecodedCall]]:
         """The model that a ModelInfer call asks for, and what checks the rest of its request."""
         try:
             message = ipb.ModelInferRequest.FromString(content)
         except DecodeError as error:
             raise invalid_message(content, "ModelInferRequest", error) from None
-        model = registry.find(message.model_name, message.model_version)
+        model = registry.find(message.model_name, message.model_version, _infer_key(message) or key)
 
         def read() -> DecodedCall:
             asked = model.infer_decoder.decode(message)
@@ -110,6 +117,31 @@ class InferProtocol:
             )
 
         return model, read
+
+
+def traffic_key(field: str, text: str) -> Key | None:
+    """What decides between versions for a request that says so itself; None: it does not.
+
+    Raises:
+        InvalidRequestError: it is too long.
+    """
+    content = text.encode()
+    if len(content) > MAX_TRAFFIC_KEY_BYTES:
+        raise InvalidRequestError(
+            f"{field} has {len(content)} bytes, the limit is {MAX_TRAFFIC_KEY_BYTES}"
+        )
+    return (lambda: content) if content else None
+
+
+def _infer_key(message: ipb.ModelInferRequest) -> Key | None:
+    if "traffic_key" in message.parameters:
+        parameter = message.parameters["traffic_key"]
+        if parameter.WhichOneof("parameter_choice") != "string_param":
+            raise InvalidRequestError("parameter 'traffic_key' is not a string")
+        if key := traffic_key("parameter 'traffic_key'", parameter.string_param):
+            return key
+    call_id = message.id.encode()
+    return (lambda: call_id) if call_id else None
 
 
 def _strings_of(message: pb.PredictionRequest) -> int:
