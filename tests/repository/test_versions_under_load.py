@@ -69,7 +69,7 @@ def test_polled_versions_change_without_any_client_noticing(tmp_path, packages):
         )
         # An error in serving.yaml changes nothing but what is told.
         (model / "serving.yaml").write_text("versions: [5]\nlabel: {stable: 4}\n")
-        repository.wait(lambda index: "did you mean labels?" in index["4"][1])
+        repository.wait(lambda index: "did you mean labels?" in index["5"][1])
         assert "did you mean labels?" in repository.page("/")
         assert load.failures == []
         assert load.count > 0

@@ -39,7 +39,7 @@ class IndexRow:
         model: its name.
         version: its number, or what the manifest of a package of ``--model`` says; empty: the model has none.
         state: see `VersionState`.
-        reason: why it does not answer, or why its changed file does not.
+        reason: why it does not answer, or why its changed file does not; what is wrong with the model's own files.
         progress: how much of its load is done, from 0 to 1.
         labels: that name it.
         percent: of the requests without a version that ``traffic`` gives it.
@@ -203,7 +203,7 @@ class ModelVersions:
                 model=self.name,
                 version=str(version),
                 state=state,
-                reason=reason or (problem if state is not VersionState.READY else ""),
+                reason="; ".join(filter(None, (reason, problem))),
                 progress=self.progress if version == self.loading else 0.0,
                 labels=labels,
                 percent=sum(shares.get(label, 0.0) for label in labels),
