@@ -14,7 +14,7 @@ python=${PYTHON:-.venv/bin/python}
 packages=(
   cmake ninja-build g++ pkg-config protobuf-compiler protobuf-compiler-grpc libgrpc++-dev
   libprotobuf-dev libnghttp2-dev prometheus-cpp-dev nlohmann-json3-dev libssl-dev zlib1g-dev
-  libgtest-dev
+  libyaml-cpp-dev libgtest-dev
 )
 
 missing() {
@@ -26,7 +26,8 @@ missing() {
   for header in grpcpp/grpcpp.h:libgrpc++-dev google/protobuf/message.h:libprotobuf-dev \
     nghttp2/nghttp2.h:libnghttp2-dev \
     prometheus/text_serializer.h:prometheus-cpp-dev nlohmann/json.hpp:nlohmann-json3-dev \
-    openssl/evp.h:libssl-dev zlib.h:zlib1g-dev gtest/gtest.h:libgtest-dev; do
+    openssl/evp.h:libssl-dev zlib.h:zlib1g-dev yaml-cpp/parser.h:libyaml-cpp-dev \
+    gtest/gtest.h:libgtest-dev; do
     compgen -G "/usr/include/${header%%:*}" >/dev/null ||
       compgen -G "/usr/include/*-linux-gnu/${header%%:*}" >/dev/null ||
       compgen -G "/usr/local/include/${header%%:*}" >/dev/null || echo "${header##*:}"

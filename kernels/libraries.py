@@ -63,6 +63,7 @@ LIBRARIES: dict[str, OperatorLibrary] = {
             "tessera::linear_bf16",
             "tessera::dense_steps",
             "tessera::xxh64",
+            "tessera::table_batch",
         ),
         remedy="build it with: make build (or python kernels/build.py)",
     ),

@@ -39,6 +39,18 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
     The id of each of ``k`` strings, int64: XXH64 with seed 0 of its bytes, which for text are UTF-8.
     ``bytes`` is uint8, ``offsets`` int32 or int64: string ``i`` is ``bytes[offsets[i] : offsets[i + 1]]``.
     CPU only.
+``table_batch(dense, dense_present, ids, ids_present, list_..., first, rows, weighted)``
+    Rows ``first`` to ``first + rows - 1`` of a table's columns as a batch, ``B = rows``: dense values ``[B, D]``
+    (NaN where missing), lengths ``[F * B]`` int32 and ids ``[N]`` int64 feature after feature (those of one
+    id first), and with ``weighted`` the ids' weights ``[N]``, 1 where a feature has none.  ``dense`` are float32
+    vectors and ``ids`` int64 ones; each has a bitmap as Arrow has them, empty where no row lacks a value.  A feature
+    with lists has ``list_values[i]``, ``list_weights[i]`` (empty: none), ``list_starts[i]`` and
+    ``list_lengths[i]`` (int32): a row's ids are ``values[start : start + length]``.  CPU only.
+``table_interleave(dense, dense_present, ids, ids_present, rows, dense_out, ids_out, masks_out)``
+    The columns' ``rows`` (None: all), one row after the other: into ``[n, D]``, ``[n, S]`` int64 and ``[n, S / 64]``
+    int64 rounded up, whose bits say which features have an id, the first in the lowest.  CPU only.
+``table_batch_at(dense [n, D], ids [n, S], masks, list_..., rows [B], weighted)``
+    The batch of `table_batch` of any rows of what `table_interleave` wrote.  CPU only.
 
 Arguments:
     weights: uint8 ``[bytes]``, all tables (`tessera.kernels.tables.pack_tables`).

@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import errno
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -117,6 +119,10 @@ COMMANDS: dict[str, Command] = {
         help="answer Predict calls over gRPC for one or more packages",
         handles_sigterm=True,
     ),
+    "repository": Command(
+        module="tessera.serving.commands.repository",
+        help="look at a server's models and change their versions while it answers",
+    ),
     "predict": Command(
         module="tessera.serving.commands.predict",
         help="send requests to a server and print the answers",
@@ -136,7 +142,15 @@ class _Parser(argparse.ArgumentParser):
     """Says in one line what is wrong with the flags."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USER_ERROR, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+        remedy = self._near_miss(message) or f"see {self.prog} --help"
+        self.exit(EXIT_USER_ERROR, f"{self.prog}: error: {message}; {remedy}\n")
+
+    def _near_miss(self, message: str) -> str:
+        """What argparse's ``message`` leaves out: the flag that an unknown one is nearest to."""
+        unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        near = difflib.get_close_matches(unknown[1], flags, n=1) if unknown else []
+        return f"did you mean {near[0]}?" if near else ""
 
 
 def _top_parser() -> argparse.ArgumentParser:

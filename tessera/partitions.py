@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol, TypeVar
 
+from tessera.cpus import usable_cpus
 from tessera.errors import UserError
 
 MAX_TRIES = 3
@@ -63,13 +64,6 @@ class Engine(Protocol):
         ...
 
 
-def cpu_count() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def died(task: object, how: str) -> UserError:
     """The error of a partition whose process ended too often."""
     return UserError(
@@ -87,7 +81,7 @@ class LocalEngine:
     """
 
     def __init__(self, *, processes: int | None = None) -> None:
-        self.processes = cpu_count() if processes is None else processes
+        self.processes = usable_cpus() if processes is None else processes
 
     def map(self, work: Work[Task, Result], tasks: Iterable[Task]) -> Iterator[tuple[Task, Result]]:
         """See `Engine.map`; at most ``2 * processes`` tasks are begun and not yet read."""

@@ -12,6 +12,11 @@ from grpc_tools import protoc
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "serving" / "protocol"
 MODULE_SUFFIXES = ("_pb2.py", "_pb2.pyi")
+# The default pool takes each message's name once a process (serving/protocol/pool.py).
+DEFAULT_POOL_IMPORT = (
+    "from google.protobuf import descriptor_pool as _descriptor_pool\n",
+    "from tessera.serving.protocol.pool import POOL as _POOL\n",
+)
 
 
 def generate(folder: Path) -> dict[str, str]:
@@ -28,7 +33,12 @@ def generate(folder: Path) -> dict[str, str]:
     )
     if status:
         sys.exit(f"protoc failed with status {status}")
-    return {path.name: path.read_text() for path in sorted(folder.iterdir())}
+    return {path.name: _in_own_pool(path.read_text()) for path in sorted(folder.iterdir())}
+
+
+def _in_own_pool(text: str) -> str:
+    """A module of messages that registers them where no other module's names are."""
+    return text.replace(*DEFAULT_POOL_IMPORT).replace("_descriptor_pool.Default()", "_POOL")
 
 
 def main() -> None:

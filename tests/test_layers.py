@@ -16,11 +16,12 @@ from tessera.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("kernels", "training", "serving")
-# A version, an error type, YAML in bounds, files that are whole or not there, calls of users' own code, and engines
-# that work on partitions: of ours they import one another.
+# A version, an error type, YAML in bounds, how many CPUs there are, files that are whole or not there, calls of
+# users' own code, and engines that work on partitions: of ours they import one another.
 FOUNDATION = (
     "tessera",
     "tessera.bounded_yaml",
+    "tessera.cpus",
     "tessera.durable",
     "tessera.engines",
     "tessera.errors",

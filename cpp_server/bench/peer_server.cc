@@ -129,16 +129,17 @@ void serve_no_model(const std::string& path) {
   config.models = {{.path = path, .name = ""}};
   const SteadyClock clock;
   const Log log(LogLevel::kWarning, true);
-  ModelMetrics metrics(package.manifest.name, package.manifest.version);
+  const std::string name = package.manifest.name;
+  const auto metrics = std::make_shared<ModelMetrics>(name, package.manifest.version);
   ModelMetrics unresolved("", "");
-  Registry registry({package.manifest.name});
+  Registry registry({name});
   Admission admission([] {});
   ByteBudget budget(config.max_inflight_bytes);
   const PredictContext context{registry, unresolved, admission, budget, clock, log};
   http2::Counters counters;
-  GrpcFront front(context, {registry, config, clock, "peer", [] { return false; }}, counters);
-  registry.publish(0,
-                   std::make_unique<ServedModel>(std::move(package), config, metrics, clock, log));
+  GrpcFront front(context, {registry, clock, "peer", [] { return false; }}, counters);
+  registry.publish(name,
+                   std::make_shared<ServedModel>(std::move(package), config, metrics, clock, log));
   std::cout << front.start({.host = "127.0.0.1", .limits = connection_limits(config)},
                            default_workers())
             << std::endl;

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "common/grpc_setup.h"
+#include "echo_model.h"
 #include "front/grpc_front.h"
 #include "health.grpc.pb.h"
 #include "inference.grpc.pb.h"
@@ -29,43 +30,6 @@ namespace {
 using namespace std::chrono_literals;
 using grpc::health::v1::HealthCheckRequest;
 using grpc::health::v1::HealthCheckResponse;
-
-// The score of a row is its first dense feature.
-class EchoSession final : public test::MemorySession {
- public:
-  EchoSession() : MemorySession(test::schema()) {}
-
-  std::unique_ptr<Scores> forward(const HostBatch& batch) override {
-    class Echo final : public Scores {
-     public:
-      std::vector<float> values;
-      std::span<const float> output(std::size_t) const override { return values; }
-    };
-    auto scores = std::make_unique<Echo>();
-    for (std::size_t row = 0; row < static_cast<std::size_t>(batch.samples); ++row) {
-      scores->values.push_back(batch.dense[2 * row]);
-    }
-    return scores;
-  }
-};
-
-class EchoRunner final : public Runner {
- public:
-  std::vector<std::string> devices() const override { return {"cpu"}; }
-  std::unique_ptr<Session> open_session(std::size_t) override {
-    return std::make_unique<EchoSession>();
-  }
-  std::vector<DeviceMemory> memory() const override { return {}; }
-};
-
-LoadedPackage echo_package() {
-  LoadedPackage package;
-  package.manifest.schema = test::schema();
-  package.manifest.device = "cpu";
-  package.runner = std::make_unique<EchoRunner>();
-  package.file_hash = std::make_unique<FileHash>([](const std::stop_token&) { return "ab"; });
-  return package;
-}
 
 predictor::PredictionRequest message_of(float first, int samples) {
   predictor::PredictionRequest message;
@@ -133,9 +97,9 @@ std::string logged_of_hash(FileHash::Compute compute) {
   const Log log(LogLevel::kInfo, true, ends[1]);
   const ServerConfig config;
   const SteadyClock clock;
-  ModelMetrics metrics{"m", "7"};
+  const auto metrics = std::make_shared<ModelMetrics>("m", "7");
   std::promise<void> known;
-  LoadedPackage package = echo_package();
+  LoadedPackage package = test::echo_package();
   package.file_hash = std::make_unique<FileHash>(std::move(compute));
   FileHash& file_hash = *package.file_hash;
   const ServedModel model(std::move(package), config, metrics, clock, log);
@@ -174,14 +138,14 @@ TEST(ServedModelTest, SaysHowManyWorkersCouldBeStarted) {
   config.workers = 1'000;
   const SteadyClock clock;
   const Log log(LogLevel::kError, true);
-  ModelMetrics metrics{"m", "7"};
+  const auto metrics = std::make_shared<ModelMetrics>("m", "7");
   // Room for some of their stacks.
   rlimit tight = before;
   tight.rlim_cur = used + (std::uint64_t{256} << 20);
   ASSERT_EQ(::setrlimit(RLIMIT_AS, &tight), 0);
   std::string refusal;
   try {
-    const ServedModel model(echo_package(), config, metrics, clock, log);
+    const ServedModel model(test::echo_package(), config, metrics, clock, log);
   } catch (const UsageError& error) {
     refusal = error.what();
   }
@@ -196,9 +160,9 @@ struct FrontTest : testing::Test {
   explicit FrontTest(std::int64_t max_inflight_bytes = std::int64_t{1} << 30)
       : budget(max_inflight_bytes) {
     prepare_grpc();
-    config.models = {{.path = "some/m.pt", .name = "m"}};
     config.batch_limits.max_samples = 16;  // so that some requests are cut and joined
-    registry.publish(0, std::make_unique<ServedModel>(echo_package(), config, metrics, clock, log));
+    registry.publish(
+        "m", std::make_shared<ServedModel>(test::echo_package(), config, metrics, clock, log));
     const int port = front.start({.host = "127.0.0.1"}, /*threads=*/2);
     channel = grpc::CreateChannel("127.0.0.1:" + std::to_string(port),
                                   grpc::InsecureChannelCredentials());
@@ -207,11 +171,11 @@ struct FrontTest : testing::Test {
   // What Server::drain and Server::close do, without their waits.
   void end() {
     admission.shut();
-    for (ServedModel* model : registry.loaded()) model->drain();
+    for (const auto& model : registry.loaded()) model->drain();
     while (admission.active() > 0) std::this_thread::yield();
     EXPECT_EQ(budget.held(), 0);
     front.stop(1s);
-    for (ServedModel* model : registry.loaded()) model->close();
+    for (const auto& model : registry.loaded()) model->close();
     front.release();
   }
 
@@ -223,14 +187,14 @@ struct FrontTest : testing::Test {
   ServerConfig config;
   SteadyClock clock;
   Log log{LogLevel::kError, true};
-  ModelMetrics metrics{"m", "1"};
+  std::shared_ptr<ModelMetrics> metrics = std::make_shared<ModelMetrics>("m", "1");
   ModelMetrics unresolved{"", ""};
   Admission admission{[] {}};
   ByteBudget budget;
   Registry registry{{"m"}};
   PredictContext context{registry, unresolved, admission, budget, clock, log};
   http2::Counters counters;
-  GrpcFront front{context, {registry, config, clock, "1.2.3", [] { return false; }}, counters};
+  GrpcFront front{context, {registry, clock, "1.2.3", [] { return false; }}, counters};
   std::shared_ptr<grpc::Channel> channel;
 };
 
@@ -283,7 +247,7 @@ TEST_F(FullFrontTest, HoldsAsManyBytesAsItMay) {
     }
   });
   EXPECT_GT(answered, 0);
-  EXPECT_EQ(metrics.rejected[static_cast<std::size_t>(RejectReason::kQueueFull)],
+  EXPECT_EQ(metrics->rejected[static_cast<std::size_t>(RejectReason::kQueueFull)],
             static_cast<std::uint64_t>(refused));
   end();
 }

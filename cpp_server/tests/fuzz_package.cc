@@ -58,10 +58,10 @@ void read_package(std::span<const std::byte> content) {
   const PackageFile file(text("/proc/self/fd/", descriptor));
   const Records records(file);
   std::map<std::string, Content> kept;
-  verify_records(records, read_manifest(records),
-                 [&](const std::string& name, const Record& record) -> std::span<std::byte> {
-                   return kept.emplace(name, Content(record.bytes)).first->second;
-                 });
+  const auto into = [&](const std::string& name, const Record& record) -> Destination {
+    return {.place = kept.emplace(name, Content(record.bytes)).first->second};
+  };
+  verify_records(records, read_manifest(records), {.into = into});
 }
 
 }  // namespace

@@ -311,6 +311,43 @@ TEST(TimeoutTest, WhoIsSlowIsEnded) {
   }
 }
 
+TEST(TimeoutTest, AnOldConnectionIsLeftWithoutLosingACall) {
+  Limits limits;
+  limits.max_age = limits.age_notice = 1ms;
+  const auto pause = [] { std::this_thread::sleep_for(3ms); };
+  Link link(limits);
+  link.send(preface() + whole_call(1, "wait"));
+  pause();
+  link.sweep();  // the notice: what begins now is heard
+  EXPECT_EQ(link.goaways, (std::vector<std::uint32_t>{NGHTTP2_NO_ERROR}));
+  link.send(whole_call(3, "heard"));
+  EXPECT_EQ(link.data[3], message("heard"));
+  pause();
+  link.sweep();  // what begins now is not
+  EXPECT_EQ(link.goaways.size(), 2u);
+  link.send(whole_call(5, "late"));
+  EXPECT_EQ(link.data.count(5), 0u);
+  EXPECT_FALSE(link.closed);
+  for (test::EchoCall* call : std::exchange(link.waiting, {})) call->answer();
+  link.turn();
+  EXPECT_EQ(link.data[1], message("late"));
+  EXPECT_TRUE(link.closed);
+  EXPECT_EQ(link.closed_for(CloseReason::kAge), 1u);
+}
+
+TEST(TimeoutTest, ACallThatNeverEndsDoesNotKeepAnOldConnection) {
+  Limits limits;
+  limits.max_age = limits.age_notice = limits.write_timeout = 1ms;
+  Link link(limits);
+  link.send(preface() + whole_call(1, "wait"));
+  for (int i = 0; i < 4; ++i) {
+    std::this_thread::sleep_for(3ms);
+    link.sweep();
+  }
+  EXPECT_TRUE(link.closed);
+  EXPECT_EQ(link.closed_for(CloseReason::kAge), 1u);
+}
+
 TEST(LimitTest, MessagesInPartHaveABound) {
   Limits limits;
   limits.max_buffered_bytes = 100'000;

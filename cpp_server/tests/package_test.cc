@@ -1,5 +1,6 @@
 // The package file: archive, hashes, manifest, golden answers' container.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <map>
@@ -45,6 +46,7 @@ struct PackageTest : testing::Test {
   }
 
   const std::string path = testing::TempDir() + "tessera_package_test_" +
+                           std::to_string(::getpid()) + "_" +
                            testing::UnitTest::GetInstance()->current_test_info()->name();
 };
 
@@ -230,11 +232,12 @@ TEST_F(PackageTest, ComparesTheChunksOfLargeRecords) {
        digest(large.substr(2 * kChunkBytes))}};
   manifest.records["data/1"] = {digest("small"), 5, records.all().at("data/1").crc32};
   std::map<std::string, std::vector<std::byte>> kept;
-  verify_records(records, manifest, [&](const std::string& name, const Record& record) {
-    if (name != "data/0") return std::span<std::byte>();
+  const auto into = [&](const std::string& name, const Record& record) -> Destination {
+    if (name != "data/0") return {};
     kept[name].resize(record.bytes);
-    return std::span(kept[name]);
-  });
+    return {.place = kept[name]};
+  };
+  verify_records(records, manifest, {.into = into});
   EXPECT_EQ(text_of(kept.at("data/0")), large);
 
   // From memory, from the file, and from both.

@@ -142,6 +142,10 @@ TEST(Flags, RefuseWithTheRemedy) {
             "--drain-limit-s is nan");
   EXPECT_EQ(usage_error({"--model", "a", "--frobnicate"}),
             "unrecognized argument '--frobnicate'; see --help");
+  EXPECT_EQ(usage_error({"--model", "a.pt", "--prot", "1"}),
+            "unrecognized argument '--prot'; did you mean --port?");
+  EXPECT_EQ(usage_error({"--modle=a.pt"}),
+            "unrecognized argument '--modle=a.pt'; did you mean --model?");
   EXPECT_EQ(usage_error({"--model"}), "--model needs a value");
   EXPECT_EQ(usage_error({"--skip-golden=yes"}), "--skip-golden takes no value");
 }
@@ -219,13 +223,14 @@ TEST(HistogramTest, EstimatesQuantiles) {
 }
 
 TEST(MetricsTest, PageHasEveryFamily) {
-  ModelMetrics model("ranker", "3");
+  ModelList models;
+  ModelMetrics& model = *models.add("ranker", "3");
   ModelMetrics unresolved("", "");
   model.count_request(Code::kOk, std::chrono::microseconds(2'500));
   unresolved.count_request(Code::kNotFound, std::chrono::microseconds(100));
   const Log log(LogLevel::kError, true, -1);
   const http2::Counters connections;
-  const std::string page = MetricsPage({&model}, unresolved, log, connections, "9.9").render();
+  const std::string page = MetricsPage(models, unresolved, log, connections, "9.9").render();
   for (const char* line : {
            "tessera_requests_total{model=\"ranker\",version=\"3\",code=\"OK\"} 1\n",
            "tessera_requests_total{model=\"\",version=\"\",code=\"NOT_FOUND\"} 1\n",
@@ -261,8 +266,9 @@ TEST(Http, AnswersGetAndHead) {
 
 TEST(StatusPage, ShowsTheLastMinute) {
   test::FakeClock clock;
-  ModelMetrics model("<ranker>", "3");
-  StatusPage board({&model}, clock);
+  ModelList models;
+  ModelMetrics& model = *models.add("<ranker>", "3");
+  StatusPage board(models, clock);
   for (int i = 0; i < 100; ++i) model.count_request(Code::kOk, std::chrono::microseconds(3'500));
   clock.advance(std::chrono::seconds(10));
   board.tick();

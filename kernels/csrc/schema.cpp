@@ -34,4 +34,16 @@ TORCH_LIBRARY(tessera, m) {
   m.def("cross_layer(Tensor x0, Tensor x, Tensor v, Tensor weight, Tensor bias) -> Tensor");
   m.def("dense_steps(Tensor values, Tensor steps) -> Tensor");
   m.def("xxh64(Tensor bytes, Tensor offsets) -> Tensor");
+  m.def(
+      "table_batch(Tensor[] dense, Tensor[] dense_present, Tensor[] ids, Tensor[] ids_present, "
+      "Tensor[] list_values, Tensor[] list_weights, Tensor[] list_starts, Tensor[] list_lengths, "
+      "int first, int rows, bool weighted) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "table_interleave(Tensor[] dense, Tensor[] dense_present, Tensor[] ids, "
+      "Tensor[] ids_present, Tensor? rows, Tensor(a!) dense_out, Tensor(b!) ids_out, "
+      "Tensor(c!) masks_out) -> ()");
+  m.def(
+      "table_batch_at(Tensor dense, Tensor ids, Tensor masks, Tensor[] list_values, "
+      "Tensor[] list_weights, Tensor[] list_starts, Tensor[] list_lengths, Tensor rows, "
+      "bool weighted) -> (Tensor, Tensor, Tensor, Tensor)");
 }

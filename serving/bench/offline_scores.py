@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from tessera.partitions import cpu_count
+from tessera.cpus import usable_cpus
 from tessera.serving.client.assemble import assemble
 from tessera.serving.client.row_files import read_row_batches
 from tessera.serving.client.rows import rows_to_parts
@@ -118,7 +118,7 @@ def main() -> None:
         for batch in ready:
             loaded.runner.forward(batch)
         print(spent.line("runner", args.rows))
-        for processes in dict.fromkeys((1, cpu_count())):
+        for processes in dict.fromkeys((1, usable_cpus())):
             out = Path(folder, f"{processes}.parquet")
             options = ScoreOptions(processes=processes, batch_rows=args.batch)
             spent = Spent()

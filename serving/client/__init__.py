@@ -3,7 +3,7 @@
 The way of a request: `assemble.py` checks what the caller has and lays it out (`arrays.py`),
 `encode.py` writes the bytes, `sync.py` or `aio.py` sends them, `prediction.py` reads the
 answer, `errors.py` names what went wrong.  `random_requests.py` draws requests from a schema;
-`jsonl.py` reads them from JSON lines.
+`jsonl.py` reads them from JSON lines.  `repository.py` asks for other versions of models.
 """
 
 from tessera.serving.client.aio import AsyncPredictorClient
@@ -21,6 +21,7 @@ from tessera.serving.client.errors import (
 from tessera.serving.client.package_schema import read_schema
 from tessera.serving.client.prediction import Prediction, Timings, decode_response
 from tessera.serving.client.random_requests import Draw, RequestDrawer
+from tessera.serving.client.repository import ModelVersion, RepositoryClient
 from tessera.serving.client.retry import Retry
 from tessera.serving.client.sync import PredictorClient
 
@@ -31,10 +32,12 @@ __all__ = [
     "Draw",
     "InvalidRequest",
     "ModelNotFound",
+    "ModelVersion",
     "Overloaded",
     "PredictError",
     "Prediction",
     "PredictorClient",
+    "RepositoryClient",
     "RequestArrays",
     "RequestDrawer",
     "Retry",

@@ -41,13 +41,19 @@ class AsyncPredictorClient(Client):
         shared: Shared | None = None,
         model: str = "",
         version: str = "",
+        traffic_key: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Prediction:
         """Score ``B`` samples; see `PredictorClient.predict`."""
         arrays = assemble(dense, sparse, shared=shared, schema=self._schema)
         return await self.predict_arrays(
-            arrays, model=model, version=version, priority=priority, timeout_s=timeout_s
+            arrays,
+            model=model,
+            version=version,
+            traffic_key=traffic_key,
+            priority=priority,
+            timeout_s=timeout_s,
         )
 
     async def predict_rows(
@@ -57,13 +63,20 @@ class AsyncPredictorClient(Client):
         ignore: Collection[str] = (),
         model: str = "",
         version: str = "",
+        traffic_key: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Prediction:
         """Score ``B`` rows of raw values; see `PredictorClient.predict_rows`."""
         dense, sparse = rows_to_parts(rows, self.known_schema(), ignore=ignore)
         return await self.predict(
-            dense, sparse, model=model, version=version, priority=priority, timeout_s=timeout_s
+            dense,
+            sparse,
+            model=model,
+            version=version,
+            traffic_key=traffic_key,
+            priority=priority,
+            timeout_s=timeout_s,
         )
 
     async def predict_arrays(
@@ -72,11 +85,12 @@ class AsyncPredictorClient(Client):
         *,
         model: str = "",
         version: str = "",
+        traffic_key: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Prediction:
         """Score a request that is laid out; see `PredictorClient.predict_arrays`."""
-        data = self._encode(arrays, model, version, priority)
+        data = self._encode(arrays, model, version, traffic_key, priority)
         response = await self.send(data, timeout_s=timeout_s)
         return self._decode(response, arrays.batch_size)
 

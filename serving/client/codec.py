@@ -21,6 +21,8 @@ from tessera.serving.package.schema import InputSchema
 
 METHOD = "/predictor.Predictor/Predict"
 DEFAULT_TIMEOUT_S = 5.0
+# gRPC's own default keeps to the first address that answers.
+_EVERY_SERVER = ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}')
 
 ChannelOptions = Sequence[tuple[str, Any]]
 
@@ -53,7 +55,8 @@ class Client:
 
     Args:
         address: ``HOST:PORT``, or another target form of gRPC's.  Nothing is sent until the
-            first call.
+            first call.  Where a name stands for several servers (``dns:///NAME:PORT``, or
+            ``ipv4:A:PORT,B:PORT``) they are called in turn.
         schema: the model's inputs (`read_schema` takes them from a package).  With it, names,
             order, widths and dtypes are checked before anything is sent.
         timeout_s: the time limit of a call that gives none, in seconds.
@@ -90,7 +93,7 @@ class Client:
         self._rng = random.Random()  # noqa: S311 - spreads retries, guards nothing
         # The server limits the size of messages; a second limit here would only hide its message.
         sizes = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]
-        self._channel = self._open(address, options=[*sizes, *options])
+        self._channel = self._open(address, options=[*sizes, _EVERY_SERVER, *options])
         # Bytes pass through: encoding is a step of its own, which load generators do ahead.
         self._call = self._channel.unary_unary(METHOD, None, None)
 
@@ -102,9 +105,16 @@ class Client:
             )
         return self._schema
 
-    def _encode(self, arrays: RequestArrays, model: str, version: str, priority: int) -> bytes:
+    def _encode(
+        self, arrays: RequestArrays, model: str, version: str, traffic_key: str, priority: int
+    ) -> bytes:
         return encode_request(
-            arrays, model=model, version=version, priority=priority, compact_ids=self._compact_ids
+            arrays,
+            model=model,
+            version=version,
+            traffic_key=traffic_key,
+            priority=priority,
+            compact_ids=self._compact_ids,
         )
 
     def _decode(self, data: bytes, batch_size: int) -> Prediction:

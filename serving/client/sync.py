@@ -40,6 +40,7 @@ class PredictorClient(Client):
         shared: Shared | None = None,
         model: str = "",
         version: str = "",
+        traffic_key: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Prediction:
@@ -52,7 +53,10 @@ class PredictorClient(Client):
                 ``[B]`` or ``[B, k]``.  Without a schema, in the model's order.
             shared: features given once per user, see `Shared`.
             model: the model's name; empty for the server's only or first one.
-            version: its version; empty for the one that is loaded.
+            version: its version, a number or a label; empty for the server's choice.
+            traffic_key: what draws the version where the model's traffic is shared (a user's id,
+                say, who then stays on one version); at most 1,024 bytes as UTF-8.  Empty: the
+                call's x-request-id, or else the client's IP address.
             priority: a request with a higher number is served first.
             timeout_s: the call's time limit in seconds, retries included; the server drops
                 the work when it has passed.
@@ -63,7 +67,12 @@ class PredictorClient(Client):
         """
         arrays = assemble(dense, sparse, shared=shared, schema=self._schema)
         return self.predict_arrays(
-            arrays, model=model, version=version, priority=priority, timeout_s=timeout_s
+            arrays,
+            model=model,
+            version=version,
+            traffic_key=traffic_key,
+            priority=priority,
+            timeout_s=timeout_s,
         )
 
     def predict_rows(
@@ -73,6 +82,7 @@ class PredictorClient(Client):
         ignore: Collection[str] = (),
         model: str = "",
         version: str = "",
+        traffic_key: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Prediction:
@@ -84,7 +94,8 @@ class PredictorClient(Client):
                 value, or a list without ids.
             ignore: columns of the rows that the model does not take; any other unknown one is refused.
             model: the model's name; empty for the server's only or first one.
-            version: its version; empty for the one that is loaded.
+            version: its version, a number or a label; empty for the server's choice.
+            traffic_key: what draws the version where traffic is shared, see `predict`.
             priority: a request with a higher number is served first.
             timeout_s: the call's time limit in seconds, retries included.
 
@@ -94,7 +105,13 @@ class PredictorClient(Client):
         """
         dense, sparse = rows_to_parts(rows, self.known_schema(), ignore=ignore)
         return self.predict(
-            dense, sparse, model=model, version=version, priority=priority, timeout_s=timeout_s
+            dense,
+            sparse,
+            model=model,
+            version=version,
+            traffic_key=traffic_key,
+            priority=priority,
+            timeout_s=timeout_s,
         )
 
     def predict_arrays(
@@ -103,6 +120,7 @@ class PredictorClient(Client):
         *,
         model: str = "",
         version: str = "",
+        traffic_key: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Prediction:
@@ -110,7 +128,7 @@ class PredictorClient(Client):
 
         They are sent as they are, and the server checks them; `PredictError` as of `predict`.
         """
-        data = self._encode(arrays, model, version, priority)
+        data = self._encode(arrays, model, version, traffic_key, priority)
         response = self.send(data, timeout_s=timeout_s)
         return self._decode(response, arrays.batch_size)
 

@@ -35,7 +35,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypedDict
 
 import numpy as np
 from tqdm import tqdm
@@ -109,7 +109,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-version",
         default="",
         metavar="VERSION",
-        help="the model's version at the server (default: the loaded one)",
+        help="the model's version at the server, a number or a label (default: the server's choice)",
+    )
+    parser.add_argument(
+        "--traffic-key",
+        default="",
+        metavar="KEY",
+        help="what draws the version of every request where the model's traffic is shared (default:"
+        " the address of this machine)",
     )
     parser.add_argument(
         "--batch",
@@ -180,7 +187,7 @@ def _random_answers(
     for begin in range(0, args.random, args.batch):
         arrays = drawer.samples(min(args.batch, args.random - begin))
         began = time.perf_counter()
-        prediction = client.predict_arrays(arrays, model=args.model, version=args.model_version)
+        prediction = client.predict_arrays(arrays, **_whom(args))
         latencies_s.append(time.perf_counter() - began)
         yield prediction, arrays.batch_size
 
@@ -229,7 +236,7 @@ def _row_answers(
         except UserError as error:
             raise UserError(f"{args.input}: {error}") from error
         began = time.perf_counter()
-        prediction = client.predict(dense, sparse, model=args.model, version=args.model_version)
+        prediction = client.predict(dense, sparse, **_whom(args))
         latencies_s.append(time.perf_counter() - began)
         yield prediction, batch.size
 
@@ -253,14 +260,28 @@ def _line_answers(
             return
         began = time.perf_counter()
         try:
-            prediction = client.predict(
-                batch.dense, batch.sparse, model=args.model, version=args.model_version
-            )
+            prediction = client.predict(batch.dense, batch.sparse, **_whom(args))
         except InvalidRequest as error:
             where = f"{args.input}, lines {batch.first_line} to {batch.last_line}"
             raise UserError(f"{where}: the server refused them: {error.message}") from error
         latencies_s.append(time.perf_counter() - began)
         yield prediction, batch.size
+
+
+class _Whom(TypedDict):
+    """Which model and version a request asks for, as arguments of `PredictorClient.predict`."""
+
+    model: str
+    version: str
+    traffic_key: str
+
+
+def _whom(args: argparse.Namespace) -> _Whom:
+    return {
+        "model": args.model,
+        "version": args.model_version,
+        "traffic_key": args.traffic_key,
+    }
 
 
 def _print_answers(answers: Iterator[tuple[Prediction, int]], *, total: int | None) -> None:

@@ -58,6 +58,8 @@ _SERVER = {
     "max_message_bytes": "largest message, bytes",
     "max_inflight_bytes": "what requests and answers inside the server may take, of all models "
     "together, bytes; messages that are still being received may take about as much again",
+    "max_connection_age_s": "how old a gRPC connection may become, a tenth more or less, seconds; then its client is "
+    "asked to connect anew, by which it finds servers that were added, and no call is lost; 0: any age",
     "max_http_connections": "connections of the HTTP port; a new one takes the place of the oldest "
     "without a complete request",
     "drain_propagation_ms": "between NOT_SERVING and the first refusal, milliseconds",
@@ -82,7 +84,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host",
         default=_EXAMPLE.host,
-        help="address to listen on, for both ports (default: %(default)s, every interface)",
+        help="address to listen on, for both ports (default: %(default)s, this machine alone; 0.0.0.0: every"
+        " interface)",
     )
     _add_numbers(parser, _PORTS, _EXAMPLE)
     batching = parser.add_argument_group("batching, per model")

@@ -204,7 +204,7 @@ class RawColumns:
             if source.many:
                 part = jagged_of(source, table)
                 if int(part.lengths.sum()) != len(part.values):  # some lists were cut
-                    part = part.at(slice(None))
+                    part = part.at(np.arange(table.num_rows))
                 lengths.append(part.lengths)
                 values.append(part.values)
                 if part.weights is not None:

@@ -5,7 +5,6 @@ Shapes: ``n`` rows of a batch, ``D`` numbers of a vector.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from tessera.cpus import usable_cpus
 from tessera.errors import UserError
 from tessera.serving.client.row_files import RowBatch, read_row_batches
 from tessera.serving.client.rows import rows_to_parts
@@ -104,7 +104,7 @@ def vectors_of_file(
     Raises:
         UserError: the file cannot be read, lacks a column of ``keep``, or a value does not fit.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cpus()
     before = torch.get_num_threads()
     pool = ThreadPoolExecutor(
         cores, "tessera-vectors", initializer=torch.set_num_threads, initargs=(1,)

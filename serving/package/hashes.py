@@ -13,6 +13,8 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 
+from tessera.cpus import usable_cpus
+
 CHUNK_BYTES = 8 << 20
 """Part of the format.  4 ms of hashing: no thread waits long for the last one, and 100 GB of tables
 still are a manifest of less than a megabyte."""
@@ -91,7 +93,7 @@ def in_threads(tasks: Sequence[Callable[[], None]], *, others: bool) -> None:
             except BaseException as failure:  # noqa: BLE001 - raised below, in the caller's thread
                 failures[number] = failure
 
-    count = min(_MAX_THREADS, len(os.sched_getaffinity(0)), len(tasks)) if others else 1
+    count = min(_MAX_THREADS, usable_cpus(), len(tasks)) if others else 1
     threads = [threading.Thread(target=work, daemon=True) for _ in range(count - 1)]
     for thread in threads:
         thread.start()

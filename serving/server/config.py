@@ -7,11 +7,11 @@ cannot work, naming the field, the value and the remedy.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn
 
+from tessera.cpus import usable_cpus
 from tessera.errors import UserError
 from tessera.serving.package.time_limit import DEFAULT_LOAD_TIMEOUT_S
 
@@ -19,14 +19,9 @@ DEFAULT_GRPC_PORT = 50051
 DEFAULT_HTTP_PORT = 8002
 
 
-def available_cpus() -> int:
-    """CPUs that this process may run on."""
-    return len(os.sched_getaffinity(0))
-
-
 def default_workers() -> int:
     """Half of the CPUs: the other half serves the network and the clients' bytes."""
-    return max(1, available_cpus() // 2)
+    return max(1, usable_cpus() // 2)
 
 
 def _refuse(name: str, value: object, remedy: str) -> NoReturn:
@@ -51,6 +46,8 @@ _MOST_PROCESSES = 256
 _LARGEST_MESSAGE = (1 << 31) - 1
 _LONGEST_DRAIN_S = 1_000_000
 _LONGEST_POLL_S = 86_400
+
+_OLDEST_CONNECTION_S = 1_000_000
 
 ModelControl = Literal["none", "poll", "explicit"]
 
@@ -149,11 +146,14 @@ class ServerConfig:
         max_message_bytes: largest request or response on the wire.
         max_inflight_bytes: what requests and answers inside the server may take, of all models
             together; messages that are still being received may take about as much again.
+        max_connection_age_s: how old a gRPC connection may become, a tenth more or less, in seconds; then its
+            client is asked to connect anew, by which it finds servers that were added; 0: any age.
         max_http_connections: connections of the HTTP port at a time; a new one takes the place of the oldest
             that has no complete request.
         drain_propagation_ms: milliseconds between "not serving" and the first refusal, so
             that load balancers can turn away first.
-        drain_limit_s: seconds that accepted requests may take after SIGTERM.
+        drain_limit_s: seconds that accepted requests may take after SIGTERM.  Kubernetes ends a
+            container 30 seconds after it.
         verify_golden: replay the package's golden answers before serving it.
         allow_ops: operators that a package's graph may call beside those that every package may.
         load_timeout_s: seconds that a package's own code may take while it is loaded; then the server
@@ -170,15 +170,16 @@ class ServerConfig:
     model_control: ModelControl = "none"
     poll_s: float = 2.0
     max_model_bytes: int = 0
-    host: str = "0.0.0.0"  # noqa: S104 - a server is there to be reached; --host narrows it
+    host: str = "127.0.0.1"
     port: int = DEFAULT_GRPC_PORT
     http_port: int = DEFAULT_HTTP_PORT
     limits: ModelLimits = field(default_factory=ModelLimits)
     max_message_bytes: int = 64 * 1024 * 1024
     max_inflight_bytes: int = 1024 * 1024 * 1024
+    max_connection_age_s: int = 0
     max_http_connections: int = 128
     drain_propagation_ms: int = 1_000
-    drain_limit_s: float = 30.0
+    drain_limit_s: float = 25.0
     verify_golden: bool = True
     allow_ops: tuple[str, ...] = ()
     load_timeout_s: float = DEFAULT_LOAD_TIMEOUT_S
@@ -222,6 +223,13 @@ class ServerConfig:
                 f"gRPC takes messages of {_LARGEST_MESSAGE} bytes at most",
             )
         _at_least(1, max_http_connections=self.max_http_connections)
+        _at_least(0, max_connection_age_s=self.max_connection_age_s)
+        if self.max_connection_age_s > _OLDEST_CONNECTION_S:
+            _refuse(
+                "max_connection_age_s",
+                self.max_connection_age_s,
+                f"give at most {_OLDEST_CONNECTION_S}",
+            )
         self._check_processes()
         self._check_drain()
 

@@ -142,6 +142,7 @@ class Server:
                 max_bytes=config.max_inflight_bytes, max_message_bytes=config.max_message_bytes
             ),
             max_message_bytes=config.max_message_bytes,
+            max_connection_age_s=config.max_connection_age_s,
             shares_port=shares_port,
         )
 

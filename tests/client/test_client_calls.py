@@ -5,6 +5,7 @@ import random
 import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -32,7 +33,8 @@ from tessera.serving.client import (
 from tessera.serving.client.codec import check_address
 from tessera.serving.protocol import predictor_pb2 as pb
 from tests.client.client_schemas import schema
-from tests.client.fake_predictor import reference_scores
+from tests.client.fake_predictor import FakeServer, reference_scores, running
+from tests.patience import PATIENCE_S
 
 DENSE = np.array([[0.5, 1.0], [2.0, 3.0]], dtype=np.float32)
 SPARSE = {
@@ -98,14 +100,31 @@ def closed_port():
 
 def test_scores_come_back_per_sample(server, connect):
     with connect(server.address, schema=schema()) as client:
-        prediction = client.predict(DENSE, SPARSE, model="m", version="7", priority=3)
+        prediction = client.predict(
+            DENSE, SPARSE, model="m", version="7", traffic_key="user 7", priority=3
+        )
     assert prediction.outputs["default"].tolist() == SCORES
     assert (prediction.model_name, prediction.model_version) == ("m", "7")
     assert prediction.timings.queue_us == 3
     assert prediction.timings.forward_us == 70
     assert prediction.timings.batch_requests == 2
     assert prediction.timings.batch_samples == 9
-    assert server.requests[0].priority == 3
+    assert (server.requests[0].priority, server.requests[0].traffic_key) == (3, "user 7")
+
+
+def test_servers_of_one_name_are_called_in_turn(server, connect):
+    with running(FakeServer()) as other:
+        ports = [fake.address.rpartition(":")[2] for fake in (server, other)]
+        target = "ipv4:" + ",".join(f"127.0.0.1:{port}" for port in ports)
+        with connect(target, schema=schema()) as client:
+            # The second connection may come a moment after the first one.
+            until = time.monotonic() + PATIENCE_S
+            while not (server.requests and other.requests) and time.monotonic() < until:
+                client.predict(DENSE, SPARSE)
+            before = len(server.requests), len(other.requests)
+            for _ in range(20):
+                client.predict(DENSE, SPARSE)
+        assert (len(server.requests), len(other.requests)) == (before[0] + 10, before[1] + 10)
 
 
 def test_wide_outputs_are_a_matrix(server, connect):
@@ -148,6 +167,9 @@ def test_a_wrong_request_is_not_sent(server, connect):
         ({"priority": 2**31}, "priority is 2147483648; give a whole number from -2147483648 to 21"),
         ({"model": 3}, "model is 3; give a string"),
         ({"version": 1}, "version is 1; give a string"),
+        ({"traffic_key": 7}, "traffic_key is 7; give a string"),
+        ({"traffic_key": "\u00fc" * 513}, "traffic_key has 1026 bytes; give at most 1024"),
+        ({"traffic_key": "\udc80"}, r"traffic_key is '\\udc80', which UTF-8 cannot hold"),
     ],
 )
 def test_arguments_of_another_kind_are_not_sent(server, connect, wrong, message):

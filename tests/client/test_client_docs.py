@@ -12,7 +12,7 @@ def test_the_examples_run(server_address, package, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.pt").symlink_to(package)
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     names = {}
     for block in blocks:
         code = block.replace("127.0.0.1:50051", server_address)
@@ -20,6 +20,7 @@ def test_the_examples_run(server_address, package, tmp_path, monkeypatch):
         exec(compile(code, str(PAGE), "exec"), names)
     assert names["prediction"].outputs["default"].shape == (2,)
     assert names["by_rows"].shape == (2,)
+    assert names["by_key"].model_version == "3"
     assert names["scores"].outputs["default"].shape == (3,)
     first = names["answers"][0].outputs["default"]
     assert all(np.array_equal(answer.outputs["default"], first) for answer in names["answers"])

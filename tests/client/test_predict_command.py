@@ -129,6 +129,16 @@ def test_model_and_version_travel(server, samples):
     flags = ["--model", "ctr", "--model-version", "7", "--model-file", "m.pt"]
     assert predict("--address", server.address, "--input", samples, *flags) == 0
     assert (server.requests[0].model_name, server.requests[0].model_version) == ("ctr", "7")
+    assert server.requests[0].traffic_key == ""
+
+
+def test_a_label_and_a_traffic_key_travel(server, samples):
+    flags = ["--model-version", "canary", "--traffic-key", "user 7", "--model-file", "m.pt"]
+    assert predict("--address", server.address, "--input", samples, *flags) == 0
+    assert predict("--address", server.address, "--random", 1, *flags) == 0
+    asked = [(request.model_version, request.traffic_key) for request in server.requests]
+    assert set(asked) == {("canary", "user 7")}
+    assert len(asked) >= 2
 
 
 def test_progress_is_for_a_person_at_a_terminal(server, samples, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 from tessera.serving.client import Draw, RequestDrawer, encode_request
 from tessera.serving.package.loading import load_package
 from tessera.serving.protocol import predictor_pb2 as pb
+from tessera.training.models.config import TableConfig
 from tests.conformance.conformance_harness import (
     LIMITS,
     MODELS,
@@ -15,6 +16,7 @@ from tests.conformance.conformance_harness import (
     commands,
     cpp_program,
 )
+from tests.conformance.live_models import Answers
 from tests.package_factory import make_package
 from tests.packaging.archives import as_version_3
 
@@ -127,3 +129,45 @@ def drawn(in_process):
 def draw_with(in_process):
     """Draws with another seed or longer bags."""
     return lambda **options: Drawn(in_process.manifest.schema, **options)
+
+
+VARIANTS = {
+    "a": {"seed": 1},
+    "b": {"seed": 2},
+    "c": {"seed": 3},
+    "wide": {
+        "seed": 4,
+        "num_dense": 3,
+        "features": {"user": TableConfig(rows=1000), "shop": TableConfig(rows=20)},
+    },
+}
+"""Packages for repositories of models: three of the same schema, and one with other features."""
+
+
+@pytest.fixture(scope="session")
+def variants(tmp_path_factory):
+    """The packages by name; no test may write to them."""
+    folder = tmp_path_factory.mktemp("variants")
+    small = {"num_dense": 2, "features": {"user": TableConfig(rows=1000)}}
+    return {
+        name: make_package(folder, name=name, **{**small, **options})[0]
+        for name, options in VARIANTS.items()
+    }
+
+
+@pytest.fixture(scope="session")
+def answers(variants):
+    """What a package answers to a message."""
+    return Answers(variants)
+
+
+@pytest.fixture(scope="session")
+def drawn_live(variants):
+    """Requests for the packages of the same schema."""
+    return Drawn(load_package(variants["a"]).manifest.schema)
+
+
+@pytest.fixture(scope="session")
+def message(drawn_live):
+    """One of them."""
+    return drawn_live.samples(3)

@@ -49,6 +49,26 @@ def test_every_field_has_triton_s_number_and_type():
     assert {name: theirs.get(name) for name in ours} == ours
 
 
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_its_messages_and_ours_share_a_process(ours_first):
+    ours = "from tessera.serving.protocol import inference_pb2, predictor_pb2"
+    theirs = "from tritonclient.grpc import service_pb2"
+    lines = [ours, theirs] if ours_first else [theirs, ours]
+    lines += [
+        "asked = inference_pb2.ModelReadyRequest(name='ranker', version='3')",
+        "theirs = service_pb2.ModelReadyRequest.FromString(asked.SerializeToString())",
+        "print(theirs.name, theirs.version)",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.stdout == "ranker 3\n"
+
+
 def test_every_call_of_the_client(server, drawn):
     message = drawn.samples(5)
     tensors = [

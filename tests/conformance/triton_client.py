@@ -2,8 +2,12 @@
 
     python triton_client.py HOST:PORT < TENSORS.json
 
-It cannot share a process with Tessera's generated messages: both register the same names.  TENSORS.json
+It stands apart from Tessera's own messages, as a user of that client does.  TENSORS.json
 has [name, datatype, shape, hexadecimal bytes] for each input.  Prints what the client was told, as JSON.
+
+    python triton_client.py --repository HOST:PORT MODEL
+
+loads and unloads MODEL instead, which serves version 1 and has version 2 in its folder.
 
     python triton_client.py --fields
 
@@ -13,6 +17,7 @@ prints the numbers and types of the protocol's fields instead, as the client kno
 import json
 import queue
 import sys
+import time
 
 import numpy as np
 from google.protobuf import descriptor_pb2
@@ -104,8 +109,39 @@ def speak(address, tensors):
     return told
 
 
+def change(address, model):
+    """Triton's calls for its repository, as its users make them."""
+    import tritonclient.grpc as triton
+
+    client = triton.InferenceServerClient(address)
+
+    def states():
+        rows = client.get_model_repository_index(as_json=True)["models"]
+        return {row["version"]: row["state"] for row in rows if row["name"] == model}
+
+    told = {"before": states()}
+    client.load_model(model)
+    told["loaded"] = client.is_model_ready(model) and client.is_model_ready(model, "2")
+    deadline = time.monotonic() + 60
+    while states()["1"] != "UNAVAILABLE" and time.monotonic() < deadline:
+        time.sleep(0.02)
+    told["after"] = states()
+    client.unload_model(model)
+    told["unloaded"] = not client.is_model_ready(model)
+    client.load_model(model)
+    told["again"] = client.is_model_ready(model)
+    try:
+        client.load_model("nobody")
+    except triton.InferenceServerException as error:
+        told["refused"] = error.status()
+    client.close()
+    return told
+
+
 def main():
-    if sys.argv[1] == "--fields":
+    if sys.argv[1] == "--repository":
+        print(json.dumps(change(*sys.argv[2:])))
+    elif sys.argv[1] == "--fields":
         from tritonclient.grpc import model_config_pb2, service_pb2
 
         print(json.dumps(fields_of([service_pb2.DESCRIPTOR, model_config_pb2.DESCRIPTOR])))

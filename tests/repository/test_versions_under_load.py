@@ -132,7 +132,7 @@ def test_calls_change_what_is_served_and_outlive_kill_9(tmp_path, packages, answ
         # A version that cannot be loaded changes nothing.
         (model / "2" / "model.pt").write_bytes(b"damaged")
         code, text = repository.call("load", "ranker", version=2, label="stable")
-        assert code == "UNAVAILABLE"
+        assert code == "FAILED_PRECONDITION"
         assert "damaged" in text
         path = "/v2/repository/models/ranker"
         assert repository.post(f"{path}/unload", b'{"parameters": {"version": "3"}}') == (200, "")
@@ -178,7 +178,7 @@ def test_a_package_that_is_too_large_or_never_ends_leaves_the_others(tmp_path, p
         (model / "4").mkdir()
         (model / "4" / "model.pt").write_bytes(bytes(2 * size))
         code, text = repository.call("load", "ranker", version=4)
-        assert code == "UNAVAILABLE"
+        assert code == "FAILED_PRECONDITION"
         assert f"has {2 * size} bytes" in text
         assert f"of --max-model-bytes {3 * size}" in text
 

@@ -251,6 +251,32 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_says_so(tmp_path):
     assert load_checkpoint(checkpoint_path(tmp_path, 1)).progress["step"] == 1
 
 
+def test_a_full_disk_is_told_in_the_system_s_words_for_a_folder_too(tmp_path):
+    # torch wraps the failed write(2) into errors of its archive and of its ranks.
+    child = in_child(
+        """
+        import resource, sys
+        from pathlib import Path
+        from tessera.training import DistributedModelParallel as Model
+        from tessera.training import EmbeddingBagCollection, EmbeddingBagConfig
+        from tests.trainer.test_checkpoint import CheckpointError
+        from tessera.training.distributed.checkpoint import save_checkpoint
+        table = EmbeddingBagConfig(100_000, 16, name="item", feature_names=["item"])
+        model = Model(EmbeddingBagCollection([table]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+        try:
+            save_checkpoint(Path(sys.argv[1]) / "c", model=model)
+        except CheckpointError as error:
+            print(error)
+        """,
+        tmp_path,
+    )
+    out, err = child.communicate(timeout=PATIENCE_S)
+    assert child.returncode == 0, err
+    assert out == f"cannot write the checkpoint {tmp_path / 'c'}: rank 0: File too large\n"
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_missing_folder_says_so(tmp_path):
     with pytest.raises(CheckpointError, match="No such file"):
         write_file(tmp_path / "absent" / "step-0000000001.pt", make(1))

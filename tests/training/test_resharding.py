@@ -455,10 +455,20 @@ class Evil:
         return (print, ("this ran",))
 
 
+def without_hashes(folder, **changes):
+    """Make a checkpoint one of version 1, which had no hashes: what is behind them must hold, too."""
+    path = folder / "tessera.json"
+    plain = json.loads(path.read_text())
+    for name in ("records", "index", "sha256"):
+        plain.pop(name, None)
+    path.write_text(json.dumps({**plain, "version": 1, **changes}))
+
+
 def test_nothing_in_a_checkpoint_is_run(tmp_path, capsys):
     _, dmp, _ = model_here()
     folder = tmp_path / "c"
     save_checkpoint(folder, model=dmp)
+    without_hashes(folder)
     index = folder / ".metadata"
     good = index.read_bytes()
     for harm in (pickle.dumps(Evil()), pickle.dumps({"x": Evil()}), pickle.dumps(torch.nn.Linear)):
@@ -486,11 +496,30 @@ def test_nothing_in_a_checkpoint_is_run(tmp_path, capsys):
     assert "this ran" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("damaged", [".metadata", "__0_0.distcp", "tessera.json"])
+def test_any_changed_byte_is_refused_in_one_line(tmp_path, damaged):
+    _, dmp, optimizer = model_here()
+    folder = tmp_path / "c"
+    save_checkpoint(folder, model=dmp, optimizer=optimizer, extra={"rate": 0.125})
+    whole = (folder / damaged).read_bytes()
+    draw = random.Random(0)
+    for _ in range(150):
+        data = bytearray(whole)
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        (folder / damaged).write_bytes(data)
+        with pytest.raises(CheckpointError) as refused:
+            load_checkpoint(folder, model=dmp, optimizer=optimizer)
+        assert len(str(refused.value).splitlines()) == 1
+    (folder / damaged).write_bytes(whole)
+    assert load_checkpoint(folder, model=dmp, optimizer=optimizer) == {"rate": 0.125}
+
+
 @pytest.mark.parametrize("damaged", [".metadata", "__0_0.distcp"])
-def test_random_damage_is_read_or_refused_in_one_line(tmp_path, damaged):
+def test_random_damage_of_version_1_is_read_or_refused_in_one_line(tmp_path, damaged):
     _, dmp, _ = model_here()
     folder = tmp_path / "c"
     save_checkpoint(folder, model=dmp)
+    without_hashes(folder)
     whole = (folder / damaged).read_bytes()
     draw = random.Random(0)
     reasons = []
@@ -511,7 +540,7 @@ def test_random_damage_is_read_or_refused_in_one_line(tmp_path, damaged):
     ("change", "message"),
     [
         ({"format": "other"}, "is not a sharded checkpoint of Tessera's"),
-        ({"version": 99}, "has version 99; this Tessera reads version 1"),
+        ({"version": 99}, "has version 99; this Tessera reads versions 1 to 2"),
         ({"extra": []}, "is damaged: extra is missing or not an object"),
         ({"groups": 4}, "is damaged: groups is not a list"),
     ],
@@ -521,7 +550,7 @@ def test_other_formats_are_refused(change, message, tmp_path):
     folder = tmp_path / "c"
     save_checkpoint(folder, model=dmp)
     path = folder / "tessera.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    without_hashes(folder, **change)
     with pytest.raises(CheckpointError, match=message):
         read_extra(folder)
     path.write_text("{")

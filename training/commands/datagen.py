@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from pathlib import Path
+
+from tessera.cpus import usable_cpus
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also write each row's true probability to FILE.p.npy (float32)",
     )
-    workers = min(os.cpu_count() or 1, 8)
+    workers = min(usable_cpus(), 8)
     parser.add_argument(
         "--workers",
         type=int,

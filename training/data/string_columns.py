@@ -67,7 +67,7 @@ def _of_buffers(column: Any) -> NDArray[np.int64]:
         return np.empty(0, np.int64)
     ends = np.frombuffer(offsets, np.int64 if large else np.int32)
     ends = ends[column.offset : column.offset + rows + 1]
-    ids: Tensor = torch.ops.tessera.xxh64(_bytes_tensor(content), _tensor(ends))
+    ids: Tensor = torch.ops.tessera.xxh64(_bytes_tensor(content), read_only_tensor(ends))
     return ids.numpy()
 
 
@@ -75,10 +75,10 @@ def _bytes_tensor(content: Any) -> Tensor:
     """The bytes of an Arrow buffer, which may be absent where all strings are empty."""
     if content is None or content.size == 0:
         return torch.empty(0, dtype=torch.uint8)
-    return _tensor(np.frombuffer(content, np.uint8))
+    return read_only_tensor(np.frombuffer(content, np.uint8))
 
 
-def _tensor(array: NDArray[Any]) -> Tensor:
+def read_only_tensor(array: NDArray[Any]) -> Tensor:
     """A view of memory that is only read; torch would warn that it is not writable."""
     return torch.from_numpy(np.asarray(_Writable(array)))
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from tessera.cpus import usable_cpus
 from tessera.errors import UserError
 from tessera.training.config import ExperimentConfig
 from tessera.training.trainer.logs import read_metrics
@@ -228,7 +229,7 @@ def _share_of_threads(config: ExperimentConfig, processes: int) -> int | None:
     """CPU threads of a trial; None: as the config says."""
     if config.train.threads is not None:
         return None
-    return max(1, len(os.sched_getaffinity(0)) // processes)
+    return max(1, usable_cpus() // processes)
 
 
 def _gpus(config: ExperimentConfig) -> list[str]:

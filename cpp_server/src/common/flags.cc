@@ -1,5 +1,7 @@
 #include "common/flags.h"
 
+#include "common/nearest.h"
+
 namespace tessera {
 
 void refuse_flag(const std::string& name, const std::string& value, const std::string& remedy) {
@@ -15,7 +17,11 @@ void set_flags(const std::vector<Flag>& flags, const std::vector<std::string>& a
       return "--" + candidate.name == name;
     });
     if (flag == flags.end()) {
-      throw UsageError(text("unrecognized argument '", argument, "'; see --help"));
+      std::vector<std::string> names;
+      for (const Flag& candidate : flags) names.push_back("--" + candidate.name);
+      const std::string near = nearest(name, names);
+      throw UsageError(text("unrecognized argument '", argument, "'; ",
+                            near.empty() ? "see --help" : text("did you mean ", near, "?")));
     }
     const bool attached = equals != std::string::npos;
     if (flag->metavar.empty()) {

@@ -10,6 +10,7 @@ std::string_view code_name(Code code) {
     case Code::kDeadlineExceeded: return "DEADLINE_EXCEEDED";
     case Code::kNotFound: return "NOT_FOUND";
     case Code::kResourceExhausted: return "RESOURCE_EXHAUSTED";
+    case Code::kFailedPrecondition: return "FAILED_PRECONDITION";
     case Code::kUnimplemented: return "UNIMPLEMENTED";
     case Code::kInternal: return "INTERNAL";
     case Code::kUnavailable: return "UNAVAILABLE";

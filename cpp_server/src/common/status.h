@@ -18,6 +18,7 @@ enum class Code {
   kDeadlineExceeded = 4,
   kNotFound = 5,
   kResourceExhausted = 8,
+  kFailedPrecondition = 9,
   kUnimplemented = 12,
   kInternal = 13,
   kUnavailable = 14,

@@ -57,9 +57,8 @@ Status check_repository(const std::string& name) {
 }
 
 // The numbers of the GPUs that a model is on: of "cuda:1" 1.
-void add_gpus(const ModelMetrics& metrics, inference::ModelInstanceGroup& group) {
-  for (const ModelMetrics::DeviceCounters& device : metrics.devices) {
-    const std::string_view name = device.name;
+void add_gpus(const std::vector<std::string>& devices, inference::ModelInstanceGroup& group) {
+  for (const std::string_view name : devices) {
     const auto colon = name.find(':');
     int number = 0;
     if (colon == std::string_view::npos) continue;
@@ -135,7 +134,6 @@ Status KserveMetadata::answer(const inference::ModelConfigRequest& request,
 }
 
 void KserveMetadata::describe(const ServedModel& model, inference::ModelConfig& config) const {
-  const ServerConfig& flags = facts_.config;
   const Manifest& manifest = model.manifest();
   config.set_name(model.name());
   config.set_platform(kPlatform);
@@ -154,27 +152,25 @@ void KserveMetadata::describe(const ServedModel& model, inference::ModelConfig& 
   }
   auto& batching = *config.mutable_dynamic_batching();
   batching.set_max_queue_delay_microseconds(static_cast<std::uint64_t>(
-      std::chrono::duration_cast<std::chrono::microseconds>(flags.batch_limits.max_delay).count()));
+      std::chrono::duration_cast<std::chrono::microseconds>(model.batch_limits().max_delay)
+          .count()));
   batching.set_priority_levels(kPriorityLevels);
   batching.set_default_priority_level(kPriorityLevels);
   batching.mutable_default_queue_policy()->set_max_queue_size(
       static_cast<std::uint32_t>(std::min<std::int64_t>(
-          flags.queue_limits.max_requests, std::numeric_limits<std::uint32_t>::max())));
+          model.queue_limits().max_requests, std::numeric_limits<std::uint32_t>::max())));
   auto& group = *config.add_instance_group();
   group.set_name(model.name());
   group.set_kind(manifest.device == "cpu" ? inference::ModelInstanceGroup::KIND_CPU
                                           : inference::ModelInstanceGroup::KIND_GPU);
   group.set_count(model.plan().ordinary + model.plan().spare);
-  add_gpus(model.metrics(), group);
-  config.set_default_model_filename(
-      std::filesystem::path(flags.models[facts_.registry.index(model.name())].path)
-          .filename()
-          .string());
+  add_gpus(model.devices(), group);
+  config.set_default_model_filename(std::filesystem::path(model.path()).filename().string());
   const std::pair<const char*, std::string> parameters[] = {
-      {"tessera_max_batch_samples", text(flags.batch_limits.max_samples)},
-      {"tessera_max_batch_ids", text(flags.batch_limits.max_ids)},
+      {"tessera_max_batch_samples", text(model.batch_limits().max_samples)},
+      {"tessera_max_batch_ids", text(model.batch_limits().max_ids)},
       {"weight_dtype", manifest.dtype},
-      {"sha256", model.metrics().facts.sha256()}};
+      {"sha256", model.sha256()}};
   for (const auto& [name, value] : parameters) {
     (*config.mutable_parameters())[name].set_string_value(value);
   }

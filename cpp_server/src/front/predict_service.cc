@@ -8,7 +8,6 @@ namespace tessera {
 
 void PredictCall::start(Bytes message) {
   began_ = context_.clock.now();
-  model_ = nullptr;
   held_bytes_ = 0;
   expect_parts(1, 0);
   inside_ = context_.admission.enter();
@@ -35,8 +34,12 @@ void PredictCall::parse_and_submit(Bytes message) {
     return;
   }
   Status status;
-  model_ = context_.registry.find(protocol_->model_name(), protocol_->model_version(), status);
-  if (model_ == nullptr) {
+  // A share of our own: the call may have been answered, and its share given up, before submit has
+  // returned.
+  const std::shared_ptr<ServedModel> model =
+      context_.registry.find(protocol_->model_name(), protocol_->model_version(), status);
+  model_ = model;
+  if (model == nullptr) {
     fail({status, std::nullopt});
     return;
   }
@@ -47,8 +50,8 @@ void PredictCall::parse_and_submit(Bytes message) {
   }
   if (!hold(message.size())) return;
   decode = context_.clock.now() - began_;
-  model_->metrics().observe_stage(Stage::kDecode, seconds(decode));
-  model_->submit(*this);
+  model->metrics().observe_stage(Stage::kDecode, seconds(decode));
+  model->submit(*this);
 }
 
 // Takes what the request will hold until its answer has left; otherwise it has been refused.
@@ -119,6 +122,7 @@ void PredictCall::answer(std::span<const OutputView> outputs, const StageTimings
   if (release_request() && left < held_bytes_) {
     give_back(held_bytes_ - left);
   }
+  model_.reset();  // a client that reads slowly does not keep an old version in memory
   send_reply();
 }
 
@@ -127,6 +131,7 @@ void PredictCall::fail(const Refusal& refusal) {
   if (refusal.reason.has_value()) metrics.count_rejected(*refusal.reason);
   count(refusal.status.code);
   release_request();
+  model_.reset();
   refuse(refusal.status);
 }
 

@@ -86,7 +86,7 @@ class PredictCall : public PendingRequest {
   bool inside_ = false;
   std::int64_t held_bytes_ = 0;  // of the budget
   TimePoint began_{};
-  ServedModel* model_ = nullptr;
+  std::shared_ptr<ServedModel> model_;  // until it has been answered
 };
 
 }  // namespace tessera

@@ -8,13 +8,11 @@
 
 #include "common/clock.h"
 #include "model/registry.h"
-#include "server/config.h"
 
 namespace tessera {
 
 struct ServerFacts {
   const Registry& registry;
-  const ServerConfig& config;  // its models are the registry's, in their order
   const Clock& clock;
   std::string version;
   std::function<bool()> draining;

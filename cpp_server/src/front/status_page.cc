@@ -61,9 +61,9 @@ std::string html_escaped(const std::string& text) {
   return escaped;
 }
 
-StatusPage::StatusPage(std::vector<const ModelMetrics*> models, const Clock& clock)
-    : models_(std::move(models)), clock_(clock), began_(clock.now()) {
-  for (const ModelMetrics* model : models_) snapshots_.push_back({snapshot(*model, began_)});
+StatusPage::StatusPage(const ModelList& models, const Clock& clock)
+    : models_(models), clock_(clock), began_(clock.now()) {
+  tick();
 }
 
 StatusPage::Snapshot StatusPage::snapshot(const ModelMetrics& model, TimePoint now) {
@@ -76,10 +76,13 @@ StatusPage::Snapshot StatusPage::snapshot(const ModelMetrics& model, TimePoint n
 
 void StatusPage::tick() {
   const TimePoint now = clock_.now();
-  for (std::size_t i = 0; i < models_.size(); ++i) {
-    snapshots_[i].push_back(snapshot(*models_[i], now));
-    while (now - snapshots_[i].front().time > kWindow) snapshots_[i].pop_front();
+  std::map<std::shared_ptr<const ModelMetrics>, Snapshots> kept;
+  for (const auto& model : models_.all()) {
+    Snapshots& own = kept[model] = std::move(snapshots_[model]);
+    own.push_back(snapshot(*model, now));
+    while (now - own.front().time > kWindow) own.pop_front();
   }
+  snapshots_ = std::move(kept);  // without those that are shown no more
 }
 
 std::string StatusPage::row(const ModelMetrics& model, const Snapshot& past, TimePoint now) const {
@@ -96,14 +99,18 @@ std::string StatusPage::row(const ModelMetrics& model, const Snapshot& past, Tim
   const auto batches = static_cast<double>(
       std::accumulate(batch_counts.begin(), batch_counts.end(), std::uint64_t{0}));
   const double samples = batches > 0 ? model.batch_samples.sum() / batches : NAN;
-  const bool loaded = model.loaded.load();
+  std::int64_t waiting = 0;
+  std::int64_t inflight = 0;
+  model.while_loaded([&](const ModelMetrics::Loaded& loaded) {
+    waiting = loaded.gauges.queue_requests();
+    inflight = loaded.inflight_batches();
+  });
   const auto bounds = model.duration.bounds();
   return "<tr>" + cell(html_escaped(model.model)) + cell(html_escaped(model.version)) +
          cell(model.ready.load() ? "ready" : "loading") + cell(figure(requests / lasted, 1)) +
          cell(figure(failures / lasted, 1)) + cell(figure(quantile(bounds, window, 0.5) * 1e3, 2)) +
-         cell(figure(quantile(bounds, window, 0.99) * 1e3, 2)) +
-         cell(text(loaded ? model.gauges.queue_requests() : 0)) +
-         cell(text(model.inflight_batches())) + cell(figure(samples, 1)) + "</tr>\n";
+         cell(figure(quantile(bounds, window, 0.99) * 1e3, 2)) + cell(text(waiting)) +
+         cell(text(inflight)) + cell(figure(samples, 1)) + "</tr>\n";
 }
 
 std::string StatusPage::page(const std::string& state, const std::string& version) const {
@@ -112,8 +119,10 @@ std::string StatusPage::page(const std::string& state, const std::string& versio
   html += "<h1>tessera-server <span class=\"state " + html_escaped(state) + "\">" +
           html_escaped(state) + "</span></h1>\n";
   html += kColumns;
-  for (std::size_t i = 0; i < models_.size(); ++i) {
-    html += row(*models_[i], snapshots_[i].front(), now);
+  for (const auto& model : models_.all()) {
+    const auto known = snapshots_.find(model);
+    const bool is_new = known == snapshots_.end();
+    html += row(*model, is_new ? snapshot(*model, now) : known->second.front(), now);
   }
   html += text("</table>\n<footer>tessera ", html_escaped(version), ", up ",
                std::chrono::duration_cast<std::chrono::seconds>(now - began_).count(),

@@ -1,23 +1,26 @@
 // The status page: what happened in the last minute, from snapshots taken every second.
 //
-// Contract: one thread (the HTTP port's) calls tick and page; the models outlive the page.
+// Contract: one thread (the HTTP port's) calls tick and page; the list outlives the page.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "common/clock.h"
+#include "metrics/model_list.h"
 #include "metrics/model_metrics.h"
 
 namespace tessera {
 
 class StatusPage {
  public:
-  StatusPage(std::vector<const ModelMetrics*> models, const Clock& clock);
+  StatusPage(const ModelList& models, const Clock& clock);
 
-  // Takes a snapshot; to be called about once a second.
+  // Takes a snapshot of every model that is shown; to be called about once a second.
   void tick();
 
   // The page as HTML. `state` is "loading", "ready" or "draining".
@@ -33,8 +36,11 @@ class StatusPage {
   static Snapshot snapshot(const ModelMetrics& model, TimePoint now);
   std::string row(const ModelMetrics& model, const Snapshot& past, TimePoint now) const;
 
-  std::vector<const ModelMetrics*> models_;
-  std::vector<std::deque<Snapshot>> snapshots_;  // per model, the oldest first
+  // The oldest first; of a model that has just begun to be shown, none.
+  using Snapshots = std::deque<Snapshot>;
+
+  const ModelList& models_;
+  std::map<std::shared_ptr<const ModelMetrics>, Snapshots> snapshots_;
   const Clock& clock_;
   TimePoint began_;
 };

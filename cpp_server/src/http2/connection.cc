@@ -6,6 +6,7 @@
 #include <array>
 #include <cerrno>
 #include <new>
+#include <random>
 #include <system_error>
 #include <utility>
 
@@ -55,6 +56,14 @@ SessionPointer make_session(const Limits& limits, void* user) {
   return session;
 }
 
+// Between nine and eleven tenths of `age`.
+Duration spread(Duration age) {
+  constexpr int kSteps = 1'000;
+  static thread_local std::minstd_rand random{std::random_device{}()};
+  const auto step = static_cast<int>(random() % (2 * kSteps + 1)) - kSteps;
+  return age + age * step / (10 * kSteps);
+}
+
 }  // namespace
 
 Connection::Connection(const ConnectionContext& context, Socket socket)
@@ -75,6 +84,7 @@ Connection::Connection(const ConnectionContext& context, Socket socket)
   watched_ = EPOLLIN;
   context_.counters.connections.fetch_add(1);
   context_.loop.defer(*this);  // our SETTINGS
+  if (context.limits.max_age > Duration::zero()) old_at_ = begun_ + spread(context.limits.max_age);
 }
 
 Connection::~Connection() {
@@ -182,7 +192,7 @@ void Connection::on_turn_end() {
   }
   if (out_.waiting() == 0) {
     if (state_ == State::kLeaving && streams_ == 0) {
-      close(CloseReason::kDrain);
+      close(leaves_until_ == kNever ? CloseReason::kDrain : CloseReason::kAge);
       return;
     }
     if (nghttp2_session_want_read(session_.get()) == 0 &&
@@ -239,7 +249,10 @@ void Connection::close(CloseReason reason) {
 // By hand: a session that has failed says nothing more.
 void Connection::write_goaway(CloseReason reason) {
   std::uint32_t error = NGHTTP2_ENHANCE_YOUR_CALM;
-  if (reason == CloseReason::kDrain || reason == CloseReason::kIdle) error = NGHTTP2_NO_ERROR;
+  if (reason == CloseReason::kDrain || reason == CloseReason::kIdle ||
+      reason == CloseReason::kAge) {
+    error = NGHTTP2_NO_ERROR;
+  }
   if (reason == CloseReason::kProtocol) error = NGHTTP2_PROTOCOL_ERROR;
   if (reason == CloseReason::kNoMemory) error = NGHTTP2_INTERNAL_ERROR;
   constexpr std::size_t kHeadBytes = 9;
@@ -274,6 +287,19 @@ void Connection::vanish() {
   context_.owner.gone(*this);
 }
 
+// Who is old hears of it, leaves a moment later, and is closed when its calls do not end.
+void Connection::sweep_age(TimePoint now) {
+  if (now >= leaves_until_) {
+    close(CloseReason::kAge);
+  } else if (state_ == State::kOpen && now >= notice_ends_at_) {
+    leave();
+    leaves_until_ = now + context_.limits.write_timeout;
+  } else if (state_ == State::kOpen && now >= old_at_ && notice_ends_at_ == kNever) {
+    announce_end();
+    notice_ends_at_ = now + context_.limits.age_notice;
+  }
+}
+
 void Connection::sweep() {
   const TimePoint now = context_.loop.now();
   const bool crowded = context_.counters.full_of_connections(now);
@@ -293,6 +319,8 @@ void Connection::sweep() {
     close(CloseReason::kIdle);
   } else if (unread || !sweep_calls(now, full)) {
     close(CloseReason::kSlowReader);
+  } else {
+    sweep_age(now);
   }
 }
 

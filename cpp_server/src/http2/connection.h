@@ -107,6 +107,7 @@ class Connection final : private EventLoop::Handler, private EventLoop::Deferred
   Call* call_of(std::int32_t stream) const;
   void unlink(Call& call);
   bool sweep_calls(TimePoint now, bool full);
+  void sweep_age(TimePoint now);
   void write_goaway(CloseReason reason);
   void linger();
   void watch();
@@ -138,7 +139,10 @@ class Connection final : private EventLoop::Handler, private EventLoop::Deferred
   TimePoint begun_;
   TimePoint block_begun_ = kNever;  // a block of headers is coming since
   TimePoint idle_since_;
-  TimePoint progress_at_;  // the socket took bytes, or there were none
+  TimePoint old_at_ = kNever;
+  TimePoint notice_ends_at_ = kNever;  // of its age
+  TimePoint leaves_until_ = kNever;    // for its age
+  TimePoint progress_at_;              // the socket took bytes, or there were none
   TimePoint lingers_until_ = kNever;
   std::size_t lingering_bytes_ = 0;
 };

@@ -39,6 +39,11 @@ struct Limits {
   Duration write_timeout = std::chrono::seconds(30);
   // How long a connection may be without a call.
   Duration idle_timeout = std::chrono::hours(1);
+  // After so long, a tenth more or less so that not all go at once, a connection is to be made
+  // anew, by which clients find servers that were added; zero: never. Its client hears of it
+  // `age_notice` before further calls are not heard; calls that are open then have `write_timeout`.
+  Duration max_age{0};
+  Duration age_notice = std::chrono::seconds(1);
   // The largest message; and what is held of messages that have come in part, and of answers that
   // are not scores.
   std::int64_t max_message_bytes = 64 * 1024 * 1024;
@@ -60,6 +65,7 @@ enum class CloseReason {
   kClient,         // the client closed it
   kDrain,          // the server ends
   kIdle,           // no call for too long
+  kAge,            // it was as old as one may be
   kHandshake,      // half a preface or half a block of headers for too long
   kHeaderBytes,    // more headers than a call may have
   kControlFrames,  // too many frames that carry nothing
@@ -71,8 +77,8 @@ enum class CloseReason {
   kNoDescriptor,   // none was left: it was accepted and closed at once
 };
 inline constexpr auto kCloseReasonNames = std::to_array<std::string_view>(
-    {"client", "drain", "idle", "handshake", "header_bytes", "control_frames", "pings", "resets",
-     "slow_reader", "protocol", "no_memory", "no_descriptor"});
+    {"client", "drain", "idle", "age", "handshake", "header_bytes", "control_frames", "pings",
+     "resets", "slow_reader", "protocol", "no_memory", "no_descriptor"});
 static_assert(kCloseReasonNames.size() == enum_size<CloseReason::kNoDescriptor>());
 
 class Counters {

@@ -65,7 +65,7 @@ double value(const std::atomic<std::uint64_t>& counter) {
   return static_cast<double>(counter.load(std::memory_order_relaxed));
 }
 
-using Models = std::vector<const ModelMetrics*>;
+using Models = ModelList::All;
 
 // Counters by code and reason; `shown` says whether zeros are shown for a model.
 void add_requests(std::vector<MetricFamily>& page, const Models& models,
@@ -89,7 +89,7 @@ void add_requests(std::vector<MetricFamily>& page, const Models& models,
       }
     }
   };
-  for (const ModelMetrics* model : models) show(*model, /*zeros=*/true);
+  for (const auto& model : models) show(*model, /*zeros=*/true);
   show(unresolved, /*zeros=*/false);
   page.push_back(std::move(requests));
   page.push_back(std::move(rejected));
@@ -107,20 +107,21 @@ void add_counters(std::vector<MetricFamily>& page, const Models& models) {
              "Values outside of what the training rows held, by feature", MetricType::Counter);
   MetricFamily missing = family("tessera_feature_missing_total",
                                 "Dense values that were missing, by feature", MetricType::Counter);
-  for (const ModelMetrics* model : models) {
+  for (const auto& model : models) {
     for (std::size_t i = 0; i < model->batches.size(); ++i) {
       add(batches, with(labels_of(*model), "reason", reason_name(static_cast<CutReason>(i))),
           value(model->batches[i]));
     }
     add(ids, labels_of(*model), value(model->ids));
     add(outside, labels_of(*model), value(model->out_of_range_ids));
-    if (!model->loaded.load(std::memory_order_acquire) || !model->features) continue;
-    for (const auto& [feature, count] : model->features->outside()) {
-      add(values, with(labels_of(*model), "feature", feature), static_cast<double>(count));
-    }
-    for (const auto& [feature, count] : model->features->missing()) {
-      add(missing, with(labels_of(*model), "feature", feature), static_cast<double>(count));
-    }
+    model->while_loaded([&](const ModelMetrics::Loaded& loaded) {
+      for (const auto& [feature, count] : loaded.features->outside()) {
+        add(values, with(labels_of(*model), "feature", feature), static_cast<double>(count));
+      }
+      for (const auto& [feature, count] : loaded.features->missing()) {
+        add(missing, with(labels_of(*model), "feature", feature), static_cast<double>(count));
+      }
+    });
   }
   for (MetricFamily* made : {&batches, &ids, &outside, &values, &missing}) {
     page.push_back(std::move(*made));
@@ -137,7 +138,7 @@ void add_histograms(std::vector<MetricFamily>& page, const Models& models) {
   MetricFamily samples =
       family("tessera_batch_samples", "Samples of a forward pass", MetricType::Histogram);
   MetricFamily ids = family("tessera_batch_ids", "Ids of a forward pass", MetricType::Histogram);
-  for (const ModelMetrics* model : models) {
+  for (const auto& model : models) {
     for (std::size_t i = 0; i < kStageNames.size(); ++i) {
       add(stages, with(labels_of(*model), "stage", kStageNames[i]), model->stages[i]);
     }
@@ -163,29 +164,34 @@ void add_gauges(std::vector<MetricFamily>& page, const Models& models,
   MetricFamily ready = gauge("tessera_model_ready", "1 when the model answers");
   MetricFamily info = gauge("tessera_model_info", "Always 1");
   MetricFamily memory = gauge("tessera_device_memory_bytes", "Bytes held");
-  for (const ModelMetrics* model : models) {
+  for (const auto& model : models) {
     const Labels labels = labels_of(*model);
-    const bool loaded = model->loaded.load(std::memory_order_acquire);
-    add(requests, labels, loaded ? static_cast<double>(model->gauges.queue_requests()) : 0.0);
-    add(samples, labels, loaded ? static_cast<double>(model->gauges.queue_samples()) : 0.0);
     add(ready, labels, model->ready.load(std::memory_order_relaxed) ? 1.0 : 0.0);
-    if (!loaded) continue;
-    for (const ModelMetrics::DeviceCounters& device : model->devices) {
-      add(inflight, with(labels, "device", device.name),
-          static_cast<double>(device.inflight_batches.load(std::memory_order_relaxed)));
-    }
-    const ModelMetrics::Facts& facts = model->facts;
-    add(load, labels, facts.load_seconds);
-    add(info,
-        with(with(with(with(labels, "sha256", facts.sha256()), "torch", facts.torch), "dtype",
-                  facts.dtype),
-             "device", facts.device),
-        1);
-    for (const DeviceMemory& held : model->gauges.memory()) {
-      add(memory, with(with(labels, "device", held.device), "kind", held.kind),
-          static_cast<double>(held.bytes));
-    }
-    add(memory, with(with(labels, "device", "cpu"), "kind", "buffers"), value(model->buffer_bytes));
+    double waiting_requests = 0;
+    double waiting_samples = 0;
+    model->while_loaded([&](const ModelMetrics::Loaded& loaded) {
+      waiting_requests = static_cast<double>(loaded.gauges.queue_requests());
+      waiting_samples = static_cast<double>(loaded.gauges.queue_samples());
+      for (const ModelMetrics::DeviceCounters& device : loaded.devices) {
+        add(inflight, with(labels, "device", device.name),
+            static_cast<double>(device.inflight_batches.load(std::memory_order_relaxed)));
+      }
+      const ModelMetrics::Facts& facts = loaded.facts;
+      add(load, labels, facts.load_seconds);
+      add(info,
+          with(with(with(with(labels, "sha256", facts.sha256()), "torch", facts.torch), "dtype",
+                    facts.dtype),
+               "device", facts.device),
+          1);
+      for (const DeviceMemory& held : loaded.gauges.memory()) {
+        add(memory, with(with(labels, "device", held.device), "kind", held.kind),
+            static_cast<double>(held.bytes));
+      }
+      add(memory, with(with(labels, "device", "cpu"), "kind", "buffers"),
+          value(loaded.buffer_bytes));
+    });
+    add(requests, labels, waiting_requests);
+    add(samples, labels, waiting_samples);
   }
   MetricFamily build = gauge("tessera_build_info", "Always 1");
   add(build, {{"server", "cpp"}, {"version", server_version}}, 1);
@@ -212,10 +218,9 @@ void add_connections(std::vector<MetricFamily>& page, const http2::Counters& cou
 
 }  // namespace
 
-MetricsPage::MetricsPage(std::vector<const ModelMetrics*> models, const ModelMetrics& unresolved,
-                         const Log& log, const http2::Counters& connections,
-                         std::string server_version)
-    : models_(std::move(models)),
+MetricsPage::MetricsPage(const ModelList& models, const ModelMetrics& unresolved, const Log& log,
+                         const http2::Counters& connections, std::string server_version)
+    : models_(models),
       unresolved_(unresolved),
       log_(log),
       connections_(connections),
@@ -223,10 +228,11 @@ MetricsPage::MetricsPage(std::vector<const ModelMetrics*> models, const ModelMet
 
 std::string MetricsPage::render() const {
   std::vector<MetricFamily> page;
-  add_requests(page, models_, unresolved_);
-  add_counters(page, models_);
-  add_histograms(page, models_);
-  add_gauges(page, models_, server_version_);
+  const Models models = models_.all();
+  add_requests(page, models, unresolved_);
+  add_counters(page, models);
+  add_histograms(page, models);
+  add_gauges(page, models, server_version_);
   add_connections(page, connections_);
   page.push_back(family("tessera_log_lines_dropped_total",
                         "Log lines that found no room or could not be written",

@@ -6,9 +6,9 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "http2/limits.h"
+#include "metrics/model_list.h"
 #include "metrics/model_metrics.h"
 #include "server/log.h"
 
@@ -17,14 +17,14 @@ namespace tessera {
 class MetricsPage {
  public:
   // `unresolved` counts requests that name no known model; it is shown only where it is not 0.
-  MetricsPage(std::vector<const ModelMetrics*> models, const ModelMetrics& unresolved,
-              const Log& log, const http2::Counters& connections, std::string server_version);
+  MetricsPage(const ModelList& models, const ModelMetrics& unresolved, const Log& log,
+              const http2::Counters& connections, std::string server_version);
 
   // Text format, version 0.0.4.
   std::string render() const;
 
  private:
-  std::vector<const ModelMetrics*> models_;
+  const ModelList& models_;
   const ModelMetrics& unresolved_;
   const Log& log_;
   const http2::Counters& connections_;

@@ -1,7 +1,8 @@
-// One model's counters: plain atomics that metrics_page.h renders when somebody asks.
+// The counters of one version of a model: plain atomics that metrics_page.h renders when somebody
+// asks. They begin before the version is loaded and outlive it.
 //
-// Contract: every member may be used from any thread and does not block. `facts`, `gauges` and
-// `features` are written once, by the loader, before `loaded` is set.
+// Contract: every member may be used from any thread. set_loaded, clear_loaded and while_loaded
+// block while another thread is in one of them; nothing else blocks.
 #pragma once
 
 #include <array>
@@ -18,6 +19,7 @@
 #include "batching/pending_request.h"
 #include "batching/policy.h"
 #include "common/enums.h"
+#include "common/mutex.h"
 #include "common/status.h"
 #include "metrics/feature_counter.h"
 #include "metrics/histogram.h"
@@ -88,7 +90,7 @@ class ModelMetrics {
     ids.fetch_add(static_cast<std::uint64_t>(pass.ids), std::memory_order_relaxed);
   }
 
-  // What is known once the model is loaded.
+  // What is known while the model is loaded.
   struct Facts {
     std::function<std::string()> sha256;  // of the file; empty until it is known
     std::string torch;
@@ -129,23 +131,49 @@ class ModelMetrics {
   Histogram batch_ids{kIdBuckets};
   std::atomic<std::uint64_t> ids = 0;
   std::atomic<std::uint64_t> out_of_range_ids = 0;
-  std::atomic<std::uint64_t> buffer_bytes = 0;  // of the host, held for batches by all workers
   std::atomic<bool> ready = false;
-  std::atomic<bool> loaded = false;
-  std::unique_ptr<FeatureCounter> features;
-  Facts facts;
-  Gauges gauges;
-  std::deque<DeviceCounters> devices;
 
-  // Batches that workers hold, on all devices.
-  std::int64_t inflight_batches() const {
-    std::int64_t held = 0;
-    if (!loaded.load(std::memory_order_acquire)) return held;
-    for (const DeviceCounters& device : devices) {
-      held += device.inflight_batches.load(std::memory_order_relaxed);
+  // What a loaded model shows of itself.
+  struct Loaded {
+    Facts facts;
+    Gauges gauges;
+    std::unique_ptr<FeatureCounter> features;
+    std::deque<DeviceCounters> devices;
+    std::atomic<std::uint64_t> buffer_bytes = 0;  // of the host, for batches of all workers
+
+    // Batches that workers hold, on all devices.
+    std::int64_t inflight_batches() const {
+      std::int64_t held = 0;
+      for (const DeviceCounters& device : devices) {
+        held += device.inflight_batches.load(std::memory_order_relaxed);
+      }
+      return held;
     }
-    return held;
+  };
+
+  // `loaded` is shown from now on.
+  void set_loaded(std::shared_ptr<const Loaded> loaded) {
+    const MutexLock lock(loading_);
+    loaded_ = std::move(loaded);
   }
+
+  // What was shown is not called any more once this has returned. Where it has been replaced
+  // meanwhile, by the same version loaded again, nothing happens.
+  void clear_loaded(const Loaded& loaded) {
+    const MutexLock lock(loading_);
+    if (loaded_.get() == &loaded) loaded_.reset();
+  }
+
+  // Calls `use` with what is shown, if the model is loaded.
+  template <typename Use>
+  void while_loaded(const Use& use) const {
+    const MutexLock lock(loading_);
+    if (loaded_ != nullptr) use(*loaded_);
+  }
+
+ private:
+  mutable Mutex loading_;
+  std::shared_ptr<const Loaded> loaded_ TESSERA_GUARDED_BY(loading_);
 };
 
 }  // namespace tessera

@@ -113,16 +113,17 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
   check_names(checked->records);
   if (on_cpu) opening.emplace(checked->records, manifest, options.allow_ops);
   steps.done("manifest");
-  verify_records(checked->records, manifest,
-                 [&](const std::string& name, const Record& record) -> std::span<std::byte> {
-                   if (on_cpu) return opening->place(name, record);
-                   if (is_parsed(name)) {
-                     return checked->parsed.emplace(name, record.bytes).first->second;
-                   }
-                   if (name != kGoldenRecord) return {};
-                   checked->golden.resize(record.bytes);
-                   return checked->golden;
-                 });
+  const auto into = [&](const std::string& name, const Record& record) -> Destination {
+    if (on_cpu) return opening->place(name, record);
+    if (is_parsed(name)) {
+      return {.place = checked->parsed.emplace(name, record.bytes).first->second};
+    }
+    if (name != kGoldenRecord) return {};
+    checked->golden.resize(record.bytes);
+    return {.place = checked->golden};
+  };
+  verify_records(checked->records, manifest, {.into = into});
+  if (on_cpu) opening->share_tables();
   check_contents(checked->records, checked->parsed, options.allow_ops);
   steps.done("verify");
   LoadedPackage package;
@@ -162,6 +163,7 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
   } catch (const std::exception& error) {
     throw PackageError(path, one_line(error.what()));
   }
+  package.path = path;
   package.manifest = manifest;
   package.runner = std::move(runner);
   package.load_time = steps.total();

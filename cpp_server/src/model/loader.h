@@ -42,6 +42,7 @@ struct LoadOptions {
 
 // A package that has passed every check and is ready for its first request.
 struct LoadedPackage {
+  std::string path;
   Manifest manifest;
   std::unique_ptr<Runner> runner;
   Duration load_time{0};

@@ -2,15 +2,12 @@
 
 #include <ATen/ops/from_blob.h>
 #include <caffe2/serialize/read_adapter_interface.h>
-#include <sys/mman.h>
 #include <torch/csrc/jit/serialization/import.h>
 #include <zlib.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <random>
 #include <stdexcept>
 #include <utility>
@@ -26,7 +23,6 @@ namespace tessera {
 namespace {
 
 constexpr std::uint64_t kLargeBytes = 1U << 20;  // smaller tables take torch's way
-constexpr std::size_t kHugePage = 2U << 20;
 constexpr std::size_t kTokenBytes = 24;
 constexpr std::string_view kDataFolder = "data/";
 constexpr std::string_view kExtraFolder = "extra/";
@@ -48,19 +44,6 @@ class MemoryAdapter final : public caffe2::serialize::ReadAdapterInterface {
   std::vector<std::byte> content_;
 };
 
-// Uninitialised memory for a table, in huge pages where the system has them: fewer page faults
-// now, fewer misses of the TLB in every lookup.
-at::Tensor new_table(std::uint64_t bytes) {
-  const std::size_t room = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-  void* const memory = std::aligned_alloc(kHugePage, room);
-  if (memory == nullptr) throw std::bad_alloc();
-  // It may decline. The last piece stays in small pages: a large one would be resident as a whole.
-  ::madvise(memory, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
-  return at::from_blob(
-      memory, {static_cast<std::int64_t>(bytes)}, [](void* to_free) { std::free(to_free); },
-      at::kByte);
-}
-
 std::vector<std::byte> random_token(std::random_device& random) {
   std::vector<std::byte> token(kTokenBytes);
   for (std::byte& byte : token) byte = static_cast<std::byte>(random());
@@ -73,8 +56,12 @@ void append(std::vector<std::byte>& out, std::span<const std::byte> piece) {
 
 }  // namespace
 
-Opening::Opening(const Records& records, const Manifest& manifest, std::set<std::string> allow_ops)
-    : records_(records), allow_ops_(std::move(allow_ops)), kept_(std::make_shared<Kept>()) {
+Opening::Opening(const Records& records, const Manifest& manifest, std::set<std::string> allow_ops,
+                 Tables tables)
+    : records_(records),
+      manifest_(manifest),
+      allow_ops_(std::move(allow_ops)),
+      kept_(std::make_shared<Kept>()) {
   const std::string& path = records.file().path();
   verify_headers(records, manifest);
   check_names(records);
@@ -88,14 +75,32 @@ Opening::Opening(const Records& records, const Manifest& manifest, std::set<std:
   } catch (const std::invalid_argument& error) {
     throw PackageError(path, error.what());
   }
+  if (tables == Tables::kFile && !kept_->tables.empty()) file_ = records.file().mapped();
 }
 
-std::span<std::byte> Opening::place(const std::string& name, const Record& record) {
+Destination Opening::place(const std::string& name, const Record& record) {
   if (const auto table = kept_->tables.find(name); table != kept_->tables.end()) {
-    table->second = new_table(record.bytes);
-    return {static_cast<std::byte*>(table->second.data_ptr()), record.bytes};
+    if (file_.owner != nullptr) {
+      table->second = {.content = file_.content.subspan(record.offset, record.bytes),
+                       .owner = file_.owner,
+                       .read = nullptr};
+      return {.known = true};
+    }
+    std::shared_ptr<TableMemory> memory = TableStore::shared().find(manifest_.records.at(name));
+    const bool known = memory != nullptr;
+    if (!known) memory = std::make_shared<TableMemory>(record.bytes);
+    table->second = {
+        .content = memory->content(), .owner = memory, .read = known ? nullptr : memory};
+    return {.place = memory->content(), .known = known};
   }
-  return kept_->contents.emplace(name, std::vector<std::byte>(record.bytes)).first->second;
+  return {.place =
+              kept_->contents.emplace(name, std::vector<std::byte>(record.bytes)).first->second};
+}
+
+void Opening::share_tables() const {
+  for (const auto& [name, table] : kept_->tables) {
+    if (table.read != nullptr) TableStore::shared().add(manifest_.records.at(name), table.read);
+  }
 }
 
 std::span<const std::byte> Opening::content(const std::string& name) const {
@@ -110,7 +115,7 @@ Contents Opening::contents() const {
   Contents all;
   for (const auto& [name, content] : kept_->contents) all[name] = content;
   for (const auto& [name, table] : kept_->tables) {
-    all[name] = {static_cast<const std::byte*>(table.const_data_ptr()), table.nbytes()};
+    all[name] = table.content;
   }
   return all;
 }
@@ -169,6 +174,13 @@ std::vector<std::byte> Opening::small_archive(const StandIns& stand_ins) const {
   return out;
 }
 
+// A tensor that keeps `table` for as long as it lives.
+at::Tensor Opening::tensor_over(const Table& table) {
+  return at::from_blob(
+      table.content.data(), {static_cast<std::int64_t>(table.content.size())},
+      [owner = table.owner](void*) {}, at::kByte);
+}
+
 // Replaces each stand-in by its table, wherever the module has it.
 void Opening::put_tables(torch::jit::Module module,
                          const std::map<std::vector<std::byte>, std::string>& names) const {
@@ -181,7 +193,9 @@ void Opening::put_tables(torch::jit::Module module,
     }
     const auto* const begin = static_cast<const std::byte*>(tensor.const_data_ptr());
     const auto found = names.find({begin, begin + kTokenBytes});
-    if (found != names.end()) module.setattr(attribute.name, kept_->tables.at(found->second));
+    if (found != names.end()) {
+      module.setattr(attribute.name, tensor_over(kept_->tables.at(found->second)));
+    }
   }
   for (const auto& child : module.named_children()) put_tables(child.value, names);
 }

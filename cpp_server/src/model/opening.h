@@ -21,19 +21,30 @@
 #include "package/manifest.h"
 #include "package/records.h"
 #include "package/storages.h"
+#include "package/table_memory.h"
 #include "package/verify.h"
 
 namespace tessera {
 
 class Opening {
  public:
-  // Compares the records' headers with the manifest and reads, compares and looks through the
-  // record that names the tensors. `records` must outlive this; `allow_ops` are operators that the
-  // package's code may call beside those that every package may. Throws PackageError.
-  Opening(const Records& records, const Manifest& manifest, std::set<std::string> allow_ops);
+  // Where large tables lie: in memory of this process, or (kFile) in the file, mapped and not
+  // compared with its hashes, for whoever only tries whether the package's code comes back.
+  enum class Tables { kMemory, kFile };
 
-  // Memory for a record's content; for verify_records.
-  std::span<std::byte> place(const std::string& name, const Record& record);
+  // Compares the records' headers with the manifest and reads, compares and looks through the
+  // record that names the tensors. `records` and `manifest` must outlive this; `allow_ops` are
+  // operators that the package's code may call beside those that every package may. Throws
+  // PackageError.
+  Opening(const Records& records, const Manifest& manifest, std::set<std::string> allow_ops,
+          Tables tables = Tables::kMemory);
+
+  // Where a record's content goes; for verify_records. A large table that this process has already
+  // (TableStore) is not read again; with tables of the file none is.
+  Destination place(const std::string& name, const Record& record);
+
+  // Lets later packages share the tables; verify_records must have passed.
+  void share_tables() const;
 
   // A record that was verified.
   std::span<const std::byte> content(const std::string& name) const;
@@ -49,21 +60,29 @@ class Opening {
   torch::jit::Module module() const;
 
  private:
+  struct Table {
+    std::span<std::byte> content;
+    std::shared_ptr<const void> owner;  // of the content
+    std::shared_ptr<TableMemory> read;  // the owner where the content was read for this package
+  };
   struct Kept {
     std::map<std::string, std::vector<std::byte>> contents;
-    std::map<std::string, at::Tensor> tables;
+    std::map<std::string, Table> tables;
   };
 
   // Large tables by their record, with what stands in for them.
   using StandIns = std::map<std::string, std::vector<std::byte>>;
 
+  static at::Tensor tensor_over(const Table& table);
   std::vector<std::byte> small_archive(const StandIns& stand_ins) const;
   void put_tables(torch::jit::Module module,
                   const std::map<std::vector<std::byte>, std::string>& names) const;
 
   const Records& records_;
+  const Manifest& manifest_;
   const std::set<std::string> allow_ops_;
   std::vector<std::byte> data_;  // of kDataRecord
+  MappedFile file_;              // kFile: all of it
   std::shared_ptr<Kept> kept_;
 };
 

@@ -7,6 +7,7 @@
 #include <system_error>
 #include <utility>
 
+#include "common/cpus.h"
 #include "common/out_of_memory.h"
 #include "common/text.h"
 
@@ -53,10 +54,11 @@ std::string new_error_id() {
   return id;
 }
 
-ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config, ModelMetrics& metrics,
-                         const Clock& clock, const Log& log)
+ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config,
+                         std::shared_ptr<ModelMetrics> metrics, const Clock& clock, const Log& log)
     : package_(std::move(package)),
-      metrics_(metrics),
+      metrics_(std::move(metrics)),
+      shown_(std::make_shared<ModelMetrics::Loaded>()),
       clock_(clock),
       log_(log),
       threads_per_worker_(config.threads_per_worker),
@@ -65,30 +67,34 @@ ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config, Mode
       infer_decoder_(package_.manifest.schema, config.request_limits),
       request_bytes_(package_.manifest.schema),
       plan_(plan_workers(config, package_.manifest.device == "cpu", available_cpus())),
+      queue_limits_(config.queue_limits),
       scheduler_(config.queue_limits, shared(config.batch_limits, plan_), clock) {
   const Manifest& manifest = package_.manifest;
-  metrics_.facts = {.sha256 = [this] { return package_.file_hash->known(); },
-                    .torch = manifest.torch_version,
-                    .dtype = manifest.dtype,
-                    .device = manifest.device,
-                    .load_seconds = seconds(package_.load_time)};
-  metrics_.features =
+  shown_->facts = {.sha256 = [this] { return sha256(); },
+                   .torch = manifest.torch_version,
+                   .dtype = manifest.dtype,
+                   .device = manifest.device,
+                   .load_seconds = seconds(package_.load_time)};
+  shown_->features =
       std::make_unique<FeatureCounter>(manifest.schema, package_.runner->vocabularies());
-  metrics_.gauges = {.queue_requests = [this] { return scheduler_.depth().requests; },
-                     .queue_samples = [this] { return scheduler_.depth().samples; },
-                     .memory = [this] { return package_.runner->memory(); }};
-  for (const std::string& device : package_.runner->devices()) {
-    metrics_.devices.emplace_back(device);
-  }
+  shown_->gauges = {.queue_requests = [this] { return scheduler_.depth().requests; },
+                    .queue_samples = [this] { return scheduler_.depth().samples; },
+                    .memory = [this] { return package_.runner->memory(); }};
+  for (const std::string& device : devices()) shown_->devices.emplace_back(device);
+  start_workers();
+  metrics_->set_loaded(shown_);
+}
+
+void ServedModel::start_workers() {
   // Workers take turns in devices, so that each has its share of them. On a GPU two of them are
   // what lets one batch's copies overlap another's forward.
-  const std::size_t devices = metrics_.devices.size();
+  const std::size_t devices = shown_->devices.size();
   const std::size_t ordinary = devices * static_cast<std::size_t>(plan_.ordinary);
   for (std::size_t i = 0; i < ordinary + static_cast<std::size_t>(plan_.spare); ++i) {
     sessions_.push_back(package_.runner->open_session(i % devices));
     if (i < devices && !sessions_.back()->remark().empty()) {
       log_.warning("session", {{"model", name()},
-                               {"device", metrics_.devices[i].name},
+                               {"device", shown_->devices[i].name},
                                {"remark", sessions_.back()->remark()}});
     }
   }
@@ -96,7 +102,7 @@ ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config, Mode
     for (std::size_t i = 0; i < sessions_.size(); ++i) {
       const WorkerKind kind = i < ordinary ? WorkerKind::kOrdinary : WorkerKind::kSpare;
       workers_.emplace_back(
-          [this, i, kind, devices] { work(kind, *sessions_[i], metrics_.devices[i % devices]); });
+          [this, i, kind, devices] { work(kind, *sessions_[i], shown_->devices[i % devices]); });
     }
   } catch (const std::system_error& error) {
     const std::size_t started = workers_.size();
@@ -105,10 +111,12 @@ ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config, Mode
                           " workers could be started (", error.code().message(),
                           "); give fewer with --workers, or let the process have more threads"));
   }
-  metrics_.loaded.store(true, std::memory_order_release);
 }
 
-ServedModel::~ServedModel() { close(); }
+ServedModel::~ServedModel() {
+  metrics_->clear_loaded(*shown_);
+  close();
+}
 
 void ServedModel::log_file_hash() const {
   // By value, for the model's other members may end before its package's hash does.
@@ -158,15 +166,15 @@ void ServedModel::work(WorkerKind kind, Session& session, ModelMetrics::DeviceCo
   while (scheduler_.next(kind, batch)) {
     drop_all(batch.dropped);
     if (batch.parts.empty()) continue;
-    metrics_.count_batch(batch.reason);
+    metrics_->count_batch(batch.reason);
     device.inflight_batches.fetch_add(1, std::memory_order_relaxed);
     const TimePoint now = clock_.now();
     // Before the batch runs: afterwards the requests are no longer ours to look at.
     for (const Part& part : batch.parts) {
-      metrics_.observe_stage(Stage::kQueue, seconds(now - part.request->arrival));
+      metrics_->observe_stage(Stage::kQueue, seconds(now - part.request->arrival));
       if (part.index == 0) {
-        metrics_.features->count(part.request->request);
-        metrics_.out_of_range_ids.fetch_add(
+        shown_->features->count(part.request->request);
+        metrics_->out_of_range_ids.fetch_add(
             static_cast<std::uint64_t>(part.request->request.out_of_range_ids),
             std::memory_order_relaxed);
       }
@@ -175,13 +183,13 @@ void ServedModel::work(WorkerKind kind, Session& session, ModelMetrics::DeviceCo
     device.inflight_batches.fetch_sub(1, std::memory_order_relaxed);
     // Buffers only grow.
     const std::size_t bytes = executor.buffer_bytes();
-    metrics_.buffer_bytes.fetch_add(bytes - counted_bytes, std::memory_order_relaxed);
+    shown_->buffer_bytes.fetch_add(bytes - counted_bytes, std::memory_order_relaxed);
     counted_bytes = bytes;
   }
 }
 
 void ServedModel::on_pass(const PassTimings& pass, Duration split) {
-  metrics_.observe_pass(pass, split);
+  metrics_->observe_pass(pass, split);
   scheduler_.observe(pass.samples, pass.assemble + pass.transfer + pass.forward + split, pass.cpu);
 }
 

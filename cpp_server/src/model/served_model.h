@@ -1,9 +1,9 @@
-// A model that answers: its decoder, its queue, its workers and its counters.
+// One version of a model that answers: its decoder, its queue, its workers and its counters.
 //
 // Contract: construction opens a session per worker, which may take long, and starts them; throws
 // UsageError where the system gives no thread for one. submit may be called from any thread and
 // does not block. drain, then close; close blocks until the workers have finished what is queued.
-// The destructor closes.
+// The destructor closes, so it must not run on a worker, and gives the model's memory back.
 #pragma once
 
 #include <memory>
@@ -25,20 +25,27 @@ namespace tessera {
 
 class ServedModel final : private ExecutionObserver {
  public:
-  // `config`, `metrics`, `clock` and `log` must outlive the model.
-  ServedModel(LoadedPackage package, const ServerConfig& config, ModelMetrics& metrics,
-              const Clock& clock, const Log& log);
+  // `clock` and `log` must outlive the model. Of `config` it takes the limits and the workers.
+  ServedModel(LoadedPackage package, const ServerConfig& config,
+              std::shared_ptr<ModelMetrics> metrics, const Clock& clock, const Log& log);
   ~ServedModel() override;
   ServedModel(const ServedModel&) = delete;
   ServedModel& operator=(const ServedModel&) = delete;
 
-  const std::string& name() const { return metrics_.model; }
-  const std::string& version() const { return metrics_.version; }
+  const std::string& name() const { return metrics_->model; }
+  const std::string& version() const { return metrics_->version; }
   const RequestDecoder& decoder() const { return decoder_; }
   const InferDecoder& infer_decoder() const { return infer_decoder_; }
   const Manifest& manifest() const { return package_.manifest; }
   const WorkerPlan& plan() const { return plan_; }
-  ModelMetrics& metrics() const { return metrics_; }
+  const std::string& path() const { return package_.path; }
+  std::vector<std::string> devices() const { return package_.runner->devices(); }
+  const BatchLimits& batch_limits() const { return scheduler_.batch_limits(); }
+  const QueueLimits& queue_limits() const { return queue_limits_; }
+  ModelMetrics& metrics() const { return *metrics_; }
+
+  // The hash of the package's file; empty until it is known.
+  std::string sha256() const { return package_.file_hash->known(); }
 
   // What its requests take of the byte budget.
   const RequestBytes& request_bytes() const { return request_bytes_; }
@@ -55,13 +62,15 @@ class ServedModel final : private ExecutionObserver {
   void close();
 
  private:
+  void start_workers();
   void work(WorkerKind kind, Session& session, ModelMetrics::DeviceCounters& device);
   void on_pass(const PassTimings& pass, Duration split) override;
   void on_retry(std::size_t parts, const std::string& error) override;
   Refusal on_failure(const std::exception& failure) override;
 
   const LoadedPackage package_;
-  ModelMetrics& metrics_;
+  const std::shared_ptr<ModelMetrics> metrics_;
+  const std::shared_ptr<ModelMetrics::Loaded> shown_;
   const Clock& clock_;
   const Log& log_;
   const int threads_per_worker_;
@@ -70,6 +79,7 @@ class ServedModel final : private ExecutionObserver {
   const InferDecoder infer_decoder_;
   const RequestBytes request_bytes_;
   const WorkerPlan plan_;
+  const QueueLimits queue_limits_;
   BatchScheduler scheduler_;
   std::vector<std::unique_ptr<Session>> sessions_;  // one per worker
   std::vector<std::jthread> workers_;

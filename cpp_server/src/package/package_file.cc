@@ -1,6 +1,7 @@
 #include "package/package_file.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -51,6 +52,17 @@ void PackageFile::read_at(std::uint64_t offset, std::span<std::byte> out) const 
     offset += static_cast<std::uint64_t>(got);
     out = out.subspan(static_cast<std::size_t>(got));
   }
+}
+
+MappedFile PackageFile::mapped() const {
+  void* const begin =
+      ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, descriptor_, 0);
+  if (begin == MAP_FAILED) {
+    throw PackageError(path_, text("cannot be mapped: ", std::strerror(errno)));
+  }
+  const std::shared_ptr<void> owner(begin,
+                                    [size = size_](void* mapped) { ::munmap(mapped, size); });
+  return {.content = {static_cast<std::byte*>(begin), size_}, .owner = owner};
 }
 
 void PackageFile::check_unchanged() const {

@@ -7,10 +7,18 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 
 namespace tessera {
+
+// A file's bytes in memory, as long as somebody owns them. What is written there does not reach the
+// file; a file that is cut short meanwhile ends the process that looks.
+struct MappedFile {
+  std::span<std::byte> content;
+  std::shared_ptr<const void> owner;
+};
 
 class PackageFile {
  public:
@@ -25,6 +33,9 @@ class PackageFile {
 
   // Fills `out` from byte `offset`; the range must lie within the file.
   void read_at(std::uint64_t offset, std::span<std::byte> out) const;
+
+  // All of it; pages are read when they are looked at.
+  MappedFile mapped() const;
 
   // Throws if the file was written to since it was opened.
   void check_unchanged() const;

@@ -16,7 +16,6 @@
 namespace tessera {
 namespace {
 
-constexpr unsigned kMaxThreads = 8;                // more than a disk or a memory can feed
 constexpr std::uint64_t kWorthThreads = 2U << 20;  // bytes
 constexpr std::uint64_t kPieceBytes = 1U << 20;    // stay in a core's cache from reading to hashing
 
@@ -73,9 +72,13 @@ void compare(const Records& records, const Part& part, std::uint64_t record_byte
                           ", the manifest says ", *part.sha256));
 }
 
-void check_part(const Records& records, const Part& part, std::uint64_t record_bytes) {
+void check_part(const Records& records, const Part& part, std::uint64_t record_bytes,
+                const ReadOptions& options) {
   Sha256 digest;
-  read_part(records.file(), part, [&](std::span<const std::byte> piece) { digest.update(piece); });
+  read_part(records.file(), part, [&](std::span<const std::byte> piece) {
+    digest.update(piece);
+    if (options.progress != nullptr) options.progress(piece.size());
+  });
   compare(records, part, record_bytes, digest.hex());
 }
 
@@ -157,14 +160,15 @@ std::vector<std::byte> read_verified(const Records& records, const Manifest& man
   return content;
 }
 
-void verify_records(const Records& records, const Manifest& manifest, const Into& into) {
+void verify_records(const Records& records, const Manifest& manifest, const ReadOptions& options) {
   verify_headers(records, manifest);
   std::vector<Part> parts;
   std::uint64_t bytes = 0;
   for (const auto& [name, listed] : manifest.records) {
     const Record& record = records.all().at(name);
-    add_parts(parts, name, record, listed,
-              into == nullptr ? std::span<std::byte>() : into(name, record));
+    const Destination to = options.into == nullptr ? Destination() : options.into(name, record);
+    if (to.known) continue;
+    add_parts(parts, name, record, listed, to.place);
     bytes += record.bytes;
   }
   std::atomic<std::size_t> next = 0;
@@ -172,7 +176,7 @@ void verify_records(const Records& records, const Manifest& manifest, const Into
   const auto work = [&] {
     for (std::size_t i = next++; i < parts.size() && !failure.any(); i = next++) {
       try {
-        check_part(records, parts[i], records.all().at(*parts[i].name).bytes);
+        check_part(records, parts[i], records.all().at(*parts[i].name).bytes, options);
       } catch (...) {
         failure.note(i, std::current_exception());
       }
@@ -180,9 +184,9 @@ void verify_records(const Records& records, const Manifest& manifest, const Into
   };
   {
     std::vector<std::jthread> others;
-    const unsigned count = bytes < kWorthThreads
-                               ? 1
-                               : std::clamp(std::thread::hardware_concurrency(), 1U, kMaxThreads);
+    const unsigned count = bytes < kWorthThreads ? 1
+                                                 : std::clamp(std::thread::hardware_concurrency(),
+                                                              1U, options.threads);
     for (unsigned i = 1; i < count; ++i) others.emplace_back(work);
     work();
   }

@@ -1,6 +1,7 @@
 // Comparing every byte of a package with the hashes that its manifest names, before anything runs.
 //
-// Contract: blocks on the disk; uses a few short-lived threads of its own. Throws PackageError.
+// Contract: blocks on the disk; uses a few short-lived threads of its own where it may. Throws
+// PackageError.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +18,20 @@
 
 namespace tessera {
 
-// Where a record's content is to go: memory of its size, or an empty span where it is not kept.
-using Into = std::function<std::span<std::byte>(const std::string& name, const Record& record)>;
+// What becomes of a record's content.
+struct Destination {
+  std::span<std::byte> place = {};  // of its size; empty: it is compared and not kept
+  bool known = false;               // it is neither read nor compared: whoever asks has the content
+};
+using Into = std::function<Destination(const std::string& name, const Record& record)>;
+
+struct ReadOptions {
+  Into into = nullptr;   // null: nothing is kept
+  unsigned threads = 8;  // at most; more than a disk or a memory can feed
+  // Called, from any of those threads, when so many more bytes have been compared. It may block,
+  // and what it throws ends the reading.
+  std::function<void(std::uint64_t bytes)> progress = nullptr;
+};
 
 // Contents that were kept, by the record's name.
 using Contents = std::map<std::string, std::span<const std::byte>>;
@@ -33,7 +46,8 @@ std::vector<std::byte> read_verified(const Records& records, const Manifest& man
 
 // Reads every content once. Throws when a record is missing, is there without being listed, or
 // differs; what was written through `into` is to be used only if this returns.
-void verify_records(const Records& records, const Manifest& manifest, const Into& into = nullptr);
+void verify_records(const Records& records, const Manifest& manifest,
+                    const ReadOptions& options = {});
 
 // SHA-256 of the whole file as verify_records saw it, lower-case hex; empty where `stop` was asked
 // for meanwhile. What `contents` lacks (it has the manifest) is read, and compared, again.

@@ -1,7 +1,5 @@
 #include "server/config.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -9,6 +7,7 @@
 #include <set>
 #include <sstream>
 
+#include "common/cpus.h"
 #include "common/text.h"
 #include "package/format_rules.h"
 
@@ -114,6 +113,15 @@ std::vector<Flag> connection_flags(http2::Limits& limits) {
           "a connection without a call; while as many connections as may be are open, this "
           "and --handshake-timeout-s are 2 seconds",
           limits.idle_timeout),
+      {"max-connection-age-s", "N",
+       "how old a connection may become, a tenth more or less, seconds; then its client is asked "
+       "to "
+       "connect anew, by which it finds servers that were added, and no call is lost; 0: any age "
+       "(default: 0)",
+       [&limits](const std::string& value) {
+         limits.max_age = std::chrono::seconds(
+             checked_number<std::int64_t>("max-connection-age-s", value, 0, kMost));
+       }},
   };
 }
 
@@ -126,7 +134,8 @@ std::vector<Flag> own_flags(ServerConfig& config) {
        "without a name",
        [&](const std::string& value) { config.models.push_back(parse_model(value)); }},
       {"host", "HOST",
-       text("address to listen on, for both ports (default: ", config.host, ", every interface)"),
+       text("address to listen on, for both ports (default: ", config.host,
+            ", this machine alone; 0.0.0.0: every interface)"),
        [&](const std::string& value) { config.host = value; }},
       number_flag("port", "gRPC port; 0: any free one, see the ready line", config.port, 0, 65'535),
       number_flag("http-port", "HTTP port; 0: any free one", config.http_port, 0, 65'535),
@@ -278,13 +287,6 @@ void check(const ServerConfig& config) {
 }
 
 }  // namespace
-
-int available_cpus() {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  const bool known = sched_getaffinity(0, sizeof(allowed), &allowed) == 0;
-  return known ? std::max(1, CPU_COUNT(&allowed)) : 1;
-}
 
 int default_workers() { return std::max(1, available_cpus() / 2); }
 

@@ -25,15 +25,13 @@ struct ModelSource {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 
-// CPUs that this process may run on.
-int available_cpus();
-
-// Half of them, at least one: threads of the network, and workers while requests are small.
+// Half of the CPUs (common/cpus.h), at least one: threads of the network, and workers while
+// requests are small.
 int default_workers();
 
 struct ServerConfig {
   std::vector<ModelSource> models;  // the first one answers requests that name no model
-  std::string host = "0.0.0.0";
+  std::string host = "127.0.0.1";
   int port = 50051;      // 0: any free one
   int http_port = 8002;  // 0: any free one
   RequestLimits request_limits;
@@ -49,7 +47,7 @@ struct ServerConfig {
   // Limits of the gRPC port's connections; connection_limits() adds those of messages above.
   http2::Limits connections;
   std::int64_t drain_propagation_ms = 1'000;
-  double drain_limit_s = 30.0;
+  double drain_limit_s = 25.0;  // Kubernetes ends a container after 30
   bool verify_golden = true;
   std::vector<std::string> allow_ops;  // that a graph may call beside those of every package
   double load_timeout_s = kDefaultLoadTimeoutS;

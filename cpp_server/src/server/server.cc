@@ -24,15 +24,6 @@ constexpr int kQuietTries = 20;
 // What clients may take to read the last answers and to close their connections.
 constexpr Duration kFlush = std::chrono::seconds(1);
 
-std::vector<std::unique_ptr<ModelMetrics>> make_counters(const std::vector<std::string>& names,
-                                                         const std::vector<std::string>& versions) {
-  std::vector<std::unique_ptr<ModelMetrics>> counters;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    counters.push_back(std::make_unique<ModelMetrics>(names[i], versions[i]));
-  }
-  return counters;
-}
-
 }  // namespace
 
 std::vector<PublicKey> Server::read_keys(const ServerConfig& config) {
@@ -69,21 +60,18 @@ Server::Server(const ServerConfig& config, const Log& log)
       names_(read_names(config)),
       admission_([this] { signal_waiter_.wake(); }),
       budget_(config.max_inflight_bytes),
-      counters_(make_counters(names_.names, names_.versions)),
       registry_(names_.names),
-      metrics_page_(all_metrics(), unresolved_, log, connections_, kVersion),
-      status_page_(all_metrics(), clock_),
+      metrics_page_(counters_, unresolved_, log, connections_, kVersion),
+      status_page_(counters_, clock_),
       context_{registry_, unresolved_, admission_, budget_, clock_, log},
-      grpc_(context_, {registry_, config, clock_, kVersion, [this] { return draining_.load(); }},
-            connections_) {}
+      grpc_(context_, {registry_, clock_, kVersion, [this] { return draining_.load(); }},
+            connections_) {
+  for (std::size_t i = 0; i < names_.names.size(); ++i) {
+    counters_.add(names_.names[i], names_.versions[i]);
+  }
+}
 
 Server::~Server() { close(); }
-
-std::vector<const ModelMetrics*> Server::all_metrics() const {
-  std::vector<const ModelMetrics*> metrics;
-  for (const auto& model : counters_) metrics.push_back(model.get());
-  return metrics;
-}
 
 std::string Server::state() const {
   if (draining_) return "draining";
@@ -158,12 +146,12 @@ void Server::load_all() {
     LoadedPackage package = load_package(path, options);
     const double took = seconds(package.load_time);
     const auto steps = package.steps;
-    auto model =
-        std::make_unique<ServedModel>(std::move(package), config_, *counters_[i], clock_, log_);
-    const ServedModel& served = *model;
-    registry_.publish(i, std::move(model));
+    const auto metrics = counters_.add(names_.names[i], names_.versions[i]);
+    const auto model =
+        std::make_shared<ServedModel>(std::move(package), config_, metrics, clock_, log_);
+    registry_.publish(names_.names[i], model);
     if (!draining_) {
-      counters_[i]->ready = true;
+      metrics->ready = true;
       grpc_.set_serving(names_.names[i], true);
     }
     log_.info("loaded",
@@ -172,7 +160,7 @@ void Server::load_all() {
       log_.debug("load_step",
                  {{"model", names_.names[i]}, {"step", step}, {"seconds", seconds(time)}});
     }
-    served.log_file_hash();
+    model->log_file_hash();
   }
   if (!draining_) grpc_.set_serving("", true);
 }
@@ -228,7 +216,7 @@ bool Server::drain() {
   draining_ = true;
   for (const std::string& name : names_.names) grpc_.set_serving(name, false);
   grpc_.set_serving("", false);
-  for (const auto& model : counters_) model->ready = false;
+  for (const auto& model : registry_.loaded()) model->metrics().ready = false;
   log_.info("drain", {{"active", admission_.active()}, {"limit_s", config_.drain_limit_s}});
 
   const auto forced = [&] {
@@ -241,7 +229,7 @@ bool Server::drain() {
   }
   admission_.shut();
   grpc_.announce_end();
-  for (ServedModel* model : registry_.loaded()) model->drain();
+  for (const auto& model : registry_.loaded()) model->drain();
   while (admission_.active() > 0) {
     if (clock_.now() >= limit) {
       log_.error("drain_limit_passed", {{"unanswered", admission_.active()}});
@@ -264,7 +252,7 @@ void Server::close() {
   if (loader_.joinable()) loader_.join();
   grpc_.stop(draining_ ? kFlush : Duration::zero());
   // Every call has its answer or is one; then nothing touches the queues any more.
-  for (ServedModel* model : registry_.loaded()) model->close();
+  for (const auto& model : registry_.loaded()) model->close();
   grpc_.release();
   http_.reset();
 }

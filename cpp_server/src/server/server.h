@@ -53,7 +53,6 @@ class Server {
 
   static std::vector<PublicKey> read_keys(const ServerConfig& config);
   static Names read_names(const ServerConfig& config);
-  std::vector<const ModelMetrics*> all_metrics() const;
   std::string state() const;
   HttpAnswer page(const std::string& path) const;
   void open();
@@ -72,7 +71,7 @@ class Server {
   Names names_;
   Admission admission_;
   ByteBudget budget_;
-  std::vector<std::unique_ptr<ModelMetrics>> counters_;
+  ModelList counters_;
   ModelMetrics unresolved_{"", ""};
   Registry registry_;
   http2::Counters connections_;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -14,6 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from tessera.cpus import usable_cpus
 from tessera.errors import UserError
 from tessera.kernels.libraries import LibraryError, load_libraries
 from tessera.kernels.row_types import RowType
@@ -223,7 +223,7 @@ def _threads() -> Iterator[ThreadPoolExecutor]:
     does not get a processor.
     """
     before = torch.get_num_threads()
-    count = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+    count = min(usable_cpus(), _MOST_THREADS)
     pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
     try:
         yield pool

@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha._async import ReflectionServicer
 from tessera.errors import UserError
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.protocol import predictor_pb2 as pb
+from tessera.serving.protocol.pool import POOL
 from tessera.serving.server.errors import Code, ServeError
 from tessera.serving.server.front.byte_budget import ByteBudget, HeldBytes
 from tessera.serving.server.front.hang_up import hang_up
@@ -68,6 +69,8 @@ _MAX_TOLD_BYTES = 64 * 1024
 """What messages of health checks, watches and reflection may unpack to."""
 
 _SETTINGS_MS = 5_000
+# What calls may take that are open when their connection is too old.
+_AGE_GRACE_MS = 30_000
 """What a new client may take to acknowledge the server's settings before its connection ends."""
 
 _KEEPALIVE_MS = 5_000
@@ -88,6 +91,7 @@ class GrpcFront:
         budget: of the bytes that calls hold.
         receiver: bounds the messages that are being received.
         max_message_bytes: largest request or response.
+        max_connection_age_s: how old a connection may become, in seconds; 0: any age.
         shares_port: whether other processes of the same server listen on the same port.
     """
 
@@ -101,6 +105,7 @@ class GrpcFront:
         budget: ByteBudget,
         receiver: MessageReceiver,
         max_message_bytes: int,
+        max_connection_age_s: int,
         shares_port: bool,
     ) -> None:
         self._predict_service = predict_service
@@ -129,6 +134,7 @@ class GrpcFront:
                 ("grpc.compression_enabled_algorithms_bitset", _ENCODINGS),
                 # Until a client has acknowledged our limits, gRPC lets it send headers of 16 MiB a call.
                 ("grpc.http2.settings_timeout", _SETTINGS_MS),
+                *_ages(max_connection_age_s),
                 # gRPC may stop reading a connection until it has something to write to it, and does not
                 # see that it was aborted meanwhile; a ping is something to write.
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
@@ -302,6 +308,16 @@ def peer_address(peer: str) -> str:
     return host.removeprefix("[").removesuffix("]")
 
 
+def _ages(max_s: int) -> list[tuple[str, int]]:
+    """The settings of gRPC for connections that become so old, in seconds; it takes a tenth more or less."""
+    if max_s == 0:
+        return []
+    return [
+        ("grpc.max_connection_age_ms", max_s * 1_000),
+        ("grpc.max_connection_age_grace_ms", _AGE_GRACE_MS),
+    ]
+
+
 def _reader(message: Any) -> Callable[[bytes], Any]:
     """What makes a ``message`` of bytes that may be compressed."""
     return lambda content: message.FromString(unpack(content, _MAX_TOLD_BYTES))
@@ -309,8 +325,10 @@ def _reader(message: Any) -> Callable[[bytes], Any]:
 
 def _reflection() -> grpc.RpcMethodHandler[Any, Any]:
     services = (_PREDICTOR, _INFERENCE, _HEALTH, reflection.SERVICE_NAME)
+    for theirs in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
+        POOL.AddSerializedFile(theirs.serialized_pb)
     return grpc.stream_stream_rpc_method_handler(
-        ReflectionServicer(services).ServerReflectionInfo,
+        ReflectionServicer(services, pool=POOL).ServerReflectionInfo,
         request_deserializer=_reader(reflection_pb2.ServerReflectionRequest),
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )

@@ -47,8 +47,8 @@ class RepositoryCalls:
         """Load what ``request`` asks for, and return when it answers.
 
         Raises:
-            ServeError: FAILED_PRECONDITION, NOT_FOUND or INVALID_ARGUMENT; UNAVAILABLE with the reason where
-                a version cannot be loaded.  Nothing has changed then.
+            ServeError: NOT_FOUND, INVALID_ARGUMENT, or FAILED_PRECONDITION, also where a version cannot be
+                loaded; UNAVAILABLE where the server drains.  Nothing has changed then.
         """
         await self._change(name, lambda situation: change_by_load(situation, request))
 
@@ -136,7 +136,7 @@ class RepositoryCalls:
             if version not in model.live or version in model.reasons:
                 reason = model.reasons.get(version, "it is not in its folder")
                 raise ServeError(
-                    Code.UNAVAILABLE,
+                    Code.FAILED_PRECONDITION,
                     f"version '{version}' of model '{model.name}' could not be loaded: {reason}",
                 )
 

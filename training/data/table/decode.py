@@ -1,11 +1,11 @@
 """Arrow columns to the arrays that batches are cut from.
 
-Shapes: ``n`` rows, ``D`` dense columns, ``S`` features of one id, ``N`` ids of a feature with lists.
+Shapes: ``n`` rows, ``N`` ids of a feature with lists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,19 +13,24 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 
-from tessera.training.data.bags import bag_places
+from tessera.kernels import ops
 from tessera.training.data.dataset import Rows
-from tessera.training.data.string_columns import arrow_string_ids, is_string_type
+from tessera.training.data.string_columns import (
+    arrow_string_ids,
+    is_string_type,
+    read_only_tensor,
+)
 from tessera.training.data.table.room import Room
-from tessera.training.data.table.settle import SparseSource, TableColumns
+from tessera.training.data.table.settle import SparseSource
 from tessera.training.data.table.text import TextColumn
 
 Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 
 
-_BLOCK_ROWS = 2048
+_NO_BITS = np.empty(0, np.uint8)
 
 
 class CellError(Exception):
@@ -48,20 +53,22 @@ class Jagged:
     lengths: npt.NDArray[np.int32]
     weights: Floats | None
 
-    def at(self, rows: Any) -> Jagged:
+    def at(self, rows: Rows) -> Jagged:
         """The bags of these rows, one after the other in memory."""
-        starts, lengths = self.starts[rows], self.lengths[rows]
-        ends = np.cumsum(lengths, dtype=np.int64)
-        begins = ends - lengths
-        if len(starts) and np.array_equal(starts, starts[0] + begins):  # they lie so already
-            there = slice(int(starts[0]), int(starts[0] + ends[-1]))
-            weights = None if self.weights is None else self.weights[there]
-            return Jagged(self.values[there], begins, lengths, weights)
-        places = bag_places(starts, lengths)
-        # Places are in range; with another mode numpy would look at each again.
-        values = np.take(self.values, places, mode="clip")
-        weights = None if self.weights is None else np.take(self.weights, places, mode="clip")
-        return Jagged(values, begins, lengths, weights)
+        ops.load()
+        no_columns = torch.empty((len(self.starts), 0))
+        _, lengths, values, weights = torch.ops.tessera.table_batch_at(
+            no_columns,
+            no_columns.long(),
+            no_columns.long(),
+            *lists_of([self]),
+            torch.from_numpy(rows),
+            self.weights is not None,
+        )
+        lengths = lengths.numpy()
+        starts = np.cumsum(lengths, dtype=np.int64) - lengths
+        kept = None if self.weights is None else weights.numpy()
+        return Jagged(values.numpy(), starts, lengths, kept)
 
     @staticmethod
     def joined(parts: list[Jagged], room: Room | None = None) -> Jagged:
@@ -80,147 +87,50 @@ class Jagged:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Some rows, on their way into a batch.
+class Column:
+    """One number of every row, where Arrow has it.
 
     Attributes:
-        rows: ``[n]`` int64, the rows' numbers in the dataset.
-        dense: ``[n, D]`` float32, NaN where missing.
-        single: for each feature of one id ``[n]`` int64, and ``[n]`` whether there is an id; None:
-            there always is.
-        lists: the features with lists.
+        values: ``[n]`` float32 or int64; anything where there is none.
+        present: uint8 bits, the first row in the lowest bit of the first byte: whether there is one;
+            empty: there always is.
     """
 
-    rows: Rows
-    dense: Floats
-    single: list[tuple[Rows, Mask | None]]
-    lists: list[Jagged]
+    values: torch.Tensor
+    present: torch.Tensor
 
 
-class Decoded:
-    """The features of some rows, written one unit after the other and then cut.
+def dense_column(name: str, table: Any) -> Column:
+    """The numbers of a column of an Arrow table.
 
-    Rows that are cut in their own order stay columns, as they were decoded.  Rows that are cut in
-    another order are stored one after the other: taking a row of 26 ids from one place took a quarter
-    of the time of taking 26 ids from 26 places.
-
-    Args:
-        columns: what is decoded.
-        rows: how many rows there will be.
-        units: of how many units.
-        room: memory for rows that are cut in another order than their own; None: they are cut in
-            it, and there is one unit.
+    Raises:
+        CellError: the column cannot be read as numbers.
     """
-
-    def __init__(self, columns: TableColumns, rows: int, units: int, *, room: Room | None) -> None:
-        self._columns = columns
-        self._singles = [source for source in columns.sparse if not source.many]
-        self._many = [source for source in columns.sparse if source.many]
-        self._room = room
-        self._rows = np.empty(rows, np.int64)
-        self._dense_columns: list[Floats] = []
-        self._single_columns: list[tuple[Rows, Mask | None]] = []
-        self._parts: list[list[Jagged]] = [[] for _ in range(units)]
-        self._lists: list[Jagged] = []
-        if room is not None:
-            dense, singles = len(columns.dense), len(self._singles)
-            self._lacking = np.zeros((units, singles), np.bool_)
-            self._dense = room.array(rows * dense, np.float32).reshape(rows, dense)
-            self._ids = room.array(rows * singles, np.int64).reshape(rows, singles)
-            self._present = room.array(rows * singles, np.bool_).reshape(rows, singles)
-
-    def write(self, unit: int, at: int, table: Any, chosen: Rows | None, numbers: Rows) -> None:
-        """Write the ``chosen`` rows (None: all) of an Arrow table at row ``at``.
-
-        Units may be written by several threads at once.  ``numbers`` are the rows' numbers in the
-        dataset.
-
-        Raises:
-            CellError: a value cannot be what its column is.
-        """
-        stop = at + len(numbers)
-        self._rows[at:stop] = numbers
-        dense = [
-            _chosen(read_column(name, table, numbers_of), chosen) for name in self._columns.dense
-        ]
-        single = []
-        for source in self._singles:
-            ids, present = read_column(source.column, table, ids_of)
-            present = None if present is None else _chosen(present, chosen)
-            single.append((_chosen(ids, chosen), present))
-        parts = [jagged_of(source, table) for source in self._many]
-        self._parts[unit] = parts if chosen is None else [part.at(chosen) for part in parts]
-        if self._room is None:
-            self._dense_columns, self._single_columns = dense, single
-            return
-        _interleave(dense, self._dense[at:stop])
-        _interleave([ids for ids, _ in single], self._ids[at:stop])
-        self._present[at:stop] = True
-        for place, (_, present) in enumerate(single):
-            if present is not None:
-                self._lacking[unit, place] = True
-                self._present[at:stop, place] = present
-
-    def close(self) -> None:
-        """Join the lists, after all units were written."""
-        self._lists = [
-            Jagged.joined(list(parts), self._room) for parts in zip(*self._parts, strict=True)
-        ]
-        self._parts = []
-
-    def cut(self, rows: Rows | slice) -> Cut:
-        """The rows at these places, a slice where they are cut in their order."""
-        lists = [part.at(rows) for part in self._lists]
-        if isinstance(rows, slice):
-            dense = np.empty((len(self._rows[rows]), len(self._dense_columns)), np.float32)
-            _interleave([column[rows] for column in self._dense_columns], dense)
-            single = [
-                (ids[rows], None if present is None else present[rows])
-                for ids, present in self._single_columns
-            ]
-            return Cut(self._rows[rows], dense, single, lists)
-        # Rows are in range; with another mode numpy would copy the result once more.
-        ids = np.ascontiguousarray(np.take(self._ids, rows, axis=0, mode="clip").T)
-        lacking = np.flatnonzero(self._lacking.any(axis=0))
-        present: dict[int, Mask] = {}
-        if len(lacking):
-            taken = np.take(self._present, rows, axis=0, mode="clip")
-            present = dict(
-                zip(lacking.tolist(), np.ascontiguousarray(taken[:, lacking].T), strict=True)
-            )
-        return Cut(
-            np.take(self._rows, rows, mode="clip"),
-            np.take(self._dense, rows, axis=0, mode="clip"),
-            [(of_feature, present.get(place)) for place, of_feature in enumerate(ids)],
-            lists,
-        )
+    return _column(*read_column(name, table, _numbers))
 
 
-def no_rows(columns: TableColumns) -> Cut:
-    """A cut without rows, with every feature."""
-    none, no_lengths = np.empty(0, np.int64), np.empty(0, np.int32)
-    return Cut(
-        none,
-        np.empty((0, len(columns.dense)), np.float32),
-        [(none, None) for source in columns.sparse if not source.many],
-        [
-            Jagged(none, none, no_lengths, np.empty(0, np.float32) if source.weighted else None)
-            for source in columns.sparse
-            if source.many
-        ],
+def id_column(name: str, table: Any) -> Column:
+    """The ids of a column of an Arrow table.
+
+    Raises:
+        CellError: a value cannot be an id.
+    """
+    return _column(*read_column(name, table, _ids))
+
+
+def _column(values: npt.NDArray[Any], array: Any) -> Column:
+    return Column(read_only_tensor(values), read_only_tensor(_bits(array)))
+
+
+def lists_of(features: Sequence[Jagged]) -> tuple[list[torch.Tensor], ...]:
+    """Values, weights (empty: none), starts and lengths of features, as the operators take them."""
+    none = torch.empty(0)
+    return (
+        [read_only_tensor(own.values) for own in features],
+        [none if own.weights is None else read_only_tensor(own.weights) for own in features],
+        [torch.from_numpy(own.starts) for own in features],
+        [read_only_tensor(own.lengths) for own in features],
     )
-
-
-def _chosen(values: npt.NDArray[Any], rows: Rows | None) -> npt.NDArray[Any]:
-    return values if rows is None else values[rows]
-
-
-def _interleave(columns: list[npt.NDArray[Any]], out: npt.NDArray[Any]) -> None:
-    """Write columns ``[n]`` to ``out [n, C]``, in blocks of rows that stay in the cache."""
-    for start in range(0, len(out), _BLOCK_ROWS):
-        block = out[start : start + _BLOCK_ROWS]
-        for place, column in enumerate(columns):
-            block[:, place] = column[start : start + _BLOCK_ROWS]
 
 
 def read_column(name: str, table: Any, read: Callable[[Any], Any]) -> Any:
@@ -252,6 +162,18 @@ def _present(array: Any) -> Mask | None:
     return present
 
 
+def _bits(array: Any) -> npt.NDArray[np.uint8]:
+    """Which values are not null, as `Column.present` has it."""
+    present = _NO_BITS
+    if array.null_count:
+        bitmap = None if pa.types.is_dictionary(array.type) else array.buffers()[0]
+        if bitmap is None or array.offset % 8:
+            present = np.packbits(array.is_valid().to_numpy(False), bitorder="little")
+        else:
+            present = np.frombuffer(bitmap, np.uint8)[array.offset // 8 :]
+    return present
+
+
 def _values(array: Any) -> npt.NDArray[Any]:
     """The numbers of an array of integers or floats where they lie; anything at nulls."""
     _, content = array.buffers()
@@ -264,6 +186,16 @@ def _values(array: Any) -> npt.NDArray[Any]:
 
 def numbers_of(column: Any) -> Floats:
     """``[n]`` float32, NaN at nulls."""
+    values, array = _numbers(column)
+    present = _present(array)
+    if present is None:
+        return values
+    filled: Floats = np.where(present, values, np.float32(np.nan))
+    return filled
+
+
+def _numbers(column: Any) -> tuple[Floats, Any]:
+    """``[n]`` float32, anything at nulls, and an array that says where these are."""
     array = whole_array(column)
     plain = pa.types.is_integer(array.type) or (
         pa.types.is_floating(array.type) and not pa.types.is_float16(array.type)
@@ -271,16 +203,17 @@ def numbers_of(column: Any) -> Floats:
     if not plain:
         array = array.cast(pa.int8()) if pa.types.is_boolean(array.type) else array
         array = array.cast(pa.float32(), safe=False)
-    present = _present(array)
-    if present is None:
-        return _values(array).astype(np.float32, copy=False)
-    values = _values(array).astype(np.float32)
-    values[~present] = np.nan
-    return values
+    return _values(array).astype(np.float32, copy=False), array
 
 
 def ids_of(column: Any) -> tuple[Rows, Mask | None]:
     """``[n]`` int64 ids, and ``[n]`` whether there is one; None: there always is."""
+    ids, array = _ids(column)
+    return ids, _present(array)
+
+
+def _ids(column: Any) -> tuple[Rows, Any]:
+    """``[n]`` int64 ids, anything at nulls, and an array that says where these are."""
     array = whole_array(column)
     kind = array.type
     if pa.types.is_floating(kind):
@@ -289,16 +222,15 @@ def ids_of(column: Any) -> tuple[Rows, Mask | None]:
         if not pc.all(whole).as_py():
             wrong = array.filter(pc.invert(whole))[0].as_py()
             raise CellError(f"{wrong} is not an integer id; give kind dense")
-    present = _present(array)
     if is_string_type(kind):
-        return arrow_string_ids(array), present
+        return arrow_string_ids(array), array
     if pa.types.is_null(kind):
-        return np.zeros(len(array), np.int64), np.zeros(len(array), np.bool_)
+        return np.zeros(len(array), np.int64), array
     if pa.types.is_date32(kind) or pa.types.is_time32(kind) or pa.types.is_boolean(kind):
         array = array.cast(pa.int32())
     if not pa.types.is_int64(array.type):
         array = array.cast(pa.int64(), safe=False)
-    return _values(array), present
+    return _values(array), array
 
 
 def jagged_of(source: SparseSource, table: Any) -> Jagged:

@@ -27,11 +27,12 @@ import numpy.typing as npt
 from tessera.errors import UserError
 from tessera.training.data.batch import Batch, make_batch
 from tessera.training.data.dataset import Part, Rows, cut_evenly
-from tessera.training.data.table.decode import CellError, Cut, Decoded, Jagged, no_rows
+from tessera.training.data.table.decode import CellError
 from tessera.training.data.table.index import RowIndex
 from tessera.training.data.table.parquet import TableFile, Unit
 from tessera.training.data.table.room import Room
 from tessera.training.data.table.settle import TableColumns
+from tessera.training.data.table.window_rows import Cut, Decoded, joined, no_rows
 
 WINDOW_ROWS = 1 << 19
 WINDOW_BYTES = 256 << 20
@@ -300,45 +301,38 @@ class TableOrder:
 
 def batch_of(columns: TableColumns, parts: list[tuple[TableDataset, int, Cut]]) -> Batch:
     """A batch of cuts of tables, each with the number that the first row of its table has."""
-    cuts = [cut for _, _, cut in parts] or [no_rows(columns)]
-    rows = _joined([cut.rows + first for _, first, cut in parts] or [cuts[0].rows])
-    lengths, values = [], []
-    for of_feature in zip(*(cut.single for cut in cuts), strict=True):
-        for ids, present in of_feature:
-            values.append(ids if present is None else ids[present])
-            ones = np.ones(len(ids), np.int32)
-            lengths.append(ones if present is None else present.astype(np.int32))
-    singles = sum(map(len, values))
-    lists = [Jagged.joined(list(parts)) for parts in zip(*(cut.lists for cut in cuts), strict=True)]
+    cut = joined([no_rows(columns), *(cut for _, _, cut in parts)])
+    rows = _joined([own.rows + first for _, first, own in parts] or [cut.rows])
     none = np.empty((0, len(columns.labels)), np.float32)
-    labels = _joined([table.index.labels[cut.rows] for table, _, cut in parts] or [none])
+    labels = _joined([at_rows(table.index.labels, own.rows) for table, _, own in parts] or [none])
     weights = [
-        table.index.weights[cut.rows] for table, _, cut in parts if table.index.weights is not None
+        at_rows(table.index.weights, own.rows)
+        for table, _, own in parts
+        if table.index.weights is not None
     ]
     if columns.weight is not None and not parts:
         weights = [np.empty(0, np.float32)]
     return make_batch(
-        dense=_joined([cut.dense for cut in cuts]),
+        dense=cut.dense,
         keys=columns.columns.sparse_names,
-        lengths=np.concatenate([*lengths, *(part.lengths for part in lists)]),
-        values=np.concatenate([*values, *(part.values for part in lists)]),
+        lengths=cut.lengths,
+        values=cut.values,
         labels=labels[:, 0] if labels.shape[1] == 1 else labels,
-        value_weights=_value_weights(singles, lists),
+        value_weights=cut.weights,
         weights=_joined(weights) if weights else None,
         row_numbers=rows,
     )
 
 
+def at_rows(array: npt.NDArray[Any], rows: Rows) -> npt.NDArray[Any]:
+    """A copy of these rows of an array."""
+    found: npt.NDArray[Any]
+    if len(rows) and rows[-1] - rows[0] + 1 == len(rows) and bool(np.all(np.diff(rows) == 1)):
+        found = array[rows[0] : rows[-1] + 1].copy()
+    else:
+        found = np.take(array, rows, axis=0)
+    return found
+
+
 def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _value_weights(singles: int, lists: list[Jagged]) -> npt.NDArray[np.float32] | None:
-    """The weights of all ids of a batch, 1 where a feature has none; None if none has any."""
-    if all(part.weights is None for part in lists):
-        return None
-    parts = [np.ones(singles, np.float32)]
-    for part in lists:
-        ones = np.ones(len(part.values), np.float32)
-        parts.append(ones if part.weights is None else part.weights)
-    return np.concatenate(parts)

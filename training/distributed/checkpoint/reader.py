@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -29,6 +29,13 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from tessera.training.distributed.checkpoint.basics import CheckpointError, Room
+from tessera.training.distributed.checkpoint.digests import (
+    INDEX,
+    Records,
+    digest,
+    record_key,
+    require_equal,
+)
 
 _INDEX_CLASSES = {
     "torch.distributed.checkpoint.metadata": {
@@ -94,10 +101,13 @@ class SavedTensors:
         OSError: it cannot be read.
     """
 
-    def __init__(self, folder: Path, room: Room | None = None) -> None:
+    def __init__(
+        self, folder: Path, room: Room | None = None, *, records: Records | None = None
+    ) -> None:
         self._folder = folder
         self._room = room
-        index = folder / ".metadata"
+        self._records = records
+        index = folder / INDEX
         try:
             with index.open("rb") as stream:
                 metadata = _IndexUnpickler(stream).load()
@@ -120,6 +130,11 @@ class SavedTensors:
                     f"{folder} is refused: its index names the file {path!r} outside of it"
                 )
         self._metadata = metadata
+
+    def places(self) -> list[tuple[str, int, int]]:
+        """File, offset and length of every record, in bytes."""
+        infos = (self._metadata.storage_data or {}).values()
+        return [(str(info.relative_path), info.offset, info.length) for info in infos]
 
     @property
     def names(self) -> list[str]:
@@ -186,6 +201,7 @@ class SavedTensors:
             with (self._folder / path).open("rb") as stream:
                 for index in chunks:
                     part = reader._slice_file(stream, places[index])  # noqa: SLF001 - torch's view of a part of a file
+                    self._verify(part, path, places[index])
                     saved = torch.load(part, map_location="cpu", weights_only=True)
                     for item, target in by_chunk[index]:
                         narrowed(target, item.dest_offsets, item.lengths).copy_(
@@ -193,6 +209,14 @@ class SavedTensors:
                         )
                         if self._room is not None:
                             self._room.settle(target)
+
+    def _verify(self, part: IO[bytes], path: str, place: Any) -> None:
+        if self._records is None:
+            return
+        key = record_key(place.offset, place.length)
+        expected = self._records.get(str(path), {}).get(key)
+        require_equal(f"{self._folder / path}, bytes {key},", digest(part), expected)
+        part.seek(0)
 
 
 def narrowed(tensor: Tensor, offsets: Iterable[int], lengths: Iterable[int]) -> Tensor:

@@ -26,6 +26,12 @@ from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from tessera.training.distributed.checkpoint.basics import CheckpointError, Room
+from tessera.training.distributed.checkpoint.digests import (
+    INDEX,
+    file_digest,
+    plain_digest,
+    require_equal,
+)
 from tessera.training.distributed.checkpoint.layout import (
     MODEL,
     OPTIMIZER,
@@ -151,7 +157,7 @@ def load_checkpoint(
 
     def load() -> dict[str, Any]:
         plain = _read_plain(folder)
-        saved = SavedTensors(folder)
+        saved = SavedTensors(folder, records=plain.get("records"))
         if optimizer is not None:
             _prepare(optimizer, plain, saved)
         content = _collect(model, optimizer, extra_tensors)
@@ -210,7 +216,7 @@ def read_checkpoint(
         CheckpointError: it is damaged or of another kind.
     """
     plain = _read_plain(folder)
-    saved = SavedTensors(folder, room)
+    saved = SavedTensors(folder, room, records=plain.get("records"))
     names = [n for n in saved.names if not (only_model and n.startswith(OPTIMIZER))]
     tensors = {name: saved.empty(name) for name in names}
     saved.read(Piece(name, (0,) * tensor.dim(), tensor) for name, tensor in tensors.items())
@@ -238,6 +244,8 @@ def read_extra(folder: Path) -> dict[str, Any]:
 
 
 _EXTRA = "extra."
+_WITHOUT_HASHES = 1
+_VERSIONS = (_WITHOUT_HASHES, VERSION)
 
 
 def _collect(
@@ -274,11 +282,15 @@ def _read_plain(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is damaged: {error}") from error
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         raise CheckpointError(f"{folder} is not a sharded checkpoint of Tessera's")
-    if plain.get("version") != VERSION:
+    version = plain.get("version")
+    if version not in _VERSIONS:
         raise CheckpointError(
-            f"{folder} has version {plain.get('version')!r}; this Tessera reads version {VERSION}: "
-            "use the Tessera that wrote it"
+            f"{folder} has version {version!r}; this Tessera reads versions"
+            f" {_VERSIONS[0]} to {VERSION}: use the Tessera that wrote it"
         )
+    if version != _WITHOUT_HASHES:
+        require_equal(str(path), plain_digest(plain), plain.get("sha256"))
+        require_equal(str(folder / INDEX), file_digest(folder / INDEX), plain.get("index"))
     for name in ("columns", "numbers", "extra"):
         if not isinstance(plain.get(name), dict):
             raise CheckpointError(f"{path} is damaged: {name} is missing or not an object")

@@ -6,7 +6,7 @@ import json
 import shutil
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -22,10 +22,18 @@ from tessera.training.distributed.checkpoint.basics import (
     replaced_path,
     restore_replaced,
 )
+from tessera.training.distributed.checkpoint.digests import (
+    INDEX,
+    Records,
+    file_digest,
+    hash_records,
+    plain_digest,
+)
 from tessera.training.distributed.checkpoint.layout import Content
+from tessera.training.distributed.checkpoint.reader import SavedTensors
 
 FORMAT = "tessera-sharded-checkpoint"
-VERSION = 1
+VERSION = 2
 PLAIN_FILE = "tessera.json"
 
 T = TypeVar("T")
@@ -128,10 +136,9 @@ def write(
             )
 
     # Rank 0 need not hold a shard of every table.
-    everyone = _of_all_ranks(content.columns, group)
-    columns = {name: bounds for part in everyone for name, bounds in part.items()}
+    columns = _merged(_of_all_ranks(content.columns, group))
 
-    def finish() -> None:
+    def finish(records: Records) -> None:
         if not first:
             return
         plain = {
@@ -142,7 +149,12 @@ def write(
             "numbers": content.numbers,
             "groups": content.groups,
             "extra": extra,
+            "index": file_digest(partial / INDEX),
+            "records": records,
         }
+        # As a reader will see it: keys that are not texts become texts.
+        plain = json.loads(json.dumps(plain))
+        plain["sha256"] = plain_digest(plain)
         with (partial / PLAIN_FILE).open("w") as stream:
             json.dump(plain, stream, allow_nan=True)
         sync(partial / PLAIN_FILE)
@@ -161,7 +173,8 @@ def write(
         together(group, prepare)
         # A rank that fails here makes torch's own exchange fail on all of them.
         tensors()
-        together(group, finish)
+        records = _merged(_of_all_ranks(together(group, lambda: _own(partial, group)), group))
+        together(group, lambda: finish(records))
     except CheckpointError:
         raise
     except (Exception, CheckpointException) as error:
@@ -170,10 +183,27 @@ def write(
         raise CheckpointError(f"cannot write the checkpoint {folder}: {_reason(error)}") from error
 
 
+def _own(folder: Path, group: dist.ProcessGroup | None) -> Records:
+    """Hashes of the records in the files that this rank has written, as torch names them."""
+    rank = 0 if group is None else dist.get_rank(group)
+    places = SavedTensors(folder).places()
+    return hash_records(folder, [place for place in places if place[0].startswith(f"__{rank}_")])
+
+
+def _merged(parts: Iterable[Mapping[str, T]]) -> dict[str, T]:
+    return {name: value for part in parts for name, value in part.items()}
+
+
 def _reason(error: BaseException) -> str:
     """In one line; torch's own exception, no ``Exception``, holds one per rank that failed."""
     if isinstance(error, CheckpointException):
-        return "; ".join(f"rank {rank}: {found[0]}" for rank, found in error.failures.items())
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
+        return "; ".join(
+            f"rank {rank}: {_reason(found[0])}" for rank, found in error.failures.items()
+        )
+    # torch hides a full disk behind an error of its archive writer.
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,42 @@
+#include "common/nearest.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+
+namespace tessera {
+namespace {
+
+// Levenshtein's distance, one row of the table at a time.
+std::size_t edits(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i + 1;
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+std::string nearest(std::string_view name, const std::vector<std::string>& known) {
+  std::string found;
+  std::size_t fewest = 0;
+  for (const std::string& candidate : known) {
+    const std::size_t longer = std::max(name.size(), candidate.size());
+    if (longer > 2 * candidate.size() + 1) continue;  // nothing like it, however long it is
+    const std::size_t distance = edits(name, candidate);
+    if (3 * distance > longer || (!found.empty() && distance >= fewest)) continue;
+    found = candidate;
+    fewest = distance;
+  }
+  return found;
+}
+
+}  // namespace tessera

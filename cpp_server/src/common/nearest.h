@@ -1,0 +1,16 @@
+// The known name that a user may have meant by one that is unknown.
+//
+// Contract: a pure function; any thread.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+// Of `known` the one that the fewest insertions, deletions and replacements of a character make of
+// `name`; empty where that takes more than a third of its characters.
+std::string nearest(std::string_view name, const std::vector<std::string>& known);
+
+}  // namespace tessera

@@ -1,0 +1,346 @@
+"""Loads, unloads, labels and rollbacks by gRPC, by HTTP and by NVIDIA's client."""
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from importlib.util import find_spec
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tessera.serving.client import PredictorClient, RepositoryClient
+from tests.conformance.conformance_harness import TIMEOUT_S
+from tests.conformance.live_models import (
+    Models,
+    asking,
+    bits,
+    index,
+    load,
+    ready,
+    serve,
+    unload,
+)
+
+PROGRAM = Path(__file__).with_name("triton_client.py")
+
+
+@pytest.fixture(scope="module")
+def models(kind, tmp_path_factory, variants):
+    """One repository for all tests; each test has a model of its own."""
+    return Models(tmp_path_factory.mktemp("repository"), variants)
+
+
+@pytest.fixture(scope="module")
+def server(kind, models, variants):
+    for model in (
+        "loads",
+        "adds",
+        "labels",
+        "rolls",
+        "jumps",
+        "unloads",
+        "http",
+        "triton",
+        "python",
+    ):
+        models.put(model, 1, "a")
+    models.put("damaged", 1, "a")
+    single = ["--model", f"single={variants['a']}"]
+    with serve(kind, models, "explicit", *single) as running:
+        yield running
+
+
+@pytest.fixture
+def answer(server, message):
+    """The version that answers a model's request without a version, or with one."""
+    return lambda model, version="": server.predict(asking(message, model, version)).model_version
+
+
+def refusal(call, *args, **values):
+    with pytest.raises(grpc.RpcError) as caught:
+        call(*args, **values)
+    return caught.value.code().name, caught.value.details()
+
+
+def test_a_load_without_parameters_reads_the_folder_again(server, models, answers, message):
+    def answer(model, version=""):
+        return server.predict(asking(message, model, version)).model_version
+
+    models.put("loads", 2, "b")
+    assert answer("loads") == "1"
+    load(server, "loads")
+    response = server.predict(asking(message, "loads"))
+    assert response.model_version == "2"
+    assert bits(response) == answers("b", message).tobytes()
+    server.wait_for(lambda: ready(server, "loads") == {2})
+    assert refusal(answer, "loads", "1")[0] == "NOT_FOUND"
+
+
+def test_a_model_that_came_after_the_start_is_loaded(server, models, answer):
+    models.put("late", 4, "c")
+    load(server, "late")
+    assert answer("late") == "4"
+
+
+def test_a_version_is_loaded_beside_the_chosen_one(server, models, answer):
+    models.put("adds", 2, "b")
+    load(server, "adds")
+    load(server, "adds", version=1)
+    assert {version: answer("adds", version) for version in ("", "1", "2")} == {
+        "": "2",
+        "1": "1",
+        "2": "2",
+    }
+    assert models.record("adds")["add"] == [1]
+    load(server, "adds", version="2")  # numbers may be text
+    load(server, "adds")
+    assert ready(server, "adds") == {1, 2}
+
+
+def test_a_label_moves_when_its_version_is_ready(server, models, answer):
+    models.put("labels", 2, "b")
+    load(server, "labels", version=1, label="canary")
+    assert answer("labels", "canary") == "1"
+    load(server, "labels", version=2, label="canary")
+    assert answer("labels", "canary") == "2"
+    load(server, "labels", version=1, label="stable")
+    assert (answer("labels"), answer("labels", "stable")) == ("1", "1")
+    assert models.record("labels")["labels"] == {"canary": 2, "stable": 1}
+    for version in (1, 2):
+        code, text = refusal(unload, server, "labels", version=version)
+        assert code == "FAILED_PRECONDITION"
+        assert ("stable" if version == 1 else "canary") in text
+    assert ready(server, "labels") == {1, 2}
+
+
+def test_a_rollback_leads_to_the_version_before_and_stays(server, models, answer):
+    models.put("rolls", 2, "b")
+    models.put("rolls", 3, "c")
+    load(server, "rolls")
+    assert answer("rolls") == "3"
+    load(server, "rolls", rollback="previous")
+    assert (answer("rolls"), answer("rolls", "stable")) == ("2", "2")
+    server.wait_for(lambda: ready(server, "rolls") == {2})
+    load(server, "rolls")  # the highest would be chosen, had it not been rolled back
+    assert answer("rolls") == "2"
+    assert ready(server, "rolls") == {2}
+    load(server, "rolls", version=3)
+    assert answer("rolls", "3") == "3"
+
+
+def test_a_rollback_may_name_its_version(server, models, answer):
+    for version, name in ((5, "b"), (7, "c")):
+        models.put("jumps", version, name)
+    load(server, "jumps")
+    assert answer("jumps") == "7"
+    load(server, "jumps", rollback=1)
+    assert answer("jumps") == "1"
+    code, text = refusal(load, server, "jumps", rollback="previous")
+    assert code == "FAILED_PRECONDITION"
+    assert "1" in text
+    code, text = refusal(load, server, "jumps", rollback=6)
+    assert code == "NOT_FOUND"
+    assert "'6'" in text
+    assert answer("jumps") == "1"
+
+
+def test_an_unload_takes_a_version_or_the_model_away_until_it_is_loaded(server, models, answer):
+    models.put("unloads", 2, "b")
+    load(server, "unloads")
+    load(server, "unloads", version=1)
+    unload(server, "unloads", version=2)
+    server.wait_for(lambda: ready(server, "unloads") == {1})
+    assert answer("unloads") == "1"
+    assert refusal(answer, "unloads", "2")[0] == "NOT_FOUND"
+    unload(server, "unloads")
+    server.wait_for(lambda: not ready(server, "unloads"))
+    assert models.record("unloads")["unloaded"] is True
+    code, text = refusal(answer, "unloads")
+    assert code == "UNAVAILABLE"
+    assert "'unloads'" in text
+    load(server, "unloads")
+    assert answer("unloads") == "1"
+    load(server, "unloads", version=2)
+    assert answer("unloads") == "2"
+
+
+def test_a_damaged_version_is_refused_and_changes_nothing(server, models, answer):
+    content = bytearray(models.content("b"))
+    content[len(content) // 2] ^= 1
+    models.put("damaged", 2, "b")
+    models.replace("damaged", 2, bytes(content))
+    failed = server.value("tessera_model_loads_total", model="damaged", result="failed")
+    for values in ({"version": 2}, {"version": 2, "label": "canary"}, {"rollback": 2}, {}):
+        code, text = refusal(load, server, "damaged", **values)
+        assert code == "FAILED_PRECONDITION"
+        assert "model.pt" in text
+        assert "\n" not in text
+    state, reason = index(server)["damaged", "2"]
+    assert state == "UNAVAILABLE"
+    assert "model.pt" in reason
+    assert answer("damaged") == "1"
+    assert refusal(answer, "damaged", "canary")[0] == "NOT_FOUND"
+    server.wait_for(
+        lambda: server.value("tessera_model_loads_total", model="damaged", result="failed") > failed
+    )
+    models.replace("damaged", 2, models.content("b"))
+    load(server, "damaged")
+    assert answer("damaged") == "2"
+
+
+@pytest.mark.parametrize(
+    ("call", "values", "code", "part"),
+    [
+        (load, {"model": "nobody"}, "NOT_FOUND", "nobody"),
+        (unload, {"model": "nobody"}, "NOT_FOUND", "nobody"),
+        (load, {"version": 77}, "NOT_FOUND", "77"),
+        (unload, {"version": 77}, "NOT_FOUND", "77"),
+        (load, {"version": 0}, "INVALID_ARGUMENT", "version"),
+        (load, {"version": "x"}, "INVALID_ARGUMENT", "version"),
+        (load, {"label": "canary"}, "INVALID_ARGUMENT", "version"),
+        (load, {"version": 1, "label": "7"}, "INVALID_ARGUMENT", "label"),
+        (load, {"version": 1, "rollback": 1}, "INVALID_ARGUMENT", "rollback"),
+        (load, {"verson": 1}, "INVALID_ARGUMENT", "verson"),
+        (unload, {"label": "x"}, "INVALID_ARGUMENT", "label"),
+        (load, {"model": "single"}, "FAILED_PRECONDITION", "single"),
+        (unload, {"model": "single"}, "FAILED_PRECONDITION", "single"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused_by_name(server, call, values, code, part):
+    given = {"model": "labels", **values}
+    before = index(server)
+    found, text = refusal(call, server, given.pop("model"), **given)
+    assert found == code, text
+    assert part in text
+    assert index(server) == before
+
+
+def http(server, path, body=None):
+    """Status and JSON of a POST."""
+    content = b"" if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(
+        f"http://{server.http_address}/v2/repository/{path}", data=content, method="POST"
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
+            return reply.status, json.loads(reply.read() or b"null")
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def test_http_has_the_same_calls(server, models, answer):
+    models.put("http", 2, "b")
+    assert http(server, "models/http/load")[0] == 200
+    assert answer("http") == "2"
+    status, _ = http(server, "models/http/load", {"parameters": {"version": 1, "label": "canary"}})
+    assert status == 200
+    assert answer("http", "canary") == "1"
+    status, rows = http(server, "index")
+    assert status == 200
+    found = {(row["name"], row["version"]): row["state"] for row in rows}
+    assert found == {place: state for place, (state, _) in index(server).items()}
+    _, rows = http(server, "index", {"ready": True})
+    assert {row["state"] for row in rows} == {"READY"}
+    assert http(server, "models/http/load", {"parameters": {"rollback": "previous"}})[0] == 400
+    assert http(server, "models/http/unload", {"parameters": {"version": "2"}})[0] == 200
+    assert answer("http") == "1"
+    assert http(server, "models/http/unload")[0] == 200
+    assert refusal(answer, "http")[0] == "UNAVAILABLE"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "part"),
+    [
+        ("models/nobody/load", None, 404, "nobody"),
+        ("models/labels/load", {"parameters": {"version": 77}}, 404, "77"),
+        ("models/labels/load", {"parameters": {"verson": 1}}, 400, "verson"),
+        ("models/labels/load", {"parameters": {"version": [1]}}, 400, "version"),
+        ("models/labels/load", {"parameters": 3}, 400, "parameters"),
+        ("models/labels/load", [], 400, ""),
+        ("models/single/load", None, 400, "single"),
+    ],
+)
+def test_http_refuses_with_an_error(server, path, body, status, part):
+    found, told = http(server, path, body)
+    assert found == status
+    assert part in told["error"]
+
+
+def test_the_clients_of_python_load_and_choose(server, models, message):
+    models.put("python", 2, "b")
+    with RepositoryClient(server.address) as repository:
+        repository.load("python")
+        repository.load("python", version=1, label="canary")
+        repository.unload("python", version=2)
+        states = {row.version: row.state for row in repository.index() if row.name == "python"}
+        assert ["1"] == "READY"
+    assert states["2"] != "READY"
+    with PredictorClient(server.address) as client:
+        raw = asking(message, "python", "canary").SerializeToString()
+        assert client.send(raw)
+
+
+@pytest.mark.skipif(
+    find_spec("tritonclient") is None, reason="tritonclient is not installed (make install-dev)"
+)
+def test_nvidias_client_loads_and_unloads(server, models):
+    models.put("triton", 2, "b")
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), "--repository", server.address, "triton"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=TIMEOUT_S,
+    )
+    told = json.loads(done.stdout)
+    assert told == {
+        "before": {"1": "READY", "2": "UNAVAILABLE"},
+        "loaded": True,
+        "after": {"1": "UNAVAILABLE", "2": "READY"},
+        "unloaded": True,
+        "again": True,
+        "refused": "StatusCode.NOT_FOUND",
+    }
+
+
+def test_calls_are_refused_without_explicit_control(kind, tmp_path, variants):
+    models = Models(tmp_path / "models", variants)
+    models.put("m", 1, "a")
+    models.put("m", 2, "b")
+    with serve(kind, models, "poll", "--poll-s", "30") as running:
+        for call, values in ((load, {}), (load, {"version": 1}), (unload, {})):
+            code, text = refusal(call, running, "m", **values)
+            assert code == "FAILED_PRECONDITION"
+            assert "--model-control" in text
+        assert http(running, "models/m/load")[0] == 400
+        assert ready(running, "m") == {2}
+        assert models.record("m") == {}
+
+
+def test_a_killed_server_starts_with_the_same_state(kind, tmp_path, variants, message):
+    models = Models(tmp_path / "models", variants)
+    for version, name in ((1, "a"), (2, "b"), (3, "c")):
+        models.put("m", version, name)
+        models.put("gone", version, name)
+    models.settings("m", versions={"latest": 2}, labels={"canary": 3})
+    with serve(kind, models, "explicit") as running:
+        load(running, "m", version=1, label="stable")
+        unload(running, "m", version=2)
+        load(running, "m", version=2, label="canary")
+        unload(running, "gone")
+        running.wait_for(lambda: not ready(running, "gone"))
+        running.wait_for(lambda: ready(running, "m") == {1, 2, 3})
+        before = index(running)
+        running.signal(signal.SIGKILL)
+        running.exit_status()
+    with serve(kind, models, "explicit") as running:
+        assert {place: state for place, (state, _) in index(running).items()} == {
+            place: state for place, (state, _) in before.items()
+        }
+        for asked, version in (("", "1"), ("canary", "2"), ("stable", "1"), ("3", "3")):
+            assert running.predict(asking(message, "m", asked)).model_version == version
+        assert refusal(running.predict, asking(message, "gone"))[0] == "UNAVAILABLE"
