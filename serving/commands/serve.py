@@ -172,30 +172,30 @@ def _add_repositories(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="DIR",
-        help="a folder of models whose versions come and go, DIR/MODEL/VERSION/model.pt; may be given several "
-        "times (default: none)",
+        help="a folder of models, DIR/MODEL/VERSION/model.pt, all of which are served; may be given several "
+        "times, beside --model (default: none)",
     )
     group.add_argument(
         "--model-control",
         choices=get_args(ModelControl),
         default=_EXAMPLE.model_control,
-        help="when versions of repositories change: none, at the start alone; poll, when the folders do; explicit, by "
-        "RepositoryModelLoad and RepositoryModelUnload (default: %(default)s)",
+        help="when the versions of --model-repository change: never, as its folders do, or as calls ask for "
+        "(default: %(default)s)",
     )
     group.add_argument(
         "--poll-s",
         type=float,
         default=_EXAMPLE.poll_s,
         metavar="S",
-        help="between two looks at the folders with --model-control poll, seconds (default: %(default)s)",
+        help="how often --model-control poll reads the folders, seconds (default: %(default)g)",
     )
     group.add_argument(
         "--max-model-bytes",
         type=int,
         default=_EXAMPLE.max_model_bytes,
         metavar="N",
-        help="what the files of loaded versions of repositories and of the one that is being loaded may have "
-        "together, bytes; a change of a version needs room for two; 0: no limit (default: %(default)s)",
+        help="what the files of a repository's loaded versions, and of the one that is being loaded, may have in "
+        "sum, bytes; 0: any number (default: %(default)s)",
     )
 
 

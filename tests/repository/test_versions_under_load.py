@@ -105,10 +105,7 @@ def test_versions_of_answers_are_those_of_their_package(tmp_path, packages):
         assert (code, text) == ("INVALID_ARGUMENT", "traffic_key has 1025 bytes, the limit is 1024")
         assert repository.call("load", "ranker") == (
             "FAILED_PRECONDITION",
-            (
-                "models are not loaded and unloaded by calls: --model-control is none; start the server "
-                "with --model-repository and --model-control explicit"
-            ),
+            "--model-control is none; calls may load and unload with --model-control explicit",
         )
 
 
@@ -180,7 +177,7 @@ def test_a_package_that_is_too_large_or_never_ends_leaves_the_others(tmp_path, p
         code, text = repository.call("load", "ranker", version=4)
         assert code == "FAILED_PRECONDITION"
         assert f"has {2 * size} bytes" in text
-        assert f"of --max-model-bytes {3 * size}" in text
+        assert f"more than --max-model-bytes {3 * size}" in text
 
 
 def test_each_request_is_checked_against_the_version_that_it_goes_to(tmp_path, packages):

@@ -41,7 +41,6 @@ GAUGES = {
     "tessera_inflight_batches": MODEL | {"device"},
     "tessera_model_load_duration_seconds": MODEL,
     "tessera_model_ready": MODEL,
-    "tessera_model_state": MODEL | {"state"},
     "tessera_model_info": MODEL | {"sha256", "torch", "dtype", "device"},
     "tessera_device_memory_bytes": MODEL | {"device", "kind"},
     "tessera_build_info": {"server", "version"},

@@ -227,7 +227,11 @@ class _RefusedRequestError(Exception):
 async def _read_body(request: web.Request) -> bytes:
     if "Origin" in request.headers:
         # A page in a browser must not change what is served by a form or a script.
-        raise _RefusedRequestError(403, "requests of web pages (with an Origin header) are refused")
+        raise _RefusedRequestError(
+            403, "a request with an Origin comes from a web page, and is not heard"
+        )
+    if "Transfer-Encoding" in request.headers:
+        raise _RefusedRequestError(411, "send the body as a whole, with its Content-Length")
     try:
         return await request.read()
     except web.HTTPRequestEntityTooLarge:

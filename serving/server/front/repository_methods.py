@@ -5,6 +5,7 @@ What they do is in `RepositoryCalls`; who speaks to the client is `grpc_front` o
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -113,7 +114,7 @@ class RepositoryMethods:
             ServeError: the body is not what it should be.
         """
         found = _object(body)
-        _refuse_others("the body", found, ("ready",))
+        _refuse_others("key", found, ("ready",))
         ready = found.get("ready", False)
         if not isinstance(ready, bool):
             raise InvalidRequestError(f"ready is {ready!r}, expected true or false")
@@ -164,21 +165,24 @@ def _object(body: bytes) -> dict[str, Any]:
 
 def _parameters(body: bytes) -> dict[str, Any]:
     found = _object(body)
-    _refuse_others("the body", found, ("parameters",))
+    _refuse_others("key", found, ("parameters",))
     parameters = found.get("parameters", {})
     if not isinstance(parameters, dict):
         raise InvalidRequestError("parameters is not a JSON object")
     return parameters
 
 
-def _refuse_others(where: str, found: Parameters, known: Sequence[str]) -> None:
+def _refuse_others(what: str, found: Parameters, known: Sequence[str]) -> None:
     for name in found:
         if name not in known:
-            raise InvalidRequestError(f"{where} has {name!r}, expected one of {', '.join(known)}")
+            expected = ", ".join(f"'{one}'" for one in known)
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise InvalidRequestError(f"{what} '{name}' is unknown, expected {expected}{hint}")
 
 
 def _load_request(parameters: Parameters) -> LoadRequest:
-    _refuse_others("parameters", parameters, _LOAD_KEYS)
+    _refuse_others("parameter", parameters, _LOAD_KEYS)
     label = parameters.get("label", "")
     if "label" in parameters and not (isinstance(label, str) and is_label(label)):
         raise InvalidRequestError(f"parameter 'label' is {label!r}, expected {LABEL_RULE}")
@@ -192,7 +196,7 @@ def _load_request(parameters: Parameters) -> LoadRequest:
 
 
 def _unload_version(parameters: Parameters) -> int | None:
-    _refuse_others("parameters", parameters, _UNLOAD_KEYS)
+    _refuse_others("parameter", parameters, _UNLOAD_KEYS)
     return _version(parameters, "version")
 
 

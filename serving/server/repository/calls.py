@@ -66,16 +66,21 @@ class RepositoryCalls:
         await asyncio.shield(asyncio.ensure_future(self._make_change(manager, name, make)))
 
     def _allowed(self, name: str) -> RepositoryManager:
-        if self._manager is None or self._control != "explicit":
+        if self._manager is None:
             raise ServeError(
                 Code.FAILED_PRECONDITION,
-                f"models are not loaded and unloaded by calls: --model-control is {self._control}; "
-                "start the server with --model-repository and --model-control explicit",
+                "this server has no repository; calls may load and unload with --model-repository DIR "
+                "and --model-control explicit",
+            )
+        if self._control != "explicit":
+            raise ServeError(
+                Code.FAILED_PRECONDITION,
+                f"--model-control is {self._control}; calls may load and unload with --model-control explicit",
             )
         if name in self._fixed:
             raise ServeError(
                 Code.FAILED_PRECONDITION,
-                f"model '{name}' was given with --model and does not change while the server runs",
+                f"model '{name}' was given with --model, which calls do not change",
             )
         return self._manager
 
@@ -109,7 +114,7 @@ class RepositoryCalls:
         if reading is None:
             known = ", ".join(f"'{one}'" for one in sorted(manager.models)) or "none"
             raise ServeError(
-                Code.NOT_FOUND, f"model '{name}' is in no repository; there is {known}"
+                Code.NOT_FOUND, f"model '{name}' is in no repository; there are {known}"
             )
         model = manager.models.setdefault(name, ModelVersions(name))
         # What was wanted before is not changed by the reading alone: the call may yet be refused.

@@ -168,9 +168,10 @@ class RepositoryManager:
         elif self._releases:
             await asyncio.wait(self._releases, return_when=asyncio.FIRST_COMPLETED)
         else:
+            assert model.folder is not None
             reason = (
-                f"does not fit: its file has {file.bytes} bytes, and those of loaded versions have "
-                f"{held}, of --max-model-bytes {limit}"
+                f"package {model.folder.package(version)}: has {file.bytes} bytes, loaded versions have {held}; "
+                f"together that is more than --max-model-bytes {limit}; unload a version or allow more"
             )
             self._fail(model, version, file, reason)
 
