@@ -27,6 +27,7 @@ from tessera.serving.server.front.message_receiver import MessageReceiver
 from tessera.serving.server.front.pages import MakePages, Pages
 from tessera.serving.server.front.predict_service import PredictService
 from tessera.serving.server.front.repository_methods import RepositoryMethods
+from tessera.serving.server.front.shadowing import Shadowing
 from tessera.serving.server.front.status_page import StatusPage
 from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
@@ -125,6 +126,7 @@ class Server:
                 registry=self._registry,
                 metrics=self._metrics,
                 admission=self._admission,
+                shadowing=Shadowing(self._budget, self._metrics.versions, log),
                 log=self._log,
                 log_requests=config.log_level == "debug",
             ),

@@ -31,6 +31,14 @@ def put(package, model, version):
     hidden.rename(model / str(version))
 
 
+def wait_until(holds):
+    """Wait until ``holds()``."""
+    until = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
 class Answers:
     """What each package gives for a few messages."""
 
@@ -91,11 +99,8 @@ class Repository:
 
     def wait(self, holds):
         """Wait until ``holds(index)``; returns the index."""
-        until = time.monotonic() + PATIENCE_S
-        while not holds(index := self.index()):
-            assert time.monotonic() < until, index
-            time.sleep(0.05)
-        return index
+        wait_until(lambda: holds(self.index()))
+        return self.index()
 
     def call(self, name, model, **parameters):
         """A repository call; None, or the code and text of its refusal."""

@@ -3,6 +3,7 @@
 import os
 import signal
 
+import numpy as np
 import pytest
 
 from tessera.training.models.config import TableConfig
@@ -14,6 +15,7 @@ from tests.repository.server_repository import (
     put,
     rows_of,
     serving,
+    wait_until,
 )
 from tests.server.server_harness import value
 
@@ -203,3 +205,33 @@ def test_each_request_is_checked_against_the_version_that_it_goes_to(tmp_path, p
         assert (
             value(repository.metrics(), "tessera_batch_samples_bucket", version="2", le="8.0") == 5
         )
+
+
+def test_a_shadow_computes_a_share_of_the_calls_and_answers_none(tmp_path, packages, answers):
+    for version in (1, 3):
+        put(packages[version], tmp_path / "ranker", version)
+    (tmp_path / "ranker" / "serving.yaml").write_text("shadow: {version: 3, share: 100}")
+    with serving(tmp_path) as repository:
+        assert answers.check(2, repository.predict(answers.request(2))) == "1"
+
+        def results():
+            metrics = repository.metrics()
+            return {
+                dict(labels)["result"]: count
+                for (name, labels), count in metrics.items()
+                if name == "tessera_shadow_calls_total"
+            }
+
+        wait_until(lambda: results() == {"compared": 1, "dropped": 0, "failed": 0})
+        metrics = repository.metrics()
+        place = {"model": "ranker", "version": "1", "shadow_version": "3"}
+        first, third = (np.frombuffer(answers.expected[one][2], np.float32) for one in "13")
+        differences = np.abs(first.astype(np.float64) - third)
+        name = "tessera_shadow_score_difference"
+        assert value(metrics, f"{name}_count", **place) == 20
+        assert value(metrics, f"{name}_sum", **place) == pytest.approx(differences.sum())
+        below = value(metrics, f"{name}_bucket", **place, le="0.1")
+        assert below == (differences <= 0.1).sum()
+        # The calls of clients are those that they have made; the shadow's are not among them.
+        assert value(metrics, "tessera_requests_total", model="ranker") == 1
+        assert answers.check(0, repository.predict(answers.request(0, model_version="3"))) == "3"

@@ -22,6 +22,7 @@ from tessera.serving.server.errors import (
 )
 from tessera.serving.server.front.admission import Admission
 from tessera.serving.server.front.byte_budget import CALL_BYTES, HeldBytes
+from tessera.serving.server.front.shadowing import Shadowing
 from tessera.serving.server.front.wire_protocol import DecodedCall, WireProtocol
 from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
@@ -37,6 +38,7 @@ class PredictService:
         registry: the models.
         metrics: counts calls that name no known model.
         admission: counts the calls inside, and refuses new ones in a drain.
+        shadowing: computes a share of the calls once more.
         log: where bugs go, and the line per call.
         log_requests: write a line per call, at level debug.
     """
@@ -47,6 +49,7 @@ class PredictService:
         registry: Registry,
         metrics: MetricsPage,
         admission: Admission,
+        shadowing: Shadowing,
         log: Any,
         log_requests: bool,
     ) -> None:
@@ -54,6 +57,7 @@ class PredictService:
         self._registry = registry
         self._unresolved = metrics.unresolved
         self._admission = admission
+        self._shadowing = shadowing
         self._log = log
 
     async def predict(
@@ -163,6 +167,9 @@ class PredictService:
         response = decoded.encode(answer, opened.decode_seconds)
         metrics.stages["encode"].observe(time.monotonic() - encoding)
         held.keep(CALL_BYTES + len(response))
+        shadow = self._registry.shadow(opened.model, decoded.key)
+        if shadow is not None:
+            self._shadowing.begin(shadow, opened.model, decoded, answer.outputs)
         return response
 
 

@@ -35,6 +35,8 @@ class DecodedCall:
         copied_bytes: bytes that decoding makes beside the message, and the pooled vectors of shared rows; a
             short message can ask for many.
         encode: from the scores, and the seconds that decoding took, to the response's bytes.
+        key: gives what decides between versions, and whether a shadow computes the call, too.
+        decode_for: the request as another version takes it; raises `InvalidRequestError` where it does not.
     """
 
     request: DecodedRequest
@@ -42,6 +44,8 @@ class DecodedCall:
     timeout_s: float
     copied_bytes: int
     encode: Callable[[Answer, float], bytes]
+    key: Key
+    decode_for: Callable[[ServedModel], DecodedRequest]
 
 
 class WireProtocol(Protocol):
@@ -76,8 +80,8 @@ class PredictProtocol:
             message = pb.PredictionRequest.FromString(content)
         except DecodeError as error:
             raise invalid_message(content, "PredictionRequest", error) from None
-        own_key = traffic_key("traffic_key", message.traffic_key)
-        model = registry.find(message.model_name, message.model_version, own_key or key)
+        key = traffic_key("traffic_key", message.traffic_key) or key
+        model = registry.find(message.model_name, message.model_version, key)
 
         def read() -> DecodedCall:
             request = model.decoder.decode(message)
@@ -85,7 +89,15 @@ class PredictProtocol:
             if message.HasField("shared_features"):
                 copied = 4 * request.id_list.lengths.size + 8 * request.id_list.values.size
                 copied += model.shared_bytes(message.shared_features)
-            return DecodedCall(request, message.priority, NO_DEADLINE, copied, model.encoder.encode)
+            return DecodedCall(
+                request,
+                message.priority,
+                NO_DEADLINE,
+                copied,
+                model.encoder.encode,
+                key,
+                lambda other: other.decoder.decode(message),
+            )
 
         return model, read
 
@@ -113,7 +125,13 @@ class InferProtocol:
                 )
 
             return DecodedCall(
-                asked.request, asked.priority, asked.timeout_s, asked.copied_bytes, encode
+                asked.request,
+                asked.priority,
+                asked.timeout_s,
+                asked.copied_bytes,
+                encode,
+                key,
+                lambda other: other.infer_decoder.decode(message).request,
             )
 
         return model, read

@@ -204,6 +204,7 @@ class MetricsPage:
     def remove(self, model: ModelMetrics) -> None:
         """Show ``model`` no more."""
         self._collector.models.remove(model)
+        self._collector.versions.forget(model)
 
     def render(self) -> bytes:
         """Everything in Prometheus' text format, version 0.0.4."""

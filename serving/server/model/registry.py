@@ -158,9 +158,11 @@ class Registry:
         """
         return self._entry(name).find(version, key)
 
-    def shadow(self, name: str, key: Key) -> ServedModel | None:
-        """The version of ``name``, which is known, that computes a request with ``key``, too."""
-        return self._entry(name).shadow(key)
+    def shadow(self, model: ServedModel, key: Key) -> ServedModel | None:
+        """The other version that computes a request with ``key``, which ``model`` answers, too."""
+        entry = self._snapshot.get(model.name)
+        shadow = None if entry is None else entry.shadow(key)
+        return None if shadow is model else shadow
 
     def _entry(self, name: str) -> ModelEntry:
         snapshot = self._snapshot
