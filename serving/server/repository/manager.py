@@ -176,9 +176,9 @@ class RepositoryManager:
             self._fail(model, version, file, reason)
 
     def _held_bytes(self) -> int:
-        lives = [live for model in self.models.values() for live in model.live.values()]
-        lives += [live for model in self.models.values() for _, live in model.retiring]
-        return sum(live.file.bytes for live in lives)
+        files = [live.file for model in self.models.values() for live in model.live.values()]
+        files += [file for model in self.models.values() for _, file in model.retiring]
+        return sum(file.bytes for file in files)
 
     async def _load(self, model: ModelVersions, version: int, file: Fingerprint) -> None:
         assert model.folder is not None
@@ -241,7 +241,7 @@ class RepositoryManager:
         before = model.succeeded(version, LiveVersion(served, file))
         self.publish(model)
         if before is not None:
-            model.retiring.append((version, before))
+            model.retiring.append((version, before.file))
             self._release_at_end(model, version, before)
 
     def _retire(self, model: ModelVersions, version: int) -> None:
@@ -266,10 +266,11 @@ class RepositoryManager:
         holder = [live.served]
         if version not in model.live:
             live.served.metrics.unload()
-        model.retiring.remove((version, live))
+        file = live.file
         del live
         # On its own thread, which is the last to refer to the model: memory goes back from there.
         await in_thread(lambda: _let_go(holder, self._loader))
+        model.retiring.remove((version, file))
         self._log.info("unloaded", model=model.name, version=str(version))
         self.publish(model)
         self._wake.set()

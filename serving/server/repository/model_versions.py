@@ -69,7 +69,7 @@ class ModelVersions:
         statuses: of versions that are loaded or were to be.
         reasons: why a version's last load failed.
         live: the versions that answer.
-        retiring: versions that do not answer any more and have not given back their memory.
+        retiring: versions that do not answer any more and have not given back their memory, with their files.
         loading: the version that is being loaded.
         progress: of that load, from 0 to 1.
         asked: versions that a call waits for; while one does, none retires.
@@ -84,7 +84,7 @@ class ModelVersions:
     statuses: dict[int, VersionStatus] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     live: dict[int, LiveVersion] = field(default_factory=dict)
-    retiring: list[tuple[int, LiveVersion]] = field(default_factory=list)
+    retiring: list[tuple[int, Fingerprint]] = field(default_factory=list)
     loading: int | None = None
     progress: float = 0.0
     asked: frozenset[int] | None = None
@@ -156,7 +156,7 @@ class ModelVersions:
         live = self.live.pop(version)
         self.statuses.pop(version, None)
         self.reasons.pop(version, None)
-        self.retiring.append((version, live))
+        self.retiring.append((version, live.file))
         return live
 
     def routes(self) -> Routes:
