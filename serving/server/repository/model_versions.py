@@ -164,7 +164,7 @@ class ModelVersions:
         ready = frozenset(self.live)
         not_ready = {}
         for version in self.wanted.versions - ready:
-            if version in self.reasons and version != self.loading:
+            if version in self.reasons:
                 not_ready[version] = FAILED
             else:
                 not_ready[version] = STILL_LOADING if version in self.present else ABSENT
@@ -211,13 +211,14 @@ class ModelVersions:
             )
 
     def _state(self, version: int, *, retiring: bool) -> tuple[VersionState, str]:
+        # One that is tried again has its reason until it is ready.
         reason = self.reasons.get(version, "")
         if version in self.live:
             return VersionState.READY, reason
-        if version == self.loading:
-            return VersionState.LOADING, ""
         if retiring:
             return VersionState.UNLOADING, ""
+        if version == self.loading and not reason:
+            return VersionState.LOADING, ""
         if version not in self.wanted.versions:
             reason = "it is not wanted"
         elif version not in self.present:
