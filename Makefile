@@ -30,7 +30,7 @@ BENCHES := training.bench.reader training.bench.startup training.bench.train_spe
 DATA ?= data
 
 .DEFAULT_GOAL := help
-.PHONY: attack help install install-dev build build-kernels build-server demo test test-random check format protos row-types package-rules config-page bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
+.PHONY: attack attack-lives help install install-dev build build-kernels build-server demo test test-random check format protos row-types package-rules config-page bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -87,6 +87,12 @@ attack: install-dev build  ## floods, faults and damaged packages against both s
 	$(BIN)/python -m tests.attack.faults --server cpp --calls $(CALLS)
 	$(BIN)/python -m tests.attack.faults --server python --calls $(CALLS)
 	$(BIN)/python -m tests.attack.packages --count 3000
+
+LIVES_S ?= 1800
+
+attack-lives: install-dev build  ## 50 models of three versions live and die at random under checked calls (an hour); CALLS=1000000 LIVES_S=1800
+	$(BIN)/python -m tests.attack.lives --server cpp --calls $(CALLS) --limit-s $(LIVES_S)
+	$(BIN)/python -m tests.attack.lives --server python --calls $(CALLS) --limit-s $(LIVES_S)
 
 check: install-dev build check-cuda  ## format, lint, types, C++ and CUDA warnings as errors
 	$(BIN)/ruff format --check $(SOURCES)

@@ -164,6 +164,55 @@ const PolicyCase kPolicyCases[] = {
 INSTANTIATE_TEST_SUITE_P(Batching, Policy, testing::ValuesIn(kPolicyCases),
                          [](const auto& tested) { return std::string(tested.param.name); });
 
+struct HereCase {
+  const char* name;
+  QueueState state;
+  BatchLimits limits;
+  bool here;
+};
+
+class RunsHere : public testing::TestWithParam<HereCase> {};
+
+TEST_P(RunsHere, Decides) {
+  EXPECT_EQ(runs_here(GetParam().state, GetParam().limits), GetParam().here);
+}
+
+// One worker is idle; a pass uses 30 us and 5 us per sample, an id is a sample's.
+QueueState beside_idle(std::int64_t samples) {
+  QueueState state = queued(samples, samples, kOrdinary);
+  state.idle_workers = 1;
+  return state;
+}
+
+QueueState beside_idle_but(void (*change)(QueueState&)) {
+  QueueState state = beside_idle(1);
+  change(state);
+  return state;
+}
+
+const HereCase kHereCases[] = {
+    {"nothing_is_queued", beside_idle(0), kShared, false},
+    {"a_sample", beside_idle(1), kShared, true},
+    {"also_without_sharers", beside_idle(1), between(1), true},
+    {"as_many_as_a_short_pass_has", beside_idle(14), kShared, true},  // 100 us
+    {"one_more", beside_idle(15), kShared, false},
+    {"more_than_a_batch", beside_idle(9), kAtOnce, false},
+    {"all_workers_compute", queued(1, 1, kOrdinary), kShared, false},
+    {"draining", beside_idle_but([](QueueState& state) { state.draining = true; }), kShared, false},
+    {"company_is_waited_for", beside_idle(1), with_delay(), false},
+    {"nothing_is_known", beside_idle_but([](QueueState& state) { state.work = {}; }), kShared,
+     false},
+    {"time_does_not_count",
+     beside_idle_but([](QueueState& state) { state.time = {.fixed_seconds = 1}; }), kShared, true},
+    {"many_ids", beside_idle_but([](QueueState& state) { state.ids = 1'024; }), kShared, true},
+    {"too_many_ids", beside_idle_but([](QueueState& state) { state.ids = 1'025; }), kShared, false},
+    {"more_ids_than_a_batch_has", beside_idle_but([](QueueState& state) { state.ids = 101; }),
+     kAtOnce, false},
+};
+
+INSTANTIATE_TEST_SUITE_P(Batching, RunsHere, testing::ValuesIn(kHereCases),
+                         [](const auto& tested) { return std::string(tested.param.name); });
+
 TEST(CostModel, FindsALine) {
   CostModel model;
   EXPECT_EQ(model.cost().of(10), 0ns);
@@ -416,6 +465,71 @@ TEST(BatchScheduler, WakesASpareWorkerForHeavyWorkAlone) {
   while (queue.next(kOrdinary, batch)) left += batch.parts.size();
   EXPECT_GT(left, 0U);
   EXPECT_FALSE(queue.next(kSpare, batch));
+}
+
+// A queue whose passes are known to be short, and a worker of it that counts what it takes.
+class ShortPasses : public testing::Test {
+ protected:
+  ShortPasses() {
+    for (const int samples : {1, 2, 4, 8}) queue.observe(samples, 1h, samples * 5us + 30us);
+    worker = std::jthread([this] {
+      CutBatch own;
+      while (queue.next(kOrdinary, own)) taken += static_cast<int>(own.parts.size());
+    });
+  }
+  ~ShortPasses() override { queue.close(); }
+
+  Status submit(int samples, Submitter submitter) {
+    return queue.submit(items.emplace_back(samples).parts(), dropped, submitter);
+  }
+
+  // What next_here gives once the worker waits for requests.
+  std::size_t taken_here(int samples) {
+    while (true) {
+      EXPECT_TRUE(submit(samples, Submitter::kRunsPasses).ok());
+      const bool here = queue.next_here(batch);
+      if (here) return batch.parts.size();
+      while (queue.depth().requests > 0) std::this_thread::yield();
+    }
+  }
+
+  SteadyClock clock;
+  BatchScheduler queue{{}, {.max_samples = 512}, clock};
+  std::deque<Item> items;
+  std::vector<DroppedPart> dropped;
+  CutBatch batch;
+  std::atomic<int> taken = 0;
+  std::jthread worker;
+};
+
+TEST_F(ShortPasses, AreTheSubmitters) {
+  ASSERT_EQ(taken_here(1), 1U);  // the worker waits from now on
+  const int before = taken;
+  ASSERT_TRUE(submit(1, Submitter::kRunsPasses).ok());
+  ASSERT_TRUE(submit(2, Submitter::kRunsPasses).ok());
+  EXPECT_TRUE(queue.next_here(batch));
+  EXPECT_EQ(batch.parts.size(), 2U);
+  EXPECT_EQ(batch.reason, CutReason::kIdle);
+  EXPECT_FALSE(queue.next_here(batch));
+  EXPECT_EQ(taken, before);
+}
+
+TEST_F(ShortPasses, GoToAWorkerWhenTheyGrow) {
+  ASSERT_EQ(taken_here(1), 1U);
+  const int before = taken;
+  ASSERT_TRUE(submit(1, Submitter::kRunsPasses).ok());
+  ASSERT_TRUE(submit(100, Submitter::kRunsPasses).ok());  // wakes the worker
+  while (taken < before + 2) std::this_thread::yield();
+  EXPECT_FALSE(queue.next_here(batch));
+}
+
+TEST_F(ShortPasses, GoToAWorkerWhenADrainHasBegunMeanwhile) {
+  ASSERT_EQ(taken_here(1), 1U);
+  const int before = taken;
+  ASSERT_TRUE(submit(1, Submitter::kRunsPasses).ok());
+  queue.drain();
+  EXPECT_FALSE(queue.next_here(batch));
+  while (taken < before + 1) std::this_thread::yield();
 }
 
 TEST(BatchScheduler, DrainEndsTheWaitForCompany) {

@@ -6,7 +6,8 @@
 
 namespace tessera {
 
-Status BatchScheduler::submit(std::vector<Part> parts, std::vector<DroppedPart>& dropped) {
+Status BatchScheduler::submit(std::vector<Part> parts, std::vector<DroppedPart>& dropped,
+                              Submitter submitter) {
   Condition* woken = nullptr;
   {
     const MutexLock lock(mutex_);
@@ -19,7 +20,9 @@ Status BatchScheduler::submit(std::vector<Part> parts, std::vector<DroppedPart>&
                " samples wait (limits ", queue_limits_.max_requests, " and ",
                queue_limits_.max_samples, "), this request brings ", samples, "; try again later")};
     }
-    woken = worker_to_wake();
+    const bool later = submitter == Submitter::kRunsPasses &&
+                       runs_here(state(WorkerKind::kOrdinary), batch_limits_);
+    if (!later) woken = worker_to_wake();
   }
   // Outside the lock, so that the woken worker does not run into it.
   if (woken != nullptr) woken->notify_one();
@@ -32,6 +35,7 @@ QueueState BatchScheduler::state(WorkerKind asks) const {
                    .ids = queue_.ids(),
                    .work = work_.cost(),
                    .draining = draining_ || closed_,
+                   .idle_workers = idle_workers_.count,
                    .asks = asks};
   if (batch_limits_.max_delay > Duration::zero() && state.parts > 0) {
     state.oldest = queue_.oldest();
@@ -48,6 +52,24 @@ Condition* BatchScheduler::worker_to_wake() {
   return nullptr;
 }
 
+void BatchScheduler::cut(std::int64_t max_samples, CutReason reason, TimePoint now,
+                         CutBatch& batch) {
+  batch.reason = reason;
+  queue_.cut(max_samples, batch_limits_.max_ids, now, batch.parts, batch.dropped);
+}
+
+bool BatchScheduler::next_here(CutBatch& batch) {
+  batch.parts.clear();
+  batch.dropped.clear();
+  MutexLock lock(mutex_);
+  const bool here = runs_here(state(WorkerKind::kOrdinary), batch_limits_);
+  if (here) cut(batch_limits_.max_samples, CutReason::kIdle, clock_.now(), batch);
+  Condition* const woken = worker_to_wake();
+  lock.release();
+  if (woken != nullptr) woken->notify_one();
+  return here;
+}
+
 bool BatchScheduler::next(WorkerKind kind, CutBatch& batch) {
   batch.parts.clear();
   batch.dropped.clear();
@@ -56,8 +78,7 @@ bool BatchScheduler::next(WorkerKind kind, CutBatch& batch) {
     const TimePoint now = clock_.now();
     const Decision decision = decide(state(kind), batch_limits_, now);
     if (decision.kind == Decision::Kind::kCut) {
-      batch.reason = decision.reason;
-      queue_.cut(decision.samples, batch_limits_.max_ids, now, batch.parts, batch.dropped);
+      cut(decision.samples, decision.reason, now, batch);
       // What is left is for another worker; the submitter that brought it may have seen none
       // idle or may have woken this one.
       Condition* const woken = worker_to_wake();
@@ -78,7 +99,6 @@ bool BatchScheduler::next(WorkerKind kind, CutBatch& batch) {
 }
 
 void BatchScheduler::observe(std::int64_t samples, Duration took, Duration cpu) {
-  if (batch_limits_.max_delay == Duration::zero() && batch_limits_.sharers == 1) return;
   const MutexLock lock(mutex_);
   time_.observe(samples, took);
   work_.observe(samples, cpu);

@@ -6,7 +6,7 @@
 // nothing is computed under it. A thread of its own between the two would cost every request
 // two more context switches.
 //
-// Contract: every method may be called from any thread. submit, observe and drain do not
+// Contract: every method may be called from any thread. submit, next_here, observe and drain do not
 // block (beyond the mutex); next blocks until there is a batch. Dropped parts are handed to
 // the caller, who drops their requests.
 #pragma once
@@ -29,6 +29,12 @@ struct CutBatch {
   CutReason reason = CutReason::kIdle;
 };
 
+// What the thread that submits will do.
+enum class Submitter {
+  kLeaves,      // nothing more: a worker is woken
+  kRunsPasses,  // it calls next_here soon: a worker is woken only for what will not be run there
+};
+
 struct QueueDepth {
   std::int64_t requests = 0;
   std::int64_t samples = 0;
@@ -47,14 +53,19 @@ class BatchScheduler {
 
   // Lets the request's parts wait and takes responsibility for it. Otherwise (the queue is
   // full) the status says why, and the request is still the caller's.
-  Status submit(std::vector<Part> parts, std::vector<DroppedPart>& dropped);
+  Status submit(std::vector<Part> parts, std::vector<DroppedPart>& dropped,
+                Submitter submitter = Submitter::kLeaves);
+
+  // Fills `batch`, whose memory is reused, with what the calling thread shall compute or drop
+  // itself of what is queued (`runs_here`); otherwise false, and a worker has been woken if one is
+  // needed.
+  bool next_here(CutBatch& batch);
 
   // Fills `batch`, whose memory is reused, with at least one part to compute or to drop, for a
   // worker of kind `kind`. False: the queue is closed, and empty or not worth a spare worker.
   bool next(WorkerKind kind, CutBatch& batch);
 
-  // What a pass took of time and of its thread's CPU, for the policy's estimates; ignored where
-  // nobody asks for them.
+  // What a pass took of time and of its thread's CPU, for the policy's estimates.
   void observe(std::int64_t samples, Duration took, Duration cpu);
 
   // From now on batches are cut without waiting for more requests.
@@ -76,6 +87,9 @@ class BatchScheduler {
     return kind == WorkerKind::kSpare ? idle_spares_ : idle_workers_;
   }
   QueueState state(WorkerKind asks) const TESSERA_REQUIRES(mutex_);
+  // Moves parts from the queue to `batch`.
+  void cut(std::int64_t max_samples, CutReason reason, TimePoint now, CutBatch& batch)
+      TESSERA_REQUIRES(mutex_);
   // Whom to wake for what is queued; null: nobody. A condition may be notified without the mutex.
   Condition* worker_to_wake() TESSERA_REQUIRES(mutex_);
 

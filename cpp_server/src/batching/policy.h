@@ -10,6 +10,9 @@
 // between all workers instead of going to the first, in shares of which the fixed cost of a
 // pass is a small part.
 //
+// A thread that brings requests may run their pass itself instead of waking an idle worker for it,
+// if the pass is short: between two turns of an event loop.
+//
 // Contract: no state, no clock of its own, any thread.
 #pragma once
 
@@ -45,6 +48,13 @@ inline constexpr Duration kSpareBacklog = std::chrono::microseconds(300);
 // A share is at least so large that what its samples cost is this many times the pass's fixed cost.
 inline constexpr double kShareOverFixed = 4;
 
+// Waking a worker and being woken by it costs some 20 us of a CPU, and an answer waits twice for
+// the system to run a thread. In place of that the calls that come meanwhile wait for a pass of so
+// long at most.
+inline constexpr Duration kShortPass = std::chrono::microseconds(100);
+// What a pass costs is known by its samples. So many ids take some 25 us.
+inline constexpr std::int64_t kShortPassIds = 1'024;
+
 enum class WorkerKind { kOrdinary, kSpare };
 
 // What the decision looks at when a worker of kind `asks` is free.
@@ -57,6 +67,7 @@ struct QueueState {
   PassCost time = {};                    // of passes lately: what an answer waits for
   PassCost work = {};                    // of passes lately: what they used of a CPU
   bool draining = false;                 // no more requests will come
+  int idle_workers = 0;                  // ordinary ones that wait for requests
   WorkerKind asks = WorkerKind::kOrdinary;
 };
 
@@ -76,5 +87,10 @@ struct Decision {
 bool heavy(const QueueState& state);
 
 Decision decide(const QueueState& state, const BatchLimits& limits, TimePoint now);
+
+// Whether the thread that brings requests runs the pass of all that is queued. Never while no
+// worker is idle: the next one takes what has gathered until then, at no cost of waking it. Never
+// where nothing is known of what passes cost.
+bool runs_here(const QueueState& state, const BatchLimits& limits);
 
 }  // namespace tessera

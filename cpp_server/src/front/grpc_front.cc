@@ -46,9 +46,9 @@ struct GrpcFront::State {
   void add_methods(std::size_t loop) {
     http2::MethodTable& table = server->methods(loop);
     table.add("/predictor.Predictor/Predict",
-              make_scoring_method(context, server->counters(), &make_predict_protocol));
+              make_scoring_method(context, *server, loop, &make_predict_protocol));
     table.add("/inference.GRPCInferenceService/ModelInfer",
-              make_scoring_method(context, server->counters(), &make_infer_protocol));
+              make_scoring_method(context, *server, loop, &make_infer_protocol));
     add_kserve_methods(metadata, table);
     health.add_to(server->loop(loop), table);
     add_reflection_methods(table);

@@ -1,5 +1,6 @@
 #include "front/scoring_call.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <utility>
 #include <vector>
@@ -38,6 +39,8 @@ class ScoringCall final : public PredictCall, public http2::Call {
   std::byte* begin_reply(std::size_t bytes) override { return begin_message(bytes); }
   void send_reply() override { finish({}); }
   void refuse(const Status& status) override;
+  std::string_view caller() override { return request_id().empty() ? peer() : request_id(); }
+  void submit_to(const std::shared_ptr<ServedModel>& model) override;
   ByteShare& connection_share() override { return Call::connection_share(); }
   bool release_request() override;
 
@@ -45,11 +48,16 @@ class ScoringCall final : public PredictCall, public http2::Call {
   ScoringMethod& method_;
 };
 
-class ScoringMethod final : public http2::Method {
+// At the end of a turn of its loop it tells the models that the turn has brought requests of.
+class ScoringMethod final : public http2::Method, private http2::EventLoop::Deferred {
  public:
-  ScoringMethod(const PredictContext& context, http2::Counters& counters,
+  ScoringMethod(const PredictContext& context, http2::Server& server, std::size_t loop,
                 MakeProtocol make_protocol)
-      : context_(context), counters_(counters), make_protocol_(make_protocol) {}
+      : context_(context),
+        counters_(server.counters()),
+        loop_(server.loop(loop)),
+        loop_index_(loop),
+        make_protocol_(make_protocol) {}
 
   http2::Call& begin(http2::EventLoop& loop) override {
     if (free_.empty()) return *new ScoringCall(context_, make_protocol_(), loop, *this);
@@ -62,14 +70,32 @@ class ScoringMethod final : public http2::Method {
     if (free_.size() < kKeptCalls) free_.push_back(std::move(call));
   }
 
+  void submit(PendingRequest& request, const std::shared_ptr<ServedModel>& model) {
+    if (std::find(asked_.begin(), asked_.end(), model) == asked_.end()) asked_.push_back(model);
+    loop_.defer(*this);
+    model->submit(request, loop_index_);
+  }
+
   http2::Counters& counters() { return counters_; }
 
  private:
+  void on_turn_end() override {
+    for (const auto& model : asked_) model->end_turn(loop_index_);
+    asked_.clear();
+  }
+
   const PredictContext& context_;
   http2::Counters& counters_;
+  http2::EventLoop& loop_;
+  const std::size_t loop_index_;
+  std::vector<std::shared_ptr<ServedModel>> asked_;  // in this turn
   const MakeProtocol make_protocol_;
   std::vector<std::unique_ptr<ScoringCall>> free_;
 };
+
+void ScoringCall::submit_to(const std::shared_ptr<ServedModel>& model) {
+  method_.submit(*this, model);
+}
 
 void ScoringCall::on_end() {
   leave();
@@ -93,9 +119,9 @@ bool ScoringCall::release_request() {
 }  // namespace
 
 std::unique_ptr<http2::Method> make_scoring_method(const PredictContext& context,
-                                                   http2::Counters& counters,
+                                                   http2::Server& server, std::size_t loop,
                                                    MakeProtocol make_protocol) {
-  return std::make_unique<ScoringMethod>(context, counters, make_protocol);
+  return std::make_unique<ScoringMethod>(context, server, loop, make_protocol);
 }
 
 }  // namespace tessera

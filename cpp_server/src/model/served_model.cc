@@ -98,8 +98,15 @@ void ServedModel::start_workers() {
                                {"remark", sessions_.back()->remark()}});
     }
   }
+  const std::size_t workers = sessions_.size();
+  if (package_.manifest.device == "cpu") {
+    for (int loop = 0; loop < default_workers(); ++loop) {
+      sessions_.push_back(package_.runner->open_session(0));
+      loops_.push_back(std::make_unique<Computer>(*this, *sessions_.back()));
+    }
+  }
   try {
-    for (std::size_t i = 0; i < sessions_.size(); ++i) {
+    for (std::size_t i = 0; i < workers; ++i) {
       const WorkerKind kind = i < ordinary ? WorkerKind::kOrdinary : WorkerKind::kSpare;
       workers_.emplace_back(
           [this, i, kind, devices] { work(kind, *sessions_[i], shown_->devices[i % devices]); });
@@ -107,8 +114,8 @@ void ServedModel::start_workers() {
   } catch (const std::system_error& error) {
     const std::size_t started = workers_.size();
     close();  // those that have started wait for requests
-    throw UsageError(text("no more than ", started, " of ", sessions_.size(),
-                          " workers could be started (", error.code().message(),
+    throw UsageError(text("no more than ", started, " of ", workers, " workers could be started (",
+                          error.code().message(),
                           "); give fewer with --workers, or let the process have more threads"));
   }
 }
@@ -136,7 +143,7 @@ void ServedModel::close() {
   workers_.clear();  // joins
 }
 
-void ServedModel::submit(PendingRequest& request) {
+void ServedModel::submit(PendingRequest& request, std::size_t loop) {
   request.arrival = clock_.now();
   if (request.arrival >= request.deadline) {
     request.expect_parts(1, 0);
@@ -149,7 +156,8 @@ void ServedModel::submit(PendingRequest& request) {
                                         limits.max_samples, limits.max_ids);
   const std::size_t count = parts.size();
   std::vector<DroppedPart> dropped;
-  Status status = scheduler_.submit(std::move(parts), dropped);
+  const Submitter submitter = loop < loops_.size() ? Submitter::kRunsPasses : Submitter::kLeaves;
+  Status status = scheduler_.submit(std::move(parts), dropped, submitter);
   drop_all(dropped);
   if (!status.ok()) {
     const Refusal refusal{std::move(status), RejectReason::kQueueFull};
@@ -157,35 +165,49 @@ void ServedModel::submit(PendingRequest& request) {
   }
 }
 
+ServedModel::Computer::Computer(ServedModel& model, Session& its_session)
+    : session(its_session),
+      executor(model.package_.manifest.schema, its_session, model.clock_, model) {}
+
 void ServedModel::work(WorkerKind kind, Session& session, ModelMetrics::DeviceCounters& device) {
   stand_back(niceness_);
   session.begin_thread(threads_per_worker_);
-  Executor executor(package_.manifest.schema, session, clock_, *this);
-  CutBatch batch;
-  std::size_t counted_bytes = 0;
-  while (scheduler_.next(kind, batch)) {
-    drop_all(batch.dropped);
-    if (batch.parts.empty()) continue;
-    metrics_->count_batch(batch.reason);
-    device.inflight_batches.fetch_add(1, std::memory_order_relaxed);
-    const TimePoint now = clock_.now();
-    // Before the batch runs: afterwards the requests are no longer ours to look at.
-    for (const Part& part : batch.parts) {
-      metrics_->observe_stage(Stage::kQueue, seconds(now - part.request->arrival));
-      if (part.index == 0) {
-        shown_->features->count(part.request->request);
-        metrics_->out_of_range_ids.fetch_add(
-            static_cast<std::uint64_t>(part.request->request.out_of_range_ids),
-            std::memory_order_relaxed);
-      }
+  Computer computer(*this, session);
+  while (scheduler_.next(kind, computer.batch)) compute(computer, device);
+}
+
+void ServedModel::end_turn(std::size_t loop) {
+  if (loop >= loops_.size()) return;
+  Computer& computer = *loops_[loop];
+  if (!scheduler_.next_here(computer.batch)) return;
+  if (!computer.begun) computer.session.begin_thread(threads_per_worker_);
+  computer.begun = true;
+  compute(computer, shown_->devices.front());
+}
+
+void ServedModel::compute(Computer& computer, ModelMetrics::DeviceCounters& device) {
+  CutBatch& batch = computer.batch;
+  drop_all(batch.dropped);
+  if (batch.parts.empty()) return;
+  metrics_->count_batch(batch.reason);
+  device.inflight_batches.fetch_add(1, std::memory_order_relaxed);
+  const TimePoint now = clock_.now();
+  // Before the batch runs: afterwards the requests are no longer ours to look at.
+  for (const Part& part : batch.parts) {
+    metrics_->observe_stage(Stage::kQueue, seconds(now - part.request->arrival));
+    if (part.index == 0) {
+      shown_->features->count(part.request->request);
+      metrics_->out_of_range_ids.fetch_add(
+          static_cast<std::uint64_t>(part.request->request.out_of_range_ids),
+          std::memory_order_relaxed);
     }
-    executor.execute(batch.parts);
-    device.inflight_batches.fetch_sub(1, std::memory_order_relaxed);
-    // Buffers only grow.
-    const std::size_t bytes = executor.buffer_bytes();
-    shown_->buffer_bytes.fetch_add(bytes - counted_bytes, std::memory_order_relaxed);
-    counted_bytes = bytes;
   }
+  computer.executor.execute(batch.parts);
+  device.inflight_batches.fetch_sub(1, std::memory_order_relaxed);
+  // Buffers only grow.
+  const std::size_t bytes = computer.executor.buffer_bytes();
+  shown_->buffer_bytes.fetch_add(bytes - computer.counted_bytes, std::memory_order_relaxed);
+  computer.counted_bytes = bytes;
 }
 
 void ServedModel::on_pass(const PassTimings& pass, Duration split) {

@@ -1,11 +1,18 @@
 // One version of a model that answers: its decoder, its queue, its workers and its counters.
 //
-// Contract: construction opens a session per worker, which may take long, and starts them; throws
-// UsageError where the system gives no thread for one. submit may be called from any thread and
-// does not block. drain, then close; close blocks until the workers have finished what is queued.
-// The destructor closes, so it must not run on a worker, and gives the model's memory back.
+// Short passes of a model on CPUs are run by the event loop that brings their requests, at the end
+// of its turn; others by workers.
+//
+// Contract: construction opens a session per worker and event loop, which may take long, and starts
+// the workers; throws UsageError where the system gives no thread for one. submit may be called
+// from any thread and does not block; an event loop that says which one it is calls end_turn behind
+// the last submit of a turn, which blocks for no longer than a short pass. drain, then close; close
+// blocks until the workers have finished what is queued. The destructor closes, so it must not run
+// on a worker, and gives the model's memory back.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <thread>
@@ -52,7 +59,11 @@ class ServedModel final : private ExecutionObserver {
 
   // Takes responsibility for a decoded request: it will be answered or failed, perhaps before
   // this returns. Throws std::bad_alloc, and the request is still the caller's then.
-  void submit(PendingRequest& request);
+  static constexpr std::size_t kNoLoop = SIZE_MAX;
+  void submit(PendingRequest& request, std::size_t loop = kNoLoop);
+
+  // Runs the pass of what is queued, if it is short.
+  void end_turn(std::size_t loop);
 
   // Logs the SHA-256 of the package's file, or why it cannot be had, once that is known.
   void log_file_hash() const;
@@ -62,8 +73,21 @@ class ServedModel final : private ExecutionObserver {
   void close();
 
  private:
+  // Who computes batches: a worker, or an event loop.
+  struct Computer {
+    Computer(ServedModel& model, Session& its_session);
+
+    Session& session;
+    Executor executor;
+    CutBatch batch;
+    std::size_t counted_bytes = 0;
+    bool begun = false;  // its thread has told the session
+  };
+
   void start_workers();
   void work(WorkerKind kind, Session& session, ModelMetrics::DeviceCounters& device);
+  // The batch that was cut.
+  void compute(Computer& computer, ModelMetrics::DeviceCounters& device);
   void on_pass(const PassTimings& pass, Duration split) override;
   void on_retry(std::size_t parts, const std::string& error) override;
   Refusal on_failure(const std::exception& failure) override;
@@ -81,7 +105,8 @@ class ServedModel final : private ExecutionObserver {
   const WorkerPlan plan_;
   const QueueLimits queue_limits_;
   BatchScheduler scheduler_;
-  std::vector<std::unique_ptr<Session>> sessions_;  // one per worker
+  std::vector<std::unique_ptr<Session>> sessions_;  // one per worker, then one per event loop
+  std::vector<std::unique_ptr<Computer>> loops_;    // none where the model is on GPUs
   std::vector<std::jthread> workers_;
 };
 
