@@ -45,7 +45,7 @@ def test_polled_versions_change_without_any_client_noticing(tmp_path, packages):
     with serving(tmp_path, *flags) as repository, Load(repository, answers) as load:
         put(packages[2], model, 2)
         repository.wait(lambda index: index == {"1": NOT_WANTED, "2": READY})
-        # Half of a file, then another one that is no package: what answered stays.
+        # Half of a file, then one of other bytes: what answered stays.
         content = packages[3].read_bytes()
         (model / "3").mkdir()
         (model / "3" / "model.pt").write_bytes(content[: len(content) // 2])

@@ -24,7 +24,7 @@ from tessera.serving.server.repository.calls import RepositoryCalls
 from tessera.serving.server.repository.model_versions import IndexRow
 
 MAX_BODY_BYTES = 64 * 1024
-"""Of a request over HTTP."""
+"""What the body of a request over HTTP may have."""
 
 _LOAD_KEYS = ("version", "label", "rollback")
 # Triton's client always sends the second; no model here has dependents.

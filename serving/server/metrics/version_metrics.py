@@ -35,7 +35,7 @@ class ShownVersion(Protocol):
 
     @property
     def state(self) -> VersionState:
-        """Its state."""
+        """The state that it is in."""
         ...
 
     @property
