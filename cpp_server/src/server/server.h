@@ -82,7 +82,7 @@ class Server {
   Registry registry_;
   http2::Counters connections_;
   MetricsPage metrics_page_;
-  ShadowList shadows_;
+  mutable ShadowList shadows_;  // forgets, when it is shown, what has gone
   StatusPage status_page_;
   HeapTrimmer heap_;                               // the HTTP thread's
   std::unique_ptr<RepositoryManager> repository_;  // null: no --model-repository was given
