@@ -7,12 +7,15 @@ import os
 import queue
 import re
 import socket
+import struct
 import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 
 from tessera.serving.client import Draw, RequestDrawer, encode_request, read_schema
@@ -179,6 +182,70 @@ def test_load_generator_keeps_its_deadlines(package):
     assert done.returncode == 1, done.stderr
     assert re.search(r"[1-9]\d* DEADLINE_EXCEEDED", done.stdout)
     assert "UNAVAILABLE" not in done.stdout
+
+
+CALL = np.dtype(
+    [("due", "<i8"), ("took", "<i8"), ("request", "<u4"), ("code", "<u4"), ("bytes", "<u4")]
+)
+"""A call in the file of --record, without its answer."""
+
+
+def calls_of(record):
+    """Each call and its answer."""
+    content, at = record.read_bytes(), 0
+    while at < len(content):
+        head = np.frombuffer(content, CALL, 1, at)[0]
+        at += CALL.itemsize + int(head["bytes"])
+        yield head, content[at - int(head["bytes"]) : at]
+
+
+def test_load_generator_sends_a_file_and_writes_down_each_call(tmp_path):
+    requests = [b"first", b"", b"third" * 50_000]
+    file, record = tmp_path / "requests", tmp_path / "calls"
+    file.write_bytes(b"".join(struct.pack("<I", len(one)) + one for one in requests))
+
+    def answer(request, context):
+        if not request:
+            context.abort(grpc.StatusCode.NOT_FOUND, "empty")
+        return request[::-1]
+
+    handler = grpc.method_handlers_generic_handler(
+        "some.Service", {"Method": grpc.unary_unary_rpc_method_handler(answer)}
+    )
+    server = grpc.server(ThreadPoolExecutor(2), handlers=[handler])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    command = [BUILD / "tessera-load", "--address", f"127.0.0.1:{port}", "--requests", file]
+    command += ["--method", "/some.Service/Method", "--record", record, "--rate", "100"]
+    began = time.monotonic_ns()
+    done = run(*command, "--warm-up-s", "0", "--duration-s", "0.5")
+    ended = time.monotonic_ns()
+    server.stop(None)
+    assert done.returncode == 1, done.stderr  # some were not answered
+    calls = list(calls_of(record))
+    assert {int(head["request"]) for head, _ in calls} == {0, 1, 2}
+    for head, told in calls:
+        sent = requests[head["request"]]
+        assert told == sent[::-1]
+        assert head["code"] == (0 if sent else grpc.StatusCode.NOT_FOUND.value[0])
+        assert began < head["due"] < head["due"] + head["took"] < ended
+    assert f"answered   {sum(head['code'] == 0 for head, _ in calls)} requests" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "it has no request"), (b"\x05", "size is cut"), (b"\x05\0\0\0abc", "request is cut")],
+)
+def test_load_generator_says_what_is_wrong_with_a_file(tmp_path, package, content, message):
+    file = tmp_path / "requests"
+    file.write_bytes(content)
+    command = [BUILD / "tessera-load", "--address", "127.0.0.1:1", "--requests", file]
+    done = run(*command)
+    assert done.returncode == 2
+    assert done.stderr.startswith("tessera-load: error: --requests is")
+    assert message in done.stderr
+    assert run(*command, "--model-file", package).returncode == 2
+    assert "--record is" in run(*command[:3], "--model-file", package, "--record", tmp_path).stderr
 
 
 def test_load_generator_takes_large_messages_both_ways(package):

@@ -10,13 +10,12 @@
 
 #include "http2/event_loop.h"
 #include "load/address.h"
+#include "load/call_record.h"
 #include "load/grpc_channel.h"
 #include "predictor.pb.h"
 
 namespace tessera {
 namespace {
-
-constexpr const char* kMethod = "/predictor.Predictor/Predict";
 
 // One connection and its share of the load; one thread.
 class Connection : private GrpcChannel::Caller {
@@ -28,7 +27,7 @@ class Connection : private GrpcChannel::Caller {
         samples_(samples),
         random_(options.seed + static_cast<std::uint64_t>(index)),
         next_request_(static_cast<std::size_t>(index)),
-        channel_(loop_, address, kMethod, options.timeout, *this),
+        channel_(loop_, address, options.method, options.timeout, *this),
         next_([this] { send_due(); }) {}
 
   void run(TimePoint begin) {
@@ -63,9 +62,9 @@ class Connection : private GrpcChannel::Caller {
 
  private:
   void send(TimePoint intended) {
-    const std::string& request = requests_[next_request_++ % requests_.size()];
+    const std::size_t index = next_request_++ % requests_.size();
     ++open_;
-    channel_.call(std::as_bytes(std::span(request)), intended);
+    channel_.call(std::as_bytes(std::span(requests_[index])), {intended, index});
   }
 
   // Open loop: sends what is due, and comes back when the next request is.
@@ -85,10 +84,14 @@ class Connection : private GrpcChannel::Caller {
     }
   }
 
-  void finished(TimePoint intended, GrpcCode code, std::string_view answer) override {
+  void finished(const CallTag& tag, GrpcCode code, std::string_view answer) override {
     --open_;
     const TimePoint now = std::chrono::steady_clock::now();
-    if (intended >= measure_from_ && intended < end_) measure(now - intended, code, answer);
+    if (tag.intended >= measure_from_ && tag.intended < end_) {
+      const Duration latency = now - tag.intended;
+      if (options_.record != nullptr) options_.record->add(tag, latency, code, answer);
+      measure(latency, code, answer);
+    }
     if (options_.rate == 0 && now < end_) {
       send(now);
     } else if (open_ == 0 && (options_.rate == 0 || due_ >= end_)) {
@@ -101,7 +104,7 @@ class Connection : private GrpcChannel::Caller {
     if (code != 0) return;
     result.latency.record(latency.count());
     // Every 16th answer is read: enough for the means, and little of the client's time.
-    if (result.latency.count() % 16 != 1) return;
+    if (samples_ == 0 || result.latency.count() % 16 != 1) return;
     predictor::PredictionResponse response;
     if (!response.ParseFromArray(answer.data(), static_cast<int>(answer.size())) ||
         response.predictions().empty() ||

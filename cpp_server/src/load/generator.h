@@ -20,8 +20,11 @@
 
 namespace tessera {
 
+class CallRecord;
+
 struct TrafficOptions {
   std::string address;
+  std::string method = "/predictor.Predictor/Predict";
   double rate = 0;      // requests/s over all connections; 0: closed loop
   bool poisson = true;  // else evenly spaced
   int in_flight = 64;   // closed loop: over all connections; open loop: unlimited
@@ -30,6 +33,7 @@ struct TrafficOptions {
   Duration duration{std::chrono::seconds(10)};
   Duration timeout{std::chrono::seconds(5)};
   std::uint64_t seed = 0;
+  CallRecord* record = nullptr;  // told of each measured call; outlives the run
 };
 
 struct TrafficResult {
@@ -42,7 +46,8 @@ struct TrafficResult {
   double server_queue_us = 0;
 };
 
-// `requests` are sent in turn; each answer must hold `samples` scores.
+// `requests` are sent in turn; each answer must be a PredictionResponse of `samples` samples, or is
+// not looked at where `samples` is 0.
 TrafficResult run_traffic(const TrafficOptions& options, const std::vector<std::string>& requests,
                           std::int64_t samples);
 

@@ -192,7 +192,7 @@ GrpcChannel::~GrpcChannel() {
   if (socket_.open()) loop_.remove(socket_.descriptor(), *this);
 }
 
-void GrpcChannel::call(std::span<const std::byte> framed, TimePoint tag) {
+void GrpcChannel::call(std::span<const std::byte> framed, const CallTag& tag) {
   if (free_.empty()) {
     free_.emplace_back();
     free_.back().place = free_.begin();

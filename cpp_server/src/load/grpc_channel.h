@@ -30,6 +30,12 @@ using GrpcCode = int;
 // Its name in gRPC's own spelling.
 std::string_view grpc_code_name(GrpcCode code);
 
+// What a call is known by to whoever begins it.
+struct CallTag {
+  TimePoint intended{};     // when it should have been sent
+  std::size_t request = 0;  // which of the requests it sends
+};
+
 class GrpcChannel : private http2::EventLoop::Handler, private http2::EventLoop::Deferred {
  public:
   // Told how calls end.
@@ -38,7 +44,7 @@ class GrpcChannel : private http2::EventLoop::Handler, private http2::EventLoop:
     virtual ~Caller() = default;
     // The call that was begun with `tag` has ended. `answer` is the message, where the code is 0.
     // New calls may be begun.
-    virtual void finished(TimePoint tag, GrpcCode code, std::string_view answer) = 0;
+    virtual void finished(const CallTag& tag, GrpcCode code, std::string_view answer) = 0;
   };
 
   // `path` is the method's, such as "/predictor.Predictor/Predict". Every call has `timeout`.
@@ -50,7 +56,7 @@ class GrpcChannel : private http2::EventLoop::Handler, private http2::EventLoop:
 
   // Begins a call. `framed` is the message with its prefix (see `framed_message`), which must live
   // until the call has ended.
-  void call(std::span<const std::byte> framed, TimePoint tag);
+  void call(std::span<const std::byte> framed, const CallTag& tag);
 
   // Called by nghttp2.
   struct Callbacks;
@@ -62,7 +68,7 @@ class GrpcChannel : private http2::EventLoop::Handler, private http2::EventLoop:
     std::list<Call>::iterator place;  // its own, in active_ or free_
     std::span<const std::byte> framed;
     std::size_t sent = 0;
-    TimePoint tag{};
+    CallTag tag{};
     TimePoint deadline{};
     std::int32_t stream = -1;  // -1: waits for a connection
     int http_status = 0;

@@ -2,14 +2,17 @@
 #include <exception>
 #include <fstream>
 #include <iostream>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "common/flags.h"
+#include "load/call_record.h"
 #include "load/generator.h"
 #include "load/report.h"
 #include "load/request_drawer.h"
+#include "load/request_file.h"
 #include "package/manifest.h"
 #include "package/package_error.h"
 
@@ -22,6 +25,8 @@ constexpr std::size_t kRequests = 512;
 
 struct Settings {
   std::string model_file;
+  std::string request_file;
+  std::string record;
   std::string csv;
   tessera::TrafficOptions traffic;
   tessera::DrawOptions draw;
@@ -48,6 +53,24 @@ std::vector<Flag> flags(Settings& s) {
        [&](const std::string& value) { s.traffic.address = value; }},
       {"model-file", "MODEL.pt", "the served package, for its features",
        [&](const std::string& value) { s.model_file = value; }},
+      {"requests", "FILE",
+       "instead of --model-file: send the messages of this file in turn, each after its size (4 "
+       "bytes, "
+       "little-endian)",
+       [&](const std::string& value) { s.request_file = value; }},
+      {"method", "/SERVICE/METHOD",
+       "for --requests: the method that they are for (default: " + s.traffic.method + ")",
+       [&](const std::string& value) {
+         if (!value.starts_with('/')) {
+           tessera::refuse_flag("method", "'" + value + "'", "give /package.Service/Method");
+         }
+         s.traffic.method = value;
+       }},
+      {"record", "FILE",
+       "write each measured call with its answer to FILE (default: none); load/call_record.h has "
+       "its "
+       "form",
+       [&](const std::string& value) { s.record = value; }},
       {"rate", "R",
        "open loop: requests per second, sent whether or not earlier ones were answered "
        "(default: closed loop)",
@@ -100,7 +123,8 @@ std::vector<Flag> flags(Settings& s) {
 std::string usage() {
   Settings defaults;
   return "usage: tessera-load --address HOST:PORT --model-file MODEL.pt [flags]\n\n"
-         "Send random requests to a server and print throughput and latency.\n\n"
+         "Send random requests, or those of a file, to a server and print throughput and "
+         "latency.\n\n"
          "With --rate, latency counts from the time at which a request should have been sent,\n"
          "so that a slow server cannot slow the measurement down; without it a fixed number of\n"
          "requests is always in flight.\n\n"
@@ -116,14 +140,25 @@ void append_csv(const Settings& settings, const tessera::TrafficResult& result) 
   out << tessera::csv_line(settings.traffic, result);
 }
 
-int run(const Settings& settings) {
+// Random requests of the package's schema.
+std::vector<std::string> drawn_requests(const Settings& settings) {
   const tessera::PackageFile file(settings.model_file);
   const tessera::Manifest manifest = tessera::read_manifest(tessera::Records(file));
   tessera::RequestDrawer drawer(manifest.schema, settings.draw, settings.traffic.seed);
   std::vector<std::string> requests;
   while (requests.size() < kRequests) requests.push_back(drawer.draw());
+  return requests;
+}
+
+int run(Settings& settings) {
+  const bool drawn = settings.request_file.empty();
+  const std::vector<std::string> requests =
+      drawn ? drawn_requests(settings) : tessera::read_request_file(settings.request_file);
+  std::optional<tessera::CallRecord> record;
+  if (!settings.record.empty()) settings.traffic.record = &record.emplace(settings.record);
   const tessera::TrafficResult result =
-      tessera::run_traffic(settings.traffic, requests, settings.draw.samples);
+      tessera::run_traffic(settings.traffic, requests, drawn ? settings.draw.samples : 0);
+  if (record) record->close();
   std::cout << tessera::text_report(settings.traffic, result);
   if (!settings.csv.empty()) append_csv(settings, result);
   const bool all =
@@ -141,8 +176,10 @@ int main(int argc, char** argv) {
       std::cout << usage();
       return 0;
     }
-    if (settings.traffic.address.empty() || settings.model_file.empty()) {
-      throw tessera::UsageError("--address and --model-file are needed; see --help");
+    if (settings.traffic.address.empty() ||
+        settings.model_file.empty() == settings.request_file.empty()) {
+      throw tessera::UsageError(
+          "--address and one of --model-file and --requests are needed; see --help");
     }
     settings.traffic.timeout = std::chrono::milliseconds(settings.timeout_ms);
     return run(settings);

@@ -54,9 +54,11 @@ std::string text_report(const TrafficOptions& options, const TrafficResult& resu
               milliseconds(latency.quantile_ns(0.99)), "  p99.9 ",
               milliseconds(latency.quantile_ns(0.999)), "  max ", milliseconds(latency.max_ns()),
               "\n");
-  out += text("server     queue ", fixed(result.server_queue_us, 0), " us, forward ",
-              fixed(result.server_forward_us, 0), " us, ", fixed(result.batch_samples, 1),
-              " samples per batch (means over the answers)\n");
+  if (result.batch_samples > 0) {
+    out += text("server     queue ", fixed(result.server_queue_us, 0), " us, forward ",
+                fixed(result.server_forward_us, 0), " us, ", fixed(result.batch_samples, 1),
+                " samples per batch (means over the answers)\n");
+  }
   return out;
 }
 

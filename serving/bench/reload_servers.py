@@ -1,0 +1,252 @@
+"""The packages, requests and servers of `tessera.serving.bench.reloads`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import torch
+
+from tessera.durable import replacing
+from tessera.serving.bench.forward import TABLES, dlrm
+from tessera.serving.bench.processes import LOADER, METHOD
+from tessera.serving.client import (
+    Draw,
+    RepositoryClient,
+    RequestDrawer,
+    encode_request,
+    read_schema,
+)
+from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.package import write_model
+from tessera.serving.protocol import inference_pb2 as ipb
+from tessera.serving.protocol import predictor_pb2 as pb
+from tessera.serving.server.background import ServerProcess
+from tessera.training.bench.harness import in_own_process
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+MODEL = "dlrm"
+DISTINCT = 256
+_ROW_BYTES = 64 + 4
+_PROGRAMS = {
+    "cpp": [str(LOADER.with_name("tessera-server"))],
+    "python": [sys.executable, "-m", "tessera", "serve"],
+}
+_START_S = 300.0
+
+Answer = tuple[str, bytes]
+"""The version that an answer names, and its scores' bytes."""
+
+
+def make_versions(folder: Path, gigabytes: float) -> tuple[Path, Path]:
+    """Two packages of the same schema with other weights; those that are there are taken."""
+    rows = int(gigabytes * 1e9 / TABLES / _ROW_BYTES)
+    first, second = (folder / f"dlrm-{rows}-{number}.pt" for number in (1, 2))
+    for path, sign in ((first, 1.0), (second, -1.0)):
+        if not path.exists():
+            in_own_process(_write, path, rows, sign)
+    return first, second
+
+
+def _write(path: Path, rows: int, sign: float) -> None:
+    model = dlrm(rows, "murmur3")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(sign)
+    write_model(model, path, PackageOptions(name=MODEL))
+
+
+def write_requests(path: Path, package: Path) -> Path:
+    """Requests of one sample for a package, each after its size."""
+    drawer = RequestDrawer(read_schema(package), Draw(ids="uniform"), seed=1)
+    contents = [encode_request(drawer.samples(1)) for _ in range(DISTINCT)]
+    path.write_bytes(b"".join(struct.pack("<I", len(one)) + one for one in contents))
+    return path
+
+
+def _read_requests(path: Path) -> list[bytes]:
+    content, found, at = path.read_bytes(), [], 0
+    while at < len(content):
+        (size,) = struct.unpack_from("<I", content, at)
+        found.append(content[at + 4 : at + 4 + size])
+        at += 4 + size
+    return found
+
+
+class Reloading(ABC):
+    """A server that runs while it is entered, whose model is one of two versions.
+
+    Attributes:
+        name: what it is called in the table.
+        method: that of its requests.
+        request_file: they, as ``tessera-load`` reads them.
+        address: its gRPC port, once it is entered.
+        pid: its process, likewise.
+    """
+
+    name = ""
+    method = METHOD
+    address = ""
+    pid = 0
+
+    def __init__(self, request_file: Path) -> None:
+        self.request_file = request_file
+        self.requests = _read_requests(request_file)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._start()
+        channel = self._stack.enter_context(grpc.insecure_channel(self.address))
+        self._call = channel.unary_unary(self.method, None, None)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def ask(self, request: bytes) -> bytes:
+        """The answer to one call."""
+        return bytes(self._call(request, timeout=_START_S))
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Start it, and wait until it is ready."""
+
+    @abstractmethod
+    def reload(self) -> None:
+        """Let the other version answer; returns when it does and the one before is gone."""
+
+    @abstractmethod
+    def read(self, answer: bytes) -> Answer:
+        """What an answer holds."""
+
+
+class ReloadingServer(Reloading):
+    """One of ours, with a repository of both versions of which one is loaded.
+
+    Args:
+        kind: ``cpp`` or ``python``.
+        folder: where its repository is made, anew.
+        versions: the packages of versions 1 and 2.
+        requests: see `Reloading`.
+        control: ``explicit`` (calls) or ``poll`` (serving.yaml).
+    """
+
+    def __init__(
+        self, kind: str, folder: Path, versions: Sequence[Path], requests: Path, control: str
+    ) -> None:
+        super().__init__(requests)
+        self.name = {"cpp": "tessera-server", "python": "tessera serve"}[kind]
+        self._program, self._control = _PROGRAMS[kind], control
+        self._model = folder / "repository" / MODEL
+        shutil.rmtree(self._model.parent, ignore_errors=True)
+        for number, package in enumerate(versions, 1):
+            place = self._model / str(number)
+            place.mkdir(parents=True)
+            os.link(package, place / "model.pt")
+        self._now = 1
+        self._choose(1)
+
+    def _choose(self, version: int) -> None:
+        with replacing(self._model / "serving.yaml") as stream:
+            stream.write(f"versions: [{version}]\n".encode())
+
+    def _start(self) -> None:
+        flags = ["--model-repository", str(self._model.parent), "--model-control", self._control]
+        flags += ["--poll-s", "0.2"]
+        server = self._stack.enter_context(ServerProcess(flags, self._program))
+        self.address, self.pid = server.address, server.process.pid
+        self._repository = self._stack.enter_context(
+            RepositoryClient(self.address, timeout_s=_START_S)
+        )
+
+    def reload(self) -> None:
+        """See `Reloading`."""
+        before, self._now = self._now, 3 - self._now
+        if self._control == "poll":
+            self._choose(self._now)
+            while self._states() != {str(self._now)}:
+                time.sleep(0.05)
+        else:
+            self._repository.load(MODEL, version=self._now)
+            self._repository.unload(MODEL, version=before)
+
+    def _states(self) -> set[str]:
+        return {row.version for row in self._repository.index() if row.state != "UNAVAILABLE"}
+
+    def read(self, answer: bytes) -> Answer:
+        """See `Reloading`."""
+        found = pb.PredictionResponse.FromString(answer)
+        return found.model_version, repr(list(found.predictions["default"].data)).encode()
+
+
+class ReloadingPeer(Reloading):
+    """Another server with KServe's calls; see the module for what describes it."""
+
+    def __init__(self, described: Mapping[str, Any]) -> None:
+        super().__init__(Path(described["requests"]))
+        self.name, self.method = described["name"], described["method"]
+        self._described = described
+        self._now = 0
+
+    def _start(self) -> None:
+        described = self._described
+        self._place(0)
+        with closing(socket.socket()) as one, closing(socket.socket()) as two:
+            for each in (one, two):
+                each.bind(("127.0.0.1", 0))
+            port, http_port = one.getsockname()[1], two.getsockname()[1]
+        command = [part.format(port=port, http_port=http_port) for part in described["command"]]
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **described.get("environment", {})},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self._stack.callback(process.wait)
+        self._stack.callback(process.terminate)
+        self.address, self.pid = f"127.0.0.1:{port}", process.pid
+        channel = self._stack.enter_context(grpc.insecure_channel(self.address))
+        self._load = channel.unary_unary(
+            "/inference.GRPCInferenceService/RepositoryModelLoad", None, None
+        )
+        call = channel.unary_unary(self.method, None, None)
+        call(self.requests[0], timeout=_START_S, wait_for_ready=True)
+
+    def _place(self, version: int) -> None:
+        """Put one of the two files in the model's place, as a file that has changed."""
+        place = Path(self._described["file"])
+        draft = place.with_name(".draft")
+        draft.unlink(missing_ok=True)
+        os.link(self._described["versions"][version], draft)
+        os.utime(draft)
+        draft.replace(place)
+
+    def reload(self) -> None:
+        """See `Reloading`."""
+        self._now = 1 - self._now
+        self._place(self._now)
+        request = ipb.RepositoryModelLoadRequest(model_name=self._described["model"])
+        self._load(request.SerializeToString(), timeout=_START_S)
+
+    def read(self, answer: bytes) -> Answer:
+        """See `Reloading`."""
+        return "", ipb.ModelInferResponse.FromString(answer).raw_output_contents[0]

@@ -1,0 +1,303 @@
+"""What changing a large model costs the calls that are answered meanwhile: both servers, and a peer beside them.
+
+A package of a given size is made twice, with other weights, once (``--folder`` keeps them). Per server, client and
+server on the same two CPUs:
+
+* the requests per second of a closed loop, which is called its capacity;
+* an open loop at a share of it (Poisson; latency counts from when a call was due), in phases: without reloads, with
+  reloads, without, with, ...  With reloads the two versions come and go in turn all the time: the
+  one is loaded, answers, and the other is unloaded.
+
+Each answer is compared, bit by bit, with those that the version that it names gave before.  Told are p50, p99 and p99.9 of
+all phases of a kind together, their ratio, failed calls, wrong answers, the reloads, and the server's resident memory
+before, after ten reloads, at the end and at most.
+
+A peer is described by a JSON file: ``name``, ``command`` (with {port} and {http_port}), ``environment``, ``method``,
+``requests`` (messages, each after its size as 4 bytes, little-endian), ``model``, ``file`` (the model's file in the peer's
+repository) and ``versions`` (two files that take its place in turn, each followed by a RepositoryModelLoad).  Its
+answers name no file, so one is right that equals what either of the two gave.
+
+    python -m tessera.serving.bench.reloads --folder DIR [--gigabytes 1] [--phases 6] [--phase-s 20] [--peer FILE.json]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.serving.bench.processes import LOADER
+from tessera.serving.bench.reload_servers import (
+    Answer,
+    Reloading,
+    ReloadingPeer,
+    ReloadingServer,
+    make_versions,
+    write_requests,
+)
+from tessera.training.bench.harness import arguments, machine, print_head, print_row
+
+IN_FLIGHT = 32
+_MIB = 1 << 20
+_HEAD = np.dtype(
+    [("due", "<i8"), ("took", "<i8"), ("request", "<u4"), ("code", "<u4"), ("bytes", "<u4")]
+)
+SETTLED_RELOADS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """What the client saw in one phase: each call's latency in seconds (float64), failures and wrong answers."""
+
+    latencies_s: npt.NDArray[np.float64]
+    failed: int
+    wrong: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """A server's figures; memory in MiB, ``ratio`` that of the p99 with reloads to the one without."""
+
+    capacity: float
+    rate: float
+    calls: int
+    failed: int
+    wrong: int
+    reloads: int
+    reload_s: float
+    still_ms: Sequence[float]
+    reloading_ms: Sequence[float]
+    ratio: float
+    before_mib: float
+    settled_mib: float
+    end_mib: float
+    most_mib: float
+
+
+def load(address: str, method: str, requests: Path, record: Path | None, *flags: object) -> float:
+    """One run of ``tessera-load``; the requests answered per second."""
+    command = [LOADER, "--address", address, "--method", method, "--requests", requests, *flags]
+    csv = requests.with_suffix(".csv")
+    csv.unlink(missing_ok=True)
+    command += ["--csv", csv] + (["--record", record] if record is not None else [])
+    done = subprocess.run(
+        list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False
+    )
+    if done.returncode not in {0, 1}:  # 1: some calls failed, which the record tells
+        sys.exit(done.stderr.decode())
+    head, row = csv.read_text(encoding="utf-8").splitlines()
+    return float(dict(zip(head.split(","), row.split(","), strict=True))["requests_per_second"])
+
+
+def read_phase(record: Path, right: Mapping[int, Sequence[Answer]], server: Reloading) -> Phase:
+    """What a record of ``tessera-load`` says; ``right`` are the right answers by request."""
+    content = record.read_bytes()
+    latencies, failed, wrong, at = [], 0, 0, 0
+    while at < len(content):
+        head = np.frombuffer(content, _HEAD, 1, at)[0]
+        at += _HEAD.itemsize
+        answer = content[at : at + int(head["bytes"])]
+        at += int(head["bytes"])
+        if head["code"] != 0:
+            failed += 1
+            continue
+        latencies.append(int(head["took"]) / 1e9)
+        wrong += server.read(answer) not in right[int(head["request"])]
+    return Phase(latencies_s=np.array(latencies), failed=failed, wrong=wrong)
+
+
+def memory_mib(pid: int, field: str = "VmRSS") -> float:
+    """A process's resident memory, or with ``VmHWM`` the most that it ever had."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    (line,) = [line for line in lines if line.startswith(field)]
+    return int(line.split()[1]) / 1024
+
+
+class Reloader:
+    """Reloads a server's model again and again in a thread while it is entered."""
+
+    def __init__(self, server: Reloading, pause_s: float) -> None:
+        self.count = 0
+        self.seconds = 0.0
+        self.settled_mib = 0.0
+        self._server, self._pause_s = server, pause_s
+        self._failure: BaseException | None = None
+        self._end = threading.Event()
+
+    def __enter__(self) -> Reloader:  # noqa: PYI034 - typing.Self is newer than Python 3.10
+        self._end.clear()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            while not self._end.is_set():
+                begin = time.perf_counter()
+                self._server.reload()
+                self.seconds += time.perf_counter() - begin
+                self.count += 1
+                if self.count == SETTLED_RELOADS:
+                    self.settled_mib = memory_mib(self._server.pid)
+                self._end.wait(self._pause_s)
+        except BaseException as error:  # noqa: BLE001 - raised again by __exit__
+            self._failure = error
+
+
+def right_answers(server: Reloading, requests: Sequence[bytes]) -> dict[int, list[Answer]]:
+    """What each version answers to each request while nothing else happens, by the request's number."""
+    right: dict[int, list[Answer]] = {number: [] for number in range(len(requests))}
+    for _ in range(2):
+        for number, request in enumerate(requests):
+            right[number].append(server.read(server.ask(request)))
+        server.reload()
+    return right
+
+
+def measure(server: Reloading, folder: Path, options: Options) -> Figures:
+    """One server's capacity and phases."""
+    record = folder / "calls"
+    warm = ("--warm-up-s", options.warm_up_s)
+    right = right_answers(server, server.requests)
+    closed = ("--in-flight", IN_FLIGHT, "--duration-s", options.capacity_s, *warm)
+    capacity = load(server.address, server.method, server.request_file, None, *closed)
+    rate = capacity * options.share
+    phases: dict[bool, list[Phase]] = {False: [], True: []}
+    reloader = Reloader(server, options.pause_s)
+    before = memory_mib(server.pid)
+    for number in range(options.phases):
+        with ExitStack() as stack:
+            reloads = number % 2 == 1
+            if reloads:
+                stack.enter_context(reloader)
+            opened = ("--rate", rate, "--duration-s", options.phase_s, *warm)
+            load(server.address, server.method, server.request_file, record, *opened)
+        phases[reloads].append(read_phase(record, right, server))
+        record.unlink()
+    still, reloading = (
+        np.quantile(
+            np.concatenate([phase.latencies_s for phase in phases[kind]]), (0.5, 0.99, 0.999)
+        )
+        for kind in (False, True)
+    )
+    everything = [*phases[False], *phases[True]]
+    return Figures(
+        capacity=capacity,
+        rate=rate,
+        calls=sum(len(phase.latencies_s) + phase.failed for phase in everything),
+        failed=sum(phase.failed for phase in everything),
+        wrong=sum(phase.wrong for phase in everything),
+        reloads=reloader.count,
+        reload_s=reloader.seconds / max(1, reloader.count),
+        still_ms=[float(value) * 1e3 for value in still],
+        reloading_ms=[float(value) * 1e3 for value in reloading],
+        ratio=float(reloading[1] / still[1]),
+        before_mib=before,
+        settled_mib=reloader.settled_mib,
+        end_mib=memory_mib(server.pid),
+        most_mib=memory_mib(server.pid, "VmHWM"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a server is measured; times in seconds, ``share`` of the capacity."""
+
+    share: float
+    phases: int
+    phase_s: float
+    capacity_s: float
+    warm_up_s: float
+    pause_s: float
+
+
+def show(name: str, found: Figures) -> None:
+    """One row of the table."""
+    print_row(
+        *(name, f"{found.rate:.0f}", found.reloads, f"{found.reload_s:.2f}"),
+        " / ".join(f"{value:.2f}" for value in found.still_ms),
+        " / ".join(f"{value:.2f}" for value in found.reloading_ms),
+        *(f"{found.ratio:.2f}", f"{found.failed} of {found.calls}", found.wrong),
+        " / ".join(
+            f"{value:.0f}"
+            for value in (found.before_mib, found.settled_mib, found.end_mib, found.most_mib)
+        ),
+    )
+
+
+def main() -> None:
+    """Make the packages, measure, print."""
+    parser = arguments(__doc__)
+    parser.add_argument("--folder", type=Path, required=True, help="where the packages are kept")
+    parser.add_argument("--gigabytes", type=float, default=1.0, help="of a package (default 1)")
+    parser.add_argument(
+        "--servers", default="cpp,python", help="which of ours, by commas (default cpp,python)"
+    )
+    parser.add_argument("--peer", type=Path, help="the description of a peer (default: none)")
+    parser.add_argument(
+        "--control",
+        choices=["explicit", "poll"],
+        default="explicit",
+        help="how ours are told to reload: by calls, or by serving.yaml (default explicit)",
+    )
+    parser.add_argument("--share", type=float, default=0.6, help="of the capacity (default 0.6)")
+    parser.add_argument("--phases", type=int, default=6, help="of both kinds (default 6)")
+    parser.add_argument("--phase-s", type=float, default=20.0, help="seconds each (default 20)")
+    parser.add_argument(
+        "--pause-s", type=float, default=0.2, help="seconds between two reloads (default 0.2)"
+    )
+    parser.add_argument("--cpus", default="0,1", help="of client and server together (default 0,1)")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    args = parser.parse_args()
+    os.sched_setaffinity(0, {int(cpu) for cpu in args.cpus.split(",")})
+    options = Options(
+        share=args.share,
+        phases=args.phases,
+        phase_s=args.phase_s,
+        capacity_s=min(10.0, args.phase_s),
+        warm_up_s=1.0,
+        pause_s=args.pause_s,
+    )
+    args.folder.mkdir(parents=True, exist_ok=True)
+    versions = make_versions(args.folder, args.gigabytes)
+    requests = write_requests(args.folder / "requests", versions[0])
+    sizes = " and ".join(f"{path.stat().st_size / _MIB:.0f} MiB" for path in versions)
+    print(f"{machine()} at the start; packages of {sizes}")
+    print_head(
+        *("server", "calls/s", "reloads", "s each", "p50 / p99 / p99.9 ms", "with reloads"),
+        *("p99 ratio", "failed", "wrong", "MiB before / after 10 / at the end / at most"),
+    )
+    results = {}
+    contenders = args.servers.split(",") if args.servers else []
+    for name in [*contenders, *([] if args.peer is None else ["peer"])]:
+        starts = (
+            ReloadingPeer(json.loads(args.peer.read_text(encoding="utf-8")))
+            if name == "peer"
+            else ReloadingServer(name, args.folder, versions, requests, args.control)
+        )
+        with starts as server:
+            found = measure(server, args.folder, options)
+        show(server.name, found)
+        results[server.name] = asdict(found)
+    if args.json is not None:
+        args.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Clients of `tests.attack.lives`: processes that call random models and check each answer against the version it names."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import multiprocessing
+import random
+import time
+from collections.abc import Mapping, Sequence
+
+import grpc
+
+from tessera.serving.protocol import predictor_pb2 as pb
+from tests.attack.watching import PREDICT, scores
+
+IN_FLIGHT = 16
+TIMEOUT_S = 60.0
+TELL_S = 0.5
+OK, AWAY = "answered rightly", "not there"
+LOST, WRONG = "LOST", "WRONG"
+LABELS = ("stable", "canary")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class World:
+    """What clients know: it never changes.
+
+    Attributes:
+        address: the server's.
+        contents: which package each version of each model is a copy of, by model and version.
+        requests: each request's bytes without model and version.
+        right: by package, each request's scores by output.
+        steady: models that always answer requests without a version.
+    """
+
+    address: str
+    contents: Mapping[str, Mapping[int, str]]
+    requests: Sequence[bytes]
+    right: Mapping[str, Sequence[Mapping[str, list[float]]]]
+    steady: frozenset[str]
+
+    def message(self, turn: int, model: str, version: str = "", key: str = "") -> bytes:
+        """Request ``turn`` for a model; messages of protobuf may be joined."""
+        who = pb.PredictionRequest(model_name=model, model_version=version, traffic_key=key)
+        return self.requests[turn] + who.SerializeToString()
+
+    @staticmethod
+    def version_of(answer: bytes) -> str:
+        """The version that an answer names."""
+        return pb.PredictionResponse.FromString(answer).model_version
+
+    def fault(self, turn: int, model: str, version: str, answer: bytes) -> str:
+        """What is wrong with an answer; empty where it is right."""
+        found = pb.PredictionResponse.FromString(answer)
+        named = found.model_version
+        if found.model_name != model or not named.isdecimal():
+            return f"{model} answered as {found.model_name!r} {named!r}"
+        content = self.contents[model].get(int(named))
+        if content is None or (version.isdecimal() and named != version):
+            return f"version {version!r} of {model} was asked for and {named} answered"
+        if scores(answer) != self.right[content][turn]:
+            return f"the scores are not those of version {named} of {model}"
+        return ""
+
+
+def ending(world: World, model: str, version: str, error: grpc.RpcError) -> str:
+    """How a call without an answer counts.
+
+    Nobody is promised a version that may be unloaded; the requests of steady models, which name none, are
+    only refused by a server that is not there.
+    """
+    code, why = error.code().name, (error.details() or "").splitlines()[0][:150]
+    if code == "UNAVAILABLE" and any(
+        part in why for part in ("onnect", "ocket", "GOAWAY", "roken pipe", "draining", "loading")
+    ):
+        return AWAY
+    if code in {"NOT_FOUND", "UNAVAILABLE"} and (version or model not in world.steady):
+        return code
+    return f"{LOST}: {code} {why}"
+
+
+def _end_of(world: World, turn: int, model: str, version: str, future) -> str:
+    """Waits for a call and says how it ended."""
+    try:
+        fault = world.fault(turn, model, version, future.result())
+    except grpc.RpcError as error:
+        return ending(world, model, version, error)
+    return f"{WRONG}: {fault}" if fault else OK
+
+
+def call_until_told(world: World, orders, seed: int) -> None:
+    """A client's process: tells how its calls ended twice a second, until it is told to end."""
+    draw = random.Random(seed)
+    models = sorted(world.contents)
+    ends: collections.Counter[str] = collections.Counter()
+    with grpc.insecure_channel(
+        world.address, options=[("grpc.max_reconnect_backoff_ms", 200)]
+    ) as channel:
+        call = channel.unary_unary(PREDICT)
+        told = time.monotonic()
+        while not orders.poll():
+            flight = []
+            for _ in range(IN_FLIGHT):
+                model, turn = draw.choice(models), draw.randrange(len(world.requests))
+                version = draw.choice(("", "", *LABELS, *map(str, world.contents[model])))
+                content = world.message(turn, model, version, str(draw.random()))
+                flight.append((turn, model, version, call.future(content, timeout=TIMEOUT_S)))
+            for asked in flight:
+                ends[_end_of(world, *asked)] += 1
+            if all(future.code() is not grpc.StatusCode.OK for *_, future in flight):
+                time.sleep(0.05)  # nobody is there
+            if time.monotonic() - told > TELL_S:
+                orders.send(ends)
+                ends, told = collections.Counter(), time.monotonic()
+    orders.send(ends)
+    orders.send(None)
+
+
+class Clients:
+    """Client processes and the sum of what they tell."""
+
+    def __init__(self, world: World, count: int, seed: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.ends: collections.Counter[str] = collections.Counter()
+        self._pipes, self._processes = [], []
+        for number in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=call_until_told, args=(world, theirs, seed + number), daemon=True
+            )
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def listen(self) -> int:
+        """Take in what clients have told; how many calls were answered."""
+        for pipe in self._pipes:
+            while pipe.poll():
+                self.ends += pipe.recv() or collections.Counter()
+        return self.ends[OK]
+
+    def stop(self) -> None:
+        """End them when their last calls have ended."""
+        for pipe in self._pipes:
+            pipe.send("end")
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            while (told := pipe.recv()) is not None:
+                self.ends += told
+            process.join()

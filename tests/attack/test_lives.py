@@ -1,0 +1,83 @@
+"""The short form of `tests.attack.lives`, and what it says of calls and changes; the long form is in ``make attack``."""
+
+from collections import Counter
+
+import grpc
+import pytest
+
+from tessera.serving.protocol import predictor_pb2 as pb
+from tests.attack import life_calls, lives
+from tests.attack.faults import BROKEN
+from tests.conformance.conformance_harness import commands
+from tests.conformance.live_models import has_repositories
+
+
+@pytest.mark.parametrize("server", ["python", "cpp"])
+def test_a_few_models_live_and_die(server, tmp_path, capsys):
+    if server not in commands():
+        pytest.skip("the C++ server is not built (make build)")
+    if not has_repositories(server):
+        pytest.skip(f"the {server} server serves no repository yet")
+    flags = ["--calls", "2000", "--limit-s", "60", "--models", "4", "--clients", "1"]
+    given = lives.parse(["--server", server, *flags, "--kill-every-s", "3"])
+    assert lives.summary(given, lives.live(given, tmp_path)) == 0, capsys.readouterr().out
+
+
+def summary_of(**ends):
+    given = lives.parse(["--server", "cpp", "--calls", "10"])
+    return lives.summary(given, Counter({life_calls.OK: 10, "load: done": 3, **ends}))
+
+
+@pytest.mark.parametrize("end", [life_calls.LOST, life_calls.WRONG, BROKEN])
+def test_a_promise_that_was_not_kept(end, capsys):
+    assert summary_of() == 0
+    assert summary_of(**{f"{end}: why": 1}) == 1
+    assert "NOT kept: 1 bad" in capsys.readouterr().out
+    assert summary_of(**{life_calls.OK: 9}) == 1
+
+
+WORLD = life_calls.World(
+    address="",
+    contents={"m": {1: "a", 2: "b"}},
+    requests=[b""],
+    right={"a": [{"default": [0.25]}], "b": [{"default": [0.5]}]},
+    steady=frozenset({"m"}),
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "named", "score", "fault"),
+    [
+        ("", "1", 0.25, ""),
+        ("stable", "2", 0.5, ""),
+        ("2", "2", 0.5, ""),
+        ("2", "1", 0.25, "version '2' of m was asked for and 1 answered"),
+        ("", "2", 0.25, "the scores are not those of version 2 of m"),
+        ("", "3", 0.25, "version '' of m was asked for and 3 answered"),
+        ("", "stable", 0.25, "m answered as 'm' 'stable'"),
+    ],
+)
+def test_an_answer_is_held_against_the_version_that_it_names(asked, named, score, fault):
+    answer = pb.PredictionResponse(
+        predictions={"default": pb.FloatVec(data=[score])}, model_name="m", model_version=named
+    )
+    assert WORLD.fault(0, "m", asked, answer.SerializeToString()) == fault
+
+
+class Refused(grpc.RpcError):
+    def __init__(self, code, why):
+        self.code, self.details = lambda: grpc.StatusCode[code], lambda: why
+
+
+@pytest.mark.parametrize(
+    ("version", "code", "why", "end"),
+    [
+        ("", "UNAVAILABLE", "the server is draining", life_calls.AWAY),
+        ("", "UNAVAILABLE", "Connection refused", life_calls.AWAY),
+        ("1", "NOT_FOUND", "there is version '2'", "NOT_FOUND"),
+        ("", "UNAVAILABLE", "no version of model 'm' is there", "LOST: UNAVAILABLE no version"),
+        ("1", "INTERNAL", "bug", "LOST: INTERNAL bug"),
+    ],
+)
+def test_only_what_may_be_refused_is(version, code, why, end):
+    assert life_calls.ending(WORLD, "m", version, Refused(code, why)).startswith(end)
