@@ -20,6 +20,7 @@ YamlTree::YamlTree(YamlTree&& other) noexcept = default;
 YamlTree& YamlTree::operator=(const YamlTree& other) = default;
 YamlTree& YamlTree::operator=(YamlTree&& other) noexcept = default;
 YamlTree::~YamlTree() = default;
+
 namespace {
 
 using Kind = YamlTree::Kind;
