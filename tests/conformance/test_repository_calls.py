@@ -276,7 +276,6 @@ def test_the_clients_of_python_load_and_choose(server, models, message):
         repository.load("python", version=1, label="canary")
         repository.unload("python", version=2)
         states = {row.version: row.state for row in repository.index() if row.name == "python"}
-        states = {row.version: row.state for row in repository.index() if row.name == "python"}
     assert states["1"] == "READY"
     assert states["2"] != "READY"
     with PredictorClient(server.address) as client:
