@@ -10,16 +10,21 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <future>
 #include <iterator>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
+
+#include "common/text.h"
 
 namespace tessera {
 namespace {
 
 constexpr std::size_t kBigBytes = 32 * 1024 * 1024;
+constexpr const char* kPost = "POST /now HTTP/1.1\r\nContent-Length: 9\r\n\r\nsome body";
 constexpr const char* kGet = "GET /hello HTTP/1.1\r\nHost: x\r\n\r\n";
 
 class Client {
@@ -73,15 +78,23 @@ HttpAnswer page(const std::string& path) {
   return {.body = path == "/big" ? std::string(kBigBytes, 'x') : "page of " + path};
 }
 
+// Answers /later from another thread, and all else at once.
+void post_page(const std::string& path, const std::string& body, HttpDone done) {
+  const HttpAnswer answer{.body = path + " had '" + body + "'"};
+  if (path == "/never") return;
+  if (path != "/later") return done(answer);
+  std::thread([=, done = std::move(done)] { done(answer); }).detach();
+}
+
 // A front on a free port, in which nobody has taken too long unless a test says so.
 struct HttpFrontTest : testing::Test {
   static constexpr Duration kLong = std::chrono::hours(1);
 
-  HttpFront& start(int max_connections, HttpTimes times = {kLong, kLong, kLong, kLong}) {
+  HttpFront& start(int max_connections, HttpTimes times = {kLong, kLong, kLong, kLong, kLong}) {
     const HttpOptions options{
         .host = "127.0.0.1", .port = 0, .max_connections = max_connections, .times = times};
     front = std::make_unique<HttpFront>(
-        options, page, [] {}, log);
+        options, page, post, [] {}, log);
     return *front;
   }
 
@@ -93,6 +106,7 @@ struct HttpFrontTest : testing::Test {
 
   std::string ask() { return client().say(kGet).hear(); }
 
+  PostFunction post = post_page;
   const Log log{LogLevel::kError, true, -1};
   std::unique_ptr<HttpFront> front;
 };
@@ -109,8 +123,72 @@ TEST_F(HttpFrontTest, AnswersARequestInPiecesAndEndsTheConnection) {
 TEST_F(HttpFrontTest, AnswersWhoIsTooLongAndWhoSendsABody) {
   start(4);
   EXPECT_TRUE(client().say(std::string(17'000, 'x')).hear().starts_with("HTTP/1.1 400 "));
-  const std::string post = "POST /hello HTTP/1.1\r\nContent-Length: 9\r\n\r\nsome body";
-  EXPECT_TRUE(client().say(post).hear().starts_with("HTTP/1.1 405 "));
+  const std::string put = "PUT /hello HTTP/1.1\r\nContent-Length: 9\r\n\r\nsome body";
+  EXPECT_TRUE(client().say(put).hear().starts_with("HTTP/1.1 405 "));
+  post = nullptr;
+  start(4);
+  EXPECT_TRUE(client().say(kPost).hear().starts_with("HTTP/1.1 405 "));
+}
+
+TEST_F(HttpFrontTest, AnswersAPostWhenItsBodyHasCome) {
+  start(4);
+  for (const std::string path : {"/now", "/later"}) {
+    Client slow = client();
+    slow.say("POST " + path + " HTTP/1.1\r\ncontent-LENGTH:  9 \r\n\r\nso").say("me b").say("ody");
+    const std::string answer = slow.hear();
+    EXPECT_TRUE(answer.starts_with("HTTP/1.1 200 OK\r\n")) << answer;
+    EXPECT_TRUE(answer.ends_with(path + " had 'some body'")) << answer;
+  }
+  const std::string empty = client().say("POST /now HTTP/1.1\r\n\r\n").hear();
+  EXPECT_TRUE(empty.ends_with("/now had ''")) << empty;
+}
+
+TEST_F(HttpFrontTest, RefusesPostsThatItDoesNotHear) {
+  start(4);
+  const std::pair<const char*, const char*> cases[] = {
+      {"Origin: http://evil.example", "403"},
+      {"origin:null", "403"},
+      {"Content-Length: 65537", "413"},
+      {"Content-Length: 99999999999999999999999", "413"},
+      {"Content-Length: -1", "400"},
+      {"Content-Length: 1x", "400"},
+      {"Content-Length:", "400"},
+      {"Transfer-Encoding: chunked", "411"}};
+  for (const auto& [line, status] : cases) {
+    const std::string answer =
+        client().say(text("POST /now HTTP/1.1\r\n", line, "\r\n\r\n")).hear();
+    EXPECT_TRUE(answer.starts_with(text("HTTP/1.1 ", status, " "))) << answer;
+    EXPECT_NE(answer.find("{\"error\":\""), std::string::npos) << answer;
+  }
+}
+
+TEST_F(HttpFrontTest, WhoWaitsForAnOutcomeHasItsLimitAndMayGo) {
+  start(4, {kLong, kLong, kLong, kLong, std::chrono::milliseconds(20)});
+  EXPECT_EQ(client().say("POST /never HTTP/1.1\r\n\r\n").hear(), "");
+  start(4, {kLong, kLong, kLong, kLong, kLong});
+  const std::ptrdiff_t before = descriptors();
+  {
+    Client gone = client();
+    gone.say("POST /never HTTP/1.1\r\n\r\n");
+    wait_for_descriptors(before + 2);
+  }
+  wait_for_descriptors(before);
+}
+
+TEST_F(HttpFrontTest, AnAnswerThatComesAfterTheEndIsDropped) {
+  HttpDone late;
+  std::promise<void> asked;
+  post = [&](const std::string&, const std::string&, HttpDone done) {
+    late = std::move(done);
+    asked.set_value();
+  };
+  start(4);
+  Client waiting = client();
+  waiting.say(kPost);
+  asked.get_future().wait();
+  front.reset();
+  late({.body = "too late"});
+  EXPECT_EQ(waiting.hear(), "");
 }
 
 TEST_F(HttpFrontTest, TheOldestWithoutACompleteRequestMakesRoom) {
@@ -141,11 +219,17 @@ TEST_F(HttpFrontTest, WhoDoesNotTakeTheAnswerGoesWhenNobodyElseCan) {
 
 TEST_F(HttpFrontTest, EveryStepHasItsLimit) {
   const Duration brief = std::chrono::milliseconds(20);
-  start(4, {.first_byte = brief, .request = kLong, .answer = kLong, .ending = kLong});
+  start(
+      4,
+      {.first_byte = brief, .request = kLong, .answer = kLong, .ending = kLong, .outcome = kLong});
   EXPECT_EQ(client().hear(), "");
-  start(4, {.first_byte = kLong, .request = brief, .answer = kLong, .ending = kLong});
+  start(
+      4,
+      {.first_byte = kLong, .request = brief, .answer = kLong, .ending = kLong, .outcome = kLong});
   EXPECT_EQ(client().say("GET /").hear(), "");
-  start(4, {.first_byte = kLong, .request = kLong, .answer = brief, .ending = kLong});
+  start(
+      4,
+      {.first_byte = kLong, .request = kLong, .answer = brief, .ending = kLong, .outcome = kLong});
   const std::ptrdiff_t before = descriptors();
   Client stuck = client();
   stuck.say("GET /big HTTP/1.1\r\n\r\n").hear(1);

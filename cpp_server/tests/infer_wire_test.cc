@@ -56,6 +56,7 @@ void fill(Random& random, inference::InferTensorContents& contents) {
 const char* const kKeys[] = {"timeout",
                              "priority",
                              "sequence_id",
+                             "traffic_key",
                              "other",
                              "shared_memory_region",
                              "shared_memory_offset",
@@ -172,6 +173,7 @@ void expect_same(const InferRequestView& view, const inference::ModelInferReques
   expect_same(view.timeout, message.parameters(), "timeout");
   expect_same(view.priority, message.parameters(), "priority");
   expect_same(view.sequence_id, message.parameters(), "sequence_id");
+  expect_same(view.traffic_key, message.parameters(), "traffic_key");
   ASSERT_EQ(view.inputs, static_cast<std::size_t>(message.inputs_size()));
   ASSERT_EQ(view.raw_contents, static_cast<std::size_t>(message.raw_input_contents_size()));
   for (std::size_t i = 0; i < std::min(view.inputs, view.kMaxInputs); ++i) {

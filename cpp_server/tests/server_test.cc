@@ -4,14 +4,20 @@
 
 #include <cmath>
 #include <csignal>
+#include <filesystem>
+#include <string>
 #include <thread>
+#include <variant>
+#include <vector>
 
 #include "common/enums.h"
+#include "common/text.h"
 #include "front/admission.h"
 #include "front/http_front.h"
 #include "front/status_page.h"
 #include "metrics/histogram.h"
 #include "metrics/metrics_page.h"
+#include "repository/control.h"
 #include "server/config.h"
 #include "server/heap_trimmer.h"
 #include "server/log.h"
@@ -122,7 +128,22 @@ TEST(Signals, ComeToTheWaitingThreadAsDoWakes) {
 }
 
 TEST(Flags, RefuseWithTheRemedy) {
-  EXPECT_EQ(usage_error({}), "--model is missing; give at least one MODEL.pt");
+  EXPECT_EQ(usage_error({}),
+            "--model is missing; give at least one MODEL.pt, or --model-repository DIR");
+  const std::string folder = std::filesystem::temp_directory_path().string();
+  EXPECT_EQ(usage_error({"--model-repository", "/nowhere/at/all"}),
+            "--model-repository is '/nowhere/at/all'; there is no such folder; create it or give "
+            "another");
+  EXPECT_EQ(usage_error({"--model-repository", "/", "--model-repository", "/"}),
+            "--model-repository is '/'; give each folder once");
+  EXPECT_EQ(usage_error({"--model-repository", folder, "--model-control", "always"}),
+            "--model-control is 'always'; give none, poll or explicit");
+  EXPECT_EQ(usage_error({"--model", "a", "--model-control", "poll"}),
+            "--model-control is poll; there is nothing to control; add --model-repository DIR");
+  EXPECT_EQ(usage_error({"--model-repository", folder, "--poll-s", "nan"}),
+            "--poll-s is nan; give seconds above 0 and up to 86400");
+  EXPECT_EQ(usage_error({"--model-repository", folder, "--max-model-bytes", "-1"}),
+            "--max-model-bytes is -1; give a whole number of at least 0");
   EXPECT_EQ(usage_error({"--model", "=x"}), "--model is '=x'; give MODEL.pt or NAME=MODEL.pt");
   EXPECT_EQ(usage_error({"--model", "a", "--port", "70000"}),
             "--port is 70000; give a number of at most 65535");
@@ -148,6 +169,18 @@ TEST(Flags, RefuseWithTheRemedy) {
             "unrecognized argument '--modle=a.pt'; did you mean --model?");
   EXPECT_EQ(usage_error({"--model"}), "--model needs a value");
   EXPECT_EQ(usage_error({"--skip-golden=yes"}), "--skip-golden takes no value");
+}
+
+TEST(Flags, RepositoriesStandBesideModels) {
+  const std::string folder = std::filesystem::temp_directory_path().string();
+  const ServerConfig config =
+      parse_flags({"--model-repository", folder, "--model-repository", "/", "--model-control",
+                   "explicit", "--poll-s", "0.5", "--max-model-bytes", "10000000000"});
+  EXPECT_EQ(config.repositories, (std::vector<std::string>{folder, "/"}));
+  EXPECT_EQ(config.control, ModelControl::kExplicit);
+  EXPECT_EQ(config.poll_s, 0.5);
+  EXPECT_EQ(config.max_model_bytes, 10'000'000'000);
+  EXPECT_TRUE(config.models.empty());
 }
 
 TEST(Workers, AreHalfOfTheCpusAndSpareOnTheOthers) {
@@ -222,6 +255,26 @@ TEST(HistogramTest, EstimatesQuantiles) {
   EXPECT_DOUBLE_EQ(quantile(bounds, std::vector<std::uint64_t>{0, 0, 0, 9}, 0.5), 4.0);
 }
 
+// One version that loads, one that could not be loaded, and a model without any.
+class FakeRepository final : public RepositoryControl {
+ public:
+  std::vector<IndexEntry> index() const override {
+    return {{.model = "empty"},
+            {.model = "ranker",
+             .version = "4",
+             .state = VersionState::kLoading,
+             .progress = 0.5,
+             .labels = {"canary", "next"},
+             .percent = 2.5,
+             .shadow = true},
+            {.model = "ranker", .version = "5", .reason = "a <damaged> file"}};
+  }
+  std::vector<LoadCount> load_counts() const override { return {{"ranker", 3, 2}}; }
+  ModelControl control() const override { return ModelControl::kPoll; }
+  void load(const std::string&, const LoadRequest&, Done) override {}
+  void unload(const std::string&, std::optional<Version>, Done) override {}
+};
+
 TEST(MetricsTest, PageHasEveryFamily) {
   ModelList models;
   ModelMetrics& model = *models.add("ranker", "3");
@@ -230,7 +283,9 @@ TEST(MetricsTest, PageHasEveryFamily) {
   unresolved.count_request(Code::kNotFound, std::chrono::microseconds(100));
   const Log log(LogLevel::kError, true, -1);
   const http2::Counters connections;
-  const std::string page = MetricsPage(models, unresolved, log, connections, "9.9").render();
+  const FakeRepository repository;
+  const std::string page =
+      MetricsPage(models, unresolved, log, connections, "9.9").render(&repository);
   for (const char* line : {
            "tessera_requests_total{model=\"ranker\",version=\"3\",code=\"OK\"} 1\n",
            "tessera_requests_total{model=\"\",version=\"\",code=\"NOT_FOUND\"} 1\n",
@@ -238,6 +293,11 @@ TEST(MetricsTest, PageHasEveryFamily) {
            "tessera_batches_total{model=\"ranker\",version=\"3\",reason=\"drain\"} 0\n",
            "tessera_request_duration_seconds_count{model=\"ranker\",version=\"3\"} 1\n",
            "tessera_model_ready{model=\"ranker\",version=\"3\"} 0\n",
+           "tessera_model_state{model=\"ranker\",version=\"4\",state=\"LOADING\"} 1\n",
+           "tessera_model_state{model=\"ranker\",version=\"4\",state=\"READY\"} 0\n",
+           "tessera_model_load_progress{model=\"ranker\",version=\"4\"} 0.5\n",
+           "tessera_model_loads_total{model=\"ranker\",result=\"ok\"} 3\n",
+           "tessera_model_loads_total{model=\"ranker\",result=\"failed\"} 2\n",
            "tessera_log_lines_dropped_total 0\n",
            "tessera_build_info{server=\"cpp\",version=\"9.9\"} 1\n",
            "# TYPE process_resident_memory_bytes gauge\n",
@@ -245,23 +305,52 @@ TEST(MetricsTest, PageHasEveryFamily) {
        }) {
     EXPECT_NE(page.find(line), std::string::npos) << line;
   }
+  // Progress is of what loads; a model without versions has no state.
+  EXPECT_EQ(page.find("tessera_model_load_progress{model=\"ranker\",version=\"5\"}"),
+            std::string::npos);
+  EXPECT_EQ(page.find("tessera_model_state{model=\"empty\""), std::string::npos);
   // A model without requests of no known model shows no rows for them.
   EXPECT_EQ(page.find("model=\"\",version=\"\",code=\"OK\""), std::string::npos);
 }
 
-TEST(Http, AnswersGetAndHead) {
-  const auto answer = [](const std::string& path) {
-    return HttpAnswer{.status = path == "/a" ? 200 : 404, .body = "body of " + path};
+TEST(Http, ReadsHeadsAndWritesAnswers) {
+  const auto parsed = [](const std::string& head) {
+    const auto read = parse_head(head);
+    if (const auto* refusal = std::get_if<HttpAnswer>(&read)) return text(refusal->status);
+    const auto& of_request = std::get<HttpHead>(read);
+    const char* const methods[] = {"GET", "HEAD", "POST"};
+    return text(methods[static_cast<int>(of_request.method)], " ", of_request.path, " ",
+                of_request.body_bytes);
   };
-  EXPECT_EQ(http_response("GET /a?x=1 HTTP/1.1\r\nHost: h", answer),
+  EXPECT_EQ(parsed("GET /a?x=1 HTTP/1.1\r\nHost: h\r\nContent-Length: 7"), "GET /a 0");
+  EXPECT_EQ(parsed("HEAD /a HTTP/1.0"), "HEAD /a 0");
+  EXPECT_EQ(parsed("POST /a HTTP/1.1\r\nContent-Length: 65536"), "POST /a 65536");
+  EXPECT_EQ(parsed("PUT /a HTTP/1.1"), "405");
+  for (const char* bad : {"", "GET", "GET a HTTP/1.1", "GET /a", "GET /a SMTP"}) {
+    EXPECT_EQ(parsed(bad), "400") << bad;
+  }
+  const HttpAnswer answer{.body = "body of /a"};
+  EXPECT_EQ(http_response(answer),
             "HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: "
             "10\r\nConnection: close\r\n\r\nbody of /a");
-  EXPECT_TRUE(http_response("HEAD /a HTTP/1.1", answer).ends_with("\r\n\r\n"));
-  EXPECT_TRUE(http_response("GET /b HTTP/1.1", answer).starts_with("HTTP/1.1 404 Not Found"));
-  EXPECT_TRUE(http_response("POST /a HTTP/1.1", answer).starts_with("HTTP/1.1 405"));
-  for (const char* bad : {"", "GET", "GET a HTTP/1.1", "GET /a", "GET /a SMTP"}) {
-    EXPECT_TRUE(http_response(bad, answer).starts_with("HTTP/1.1 400")) << bad;
+  EXPECT_TRUE(http_response(answer, /*with_body=*/false).ends_with("\r\n\r\n"));
+  EXPECT_TRUE(http_response({.status = 404}).starts_with("HTTP/1.1 404 Not Found"));
+}
+
+TEST(StatusPage, ShowsTheVersionsOfRepositories) {
+  const test::FakeClock clock;
+  const ModelList models;
+  const std::string page = StatusPage(models, clock).page("ready", "1", FakeRepository().index());
+  for (const char* part :
+       {"<td>ranker</td><td>4</td><td>LOADING</td><td>canary, next (shadow)</td><td>2.5%</td>"
+        "<td><progress max=\"100\" value=\"50\"></progress> 50%</td>",
+        "<td>ranker</td><td>5</td><td>UNAVAILABLE</td><td></td><td></td>"
+        "<td>a &lt;damaged&gt; file</td>",
+        "<td>empty</td>"}) {
+    EXPECT_NE(page.find(part), std::string::npos) << part;
   }
+  EXPECT_EQ(StatusPage(models, clock).page("ready", "1", {}).find("<h2>versions"),
+            std::string::npos);
 }
 
 TEST(StatusPage, ShowsTheLastMinute) {
@@ -272,14 +361,14 @@ TEST(StatusPage, ShowsTheLastMinute) {
   for (int i = 0; i < 100; ++i) model.count_request(Code::kOk, std::chrono::microseconds(3'500));
   clock.advance(std::chrono::seconds(10));
   board.tick();
-  EXPECT_NE(board.page("ready", "1").find("<td>10.0</td>"), std::string::npos);
-  EXPECT_NE(board.page("ready", "1").find("&lt;ranker&gt;"), std::string::npos);
-  EXPECT_EQ(board.page("ready", "1").find("<ranker>"), std::string::npos);
+  EXPECT_NE(board.page("ready", "1", {}).find("<td>10.0</td>"), std::string::npos);
+  EXPECT_NE(board.page("ready", "1", {}).find("&lt;ranker&gt;"), std::string::npos);
+  EXPECT_EQ(board.page("ready", "1", {}).find("<ranker>"), std::string::npos);
   clock.advance(std::chrono::seconds(61));  // the requests are out of the window
   board.tick();
   clock.advance(std::chrono::seconds(1));
   board.tick();
-  EXPECT_EQ(board.page("ready", "1").find("<td>10.0</td>"), std::string::npos);
+  EXPECT_EQ(board.page("ready", "1", {}).find("<td>10.0</td>"), std::string::npos);
 }
 
 TEST(GateTest, TellsWhenTheLastCallHasLeft) {

@@ -46,6 +46,7 @@ predictor::PredictionRequest random_message(Random& random) {
   if (random() % 4 == 0) fill(random, *message.mutable_unary_features());
   if (random() % 2) message.set_model_name(random_text(random, 12));
   if (random() % 2) message.set_model_version(random_text(random, 12));
+  if (random() % 2) message.set_traffic_key(random_text(random, 12));
   if (random() % 2) message.set_priority(static_cast<std::int32_t>(random()));
   if (random() % 2) {
     auto& shared = *message.mutable_shared_features();
@@ -77,6 +78,7 @@ void expect_same(const PredictionRequestView& view, const predictor::PredictionR
   EXPECT_EQ(view.model_name, message.model_name());
   EXPECT_EQ(view.model_version, message.model_version());
   EXPECT_EQ(view.priority, message.priority());
+  EXPECT_EQ(view.traffic_key, message.traffic_key());
   const auto& shared = message.shared_features();
   EXPECT_EQ(view.shared_features.present, message.has_shared_features());
   ASSERT_EQ(view.shared_features.names.size(), static_cast<std::size_t>(shared.names_size()));

@@ -1,6 +1,7 @@
-"""Score samples over gRPC for one or more packages, until SIGTERM.
+"""Score samples over gRPC for one or more packages or repositories of them, until SIGTERM.
 
     tessera serve --model MODEL.pt --port 50051 --http-port 8002
+    tessera serve --model-repository DIR --model-control poll
 
 The gRPC port speaks predictor.Predictor, KServe v2 with Triton's extensions
 (inference.GRPCInferenceService, docs/kserve.md), grpc.health.v1.Health and server reflection; the
@@ -23,10 +24,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
+from typing import get_args
 
 from tessera.serving.commands.flags import fields_of
 from tessera.serving.commands.loading_flags import add_allow_op, add_load_timeout
-from tessera.serving.server.config import ModelLimits, ModelSource, ServerConfig
+from tessera.serving.server.config import ModelControl, ModelLimits, ModelSource, ServerConfig
 
 _EXAMPLE = ServerConfig(models=(ModelSource(path="MODEL.pt"),))
 _PORTS = {
@@ -69,15 +71,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         dest="models",
-        required=True,
         action="append",
+        default=[],
         type=parse_model,
         metavar="[NAME=]MODEL.pt",
         help="a package to serve, and the name that requests use for it (default: the name in "
         "the package); a name holds neither '=' nor '/', so that a path with '=' in its first part is "
         "written with ./ before it; may be given several times, the first one answers requests "
-        "without a name",
+        "without a name; not needed with --model-repository (default: none)",
     )
+    _add_repositories(parser)
     parser.add_argument(
         "--host",
         default=_EXAMPLE.host,
@@ -147,6 +150,7 @@ def run(args: argparse.Namespace) -> int:
         **{
             **fields_of(ServerConfig, args),
             "models": tuple(args.models),
+            "model_repositories": tuple(args.model_repositories),
             "limits": ModelLimits(**fields_of(ModelLimits, args)),
             "public_keys": tuple(args.public_keys),
             "allow_ops": tuple(args.allow_ops),
@@ -158,6 +162,41 @@ def run(args: argparse.Namespace) -> int:
     from tessera.serving.server.main import serve_until_signal  # noqa: PLC0415
 
     return serve_until_signal(config)
+
+
+def _add_repositories(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("repositories of models, docs/repository.md")
+    group.add_argument(
+        "--model-repository",
+        dest="model_repositories",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a folder of models, DIR/MODEL/VERSION/model.pt, all of which are served; may be given several "
+        "times, beside --model (default: none)",
+    )
+    group.add_argument(
+        "--model-control",
+        choices=get_args(ModelControl),
+        default=_EXAMPLE.model_control,
+        help="when the versions of --model-repository change: never, as its folders do, or as calls ask for "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--poll-s",
+        type=float,
+        default=_EXAMPLE.poll_s,
+        metavar="S",
+        help="how often --model-control poll reads the folders, seconds (default: %(default)g)",
+    )
+    group.add_argument(
+        "--max-model-bytes",
+        type=int,
+        default=_EXAMPLE.max_model_bytes,
+        metavar="N",
+        help="what the files of a repository's loaded versions, and of the one that is being loaded, may have in "
+        "sum, bytes; 0: any number (default: %(default)s)",
+    )
 
 
 def parse_gpus(text: str) -> tuple[int, ...]:

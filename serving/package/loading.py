@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,7 +21,7 @@ from tessera.serving.package.devices import bytes_by_device, default_devices
 from tessera.serving.package.golden import GoldenMismatchError, replay_golden
 from tessera.serving.package.hashes import FileHash
 from tessera.serving.package.manifest import GOLDEN_RECORD, Manifest
-from tessera.serving.package.opening import Opening
+from tessera.serving.package.opening import Memory, Opening
 from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.runner import Runner, TorchScriptRunner, as_shared, zero_batch
 from tessera.serving.package.time_limit import TimeLimit, limited
@@ -118,50 +118,123 @@ def load_package(
             cannot be loaded, or does not give its golden answers.
     """
     begin = time.perf_counter()
-    path = Path(path)
-    records = Records(path)
-    manifest = _trusted_manifest(records, trusted_keys)
-    if device not in {None, manifest.device}:
-        raise PackageError(
-            path, f"was packaged for device {manifest.device!r}, asked for is {device!r}"
-        )
-    chosen = _devices(path, manifest, devices)
-    check_torch(path, manifest)
-    opening = Opening(records, on_host=set(chosen) == {"cpu"}, allow_ops=allow_ops)
-    records.check(manifest.records, into=opening.into)
-    if copy_of is None:
-        file_hash = FileHash(functools.partial(records.file_sha256, opening.contents()))
-    else:
-        file_hash = copy_of.file_hash
-    try:
-        load_libraries(manifest.operator_libraries)
-    except LibraryError as error:
-        raise PackageError(path, str(error)) from error
-    golden = opening.content(GOLDEN_RECORD) if verify_golden else b""
-    with limited(time_limit, path):
-        module = opening.module(chosen)
-        vocabularies = Vocabularies.of(module)
-        runner = TorchScriptRunner(optimize(module))
-        try:
-            warm_up(runner, manifest)
-        except RuntimeError as error:
-            raise PackageError(path, f"cannot be called: {last_line(error)}") from error
-        if verify_golden:
-            _replay(path, runner, golden, manifest)
-    if set(chosen) == {"cpu"}:
-        table_bytes = {"cpu": sum(table.bytes for table in manifest.tables)}
-    else:
-        table_bytes = bytes_by_device(module)
-    return LoadedPackage(
-        manifest=manifest,
-        runner=runner,
-        records=records,
-        file_hash=file_hash,
-        table_bytes=table_bytes,
-        vocabularies=vocabularies,
-        load_seconds=time.perf_counter() - begin,
-        path=path,
+    loading = Loading(
+        Path(path), device=device, devices=devices, trusted_keys=trusted_keys, allow_ops=allow_ops
     )
+    loading.read()
+    file_hash = loading.file_hash() if copy_of is None else copy_of.file_hash
+    with limited(time_limit, loading.path):
+        loading.build()
+        loading.settle(verify_golden=verify_golden)
+    return loading.package(file_hash, time.perf_counter() - begin)
+
+
+class Loading:
+    """The steps of `load_package`, to be taken in their order; each on any thread.
+
+    A server that goes on answering takes each at a priority of its own.
+
+    Args:
+        path: see `load_package`, as the others.
+        device: of the package.
+        devices: of its shards.
+        trusted_keys: one of which must have signed it.
+        allow_ops: that its graph may call.
+        memory: see `Opening`.
+
+    Raises:
+        PackageError: by what the file's manifest and headers say, it is not served; nothing else was read.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        device: str | None = None,
+        devices: Sequence[str] | None = None,
+        trusted_keys: Sequence[Ed25519PublicKey] | None = None,
+        allow_ops: Collection[str] = (),
+        memory: Memory | None = None,
+    ) -> None:
+        self.path = path
+        self.records = Records(path)
+        self.manifest = _trusted_manifest(self.records, trusted_keys)
+        if device not in {None, self.manifest.device}:
+            raise PackageError(
+                path, f"was packaged for device {self.manifest.device!r}, asked for is {device!r}"
+            )
+        self.devices = _devices(path, self.manifest, devices)
+        check_torch(path, self.manifest)
+        on_host = set(self.devices) == {"cpu"}
+        self.opening = Opening(self.records, on_host=on_host, allow_ops=allow_ops, memory=memory)
+        self._golden = b""
+        self._module: Any = None
+        self._runner: TorchScriptRunner | None = None
+        self._vocabularies: Vocabularies | None = None
+
+    def read(self, progress: Callable[[int], None] = lambda _: None) -> None:
+        """Read every record and compare it with its hash; ``progress`` is told each part's bytes.
+
+        Raises:
+            PackageError: a record is missing or was changed.
+        """
+        self.records.check(self.manifest.records, into=self.opening.into, progress=progress)
+
+    def file_hash(self) -> FileHash:
+        """SHA-256 of the file, computed in the background of what `read` has kept."""
+        contents = self.opening.contents()
+        return FileHash(functools.partial(self.records.file_sha256, contents))
+
+    def hash_again(self) -> FileHash:
+        """As `file_hash`, of what is read again: nothing of what was kept is held for it."""
+        return FileHash(functools.partial(self.records.file_sha256, {}))
+
+    def build(self) -> None:
+        """Make the module, which is the first that runs of the package; every record must have been read.
+
+        Raises:
+            PackageError: an operator library cannot be loaded, or torch cannot open what was read.
+        """
+        try:
+            load_libraries(self.manifest.operator_libraries)
+        except LibraryError as error:
+            raise PackageError(self.path, str(error)) from error
+        self._golden = self.opening.content(GOLDEN_RECORD)
+        self._module = self.opening.module(self.devices)
+        self._vocabularies = Vocabularies.of(self._module)
+        self._runner = TorchScriptRunner(optimize(self._module))
+
+    def settle(self, *, verify_golden: bool) -> None:
+        """Call the model until its executor has settled, and compare its golden answers where asked.
+
+        Raises:
+            PackageError: it cannot be called, or gives other answers.
+        """
+        assert self._runner is not None
+        try:
+            warm_up(self._runner, self.manifest)
+        except RuntimeError as error:
+            raise PackageError(self.path, f"cannot be called: {last_line(error)}") from error
+        if verify_golden:
+            _replay(self.path, self._runner, self._golden, self.manifest)
+
+    def package(self, file_hash: FileHash, load_seconds: float) -> LoadedPackage:
+        """What the steps have made."""
+        assert self._runner is not None
+        if set(self.devices) == {"cpu"}:
+            table_bytes = {"cpu": sum(table.bytes for table in self.manifest.tables)}
+        else:
+            table_bytes = bytes_by_device(self._module)
+        return LoadedPackage(
+            manifest=self.manifest,
+            runner=self._runner,
+            records=self.records,
+            file_hash=file_hash,
+            table_bytes=table_bytes,
+            vocabularies=self._vocabularies,
+            load_seconds=load_seconds,
+            path=self.path,
+        )
 
 
 def _replay(path: Path, runner: Runner, golden: bytes, manifest: Manifest) -> None:

@@ -177,6 +177,10 @@ class RecordInfo:
     crc32: Annotated[int, Between(0, (1 << 32) - 1)]
     chunks: tuple[Sha256, ...]
 
+    def compared(self) -> tuple[str, ...]:
+        """The hashes that a loader compares: of the chunks, or of a content that has none."""
+        return tuple(self.chunks) or (self.sha256,)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:

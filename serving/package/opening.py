@@ -12,14 +12,12 @@ they go there piece by piece, and the host never holds one.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import io
-import os
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +35,7 @@ from tessera.serving.package.storages import (
     resized,
     storage_bytes,
 )
+from tessera.serving.package.table_memory import TableMemory
 from tessera.serving.package.torchscript import expected_deprecation, put_tensor
 
 LARGE_BYTES = 1 << 20
@@ -46,8 +45,22 @@ _RECORDS = re.compile(
     r"(data|constants)(\.pkl|/\d+)|code/[\w./]+\.py|version|byteorder|\.[\w/]+|extra/tessera/(golden\.bin|manifest\.json)"
 )
 _TOKEN_BYTES = 24
-_MADV_HUGEPAGE = 14  # <asm-generic/mman-common.h>
-_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+
+
+class Memory(Protocol):
+    """Where large tables of the host go; see `TableMemory`."""
+
+    def new(self, size: int) -> Tensor:
+        """``[size]`` uint8."""
+        ...
+
+    def find(self, hashes: tuple[str, ...]) -> Tensor | None:
+        """A table with these contents, if somebody has one."""
+        ...
+
+    def tell(self, hashes: tuple[str, ...], table: Tensor) -> None:
+        """``table``, of `new`, has these contents."""
+        ...
 
 
 class Opening:
@@ -57,13 +70,23 @@ class Opening:
         records: the package; not checked yet.
         on_host: whether the tables stay in the host's memory.
         allow_ops: operators that its graph may call beside those that every package may.
+        memory: where large tables go, and where those that are there already are found; None: a memory of
+            its own.
 
     Raises:
         PackageError: names, sizes or checksums of the records are not those of the manifest, or the
             record that names the tensors is missing, was changed, or is not as torch writes it.
     """
 
-    def __init__(self, records: Records, *, on_host: bool, allow_ops: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        records: Records,
+        *,
+        on_host: bool,
+        allow_ops: Collection[str] = (),
+        memory: Memory | None = None,
+    ) -> None:
+        self._memory = memory or TableMemory()
         self._records = records
         self._on_host = on_host
         self._allow_ops = allow_ops
@@ -75,7 +98,7 @@ class Opening:
                 raise PackageError(records.path, f"record {name!r} is not one that packages have")
         self._data = records.read_checked(DATA_RECORD, max_bytes=MAX_PICKLE_BYTES)
         try:
-            self._tables = dict.fromkeys(self._large_tables())
+            self._tables = dict.fromkeys(self._find_large_tables())
             self._check_storages(DATA_RECORD, self._data)
         except ValueError as error:
             raise PackageError(records.path, str(error)) from error
@@ -112,7 +135,7 @@ class Opening:
         except ValueError as error:
             raise PackageError(self._records.path, f"record {name!r}: {error}") from error
 
-    def _large_tables(self) -> list[str]:
+    def _find_large_tables(self) -> list[str]:
         keys = byte_storages(self._data)
         large = {entry.name for entry in self._records.entries if entry.bytes >= LARGE_BYTES}
         return sorted(large & {f"data/{key}" for key in keys})
@@ -125,10 +148,29 @@ class Opening:
             return memoryview(content)
         if not self._on_host:
             return None
-        table = torch.empty(entry.bytes, dtype=torch.uint8)
-        _ask_for_huge_pages(table)
+        table = self._memory.new(entry.bytes)
         self._tables[entry.name] = table
         return table.numpy().data
+
+    def large_tables(self) -> list[str]:
+        """The records that are large tables, in the order of the file."""
+        return [entry.name for entry in self._records.entries if entry.name in self._tables]
+
+    def share(self) -> None:
+        """Take the large tables from others that have equal ones; `into` is not called for these."""
+        listed = self._records.manifest().records
+        for name in self._tables if self._on_host else ():
+            self._tables[name] = self._memory.find(listed[name].compared())
+
+    def is_shared(self, name: str) -> bool:
+        """Whether the record is a table that `share` has found."""
+        return self._tables.get(name) is not None
+
+    def offer(self) -> None:
+        """Let others take the large tables, whose contents have been compared."""
+        for name, table in self._tables.items():
+            if table is not None:
+                self._memory.tell(self._records.manifest().records[name].compared(), table)
 
     def content(self, name: str) -> bytes:
         """A record that was kept."""
@@ -232,12 +274,3 @@ def _stand_ins(module: Any, tokens: dict[str, bytes]) -> Iterator[tuple[str, str
             name = names.get(buffer.numpy().tobytes())
             if name is not None:
                 yield path, name
-
-
-def _ask_for_huge_pages(table: Tensor) -> None:
-    """Fewer page faults now, fewer misses of the TLB in every lookup; the kernel may decline."""
-    begin = -(-table.data_ptr() // _PAGE_BYTES) * _PAGE_BYTES
-    size = (table.data_ptr() + table.nbytes - begin) // _PAGE_BYTES * _PAGE_BYTES
-    if size > 0:
-        libc = ctypes.CDLL(None)
-        libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), _MADV_HUGEPAGE)

@@ -150,6 +150,7 @@ class Records:
         expected: Mapping[str, RecordInfo],
         *,
         into: Callable[[Entry], memoryview | None] = lambda _: None,
+        progress: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Read every content once, in several threads, and compare it with the manifest's list.
 
@@ -157,18 +158,29 @@ class Records:
             expected: the list.
             into: memory for a record's content, of its size, if it is to be kept.  It holds what
                 was hashed, to be used only once this has returned.
+            progress: called with the bytes of each part that has been compared, from several threads.
 
         Raises:
             PackageError: a record is missing, is there without being listed, or differs.
         """
         self.check_headers(expected)
+        self.check_some(expected, into=into, progress=progress)
+
+    def check_some(
+        self,
+        expected: Mapping[str, RecordInfo],
+        *,
+        into: Callable[[Entry], memoryview | None],
+        progress: Callable[[int], None],
+    ) -> None:
+        """As `check`, of the records of ``expected`` alone; `check_headers` has passed for all."""
         listed = [(entry, expected[entry.name]) for entry in self.entries if entry.name in expected]
         parts = [part for entry, info in listed for part in _parts(entry, info, into(entry))]
         try:
             with self.path.open("rb", buffering=0) as stream:
                 file = stream.fileno()
                 in_threads(
-                    [functools.partial(self._check_part, file, part) for part in parts],
+                    [functools.partial(self._check_part, file, part, progress) for part in parts],
                     others=sum(part.bytes for part in parts) >= _WORTH_THREADS_BYTES,
                 )
         except OSError as error:
@@ -293,11 +305,12 @@ class Records:
                 f"{entry.bytes} bytes have {chunks}",
             )
 
-    def _check_part(self, file: int, part: _Part) -> None:
+    def _check_part(self, file: int, part: _Part, progress: Callable[[int], None]) -> None:
         digest = hashlib.sha256()
         for piece in self._pieces(file, part):
             digest.update(piece)
         self._compare(part, digest.hexdigest())
+        progress(part.bytes)
 
     def _compare(self, part: _Part, found: str) -> None:
         if found != part.sha256:

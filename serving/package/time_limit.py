@@ -8,7 +8,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +26,21 @@ class TimeLimit:
         seconds: for opening, optimizing, warming up and the golden answers together.
         prefix: what the line on stderr begins with, before ``package PATH: ...``.
         status: the exit status.
+        tell: told why, from a thread of its own, instead of stderr.
     """
 
     seconds: float
     prefix: str
     status: int
+    tell: Callable[[str], None] | None = None
+
+
+def ran_too_long(seconds: float) -> str:
+    """What is wrong with a package whose code took more than ``seconds``."""
+    return (
+        f"its model ran longer than --load-timeout-s {seconds:g} while it was loaded; do not use it, "
+        "or give it more time"
+    )
 
 
 @contextmanager
@@ -51,11 +61,12 @@ def limited(limit: TimeLimit | None, path: Path) -> Iterator[None]:
 
     def watch() -> None:
         if not done.wait(limit.seconds):
-            line = (
-                f"{limit.prefix}package {path}: its model ran longer than --load-timeout-s "
-                f"{limit.seconds:g} while it was loaded; do not use it, or give it more time\n"
-            )
-            os.write(2, line.encode(errors="replace"))
+            reason = ran_too_long(limit.seconds)
+            if limit.tell is not None:
+                limit.tell(reason)
+            else:
+                line = f"{limit.prefix}package {path}: {reason}\n"
+                os.write(2, line.encode(errors="replace"))
             os._exit(limit.status)
 
     thread = threading.Thread(target=watch, name="load timeout", daemon=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -15,7 +15,8 @@ from tessera.serving.repository.wanted import Wanted
 MAX_TRAFFIC_KEY_BYTES = 1_024
 
 _SHADOW_SUFFIX = b"\0shadow"
-_STABLE = "stable"
+STABLE = "stable"
+"""The label of the version that answers requests without one."""
 
 
 class Refusal(Enum):
@@ -53,6 +54,12 @@ class _Share:
     version: int
 
 
+def answering_version(wanted: Wanted, ready: frozenset[int]) -> int | None:
+    """The version of requests without one where calls are not shared; None: none is ready."""
+    stable = wanted.labels.get(STABLE)
+    return stable if stable in ready else max(ready - wanted.unanswering(), default=None)
+
+
 class Routes:
     """Which of a model's versions answers; immutable.
 
@@ -76,15 +83,14 @@ class Routes:
         self._labels = dict(sorted(wanted.labels.items()))
         self._shares = _shares(wanted)
         self._shadow: Shadow | None = wanted.shadow
-        stable = wanted.labels.get(_STABLE)
-        self.usual = stable if stable in ready else max(ready - wanted.unanswering(), default=None)
+        self.usual = answering_version(wanted, ready)
 
-    def choose(self, asked: str, key: bytes) -> int:
+    def choose(self, asked: str, key: Callable[[], bytes]) -> int:
         """The version that answers.
 
         Args:
             asked: the request's ``model_version``: a number, a label, or empty.
-            key: decides between shares.
+            key: gives what decides between shares; called only where there are some.
 
         Raises:
             NoVersionError: no version answers.
@@ -92,7 +98,7 @@ class Routes:
         if asked:
             return self._named(asked)
         if self._shares:
-            point = draw(self._model, key)
+            point = draw(self._model, key())
             share = next((one for one in self._shares if point < one.upto), self._shares[-1])
             if share.version in self._ready:
                 return share.version
@@ -100,12 +106,12 @@ class Routes:
             raise NoVersionError(Refusal.UNAVAILABLE, self._why_none())
         return self.usual
 
-    def shadow(self, key: bytes) -> int | None:
-        """The version that computes the request, too, where ``key`` is in its share and it is ready."""
+    def shadow(self, key: Callable[[], bytes]) -> int | None:
+        """The version that computes the request, too, where its key is in the share and it is ready."""
         shadow = self._shadow
         if shadow is None or shadow.version not in self._ready:
             return None
-        point = draw(self._model, key, _SHADOW_SUFFIX)
+        point = draw(self._model, key(), _SHADOW_SUFFIX)
         return shadow.version if point < shadow.percent / 100 else None
 
     def _named(self, asked: str) -> int:

@@ -20,7 +20,6 @@ class Wanted:
         shadow: see `Shadow`.
         may_be_none: whether the model is to have no version where ``versions`` is empty: a call has unloaded
             it, or its versions.  False: nothing of it is there that could be chosen, and what is loaded stays.
-        added: those of ``versions`` that a call has asked for.
     """
 
     versions: frozenset[int] = frozenset()
@@ -28,13 +27,12 @@ class Wanted:
     traffic: Mapping[str, float] = field(default_factory=dict)
     shadow: Shadow | None = None
     may_be_none: bool = False
-    added: frozenset[int] = frozenset()
 
     def unanswering(self) -> frozenset[int]:
-        """The shadow's version, unless a label or a call asks for it: only requests that name it get it."""
+        """The shadow's version, unless a label names it: only requests that name it get it."""
         if self.shadow is None:
             return frozenset()
-        return frozenset({self.shadow.version}) - self.added - frozenset(self.labels.values())
+        return frozenset({self.shadow.version}) - frozenset(self.labels.values())
 
 
 def wanted_versions(
@@ -44,18 +42,17 @@ def wanted_versions(
     labels = {**settings.labels, **control.labels}
     if control.unloaded:
         return Wanted(labels=labels, traffic=settings.traffic, may_be_none=True)
-    named = control.add | frozenset(labels.values())
+    named = frozenset(labels.values())
     shadow = frozenset() if settings.shadow is None else frozenset({settings.shadow.version})
     # The shadow does not answer: it must not take the place of a version that does.
     choosable = frozenset(present) - control.remove - (shadow - named)
-    versions = settings.versions.choose(choosable) | named | shadow
+    versions = settings.versions.choose(choosable) | control.add | named | shadow
     return Wanted(
         versions=versions,
         labels=labels,
         traffic=settings.traffic,
         shadow=settings.shadow,
         may_be_none=bool(control.remove),
-        added=control.add,
     )
 
 

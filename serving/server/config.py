@@ -7,6 +7,7 @@ cannot work, naming the field, the value and the remedy.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn
 
@@ -44,7 +45,11 @@ _MOST = {
 _MOST_PROCESSES = 256
 _LARGEST_MESSAGE = (1 << 31) - 1
 _LONGEST_DRAIN_S = 1_000_000
+_LONGEST_POLL_S = 86_400
+
 _OLDEST_CONNECTION_S = 1_000_000
+
+ModelControl = Literal["none", "poll", "explicit"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +134,11 @@ class ServerConfig:
 
     Attributes:
         models: packages to serve; the first one answers requests that name no model.
+        model_repositories: folders of models whose versions come and go (docs/repository.md).
+        model_control: when these change: ``none`` (at the start alone), ``poll`` or ``explicit`` (by calls).
+        poll_s: seconds between two looks at the folders, with ``poll``.
+        max_model_bytes: what the files of loaded versions of repositories, and of the one that is being loaded,
+            may have together; 0: without a limit.
         host: address to listen on.
         port: gRPC port; 0: any free one.
         http_port: port of metrics, probes and the status page; 0: any free one.
@@ -155,7 +165,11 @@ class ServerConfig:
         gpus: CUDA's numbers of the GPUs for packages made for GPUs; empty: every one.
     """
 
-    models: tuple[ModelSource, ...]
+    models: tuple[ModelSource, ...] = ()
+    model_repositories: tuple[str, ...] = ()
+    model_control: ModelControl = "none"
+    poll_s: float = 2.0
+    max_model_bytes: int = 0
     host: str = "127.0.0.1"
     port: int = DEFAULT_GRPC_PORT
     http_port: int = DEFAULT_HTTP_PORT
@@ -182,8 +196,11 @@ class ServerConfig:
         Raises:
             UserError: naming the field, the value and the remedy.
         """
-        if not self.models:
-            _refuse("models", "empty", "give at least one --model MODEL.pt")
+        if not self.models and not self.model_repositories:
+            _refuse(
+                "models", "empty", "give at least one --model MODEL.pt or --model-repository DIR"
+            )
+        self._check_repositories()
         for name, port in (("port", self.port), ("http_port", self.http_port)):
             if not 0 <= port <= 65_535:
                 _refuse(name, port, "give a number from 0 to 65535")
@@ -215,6 +232,31 @@ class ServerConfig:
             )
         self._check_processes()
         self._check_drain()
+
+    def limits_of(self, batching: Mapping[str, int]) -> ModelLimits:
+        """The limits of a model whose serving.yaml has these in the place of the flags' ones.
+
+        Raises:
+            UserError: two limits contradict each other.
+        """
+        return replace(self.limits, **batching)
+
+    def _check_repositories(self) -> None:
+        if not self.model_repositories:
+            if self.model_control != "none":
+                _refuse("model_control", self.model_control, "give a --model-repository DIR, too")
+            return
+        if len(set(self.model_repositories)) < len(self.model_repositories):
+            _refuse("model_repositories", self.model_repositories, "give each folder once")
+        if self.processes > 1:
+            _refuse(
+                "processes",
+                self.processes,
+                "a repository's versions change in one process: leave --processes out, or --model-repository",
+            )
+        if not 0 < self.poll_s <= _LONGEST_POLL_S:
+            _refuse("poll_s", self.poll_s, f"give seconds above 0 and up to {_LONGEST_POLL_S}")
+        _at_least(0, max_model_bytes=self.max_model_bytes)
 
     def _check_processes(self) -> None:
         if self.max_inflight_bytes < self.max_message_bytes:

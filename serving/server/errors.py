@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class Code(Enum):
-    """How a request ended.  The value is the ``code`` label of ``tessera_requests_total``."""
+    """How a call ended.  The value is the ``code`` label of ``tessera_requests_total``."""
 
     OK = "OK"
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
@@ -19,6 +19,11 @@ class Code(Enum):
     CANCELLED = "CANCELLED"
     UNAVAILABLE = "UNAVAILABLE"
     INTERNAL = "INTERNAL"
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"  # of calls about repositories alone
+
+
+REQUEST_CODES = tuple(code for code in Code if code is not Code.FAILED_PRECONDITION)
+"""How a request for scores may end."""
 
 
 class RejectReason(Enum):

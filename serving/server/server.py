@@ -7,19 +7,14 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
-
 import tessera
 from tessera.errors import UserError
-from tessera.serving.server.batching.batch_scheduler import BatchScheduler
 from tessera.serving.server.config import ModelSource, ServerConfig
 from tessera.serving.server.daemon_thread import in_thread
 from tessera.serving.server.front.admission import Admission
@@ -31,10 +26,11 @@ from tessera.serving.server.front.kserve_metadata import KserveMetadata
 from tessera.serving.server.front.message_receiver import MessageReceiver
 from tessera.serving.server.front.pages import MakePages, Pages
 from tessera.serving.server.front.predict_service import PredictService
+from tessera.serving.server.front.repository_methods import RepositoryMethods
+from tessera.serving.server.front.shadowing import Shadowing
 from tessera.serving.server.front.status_page import StatusPage
-from tessera.serving.server.metrics.feature_counts import FeatureCounter
 from tessera.serving.server.metrics.metrics_page import MetricsPage
-from tessera.serving.server.metrics.model_metrics import ModelInfo, ModelMetrics
+from tessera.serving.server.metrics.model_metrics import ModelMetrics
 from tessera.serving.server.model.loader import (
     LoadedModel,
     ModelIdentity,
@@ -43,12 +39,11 @@ from tessera.serving.server.model.loader import (
     identify_all,
 )
 from tessera.serving.server.model.registry import Registry
-from tessera.serving.server.model.replicas import Replicas
-from tessera.serving.server.model.served_model import ServedModel
-from tessera.serving.server.request.decoder import RequestDecoder
-from tessera.serving.server.request.encoder import ResponseEncoder
-from tessera.serving.server.request.infer_decoder import InferDecoder
-from tessera.serving.server.request.infer_encoder import InferEncoder
+from tessera.serving.server.model.serving import serve_model
+from tessera.serving.server.repository.calls import RepositoryCalls
+from tessera.serving.server.repository.manager import RepositoryManager
+from tessera.serving.server.repository.model_versions import IndexRow, fixed_rows
+from tessera.serving.server.repository.version_loader import PackageVersionLoader, VersionLoader
 from tessera.serving.server.signals import HANDLED_SIGNALS, SignalMeaning, SignalReader
 
 EXIT_NOT_DRAINED = 1
@@ -64,10 +59,6 @@ _QUIET_SECONDS = 0.05
 _QUIET_TRIES = 20
 
 
-def _always(number: int) -> Callable[[], int]:
-    return lambda: number
-
-
 class Server:
     """A server of one or more models.
 
@@ -76,6 +67,8 @@ class Server:
     Args:
         config: see `ServerConfig`.
         loader: where models come from; package files if None.
+        version_loader: where versions of repositories come from; package files, checked in this process, if
+            None.
         log: a logger as `make_logger` makes it.
         dropped_log_lines: how many lines ``log`` has lost so far.
         make_pages: makes what shows the metrics and the state; the HTTP port if None.
@@ -96,6 +89,7 @@ class Server:
         log: Any,
         dropped_log_lines: Callable[[], int],
         loader: ModelLoader | None = None,
+        version_loader: VersionLoader | None = None,
         make_pages: MakePages | None = None,
         shares_port: bool = False,
     ) -> None:
@@ -103,13 +97,7 @@ class Server:
         self.http_port = 0
         self._config = config
         self._log = log
-        self._loader = loader or PackageLoader(
-            verify_golden=config.verify_golden,
-            allow_ops=config.allow_ops,
-            load_timeout_s=config.load_timeout_s,
-            public_keys=config.public_keys,
-            gpus=config.gpus,
-        )
+        self._loader = loader or PackageLoader.of(config)
         self._models = identify_all(config.models, self._loader)
         names = [identity.name for _, identity in self._models]
         self._registry = Registry(names)
@@ -124,23 +112,32 @@ class Server:
         self._admission = Admission()
         self._budget = ByteBudget(config.max_inflight_bytes)
         self._draining = False
+        self._loaded = False
+        self._manager = self._make_manager(version_loader) if config.model_repositories else None
+        self._metrics.versions.index = self._shown_versions
+        self._repository = RepositoryMethods(
+            RepositoryCalls(self._manager, config.model_control, frozenset(names)),
+            self._index,
+            log,
+        )
         self._http = (make_pages or self._make_http_front)(self._metrics, self.state)
         self._grpc = GrpcFront(
             predict_service=PredictService(
                 registry=self._registry,
                 metrics=self._metrics,
                 admission=self._admission,
+                shadowing=Shadowing(self._budget, self._metrics.versions, log),
                 log=self._log,
                 log_requests=config.log_level == "debug",
             ),
             metadata=KserveMetadata(
                 registry=self._registry,
-                limits=config.limits,
                 version=tessera.__version__,
                 state=self.state,
                 counted=self._http.counted,
                 log=self._log,
             ),
+            repository=self._repository,
             health=self._health,
             budget=self._budget,
             receiver=MessageReceiver(
@@ -151,11 +148,30 @@ class Server:
             shares_port=shares_port,
         )
 
+    def _index(self) -> list[IndexRow]:
+        """Every version of every model, those of ``--model`` first."""
+        rows = fixed_rows(self._registry.fixed())
+        return rows if self._manager is None else rows + self._manager.index()
+
+    def _shown_versions(self) -> list[IndexRow]:
+        return [] if self._manager is None else self._index()
+
+    def _make_manager(self, loader: VersionLoader | None) -> RepositoryManager:
+        return RepositoryManager(
+            config=self._config,
+            registry=self._registry,
+            metrics=self._metrics,
+            health=self._health,
+            loader=loader or PackageVersionLoader(self._config, None),
+            log=self._log,
+        )
+
     def _make_http_front(self, metrics: MetricsPage, state: Callable[[], str]) -> Pages:
         return HttpFront(
             metrics=metrics,
-            status_page=StatusPage(metrics.models, time.monotonic),
+            status_page=StatusPage(metrics.models, time.monotonic, self._shown_versions),
             state=state,
+            repository=self._repository,
             max_connections=self._config.max_http_connections,
             log=self._log,
         )
@@ -164,7 +180,7 @@ class Server:
         """``loading``, ``ready`` or ``draining``."""
         if self._draining:
             return "draining"
-        return "ready" if self._registry.is_ready() else "loading"
+        return "ready" if self._loaded else "loading"
 
     async def open(self) -> None:
         """Open the ports; until `load` is done, calls are answered with UNAVAILABLE.
@@ -184,7 +200,7 @@ class Server:
         """Load every model, one after the other.
 
         Raises:
-            UserError: a package cannot be served.
+            UserError: a package of ``--model`` cannot be served, or a repository cannot be read.
         """
         for source, identity in self._models:
             self._log.info("load", model=identity.name, version=identity.version, path=source.path)
@@ -197,6 +213,10 @@ class Server:
                 seconds=round(model.load_seconds, 3),
             )
             self._log_file_hash(identity, model)
+        if self._manager is not None:
+            await self._manager.start()
+        self._loaded = True
+        self._health.set("", Serving.SERVING)
         self._log.info("ready", host=self._config.host, port=self.port, http_port=self.http_port)
 
     def _log_file_hash(self, identity: ModelIdentity, model: LoadedModel) -> None:
@@ -208,55 +228,8 @@ class Server:
 
     def _serve(self, source: ModelSource, identity: ModelIdentity, model: LoadedModel) -> None:
         counters = self._counters[identity.name]
-        counters.device = model.device
-        counters.info = ModelInfo(
-            sha256=model.file_hash.known, torch=model.torch, dtype=model.dtype
-        )
-        counters.load_seconds = model.load_seconds
-        counters.feature_counter = FeatureCounter(model.schema, model.vocabularies)
-        for device, held in model.table_bytes.items():
-            counters.memory_bytes[device, "tables"] = _always(held)
-            if device != "cpu":
-                # Of the whole process: tables, dense weights and activations.
-                counters.memory_bytes[device, "reserved"] = functools.partial(
-                    torch.cuda.memory_reserved, device
-                )
-        scheduler = BatchScheduler(
-            schema=model.schema,
-            runner=model.runner,
-            limits=self._config.limits,
-            metrics=counters,
-            loop=asyncio.get_running_loop(),
-            log=self._log,
-            clock=time.monotonic,
-        )
-        if isinstance(model.runner, Replicas):
-            for replica, device in enumerate(model.devices):
-                counters.inflight_by_device[device] = functools.partial(
-                    model.runner.in_work, replica
-                )
-        else:
-            counters.inflight_by_device[model.devices[0]] = counters.inflight_batches
-        schema, limits, shares_rows = model.schema, self._config.limits, model.runner.shares_rows
-        self._registry.add(
-            ServedModel(
-                name=identity.name,
-                version=identity.version,
-                file_name=Path(source.path).name,
-                gpus=_gpus(model),
-                schema=schema,
-                decoder=RequestDecoder(schema, limits, shares_rows=shares_rows),
-                encoder=ResponseEncoder(
-                    schema.outputs, model_name=identity.name, model_version=identity.version
-                ),
-                infer_decoder=InferDecoder(schema, limits, shares_rows=shares_rows),
-                infer_encoder=InferEncoder(
-                    schema.outputs, model_name=identity.name, model_version=identity.version
-                ),
-                scheduler=scheduler,
-                metrics=counters,
-            )
-        )
+        served = serve_model(model, source.path, counters, self._config.limits, self._log)
+        self._registry.add(served)
         counters.ready = True
         self._health.set(identity.name, Serving.SERVING)
 
@@ -269,7 +242,9 @@ class Server:
         limit = time.monotonic() + self._config.drain_limit_s
         self._draining = True
         self._health.stop_serving()
-        for counters in self._counters.values():
+        if self._manager is not None:
+            await self._manager.close()
+        for counters in self._metrics.models:
             counters.ready = False
         self._log.info("drain", active=self._admission.active, limit_s=self._config.drain_limit_s)
         await self._wait_for_propagation()
@@ -302,6 +277,8 @@ class Server:
     async def close(self, grace_s: float) -> None:
         """Close the ports and end the workers; calls that run get ``grace_s`` seconds."""
         self._health.close()
+        if self._manager is not None:
+            await self._manager.close()
         await self._grpc.stop(grace_s)
         for model in self._registry.loaded():
             model.scheduler.close(grace_s)
@@ -390,10 +367,3 @@ class Server:
         trace: TracebackType | None,
     ) -> None:
         await self.drain()
-
-
-def _gpus(model: LoadedModel) -> tuple[int, ...]:
-    """CUDA's numbers of the GPUs that hold tables of ``model``."""
-    return tuple(
-        sorted(int(device[5:]) for device in model.table_bytes if device.startswith("cuda:"))
-    )

@@ -85,10 +85,10 @@ def test_choice(case):
     ready = frozenset(case["ready"])
     routes = Routes("ranker", ready, not_ready, wanted_of(case, ready))
     if "answer" in case:
-        assert routes.choose(case["asked"], case["key"].encode()) == case["answer"]
+        assert routes.choose(case["asked"], case["key"].encode) == case["answer"]
         return
     with pytest.raises(NoVersionError) as failure:
-        routes.choose(case["asked"], case["key"].encode())
+        routes.choose(case["asked"], case["key"].encode)
     assert failure.value.refusal.value == case["refusal"]
     assert failure.value.message == case["message"]
 
@@ -98,7 +98,7 @@ def test_shadow(case):
     settings = f"shadow: {{version: 4, share: {case['percent']}}}"
     wanted = wanted_of({"serving": settings, "control": {}}, [3, 4])
     routes = Routes("ranker", frozenset({3, 4} if case["ready"] else {3}), {}, wanted)
-    assert routes.shadow(case["key"].encode()) == case["shadow"]
+    assert routes.shadow(case["key"].encode) == case["shadow"]
 
 
 @named("plan")

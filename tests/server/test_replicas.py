@@ -8,7 +8,7 @@ import pytest
 from tessera.errors import UserError
 from tessera.serving.server.config import ModelSource
 from tessera.serving.server.model.loader import PackageLoader
-from tessera.serving.server.model.replicas import Replicas, replica_devices
+from tessera.serving.server.model.replicas import Replicas, devices_of_replicas
 from tests.package_factory import make_package
 from tests.patience import PATIENCE_S
 
@@ -25,7 +25,7 @@ from tests.patience import PATIENCE_S
     ],
 )
 def test_copies(devices, shards, expected):
-    assert list(replica_devices(devices, shards)) == expected
+    assert list(devices_of_replicas(devices, shards)) == expected
 
 
 def test_calls_take_turns():

@@ -105,7 +105,26 @@ def test_no_models():
         ServerConfig(models=())
 
 
-@pytest.mark.parametrize("arguments", [[], ["--model", "=x"], ["--model", "a="], ["--nonsense"]])
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "give at least one --model MODEL.pt or --model-repository DIR"),
+        (
+            ["--model-repository", "d", "--processes", "2"],
+            "processes is 2; a repository's versions",
+        ),
+        (["--model-repository", "d", "--poll-s", "0"], "poll_s is 0.0; give seconds above 0"),
+        (["--model-repository", "d", "--model-repository", "d"], "give each folder once"),
+        (["--model-repository", "d", "--max-model-bytes", "-1"], "max_model_bytes is -1; give a"),
+        (["--model", "m", "--model-control", "poll"], "model_control is poll; give a --model-repo"),
+    ],
+)
+def test_repositories_that_cannot_be_served(arguments, text):
+    with pytest.raises(UserError, match=text):
+        run_command("serve", arguments)
+
+
+@pytest.mark.parametrize("arguments", [["--model", "=x"], ["--model", "a="], ["--nonsense"]])
 def test_wrong_flags_end_with_2(arguments):
     with pytest.raises(SystemExit) as caught:
         run_command("serve", arguments)

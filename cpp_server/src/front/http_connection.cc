@@ -5,7 +5,9 @@
 #include <array>
 #include <new>
 #include <span>
+#include <string_view>
 #include <utility>
+#include <variant>
 
 namespace tessera {
 namespace {
@@ -14,12 +16,13 @@ constexpr std::size_t kMaxHeadBytes = 16 * 1024;
 
 }  // namespace
 
-HttpConnection::HttpConnection(http2::EventLoop& loop, http2::Socket socket,
-                               const PageFunction& answer, const HttpTimes& times,
+HttpConnection::HttpConnection(std::uint64_t number, http2::EventLoop& loop, http2::Socket socket,
+                               HttpAnswers& answers, const HttpTimes& times,
                                std::function<void()> closed)
-    : loop_(loop),
+    : number_(number),
+      loop_(loop),
       socket_(std::move(socket)),
-      answer_(answer),
+      answers_(answers),
       times_(times),
       closed_(std::move(closed)),
       limit_([this] { end(); }) {
@@ -44,6 +47,7 @@ void HttpConnection::on_ready(std::uint32_t /*events*/) {
       case State::kNew:
       case State::kReceiving: goes_on = receive(); break;
       case State::kAnswering: goes_on = send(); break;
+      case State::kWaiting:
       case State::kEnding: goes_on = discard(); break;
     }
   } catch (const std::bad_alloc&) {  // no memory for the page: this client goes without it
@@ -64,14 +68,48 @@ bool HttpConnection::receive() {
   if (moved.bytes == 0) return true;
   if (state_ == State::kNew) enter(State::kReceiving, times_.request);
   in_.append(reinterpret_cast<const char*>(bytes.data()), moved.bytes);
-  if (in_.find("\r\n\r\n") != std::string::npos || in_.size() > kMaxHeadBytes) return answer();
+  return read_request();
+}
+
+// Looks at what has come: answers it, or waits for more of it.
+bool HttpConnection::read_request() {
+  constexpr std::string_view kHeadEnd = "\r\n\r\n";
+  if (!head_) {
+    const auto end = in_.find(kHeadEnd);
+    if (end == std::string::npos) {
+      return in_.size() <= kMaxHeadBytes ||
+             answer({.status = 400, .body = "the request is too large\n"}, true);
+    }
+    auto parsed = parse_head(in_.substr(0, end));
+    if (const auto* refusal = std::get_if<HttpAnswer>(&parsed)) return answer(*refusal, true);
+    const auto& head = std::get<HttpHead>(parsed);
+    if (head.method != HttpHead::Method::kPost) {
+      return answer(answers_.page(head.path), head.method == HttpHead::Method::kGet);
+    }
+    if (!answers_.takes_posts())
+      return answer({.status = 405, .body = "only GET and HEAD\n"}, true);
+    head_ = head;
+    body_at_ = end + kHeadEnd.size();
+  }
+  if (in_.size() - body_at_ < head_->body_bytes) return true;
+  enter(State::kWaiting, times_.outcome);
+  const std::string body = in_.substr(body_at_, head_->body_bytes);
+  in_ = std::string();
+  answers_.post(number_, head_->path, body);
   return true;
 }
 
-bool HttpConnection::answer() {
-  const auto end = in_.find("\r\n\r\n");
-  out_ = end == std::string::npos ? http_refusal(400, "the request is too large\n")
-                                  : http_response(in_.substr(0, end), answer_);
+void HttpConnection::give(const HttpAnswer& answer) {
+  bool goes_on = false;
+  try {
+    goes_on = this->answer(answer, true);
+  } catch (const std::bad_alloc&) {  // this client goes without it
+  }
+  if (!goes_on) end();
+}
+
+bool HttpConnection::answer(const HttpAnswer& answer, bool with_body) {
+  out_ = http_response(answer, with_body);
   in_ = std::string();
   enter(State::kAnswering, times_.answer);
   return send();

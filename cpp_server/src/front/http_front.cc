@@ -9,6 +9,9 @@
 #include <new>
 #include <system_error>
 #include <utility>
+#include <vector>
+
+#include "common/mutex.h"
 
 namespace tessera {
 namespace {
@@ -26,15 +29,58 @@ bool no_room(int error) {
 
 }  // namespace
 
-HttpFront::HttpFront(const HttpOptions& options, PageFunction answer, std::function<void()> tick,
-                     const Log& log)
+// Answers of POSTs on their way from any thread to the loop's.
+class HttpFront::LateAnswers : public http2::EventLoop::Task {
+ public:
+  explicit LateAnswers(HttpFront& front) : front_(&front) {}
+
+  // Any thread.
+  void give(std::uint64_t number, HttpAnswer answer) {
+    const MutexLock lock(mutex_);
+    if (front_ == nullptr) return;
+    answers_.emplace_back(number, std::move(answer));
+    if (answers_.size() == 1) front_->loop_.post(*this);
+  }
+
+  // What comes from now on is dropped.
+  void close() {
+    const MutexLock lock(mutex_);
+    front_ = nullptr;
+  }
+
+ private:
+  void run() override {
+    std::vector<std::pair<std::uint64_t, HttpAnswer>> answers;
+    HttpFront* front = nullptr;
+    {
+      const MutexLock lock(mutex_);
+      answers.swap(answers_);
+      front = front_;
+    }
+    if (front == nullptr) return;
+    for (const auto& [number, answer] : answers) {
+      const auto asked = std::find_if(front->connections_.begin(), front->connections_.end(),
+                                      [&](const auto& one) { return one->number() == number; });
+      if (asked != front->connections_.end()) (*asked)->give(answer);
+    }
+  }
+
+  Mutex mutex_;
+  HttpFront* front_ TESSERA_GUARDED_BY(mutex_);
+  std::vector<std::pair<std::uint64_t, HttpAnswer>> answers_ TESSERA_GUARDED_BY(mutex_);
+};
+
+HttpFront::HttpFront(const HttpOptions& options, PageFunction page, PostFunction post,
+                     std::function<void()> tick, const Log& log)
     : options_(options),
-      answer_(std::move(answer)),
+      page_(std::move(page)),
+      post_(std::move(post)),
       tick_(std::move(tick)),
       log_(log),
       socket_(options.host, options.port, "HTTP", "--http-port"),
       second_([this] { second_passed(); }),
-      accept_again_([this] { loop_.change(socket_.descriptor(), EPOLLIN, *this); }) {
+      accept_again_([this] { loop_.change(socket_.descriptor(), EPOLLIN, *this); }),
+      late_answers_(std::make_shared<LateAnswers>(*this)) {
   if (!loop_.add(socket_.descriptor(), EPOLLIN, *this)) {
     throw std::system_error(errno, std::generic_category(), "epoll");
   }
@@ -43,8 +89,15 @@ HttpFront::HttpFront(const HttpOptions& options, PageFunction answer, std::funct
 }
 
 HttpFront::~HttpFront() {
+  late_answers_->close();
   loop_.stop();
   thread_.join();
+}
+
+void HttpFront::post(std::uint64_t number, const std::string& path, const std::string& body) {
+  post_(path, body, [late = late_answers_, number](HttpAnswer answer) {
+    late->give(number, std::move(answer));
+  });
 }
 
 void HttpFront::second_passed() {
@@ -74,7 +127,9 @@ bool HttpFront::accept_one() {
     if (connections_.size() >= static_cast<std::size_t>(options_.max_connections)) close_oldest();
     const auto place = connections_.insert(connections_.end(), nullptr);
     try {
-      *place = std::make_unique<HttpConnection>(loop_, std::move(socket), answer_, options_.times,
+      HttpAnswers& answers = *this;
+      *place = std::make_unique<HttpConnection>(++accepted_, loop_, std::move(socket), answers,
+                                                options_.times,
                                                 [this, place] { connections_.erase(place); });
     } catch (const std::bad_alloc&) {
       connections_.erase(place);

@@ -1,5 +1,5 @@
-// The HTTP port: /metrics, /healthz, /readyz and the status page /. One thread, one answer per
-// connection.
+// The HTTP port: /metrics, /healthz, /readyz, the status page / and the calls about repositories.
+// One thread, one answer per connection.
 //
 // A probe is answered however many others hold connections: there are at most so many, and where a
 // new one finds no room, the oldest without a complete request is closed in its favour (it is idle
@@ -8,9 +8,11 @@
 // new client, the oldest is closed as well, and the client is asked for again a moment later.
 //
 // Contract: the constructor listens and starts the thread, the destructor ends it; the page
-// functions are called on that thread and must outlive it.
+// functions are called on that thread and must outlive it. What a POST is answered with may come
+// from any thread, also after the front has ended, and is dropped then.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <list>
 #include <memory>
@@ -31,13 +33,13 @@ struct HttpOptions {
   HttpTimes times{};
 };
 
-class HttpFront : private http2::EventLoop::Handler {
+class HttpFront : private http2::EventLoop::Handler, private HttpAnswers {
  public:
-  // `answer` gives the page of a path. `tick` is called about once a second. `log`, which hears of
-  // clients that could not be accepted, must outlive the front.
-  // Throws UsageError when the address cannot be had.
-  HttpFront(const HttpOptions& options, PageFunction answer, std::function<void()> tick,
-            const Log& log);
+  // `page` gives the page of a path, `post` answers a POST (null: there is none). `tick` is called
+  // about once a second. `log`, which hears of clients that could not be accepted, must outlive the
+  // front. Throws UsageError when the address cannot be had.
+  HttpFront(const HttpOptions& options, PageFunction page, PostFunction post,
+            std::function<void()> tick, const Log& log);
   ~HttpFront() override;
   HttpFront(const HttpFront&) = delete;
   HttpFront& operator=(const HttpFront&) = delete;
@@ -46,6 +48,12 @@ class HttpFront : private http2::EventLoop::Handler {
 
  private:
   using Connections = std::list<std::unique_ptr<HttpConnection>>;
+  class LateAnswers;
+
+  // HttpAnswers
+  HttpAnswer page(const std::string& path) override { return page_(path); }
+  bool takes_posts() const override { return post_ != nullptr; }
+  void post(std::uint64_t number, const std::string& path, const std::string& body) override;
 
   void on_ready(std::uint32_t events) override;
   // Lets one client in; false: there is none, or no room for it.
@@ -55,7 +63,8 @@ class HttpFront : private http2::EventLoop::Handler {
   void second_passed();
 
   const HttpOptions options_;
-  const PageFunction answer_;
+  const PageFunction page_;
+  const PostFunction post_;
   const std::function<void()> tick_;
   const Log& log_;
   ListeningSocket socket_;
@@ -63,6 +72,8 @@ class HttpFront : private http2::EventLoop::Handler {
   http2::EventLoop::Timer second_;
   http2::EventLoop::Timer accept_again_;
   Connections connections_;  // the oldest first
+  std::uint64_t accepted_ = 0;
+  std::shared_ptr<LateAnswers> late_answers_;
   std::thread thread_;
 };
 

@@ -1,6 +1,11 @@
 #include "front/http_page.h"
 
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
+#include <string_view>
 
 #include "common/text.h"
 
@@ -11,36 +16,94 @@ const char* reason_phrase(int status) {
   switch (status) {
     case 200: return "OK";
     case 400: return "Bad Request";
+    case 403: return "Forbidden";
     case 404: return "Not Found";
     case 405: return "Method Not Allowed";
+    case 411: return "Length Required";
+    case 413: return "Content Too Large";
+    case 500: return "Internal Server Error";
     case 503: return "Service Unavailable";
     default: return "Error";
   }
 }
 
-std::string rendered(const HttpAnswer& answer, bool with_body) {
-  return text("HTTP/1.1 ", answer.status, " ", reason_phrase(answer.status),
-              "\r\nContent-Type: ", answer.content_type, "\r\nContent-Length: ", answer.body.size(),
-              "\r\nConnection: close\r\n\r\n", with_body ? answer.body : "");
+// The value of the header `name`, which is lower-case, in `head`; nothing: it has none.
+std::optional<std::string_view> header(std::string_view head, std::string_view name) {
+  constexpr std::string_view kLineEnd = "\r\n";
+  const auto same = [](char a, char b) {
+    return (a >= 'A' && a <= 'Z' ? static_cast<char>(a - 'A' + 'a') : a) == b;
+  };
+  for (auto end = head.find(kLineEnd); end != std::string_view::npos; end = head.find(kLineEnd)) {
+    head.remove_prefix(end + kLineEnd.size());
+    const std::string_view line = head.substr(0, head.find(kLineEnd));
+    if (line.size() <= name.size() || line[name.size()] != ':' ||
+        !std::equal(name.begin(), name.end(), line.begin(),
+                    [&](char a, char b) { return same(b, a); })) {
+      continue;
+    }
+    std::string_view value = line.substr(name.size() + 1);
+    while (!value.empty() && (value.front() == ' ' || value.front() == '\t'))
+      value.remove_prefix(1);
+    while (!value.empty() && (value.back() == ' ' || value.back() == '\t')) value.remove_suffix(1);
+    return value;
+  }
+  return std::nullopt;
+}
+
+// What the headers of a POST say of its body, in `bytes`; or the answer that refuses it.
+std::optional<HttpAnswer> read_body_size(std::string_view head, std::size_t& bytes) {
+  if (header(head, "origin")) {
+    return json_refusal(403, "a request with an Origin comes from a web page, and is not heard");
+  }
+  if (header(head, "transfer-encoding")) {
+    return json_refusal(411, "send the body as a whole, with its Content-Length");
+  }
+  const std::string_view length = header(head, "content-length").value_or("0");
+  const auto [stopped, error] =
+      std::from_chars(length.data(), length.data() + length.size(), bytes);
+  const bool number = stopped == length.data() + length.size() && !length.empty();
+  if (!number || error == std::errc::invalid_argument) {
+    return json_refusal(400, "Content-Length is not a number");
+  }
+  if (error != std::errc() || bytes > kMaxBodyBytes) {
+    return json_refusal(413, text("the body has more than ", kMaxBodyBytes, " bytes, the limit"));
+  }
+  return std::nullopt;
 }
 
 }  // namespace
 
-std::string http_refusal(int status, const std::string& why) {
-  return rendered({.status = status, .body = why}, true);
+HttpAnswer json_refusal(int status, const std::string& why) {
+  const nlohmann::json json{{"error", why}};
+  return {.status = status,
+          .content_type = "application/json",
+          .body = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n"};
 }
 
-std::string http_response(const std::string& head, const PageFunction& answer) {
+std::variant<HttpHead, HttpAnswer> parse_head(const std::string& head) {
   std::istringstream words(head.substr(0, head.find("\r\n")));
   std::string method;
   std::string target;
   std::string protocol;
   words >> method >> target >> protocol;
   if (!protocol.starts_with("HTTP/1.") || !target.starts_with('/')) {
-    return http_refusal(400, "this is not an HTTP/1.1 request\n");
+    return HttpAnswer{.status = 400, .body = "this is not an HTTP/1.1 request\n"};
   }
-  if (method != "GET" && method != "HEAD") return http_refusal(405, "only GET and HEAD\n");
-  return rendered(answer(target.substr(0, target.find('?'))), method == "GET");
+  HttpHead parsed{.path = target.substr(0, target.find('?'))};
+  if (method == "GET" || method == "HEAD") {
+    parsed.method = method == "GET" ? HttpHead::Method::kGet : HttpHead::Method::kHead;
+    return parsed;
+  }
+  if (method != "POST") return HttpAnswer{.status = 405, .body = "only GET, HEAD and POST\n"};
+  parsed.method = HttpHead::Method::kPost;
+  if (auto refusal = read_body_size(head, parsed.body_bytes)) return *refusal;
+  return parsed;
+}
+
+std::string http_response(const HttpAnswer& answer, bool with_body) {
+  return text("HTTP/1.1 ", answer.status, " ", reason_phrase(answer.status),
+              "\r\nContent-Type: ", answer.content_type, "\r\nContent-Length: ", answer.body.size(),
+              "\r\nConnection: close\r\n\r\n", with_body ? answer.body : "");
 }
 
 }  // namespace tessera

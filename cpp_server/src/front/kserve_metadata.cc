@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/text.h"
+#include "front/repository_calls.h"
 #include "metrics/model_statistics.h"
 #include "request/field_names.h"
 
@@ -54,6 +55,19 @@ Status check_repository(const std::string& name) {
   if (name.empty()) return {};
   return Status::invalid(text("repository_name is '", name,
                               "', expected '': the models given at start are the only repository"));
+}
+
+template <typename Request>
+Parameters parameters_of(const Request& request) {
+  using Choice = inference::ModelRepositoryParameter;
+  Parameters parameters;
+  for (const auto& [name, value] : request.parameters()) {
+    Parameter& parameter = parameters[name];
+    parameter = OtherParameter{};
+    if (value.parameter_choice_case() == Choice::kStringParam) parameter = value.string_param();
+    if (value.parameter_choice_case() == Choice::kInt64Param) parameter = value.int64_param();
+  }
+  return parameters;
 }
 
 // The numbers of the GPUs that a model is on: of "cuda:1" 1.
@@ -210,16 +224,33 @@ Status KserveMetadata::answer(const inference::RepositoryIndexRequest& request,
   if (Status status = check_repository(request.repository_name()); !status.ok()) {
     return status;
   }
-  for (const std::string& name : facts_.registry.names()) {
-    Status status;
-    const auto model = facts_.registry.find(name, "", status);
-    if (model == nullptr && request.ready()) continue;
+  for (const IndexEntry& known : index_entries(facts_)) {
+    if (request.ready() && known.state != VersionState::kReady) continue;
     auto& entry = *response.add_models();
-    entry.set_name(name);
-    entry.set_state(model == nullptr ? "LOADING" : "READY");
-    if (model != nullptr) entry.set_version(model->version());
+    entry.set_name(known.model);
+    entry.set_version(known.version);
+    entry.set_state(std::string(state_name(known.state)));
+    entry.set_reason(known.reason);
   }
   return {};
+}
+
+void KserveMetadata::begin(const inference::RepositoryModelLoadRequest& request,
+                           RepositoryControl::Done done) const {
+  if (const Status status = check_repository(request.repository_name()); !status.ok()) {
+    done(status);
+    return;
+  }
+  call_load(facts_.repository, request.model_name(), parameters_of(request), std::move(done));
+}
+
+void KserveMetadata::begin(const inference::RepositoryModelUnloadRequest& request,
+                           RepositoryControl::Done done) const {
+  if (const Status status = check_repository(request.repository_name()); !status.ok()) {
+    done(status);
+    return;
+  }
+  call_unload(facts_.repository, request.model_name(), parameters_of(request), std::move(done));
 }
 
 }  // namespace tessera

@@ -34,6 +34,12 @@ class KserveMetadata {
   Status answer(const inference::RepositoryIndexRequest& request,
                 inference::RepositoryIndexResponse& response) const;
 
+  // These lead to one call of `done`, from any thread, perhaps before they return.
+  void begin(const inference::RepositoryModelLoadRequest& request,
+             RepositoryControl::Done done) const;
+  void begin(const inference::RepositoryModelUnloadRequest& request,
+             RepositoryControl::Done done) const;
+
  private:
   void describe(const ServedModel& model, inference::ModelConfig& config) const;
   void count(const ServedModel& model, inference::ModelStatistics& statistics) const;

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "front/later_method.h"
 #include "inference.pb.h"
 
 namespace tessera {
@@ -13,6 +14,15 @@ void add(const char* name, const KserveMetadata& metadata, http2::MethodTable& t
             std::make_unique<MessageMethod<Request, Response>>(
                 [&metadata](const Request& request, Response& response) {
                   return metadata.answer(request, response);
+                }));
+}
+
+template <typename Request>
+void add_later(const char* name, const KserveMetadata& metadata, http2::MethodTable& table) {
+  table.add(std::string("/inference.GRPCInferenceService/") + name,
+            std::make_unique<LaterMethod<Request>>(
+                [&metadata](const Request& request, RepositoryControl::Done done) {
+                  metadata.begin(request, std::move(done));
                 }));
 }
 
@@ -28,6 +38,8 @@ void add_kserve_methods(const KserveMetadata& metadata, http2::MethodTable& tabl
   add<ModelConfigRequest, ModelConfigResponse>("ModelConfig", metadata, table);
   add<ModelStatisticsRequest, ModelStatisticsResponse>("ModelStatistics", metadata, table);
   add<RepositoryIndexRequest, RepositoryIndexResponse>("RepositoryIndex", metadata, table);
+  add_later<RepositoryModelLoadRequest>("RepositoryModelLoad", metadata, table);
+  add_later<RepositoryModelUnloadRequest>("RepositoryModelUnload", metadata, table);
 }
 
 }  // namespace tessera

@@ -33,11 +33,17 @@ void PredictCall::parse_and_submit(Bytes message) {
           RejectReason::kInvalid});
     return;
   }
-  Status status;
+  std::string_view key;
+  Status status = protocol_->read_traffic_key(key);
+  if (!status.ok()) {
+    fail({status, RejectReason::kInvalid});
+    return;
+  }
+  if (key.empty()) key = caller();
   // A share of our own: the call may have been answered, and its share given up, before submit has
   // returned.
   const std::shared_ptr<ServedModel> model =
-      context_.registry.find(protocol_->model_name(), protocol_->model_version(), status);
+      context_.registry.find(protocol_->model_name(), protocol_->model_version(), key, status);
   model_ = model;
   if (model == nullptr) {
     fail({status, std::nullopt});

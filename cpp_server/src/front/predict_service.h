@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "batching/pending_request.h"
@@ -51,6 +52,10 @@ class PredictCall : public PendingRequest {
   virtual std::byte* begin_reply(std::size_t bytes) = 0;
   virtual void send_reply() = 0;
   virtual void refuse(const Status& status) = 0;
+
+  // Who calls, for shares of the traffic where the message does not say: the call's x-request-id,
+  // else the address of its peer. Only called by start.
+  virtual std::string_view caller() = 0;
 
   // Hands this decoded request to its model.
   virtual void submit_to(const std::shared_ptr<ServedModel>& model) = 0;

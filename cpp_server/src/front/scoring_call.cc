@@ -39,6 +39,7 @@ class ScoringCall final : public PredictCall, public http2::Call {
   std::byte* begin_reply(std::size_t bytes) override { return begin_message(bytes); }
   void send_reply() override { finish({}); }
   void refuse(const Status& status) override;
+  std::string_view caller() override { return request_id().empty() ? peer() : request_id(); }
   void submit_to(const std::shared_ptr<ServedModel>& model) override;
   ByteShare& connection_share() override { return Call::connection_share(); }
   bool release_request() override;

@@ -8,6 +8,7 @@
 
 #include "common/clock.h"
 #include "model/registry.h"
+#include "repository/control.h"
 
 namespace tessera {
 
@@ -16,6 +17,7 @@ struct ServerFacts {
   const Clock& clock;
   std::string version;
   std::function<bool()> draining;
+  RepositoryControl* repository = nullptr;  // null: there is none
 };
 
 }  // namespace tessera

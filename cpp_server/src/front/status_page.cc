@@ -23,6 +23,7 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem
 table { border-collapse: collapse; width: 100%; }
 th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid #8884; }
 th:nth-child(-n+3), td:nth-child(-n+3) { text-align: left; }
+.versions th, .versions td { text-align: left; }
 .state { padding: .1rem .6rem; border-radius: .5rem; background: #a4600c; color: white; }
 .ready { background: #2a7d46; }
 footer { color: #888; margin-top: 1rem; }
@@ -44,6 +45,31 @@ std::string figure(double value, int digits) {
 }
 
 std::string cell(const std::string& content) { return "<td>" + content + "</td>"; }
+
+// What is said of where a version stands: its progress, or why it does not answer.
+std::string detail(const IndexEntry& entry) {
+  if (entry.state != VersionState::kLoading) return html_escaped(entry.reason);
+  return text("<progress max=\"100\" value=\"", figure(entry.progress * 100, 0), "\"></progress> ",
+              figure(entry.progress * 100, 0), "%");
+}
+
+// The versions of repositories: where each stands, and what names it.
+std::string versions_table(const std::vector<IndexEntry>& versions) {
+  if (versions.empty()) return {};
+  std::string html =
+      "<h2>versions</h2>\n<table class=\"versions\">\n<tr><th>model</th><th>version</th>"
+      "<th>state</th><th>labels</th><th>share of traffic</th><th></th></tr>\n";
+  for (const IndexEntry& entry : versions) {
+    std::string labels;
+    for (const std::string& label : entry.labels) labels += (labels.empty() ? "" : ", ") + label;
+    if (entry.shadow) labels += labels.empty() ? "(shadow)" : " (shadow)";
+    html += "<tr>" + cell(html_escaped(entry.model)) + cell(html_escaped(entry.version)) +
+            cell(html_escaped(std::string(state_name(entry.state)))) + cell(html_escaped(labels)) +
+            cell(entry.percent > 0 ? text(entry.percent, "%") : "") + cell(detail(entry)) +
+            "</tr>\n";
+  }
+  return html + "</table>\n";
+}
 
 }  // namespace
 
@@ -113,7 +139,8 @@ std::string StatusPage::row(const ModelMetrics& model, const Snapshot& past, Tim
          cell(text(inflight)) + cell(figure(samples, 1)) + "</tr>\n";
 }
 
-std::string StatusPage::page(const std::string& state, const std::string& version) const {
+std::string StatusPage::page(const std::string& state, const std::string& version,
+                             const std::vector<IndexEntry>& versions) const {
   const TimePoint now = clock_.now();
   std::string html = kHead;
   html += "<h1>tessera-server <span class=\"state " + html_escaped(state) + "\">" +
@@ -124,7 +151,8 @@ std::string StatusPage::page(const std::string& state, const std::string& versio
     const bool is_new = known == snapshots_.end();
     html += row(*model, is_new ? snapshot(*model, now) : known->second.front(), now);
   }
-  html += text("</table>\n<footer>tessera ", html_escaped(version), ", up ",
+  html += "</table>\n" + versions_table(versions);
+  html += text("<footer>tessera ", html_escaped(version), ", up ",
                std::chrono::duration_cast<std::chrono::seconds>(now - began_).count(),
                " s. Rates and latencies are of the last minute, samples per batch since the "
                "start. <a href=\"/metrics\">metrics</a></footer>\n</body>\n</html>\n");

@@ -13,6 +13,7 @@
 #include "common/clock.h"
 #include "metrics/model_list.h"
 #include "metrics/model_metrics.h"
+#include "repository/control.h"
 
 namespace tessera {
 
@@ -23,8 +24,10 @@ class StatusPage {
   // Takes a snapshot of every model that is shown; to be called about once a second.
   void tick();
 
-  // The page as HTML. `state` is "loading", "ready" or "draining".
-  std::string page(const std::string& state, const std::string& version) const;
+  // The page as HTML. `state` is "loading", "ready" or "draining", `versions` what repositories
+  // hold.
+  std::string page(const std::string& state, const std::string& version,
+                   const std::vector<IndexEntry>& versions) const;
 
  private:
   struct Snapshot {

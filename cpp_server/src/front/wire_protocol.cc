@@ -3,11 +3,20 @@
 #include <algorithm>
 #include <vector>
 
+#include "common/text.h"
 #include "request/infer_decoder.h"
 #include "request/infer_wire.h"
 
 namespace tessera {
 namespace {
+
+constexpr std::size_t kMaxTrafficKeyBytes = 1'024;
+
+Status check_traffic_key(std::string_view field, std::string_view key) {
+  if (key.size() <= kMaxTrafficKeyBytes) return {};
+  return Status::invalid(
+      text(field, " has ", key.size(), " bytes, the limit is ", kMaxTrafficKeyBytes));
+}
 
 class PredictProtocol final : public WireProtocol {
  public:
@@ -15,6 +24,11 @@ class PredictProtocol final : public WireProtocol {
   bool parse(Bytes message) override { return parse_request(message, view_); }
   std::string_view model_name() const override { return view_.model_name; }
   std::string_view model_version() const override { return view_.model_version; }
+
+  Status read_traffic_key(std::string_view& key) const override {
+    key = view_.traffic_key;
+    return check_traffic_key("traffic_key", key);
+  }
 
   Status decode(const ServedModel& model, TimePoint /*began*/, PendingRequest& call) override {
     call.priority = view_.priority;
@@ -48,6 +62,17 @@ class InferProtocol final : public WireProtocol {
   bool parse(Bytes message) override { return parse_infer(message, view_); }
   std::string_view model_name() const override { return view_.model_name; }
   std::string_view model_version() const override { return view_.model_version; }
+
+  Status read_traffic_key(std::string_view& key) const override {
+    const ParameterView& parameter = view_.traffic_key;
+    key = view_.id;
+    if (parameter.key.empty()) return {};
+    if (parameter.kind != ParameterView::Kind::kString) {
+      return Status::invalid("parameter 'traffic_key' is not a string");
+    }
+    if (!parameter.string.empty()) key = parameter.string;
+    return check_traffic_key("parameter 'traffic_key'", parameter.string);
+  }
 
   Status decode(const ServedModel& model, TimePoint began, PendingRequest& call) override {
     InferOptions options;

@@ -31,6 +31,10 @@ class WireProtocol {
   virtual std::string_view model_name() const = 0;
   virtual std::string_view model_version() const = 0;
 
+  // The key that the message gives for shares of the traffic; empty: it gives none. A status where
+  // it cannot be one.
+  virtual Status read_traffic_key(std::string_view& key) const = 0;
+
   // Checks what was parsed against what `model` takes and fills `call`'s request, its priority,
   // and, where it asks for less time than `call` has had since `began`, its deadline.
   virtual Status decode(const ServedModel& model, TimePoint began, PendingRequest& call) = 0;

@@ -7,6 +7,10 @@
 #include "http2/grpc_wire.h"
 
 namespace tessera::http2 {
+
+std::string_view Call::peer() const {
+  return connection_ == nullptr ? std::string_view() : connection_->peer();
+}
 namespace {
 
 // A call keeps buffers up to this size for its next use.

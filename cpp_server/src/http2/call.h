@@ -15,6 +15,8 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
+#include <string_view>
 
 #include "common/clock.h"
 #include "common/status.h"
@@ -65,6 +67,13 @@ class Call : private EventLoop::Task {
   // where there is none. On the loop's thread.
   Status take_room(std::size_t bytes);
 
+  // The call's x-request-id (request_head.h); empty: it has none. Until on_end.
+  std::string_view request_id() const { return request_id_; }
+
+  // The IP address that the call comes from, as text; empty where the system does not say. Only
+  // while on_message runs.
+  std::string_view peer() const;
+
   // What the connection's calls for scores hold; from on_message until on_end.
   ByteShare& connection_share() { return bytes_->requests(); }
 
@@ -105,6 +114,8 @@ class Call : private EventLoop::Task {
   Call* next_call_ = nullptr;
   TimePoint opened_{};
   TimePoint deadline_ = kNever;
+
+  std::string request_id_;
 
   MessageReader reader_;
   Encoding encoding_ = Encoding::kIdentity;

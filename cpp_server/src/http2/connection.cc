@@ -93,6 +93,11 @@ Connection::~Connection() {
   context_.loop.forget(*this);
 }
 
+const std::string& Connection::peer() {
+  if (!peer_) peer_ = socket_.peer_address();
+  return *peer_;
+}
+
 void Connection::on_ready(std::uint32_t events) {
   if (state_ == State::kGone) return;
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) {

@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -65,6 +66,9 @@ class Connection final : private EventLoop::Handler, private EventLoop::Deferred
 
   // Ends what has lasted too long; to be called a few times a second.
   void sweep();
+
+  // The client's IP address, as text; empty where the system does not say.
+  const std::string& peer();
 
   // Asks the client to begin its further calls elsewhere; those that it begins here are heard.
   void announce_end();
@@ -115,6 +119,7 @@ class Connection final : private EventLoop::Handler, private EventLoop::Deferred
 
   const ConnectionContext& context_;
   Socket socket_;
+  std::optional<std::string> peer_;  // once it was asked for
   SessionPointer session_;
   Outgoing out_;
   FrameFilter filter_;

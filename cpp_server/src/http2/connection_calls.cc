@@ -87,6 +87,7 @@ void Connection::open(Call& call, std::int32_t stream, TimePoint deadline) {
   call.encoding_ = head_.encoding();
   call.opened_ = context_.loop.now();
   call.deadline_ = deadline;
+  call.request_id_ = head_.request_id();
   call.reading_ = true;
   call.previous_ = nullptr;
   call.next_call_ = calls_;

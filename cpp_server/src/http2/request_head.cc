@@ -20,6 +20,7 @@ void RequestHead::clear() {
   post_ = grpc_ = trailers_ = false;
   method_ = nullptr;
   encoding_ = Encoding::kIdentity;
+  request_id_.clear();
   unknown_path_.clear();
   unknown_encoding_.clear();
   timeout_.clear();
@@ -36,6 +37,8 @@ void RequestHead::add(std::string_view name, std::string_view value, const Metho
     grpc_ = is_grpc_content(value);
   } else if (name == "te") {
     trailers_ = value == "trailers";
+  } else if (name == "x-request-id") {
+    if (request_id_.empty()) request_id_ = value.substr(0, kMaxRequestIdBytes);
   } else if (name == "grpc-timeout") {
     timeout_ = value.substr(0, kQuotedBytes);
   } else if (name == "grpc-encoding") {

@@ -15,6 +15,9 @@
 
 namespace tessera::http2 {
 
+// What is kept of an x-request-id: as much as a traffic key may have.
+inline constexpr std::size_t kMaxRequestIdBytes = 1'024;
+
 class RequestHead {
  public:
   void clear();
@@ -31,6 +34,9 @@ class RequestHead {
   Method* method() const { return method_; }
   Encoding encoding() const { return encoding_; }
 
+  // The first x-request-id, as far as kMaxRequestIdBytes go; empty: there is none.
+  std::string_view request_id() const { return request_id_; }
+
  private:
   std::size_t bytes_ = 0;
   bool post_ = false;
@@ -38,6 +44,7 @@ class RequestHead {
   bool trailers_ = false;
   Method* method_ = nullptr;
   Encoding encoding_ = Encoding::kIdentity;
+  std::string request_id_;
   // What is said of a request that is refused; empty otherwise.
   std::string unknown_path_;
   std::string unknown_encoding_;

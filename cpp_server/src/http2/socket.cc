@@ -1,5 +1,6 @@
 #include "http2/socket.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -7,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -60,6 +62,30 @@ std::string Socket::connect(const std::string& host, int port) {
     if (made >= 0) ::close(made);
   }
   return reason;
+}
+
+std::string Socket::peer_address() const {
+  sockaddr_storage address{};
+  socklen_t length = sizeof(address);
+  if (::getpeername(descriptor_, reinterpret_cast<sockaddr*>(&address), &length) != 0) return "";
+  const void* from = nullptr;
+  int family = address.ss_family;
+  if (family == AF_INET) {
+    from = &reinterpret_cast<const sockaddr_in*>(&address)->sin_addr;
+  } else if (family == AF_INET6) {
+    const in6_addr& six = reinterpret_cast<const sockaddr_in6*>(&address)->sin6_addr;
+    from = &six;
+    if (IN6_IS_ADDR_V4MAPPED(&six) != 0) {
+      constexpr std::size_t kMappedAt = 12;  // the last four of 16 bytes
+      family = AF_INET;
+      from = &six.s6_addr[kMappedAt];
+    }
+  }
+  std::array<char, INET6_ADDRSTRLEN> written{};
+  if (from == nullptr || ::inet_ntop(family, from, written.data(), written.size()) == nullptr) {
+    return "";
+  }
+  return written.data();
 }
 
 Moved Socket::read(std::span<std::byte> into) {

@@ -35,6 +35,10 @@ class Socket {
   int descriptor() const { return descriptor_; }
   bool open() const { return descriptor_ >= 0; }
 
+  // The IP address of the other side, as text; an IPv4 address inside an IPv6 one is an IPv4
+  // address. Empty where the system does not say.
+  std::string peer_address() const;
+
   Moved read(std::span<std::byte> into);
   Moved write(std::span<const std::byte> from);
 

@@ -216,6 +216,35 @@ void add_connections(std::vector<MetricFamily>& page, const http2::Counters& cou
   }
 }
 
+// Where the versions of repositories stand, and how their loads have ended.
+void add_repository(std::vector<MetricFamily>& page, const RepositoryControl* repository) {
+  MetricFamily states =
+      family("tessera_model_state", "1 for the state that the version is in", MetricType::Gauge);
+  MetricFamily progress = family("tessera_model_load_progress",
+                                 "How much of a load has been done, 0 to 1", MetricType::Gauge);
+  const std::vector<IndexEntry> entries =
+      repository == nullptr ? std::vector<IndexEntry>{} : repository->index();
+  for (const IndexEntry& entry : entries) {
+    if (entry.version.empty()) continue;
+    const Labels labels = {{"model", entry.model}, {"version", entry.version}};
+    for (std::size_t i = 0; i < kVersionStates; ++i) {
+      const auto state = static_cast<VersionState>(i);
+      add(states, with(labels, "state", state_name(state)), state == entry.state ? 1 : 0);
+    }
+    if (entry.state == VersionState::kLoading) add(progress, labels, entry.progress);
+  }
+  MetricFamily loads =
+      family("tessera_model_loads_total", "Loads of a repository's versions", MetricType::Counter);
+  const std::vector<LoadCount> counts =
+      repository == nullptr ? std::vector<LoadCount>{} : repository->load_counts();
+  for (const LoadCount& count : counts) {
+    const Labels labels = {{"model", count.model}};
+    add(loads, with(labels, "result", "ok"), static_cast<double>(count.ok));
+    add(loads, with(labels, "result", "failed"), static_cast<double>(count.failed));
+  }
+  for (MetricFamily* made : {&states, &progress, &loads}) page.push_back(std::move(*made));
+}
+
 }  // namespace
 
 MetricsPage::MetricsPage(const ModelList& models, const ModelMetrics& unresolved, const Log& log,
@@ -226,7 +255,7 @@ MetricsPage::MetricsPage(const ModelList& models, const ModelMetrics& unresolved
       connections_(connections),
       server_version_(std::move(server_version)) {}
 
-std::string MetricsPage::render() const {
+std::string MetricsPage::render(const RepositoryControl* repository) const {
   std::vector<MetricFamily> page;
   const Models models = models_.all();
   add_requests(page, models, unresolved_);
@@ -234,6 +263,7 @@ std::string MetricsPage::render() const {
   add_histograms(page, models);
   add_gauges(page, models, server_version_);
   add_connections(page, connections_);
+  add_repository(page, repository);
   page.push_back(family("tessera_log_lines_dropped_total",
                         "Log lines that found no room or could not be written",
                         MetricType::Counter));

@@ -5,6 +5,7 @@
 // calls every `done` before it ends, with UNAVAILABLE where the server drains.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -52,6 +53,13 @@ struct LoadRequest {
   std::optional<Rollback> rollback = {};  // with nothing else
 };
 
+// Loads of a model by how they ended: tessera_model_loads_total.
+struct LoadCount {
+  std::string model = {};
+  std::uint64_t ok = 0;
+  std::uint64_t failed = 0;
+};
+
 class RepositoryControl {
  public:
   using Done = std::function<void(const Status& outcome)>;
@@ -60,6 +68,9 @@ class RepositoryControl {
 
   // Every model and version, those of --model as well, in the order of names and numbers.
   virtual std::vector<IndexEntry> index() const = 0;
+
+  // How often versions of each model of a repository were loaded, in the order of names.
+  virtual std::vector<LoadCount> load_counts() const = 0;
 
   // Whether load and unload are heard at all: with --model-control explicit. They answer
   // FAILED_PRECONDITION otherwise.

@@ -195,6 +195,7 @@ bool read_request_parameter(WireReader& reader, InferRequestView& view) {
   if (parameter.key == "timeout") view.timeout = parameter;
   if (parameter.key == "priority") view.priority = parameter;
   if (parameter.key == "sequence_id") view.sequence_id = parameter;
+  if (parameter.key == "traffic_key") view.traffic_key = parameter;
   return true;
 }
 

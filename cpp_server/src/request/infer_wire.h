@@ -59,9 +59,10 @@ struct InferRequestView {
   std::string_view model_name;
   std::string_view model_version;
   std::string_view id;
-  ParameterView timeout;  // these three have an empty key where they are not there
+  ParameterView timeout;  // these four have an empty key where they are not there
   ParameterView priority;
   ParameterView sequence_id;
+  ParameterView traffic_key;
   std::size_t inputs = 0;
   std::array<InferTensorView, kMaxInputs> input{};  // the first of `inputs`
   std::size_t raw_contents = 0;

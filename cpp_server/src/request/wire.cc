@@ -125,6 +125,7 @@ bool parse_request(Bytes message, PredictionRequestView& view) {
     if (is(tag, 101, WireType::kBytes)) return read_string(reader, view.model_version);
     if (is(tag, 102, WireType::kVarint)) return read_int32(reader, view.priority);
     if (is(tag, 103, WireType::kBytes)) return read_shared_features(reader, view.shared_features);
+    if (is(tag, 104, WireType::kBytes)) return read_string(reader, view.traffic_key);
     handled = false;
     return true;
   });

@@ -59,6 +59,7 @@ struct PredictionRequestView {
   std::string_view model_version;
   std::int32_t priority = 0;
   SharedFeaturesView shared_features;
+  std::string_view traffic_key;
 };
 
 // Reads `message` into `view`, which is overwritten. False: it is not a valid PredictionRequest.

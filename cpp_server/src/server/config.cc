@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <filesystem>
 #include <iterator>
 #include <set>
 #include <sstream>
@@ -15,6 +16,7 @@ namespace tessera {
 namespace {
 
 constexpr int kWorkersPerGpu = 2;
+constexpr double kMostPollS = 86'400;
 
 // What stands before the first '=' is a name unless it holds a '/': then all of it is a path.
 ModelSource parse_model(const std::string& value) {
@@ -24,6 +26,22 @@ ModelSource parse_model(const std::string& value) {
     refuse_flag("model", "'" + value + "'", "give MODEL.pt or NAME=MODEL.pt");
   }
   return {value.substr(equals + 1), value.substr(0, equals)};
+}
+
+std::string checked_repository(const std::string& value) {
+  std::error_code unknown;
+  if (!std::filesystem::is_directory(value, unknown)) {
+    refuse_flag("model-repository", "'" + value + "'",
+                "there is no such folder; create it or give another");
+  }
+  return value;
+}
+
+ModelControl parse_control(const std::string& value) {
+  for (const auto control : {ModelControl::kNone, ModelControl::kPoll, ModelControl::kExplicit}) {
+    if (value == control_name(control)) return control;
+  }
+  refuse_flag("model-control", "'" + value + "'", "give none, poll or explicit");
 }
 
 std::vector<int> parse_gpus(const std::string& value) {
@@ -133,6 +151,27 @@ std::vector<Flag> own_flags(ServerConfig& config) {
        "written with ./ before it; may be given several times, the first one answers requests "
        "without a name",
        [&](const std::string& value) { config.models.push_back(parse_model(value)); }},
+      {"model-repository", "DIR",
+       "a folder of models, DIR/MODEL/VERSION/model.pt, all of which are served; may be given "
+       "several times, beside --model (default: none)",
+       [&](const std::string& value) { config.repositories.push_back(checked_repository(value)); }},
+      {"model-control", "{none,poll,explicit}",
+       "when the versions of --model-repository change: never, as its folders do, or as calls ask "
+       "for (default: none)",
+       [&](const std::string& value) { config.control = parse_control(value); }},
+      {"poll-s", "S",
+       text("how often --model-control poll reads the folders, seconds (default: ", config.poll_s,
+            ")"),
+       [&](const std::string& value) {
+         config.poll_s = parse_number<double>("poll-s", value);
+         if (!(config.poll_s > 0) || !(config.poll_s <= kMostPollS)) {
+           refuse_flag("poll-s", value, text("give seconds above 0 and up to ", kMostPollS));
+         }
+       }},
+      number_flag("max-model-bytes",
+                  "what the files of a repository's loaded versions, and of the one that is being "
+                  "loaded, may have in sum, bytes; 0: any number",
+                  config.max_model_bytes, 0),
       {"host", "HOST",
        text("address to listen on, for both ports (default: ", config.host,
             ", this machine alone; 0.0.0.0: every interface)"),
@@ -252,7 +291,18 @@ std::vector<Flag> flags(ServerConfig& config) {
 }
 
 void check(const ServerConfig& config) {
-  if (config.models.empty()) throw UsageError("--model is missing; give at least one MODEL.pt");
+  if (config.models.empty() && config.repositories.empty()) {
+    throw UsageError("--model is missing; give at least one MODEL.pt, or --model-repository DIR");
+  }
+  const std::set<std::string> distinct(config.repositories.begin(), config.repositories.end());
+  if (distinct.size() != config.repositories.size()) {
+    refuse_flag("model-repository", "'" + config.repositories.back() + "'",
+                "give each folder once");
+  }
+  if (config.repositories.empty() && config.control != ModelControl::kNone) {
+    refuse_flag("model-control", std::string(control_name(config.control)),
+                "there is nothing to control; add --model-repository DIR");
+  }
   if (config.port == config.http_port && config.port != 0) {
     refuse_flag("http-port", text(config.http_port), "the gRPC port is the same: choose another");
   }
@@ -314,7 +364,7 @@ ServerConfig parse_flags(const std::vector<std::string>& arguments) {
 std::string usage() {
   ServerConfig config;
   std::string out =
-      "usage: tessera-server --model [NAME=]MODEL.pt [flags]\n\n"
+      "usage: tessera-server --model [NAME=]MODEL.pt | --model-repository DIR [flags]\n\n"
       "Answer requests for scores over gRPC for one or more packages, until SIGTERM.\n\n"
       "The gRPC port speaks predictor.Predictor, inference.GRPCInferenceService (KServe's v2\n"
       "protocol with Triton's extensions), grpc.health.v1.Health and server reflection;\n"

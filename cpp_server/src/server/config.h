@@ -13,6 +13,7 @@
 #include "common/flags.h"
 #include "http2/limits.h"
 #include "package/format_rules.h"
+#include "repository/control.h"
 #include "request/decoder.h"
 
 namespace tessera {
@@ -30,7 +31,11 @@ enum class LogLevel { kDebug, kInfo, kWarning, kError };
 int default_workers();
 
 struct ServerConfig {
-  std::vector<ModelSource> models;  // the first one answers requests that name no model
+  std::vector<ModelSource> models;        // the first one answers requests that name no model
+  std::vector<std::string> repositories;  // folders of models (docs/repository.md)
+  ModelControl control = ModelControl::kNone;
+  double poll_s = 2;
+  std::int64_t max_model_bytes = 0;  // of the files of loaded versions; 0: any number
   std::string host = "127.0.0.1";
   int port = 50051;      // 0: any free one
   int http_port = 8002;  // 0: any free one

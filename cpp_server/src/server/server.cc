@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/text.h"
+#include "front/repository_http.h"
 #include "model/loader.h"
 #include "model/operator_libraries.h"
 #include "model/served_model.h"
@@ -64,14 +65,17 @@ Server::Server(const ServerConfig& config, const Log& log)
       metrics_page_(counters_, unresolved_, log, connections_, kVersion),
       status_page_(counters_, clock_),
       context_{registry_, unresolved_, admission_, budget_, clock_, log},
-      grpc_(context_, {registry_, clock_, kVersion, [this] { return draining_.load(); }},
-            connections_) {
+      grpc_(context_, facts(), connections_) {
   for (std::size_t i = 0; i < names_.names.size(); ++i) {
     counters_.add(names_.names[i], names_.versions[i]);
   }
 }
 
 Server::~Server() { close(); }
+
+ServerFacts Server::facts() const {
+  return {registry_, clock_, kVersion, [this] { return draining_.load(); }, repository_};
+}
 
 std::string Server::state() const {
   if (draining_) return "draining";
@@ -81,7 +85,7 @@ std::string Server::state() const {
 HttpAnswer Server::page(const std::string& path) const {
   if (path == "/metrics") {
     return {.content_type = "text/plain; version=0.0.4; charset=utf-8",
-            .body = metrics_page_.render()};
+            .body = metrics_page_.render(repository_)};
   }
   if (path == "/healthz") return {.body = "ok\n"};
   if (path == "/readyz") {
@@ -90,7 +94,9 @@ HttpAnswer Server::page(const std::string& path) const {
   }
   if (path == "/") {
     return {.content_type = "text/html; charset=utf-8",
-            .body = status_page_.page(state(), kVersion)};
+            .body = status_page_.page(
+                state(), kVersion,
+                repository_ == nullptr ? std::vector<IndexEntry>{} : repository_->index())};
   }
   return {.status = 404, .body = "there is /, /metrics, /healthz and /readyz\n"};
 }
@@ -104,6 +110,9 @@ void Server::open() {
                   .port = config_.http_port,
                   .max_connections = config_.max_http_connections},
       [this](const std::string& path) { return page(path); },
+      [this](const std::string& path, const std::string& body, HttpDone done) {
+        answer_repository_post(facts(), path, body, std::move(done));
+      },
       [this] {
         status_page_.tick();
         const std::int64_t unused = heap_.tick();

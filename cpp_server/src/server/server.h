@@ -18,10 +18,12 @@
 #include "front/grpc_front.h"
 #include "front/http_front.h"
 #include "front/predict_service.h"
+#include "front/server_facts.h"
 #include "front/status_page.h"
 #include "metrics/metrics_page.h"
 #include "model/registry.h"
 #include "package/signature.h"
+#include "repository/control.h"
 #include "server/config.h"
 #include "server/heap_trimmer.h"
 #include "server/log.h"
@@ -54,6 +56,7 @@ class Server {
   static std::vector<PublicKey> read_keys(const ServerConfig& config);
   static Names read_names(const ServerConfig& config);
   std::string state() const;
+  ServerFacts facts() const;
   HttpAnswer page(const std::string& path) const;
   void open();
   void load();
@@ -73,6 +76,7 @@ class Server {
   ByteBudget budget_;
   ModelList counters_;
   ModelMetrics unresolved_{"", ""};
+  RepositoryControl* repository_ = nullptr;  // null: no --model-repository was given
   Registry registry_;
   http2::Counters connections_;
   MetricsPage metrics_page_;

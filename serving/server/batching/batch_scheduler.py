@@ -207,6 +207,10 @@ class BatchScheduler:
             pending.future.add_done_callback(lambda _: timer.cancel())
         return pending.future
 
+    def is_idle(self) -> bool:
+        """Whether a worker is free and nothing waits."""
+        return self._free_workers > 0 and not self._draining and len(self._queue) == 0
+
     def start_draining(self) -> None:
         """Cut batches at once from now on, because no more requests will come."""
         self._draining = True
@@ -217,6 +221,10 @@ class BatchScheduler:
         if self._timer is not None:
             self._timer.cancel()
         self._pool.close(timeout_s)
+
+    def forget(self) -> None:
+        """Let go of the model, after `close`; nothing is computed any more."""
+        del self._pool
 
     def _schedule_pump(self) -> None:
         # Not at once: requests that are still received in this turn of the loop can share the batch.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NoReturn
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -27,6 +28,7 @@ from tessera.serving.server.front.health_service import HealthService, Serving
 from tessera.serving.server.front.kserve_metadata import KserveMetadata
 from tessera.serving.server.front.message_receiver import WINDOW_BYTES, MessageReceiver
 from tessera.serving.server.front.predict_service import PredictService
+from tessera.serving.server.front.repository_methods import RepositoryMethods
 from tessera.serving.server.front.unpacking import unpack, unpacked
 from tessera.serving.server.front.wire_protocol import InferProtocol, PredictProtocol, WireProtocol
 from tessera.serving.server.request.decoded_request import NO_DEADLINE
@@ -39,6 +41,7 @@ _STATUS = {
     Code.CANCELLED: grpc.StatusCode.CANCELLED,
     Code.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     Code.INTERNAL: grpc.StatusCode.INTERNAL,
+    Code.FAILED_PRECONDITION: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 _PREDICTOR = pb.DESCRIPTOR.services_by_name["Predictor"].full_name
@@ -83,6 +86,7 @@ class GrpcFront:
     Args:
         predict_service: answers Predict and ModelInfer.
         metadata: answers what else the KServe protocol has.
+        repository: answers its calls about repositories.
         health: answers Check and Watch.
         budget: of the bytes that calls hold.
         receiver: bounds the messages that are being received.
@@ -96,6 +100,7 @@ class GrpcFront:
         *,
         predict_service: PredictService,
         metadata: KserveMetadata,
+        repository: RepositoryMethods,
         health: HealthService,
         budget: ByteBudget,
         receiver: MessageReceiver,
@@ -105,6 +110,7 @@ class GrpcFront:
     ) -> None:
         self._predict_service = predict_service
         self._metadata = metadata
+        self._repository = repository
         self._budget = budget
         self._receiver = receiver
         self._max_message_bytes = max_message_bytes
@@ -151,6 +157,7 @@ class GrpcFront:
                     {
                         "ModelInfer": self._scoring(InferProtocol()),
                         **{method: self._telling(method) for method in metadata.methods()},
+                        **{method: self._changing(method) for method in repository.methods()},
                     },
                 ),
                 grpc.method_handlers_generic_handler(
@@ -219,7 +226,11 @@ class GrpcFront:
             deadline = NO_DEADLINE if remaining is None else time.monotonic() + remaining
             try:
                 return await self._predict_service.predict(
-                    protocol, lambda: self._receive(context), deadline, held
+                    protocol,
+                    lambda: self._receive(context),
+                    deadline,
+                    held,
+                    lambda: _key_of(context),
                 )
             except ServeError as error:
                 refusal = error.code, error.message
@@ -235,6 +246,18 @@ class GrpcFront:
         async def answer(_messages: Any, context: Any) -> bytes:
             try:
                 return self._metadata.answer(method, await self._receive(context))
+            except ServeError as error:
+                refusal = error.code, error.message
+            return await _abort(context, *refusal)
+
+        return grpc.stream_unary_rpc_method_handler(answer)
+
+    def _changing(self, method: str) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """A call that `RepositoryMethods` answers."""
+
+        async def answer(_messages: Any, context: Any) -> bytes:
+            try:
+                return await self._repository.answer(method, await self._receive(context))
             except ServeError as error:
                 refusal = error.code, error.message
             return await _abort(context, *refusal)
@@ -269,6 +292,20 @@ class GrpcFront:
         del context  # gRPC's signature
         async for state in self._health.watch(request.service):
             yield _health_response(state)
+
+
+def _key_of(context: Any) -> bytes:
+    """What decides between versions for a call that does not say: its request id, else who has called."""
+    for name, value in context.invocation_metadata() or ():
+        if name == "x-request-id" and value:
+            return value if isinstance(value, bytes) else str(value).encode()
+    return peer_address(context.peer()).encode()
+
+
+def peer_address(peer: str) -> str:
+    """The IP address in what gRPC calls the other end, such as ``ipv4:127.0.0.1:5000`` and ``ipv6:%5B::1%5D:5000``."""
+    host = unquote(peer.partition(":")[2].rpartition(":")[0])
+    return host.removeprefix("[").removesuffix("]")
 
 
 def _ages(max_s: int) -> list[tuple[str, int]]:

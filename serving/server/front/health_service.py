@@ -22,24 +22,29 @@ class HealthService:
     """The state per name, and a way to watch it.
 
     Args:
-        names: everything that can be asked for besides the empty name.
+        names: everything that can be asked for from the beginning, besides the empty name.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
         self._states = dict.fromkeys(("", *names), Serving.NOT_SERVING)
+        self._stopped = False
         self._closed = False
         self._changed = asyncio.Event()
 
     def set(self, name: str, state: Serving) -> None:
-        """``name`` has this state from now on; the empty name is serving when all others are."""
-        self._states[name] = state
-        models = [state for name, state in self._states.items() if name]
-        everything = all(state is Serving.SERVING for state in models)
-        self._states[""] = Serving.SERVING if everything else Serving.NOT_SERVING
-        self._wake()
+        """``name``, which is known from now on, has this state until `stop_serving`."""
+        if not self._stopped and self._states.get(name) is not state:
+            self._states[name] = state
+            self._wake()
+
+    def remove(self, name: str) -> None:
+        """``name`` is unknown from now on."""
+        if self._states.pop(name, None) is not None:
+            self._wake()
 
     def stop_serving(self) -> None:
         """Everything is NOT_SERVING from now on."""
+        self._stopped = True
         for name in self._states:
             self._states[name] = Serving.NOT_SERVING
         self._wake()

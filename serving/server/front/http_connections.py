@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import math
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -47,6 +48,7 @@ class HttpTimes:
 class _State(Enum):
     NEW = "no byte has come"
     RECEIVING = "a part of a request has come"
+    AT_WORK = "a request has come whole, and takes as long as it takes"
     ANSWERING = "a request has come whole, and its answer has not left"
     IDLE = "every request has its answer"
 
@@ -140,11 +142,13 @@ class HttpConnections:
         for transport in list(self._held):
             transport.abort()
 
-    def request_came(self, transport: asyncio.BaseTransport | None) -> None:
-        """A request has come whole on ``transport`` and is being answered."""
+    def request_came(
+        self, transport: asyncio.BaseTransport | None, *, at_work: bool = False
+    ) -> None:
+        """A request has come whole on ``transport`` and is being answered; ``at_work``: not yet."""
         connection = self._held.get(cast("asyncio.Transport", transport))
         if connection is not None:
-            connection.enter(_State.ANSWERING)
+            connection.enter(_State.AT_WORK if at_work else _State.ANSWERING)
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -171,7 +175,7 @@ class HttpConnections:
         unfinished = (
             transport
             for transport, connection in self._held.items()
-            if connection.state is not _State.ANSWERING
+            if connection.state not in {_State.ANSWERING, _State.AT_WORK}
         )
         victim = next(unfinished, None) or next(iter(self._held), None)
         if victim is not None:
@@ -187,6 +191,7 @@ class HttpConnections:
         limits = {
             _State.NEW: times.first_byte_s,
             _State.RECEIVING: times.request_s,
+            _State.AT_WORK: math.inf,
             _State.ANSWERING: times.answer_s,
             _State.IDLE: times.idle_s,
         }

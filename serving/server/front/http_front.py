@@ -1,4 +1,4 @@
-"""The HTTP port: ``/metrics``, ``/healthz``, ``/readyz`` and the status page ``/``.
+"""The HTTP port: ``/metrics``, ``/healthz``, ``/readyz``, the status page ``/`` and the calls about repositories.
 
 It stays open while the server drains, so that the last requests are still counted by whoever
 scrapes.
@@ -12,7 +12,7 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib import resources
 from typing import Any
 
@@ -22,13 +22,23 @@ from jinja2 import Environment, StrictUndefined, select_autoescape
 
 import tessera
 from tessera.errors import UserError
+from tessera.serving.server.errors import Code, ServeError
 from tessera.serving.server.front.http_connections import HttpConnections, listen_on
+from tessera.serving.server.front.repository_methods import MAX_BODY_BYTES, RepositoryMethods
 from tessera.serving.server.front.status_page import StatusPage
 from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SNAPSHOT_SECONDS = 1.0
+
+_HTTP_STATUS = {
+    Code.INVALID_ARGUMENT: 400,
+    Code.NOT_FOUND: 404,
+    Code.FAILED_PRECONDITION: 400,
+    Code.RESOURCE_EXHAUSTED: 429,
+    Code.UNAVAILABLE: 503,
+}
 
 
 def _nothing() -> None:
@@ -43,6 +53,7 @@ class HttpFront:
         status_page: shown by ``/``.
         refresh: called before either is looked at.
         state: ``ready`` or the word for why it is not.
+        repository: answers ``POST /v2/repository/...``; None: these are not there.
         max_connections: the most connections at a time.
         log: where trouble with connections goes.
     """
@@ -55,8 +66,10 @@ class HttpFront:
         state: Callable[[], str],
         max_connections: int,
         log: Any,
+        repository: RepositoryMethods | None = None,
         refresh: Callable[[], None] = _nothing,
     ) -> None:
+        self._repository = repository
         self._refresh = refresh
         self._max_connections = max_connections
         self._log = log
@@ -89,17 +102,22 @@ class HttpFront:
 
     async def start_on(self, listeners: Sequence[socket.socket]) -> None:
         """Answer on sockets that listen; they are closed by `stop`."""
-        app = web.Application(middlewares=[self._tell_request])
+        app = web.Application(middlewares=[self._tell_request], client_max_size=MAX_BODY_BYTES)
         app.router.add_get("/metrics", self._get_metrics)
         app.router.add_get("/healthz", self._get_healthz)
         app.router.add_get("/readyz", self._get_readyz)
         app.router.add_get("/", self._get_page)
+        if self._repository is not None:
+            app.router.add_post("/v2/repository/index", self._post_index)
+            model = "/v2/repository/models/{name}"
+            app.router.add_post(f"{model}/load", self._post_load)
+            app.router.add_post(f"{model}/unload", self._post_unload)
         self._runner = web.AppRunner(
             app,
             access_log=None,
             logger=_forwarding_logger(self._log),
             shutdown_timeout=1.0,
-            # No page takes a body: a connection ends rather than have one read that nobody wants.
+            # A connection ends rather than have a body read that nobody wants.
             lingering_time=0.0,
         )
         await self._runner.setup()
@@ -134,7 +152,8 @@ class HttpFront:
     @web.middleware
     async def _tell_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         assert self._connections is not None
-        self._connections.request_came(request.transport)
+        if request.method != "POST":
+            self._connections.request_came(request.transport)
         return await handler(request)
 
     async def _get_metrics(self, _request: web.Request) -> web.Response:
@@ -148,15 +167,81 @@ class HttpFront:
         state = self._state()
         return web.Response(text=f"{state}\n", status=200 if state == "ready" else 503)
 
+    async def _post_index(self, request: web.Request) -> web.Response:
+        return await self._answer(
+            request, lambda repository, body: _now(repository.index_json(body))
+        )
+
+    async def _post_load(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        return await self._answer(
+            request, lambda repository, body: repository.load_json(name, body)
+        )
+
+    async def _post_unload(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        return await self._answer(
+            request, lambda repository, body: repository.unload_json(name, body)
+        )
+
+    async def _answer(
+        self,
+        request: web.Request,
+        call: Callable[[RepositoryMethods, bytes], Awaitable[str | None]],
+    ) -> web.Response:
+        assert self._repository is not None
+        assert self._connections is not None
+        try:
+            body = await _read_body(request)
+            self._connections.request_came(request.transport, at_work=True)
+            text = await call(self._repository, body) or ""
+            return web.Response(text=text, content_type="application/json")
+        except ServeError as error:
+            message = {"error": error.message}
+            return web.json_response(message, status=_HTTP_STATUS.get(error.code, 500))
+        except _RefusedRequestError as error:
+            return web.json_response({"error": str(error)}, status=error.status)
+        finally:
+            self._connections.request_came(request.transport)
+
     async def _get_page(self, _request: web.Request) -> web.Response:
         self._refresh()
         page = self._template.render(
             state=self._state(),
             rows=self._status_page.rows(),
+            versions=self._status_page.versions(),
             version=tessera.__version__,
             uptime=round(time.monotonic() - self._began),
         )
         return web.Response(text=page, content_type="text/html")
+
+
+class _RefusedRequestError(Exception):
+    """A request over HTTP that is refused before it is looked at; ``status`` is HTTP's."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+async def _read_body(request: web.Request) -> bytes:
+    if "Origin" in request.headers:
+        # A page in a browser must not change what is served by a form or a script.
+        raise _RefusedRequestError(
+            403, "a request with an Origin comes from a web page, and is not heard"
+        )
+    if "Transfer-Encoding" in request.headers:
+        raise _RefusedRequestError(411, "send the body as a whole, with its Content-Length")
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise _RefusedRequestError(
+            413, f"the body has more than {MAX_BODY_BYTES} bytes, the limit"
+        ) from None
+
+
+async def _now(text: str) -> str:
+    return text
 
 
 def open_http_port(host: str, port: int) -> list[socket.socket]:

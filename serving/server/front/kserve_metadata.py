@@ -1,6 +1,7 @@
 """What the KServe protocol's calls tell of the server and its models, without gRPC.
 
-ModelInfer is answered like Predict (`wire_protocol`); everything else of the service is here.
+ModelInfer is answered like Predict (`wire_protocol`), what is about repositories by `repository_methods`; everything
+else of the service is here.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from tessera.serving.package.schema import OutputSpec
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.server.batching.workers import refusal_of
-from tessera.serving.server.config import ModelLimits
-from tessera.serving.server.errors import Code, InvalidRequestError, ServeError
+from tessera.serving.server.errors import Code, ServeError
 from tessera.serving.server.front.wire_protocol import invalid_message
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
 from tessera.serving.server.model.registry import Registry
@@ -24,7 +24,7 @@ from tessera.serving.server.request.infer_tensors import Tensor
 
 _PLATFORM = "pytorch_torchscript"
 _BACKEND = "tessera"
-_EXTENSIONS = ("model_configuration", "schedule_policy", "statistics")
+_EXTENSIONS = ("model_configuration", "model_repository", "schedule_policy", "statistics")
 
 
 class KserveMetadata:
@@ -32,7 +32,6 @@ class KserveMetadata:
 
     Args:
         registry: the models.
-        limits: what they were started with.
         version: the server's.
         state: ``ready`` or the word for why it is not.
         counted: from a model's counters in this process to those of the whole server.
@@ -43,14 +42,12 @@ class KserveMetadata:
         self,
         *,
         registry: Registry,
-        limits: ModelLimits,
         version: str,
         state: Callable[[], str],
         counted: Callable[[ModelMetrics], ModelMetrics],
         log: Any,
     ) -> None:
         self._registry = registry
-        self._limits = limits
         self._version = version
         self._state = state
         self._counted = counted
@@ -64,7 +61,6 @@ class KserveMetadata:
             "ModelMetadata": (ipb.ModelMetadataRequest, self._model_metadata),
             "ModelConfig": (ipb.ModelConfigRequest, self._model_config),
             "ModelStatistics": (ipb.ModelStatisticsRequest, self._model_statistics),
-            "RepositoryIndex": (ipb.RepositoryIndexRequest, self._repository_index),
         }
 
     def methods(self) -> list[str]:
@@ -112,7 +108,7 @@ class KserveMetadata:
     def _model_metadata(self, request: ipb.ModelMetadataRequest) -> ipb.ModelMetadataResponse:
         model = self._registry.find(request.name, request.version)
         response = ipb.ModelMetadataResponse(
-            name=model.name, versions=[model.version], platform=_PLATFORM
+            name=model.name, versions=self._versions(model, request.version), platform=_PLATFORM
         )
         for tensor in inputs_of(model.schema):
             response.inputs.add(
@@ -122,9 +118,15 @@ class KserveMetadata:
             response.outputs.add(name=output.name, datatype="FP32", shape=_output_shape(output))
         return response
 
+    def _versions(self, model: ServedModel, asked: str) -> list[str]:
+        """The version that was asked for, or all that answer."""
+        if asked:
+            return [model.version]
+        return [each.version for each in self._registry.loaded_of(model.name)]
+
     def _model_config(self, request: ipb.ModelConfigRequest) -> ipb.ModelConfigResponse:
         model = self._registry.find(request.name, request.version)
-        limits = self._limits
+        limits = model.limits
         config = ipb.ModelConfig(
             name=model.name,
             platform=_PLATFORM,
@@ -158,27 +160,16 @@ class KserveMetadata:
         return ipb.ModelConfigResponse(config=config)
 
     def _model_statistics(self, request: ipb.ModelStatisticsRequest) -> ipb.ModelStatisticsResponse:
-        if request.name:
+        if request.name and request.version:
             models = [self._registry.find(request.name, request.version)]
+        elif request.name:
+            self._registry.find(request.name, "")
+            models = list(self._registry.loaded_of(request.name))
         else:
             models = list(self._registry.loaded())
         return ipb.ModelStatisticsResponse(
             model_stats=[_statistics(self._counted(model.metrics)) for model in models]
         )
-
-    def _repository_index(self, request: ipb.RepositoryIndexRequest) -> ipb.RepositoryIndexResponse:
-        if request.repository_name:
-            raise InvalidRequestError(
-                f"repository_name is {request.repository_name!r}, expected '': the models given at "
-                "start are the only repository"
-            )
-        response = ipb.RepositoryIndexResponse()
-        for name, model in self._registry.models():
-            if model is not None:
-                response.models.add(name=name, version=model.version, state="READY")
-            elif not request.ready:
-                response.models.add(name=name, state="LOADING")
-        return response
 
 
 def _input_shape(tensor: Tensor, model: ServedModel) -> list[int]:

@@ -22,10 +22,11 @@ from tessera.serving.server.errors import (
 )
 from tessera.serving.server.front.admission import Admission
 from tessera.serving.server.front.byte_budget import CALL_BYTES, HeldBytes
+from tessera.serving.server.front.shadowing import Shadowing
 from tessera.serving.server.front.wire_protocol import DecodedCall, WireProtocol
 from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
-from tessera.serving.server.model.registry import Registry
+from tessera.serving.server.model.registry import Key, Registry, no_key
 from tessera.serving.server.model.served_model import ServedModel
 from tessera.serving.server.request.decoded_request import ended_by_deadline
 
@@ -37,6 +38,7 @@ class PredictService:
         registry: the models.
         metrics: counts calls that name no known model.
         admission: counts the calls inside, and refuses new ones in a drain.
+        shadowing: computes a share of the calls once more.
         log: where bugs go, and the line per call.
         log_requests: write a line per call, at level debug.
     """
@@ -47,6 +49,7 @@ class PredictService:
         registry: Registry,
         metrics: MetricsPage,
         admission: Admission,
+        shadowing: Shadowing,
         log: Any,
         log_requests: bool,
     ) -> None:
@@ -54,6 +57,7 @@ class PredictService:
         self._registry = registry
         self._unresolved = metrics.unresolved
         self._admission = admission
+        self._shadowing = shadowing
         self._log = log
 
     async def predict(
@@ -62,6 +66,7 @@ class PredictService:
         receive: Callable[[], Awaitable[bytes]],
         deadline: float,
         held: HeldBytes,
+        key: Key = no_key,
     ) -> bytes:
         """Score one request.
 
@@ -74,6 +79,7 @@ class PredictService:
                 `InvalidRequestError`; called once.
             deadline: seconds of ``time.monotonic``, or `NO_DEADLINE`.
             held: takes what the request holds; to be given back once the answer has left.
+            key: gives what decides between versions where the request does not say.
 
         Returns:
             Its serialised response.
@@ -91,11 +97,11 @@ class PredictService:
                 raise
             raise refusal from failure
         began = time.monotonic()
-        call = _Call(self._unresolved)
+        call = _Call(self._unresolved, began)
         code = Code.INTERNAL
         try:
             # The message goes as soon as its arrays are there, not when its answer is.
-            opened = self._open(protocol, content, began, call, held)
+            opened = self._open(protocol, content, call, held, key)
             del content
             response = await self._score(opened, deadline, began, call.metrics, held)
             code = Code.OK
@@ -116,8 +122,7 @@ class PredictService:
                 call.metrics.rejected[refusal.reason] += 1
             raise refusal from failure
         finally:
-            if call.inside:
-                self._admission.leave()
+            call.end(self._admission)
             seconds = time.monotonic() - began
             call.metrics.observe_call(code, seconds, call.samples)
             if self._log_requests:
@@ -130,10 +135,10 @@ class PredictService:
         return response
 
     def _open(
-        self, protocol: WireProtocol, content: bytes, began: float, call: _Call, held: HeldBytes
+        self, protocol: WireProtocol, content: bytes, call: _Call, held: HeldBytes, key: Key
     ) -> _Opened:
-        model, read = protocol.open(content, self._registry)
-        call.metrics = model.metrics
+        model, read = protocol.open(content, self._registry, key)
+        call.goes_to(model)
         self._admission.enter()
         call.inside = True
         decoded = read()
@@ -144,7 +149,7 @@ class PredictService:
             + decoded.copied_bytes
             + decoded.request.samples * model.sample_bytes
         )
-        decode_seconds = time.monotonic() - began
+        decode_seconds = time.monotonic() - call.began
         model.metrics.stages["decode"].observe(decode_seconds)
         return _Opened(model, decoded, decode_seconds)
 
@@ -162,6 +167,9 @@ class PredictService:
         response = decoded.encode(answer, opened.decode_seconds)
         metrics.stages["encode"].observe(time.monotonic() - encoding)
         held.keep(CALL_BYTES + len(response))
+        shadow = self._registry.shadow(opened.model, decoded.key)
+        if shadow is not None:
+            self._shadowing.begin(shadow, opened.model, decoded, answer.outputs)
         return response
 
 
@@ -171,12 +179,27 @@ class _Call:
     Its samples, too, once they are counted.
     """
 
-    __slots__ = ("inside", "metrics", "samples")
+    __slots__ = ("began", "inside", "metrics", "model", "samples")
 
-    def __init__(self, metrics: ModelMetrics) -> None:
+    def __init__(self, metrics: ModelMetrics, began: float) -> None:
         self.metrics = metrics
+        self.began = began
+        self.model: ServedModel | None = None
         self.inside = False
         self.samples = 0
+
+    def goes_to(self, model: ServedModel) -> None:
+        """``model`` answers, or refuses, and stays until then."""
+        self.metrics = model.metrics
+        self.model = model
+        model.calls.enter()
+
+    def end(self, admission: Admission) -> None:
+        """The call has its answer."""
+        if self.inside:
+            admission.leave()
+        if self.model is not None:
+            self.model.calls.leave()
 
 
 @dataclass(slots=True, eq=False)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tessera.serving.server.errors import Code
 from tessera.serving.server.metrics.histogram import Histogram
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
+from tessera.serving.server.repository.model_versions import IndexRow
 
 WINDOW_SECONDS = 60
 
@@ -58,25 +59,45 @@ class StatusPage:
     """Keeps a minute of snapshots per model.
 
     Args:
-        models: the models to show.
+        models: the models to show; the list may change.
         clock: seconds, monotonic.
+        index: gives every version of every model.
     """
 
-    def __init__(self, models: list[ModelMetrics], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        models: list[ModelMetrics],
+        clock: Callable[[], float],
+        index: Callable[[], list[IndexRow]] = list,
+    ) -> None:
+        self._index = index
         self._clock = clock
-        self._models = [(model, deque([_snapshot(model, clock())])) for model in models]
+        self._models = models
+        self._snapshots: dict[ModelMetrics, deque[_Snapshot]] = {}
+        self.tick()
 
     def tick(self) -> None:
         """Take a snapshot; to be called about once a second."""
         now = self._clock()
-        for model, snapshots in self._models:
+        # Without those that are shown no more.
+        self._snapshots = {model: self._snapshots.get(model, deque()) for model in self._models}
+        for model, snapshots in self._snapshots.items():
             snapshots.append(_snapshot(model, now))
             while now - snapshots[0].time > WINDOW_SECONDS:
                 snapshots.popleft()
 
+    def versions(self) -> list[IndexRow]:
+        """Every version of every model as it is now; empty where no repository is served."""
+        return self._index()
+
     def rows(self) -> list[ModelStatus]:
         """Every model as it is now."""
-        return [_row(model, snapshots[0], self._clock()) for model, snapshots in self._models]
+        now = self._clock()
+        rows = []
+        for model in self._models:
+            snapshots = self._snapshots.get(model)
+            rows.append(_row(model, snapshots[0] if snapshots else _snapshot(model, now), now))
+        return rows
 
 
 def _snapshot(model: ModelMetrics, now: float) -> _Snapshot:

@@ -13,8 +13,9 @@ from google.protobuf.message import DecodeError
 
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.protocol import predictor_pb2 as pb
+from tessera.serving.repository.choice import MAX_TRAFFIC_KEY_BYTES
 from tessera.serving.server.errors import InvalidRequestError
-from tessera.serving.server.model.registry import Registry
+from tessera.serving.server.model.registry import Key, Registry
 from tessera.serving.server.model.served_model import ServedModel
 from tessera.serving.server.request.decoded_request import NO_DEADLINE, Answer, DecodedRequest
 
@@ -34,6 +35,8 @@ class DecodedCall:
         copied_bytes: bytes that decoding makes beside the message, and the pooled vectors of shared rows; a
             short message can ask for many.
         encode: from the scores, and the seconds that decoding took, to the response's bytes.
+        key: gives what decides between versions, and whether a shadow computes the call, too.
+        decode_for: the request as another version takes it; raises `InvalidRequestError` where it does not.
     """
 
     request: DecodedRequest
@@ -41,15 +44,22 @@ class DecodedCall:
     timeout_s: float
     copied_bytes: int
     encode: Callable[[Answer, float], bytes]
+    key: Key
+    decode_for: Callable[[ServedModel], DecodedRequest]
 
 
 class WireProtocol(Protocol):
     """What differs between the wire protocols that a model is called by."""
 
     def open(
-        self, content: bytes, registry: Registry
+        self, content: bytes, registry: Registry, key: Key
     ) -> tuple[ServedModel, Callable[[], DecodedCall]]:
         """The model that a call asks for, and what checks the rest of its request.
+
+        Args:
+            content: the message.
+            registry: the models.
+            key: gives what decides between versions where the message does not say.
 
         Raises:
             InvalidRequestError: the bytes are not a valid message; the returned function raises it for the
@@ -63,14 +73,15 @@ class PredictProtocol:
     """``predictor.Predictor``'s Predict."""
 
     def open(
-        self, content: bytes, registry: Registry
+        self, content: bytes, registry: Registry, key: Key
     ) -> tuple[ServedModel, Callable[[], DecodedCall]]:
         """The model that a Predict call asks for, and what checks the rest of its request."""
         try:
             message = pb.PredictionRequest.FromString(content)
         except DecodeError as error:
             raise invalid_message(content, "PredictionRequest", error) from None
-        model = registry.find(message.model_name, message.model_version)
+        key = traffic_key("traffic_key", message.traffic_key) or key
+        model = registry.find(message.model_name, message.model_version, key)
 
         def read() -> DecodedCall:
             request = model.decoder.decode(message)
@@ -78,7 +89,15 @@ class PredictProtocol:
             if message.HasField("shared_features"):
                 copied = 4 * request.id_list.lengths.size + 8 * request.id_list.values.size
                 copied += model.shared_bytes(message.shared_features)
-            return DecodedCall(request, message.priority, NO_DEADLINE, copied, model.encoder.encode)
+            return DecodedCall(
+                request,
+                message.priority,
+                NO_DEADLINE,
+                copied,
+                model.encoder.encode,
+                key,
+                lambda other: other.decoder.decode(message),
+            )
 
         return model, read
 
@@ -87,14 +106,14 @@ class InferProtocol:
     """``inference.GRPCInferenceService``'s ModelInfer."""
 
     def open(
-        self, content: bytes, registry: Registry
+        self, content: bytes, registry: Registry, key: Key
     ) -> tuple[ServedModel, Callable[[], DecodedCall]]:
         """The model that a ModelInfer call asks for, and what checks the rest of its request."""
         try:
             message = ipb.ModelInferRequest.FromString(content)
         except DecodeError as error:
             raise invalid_message(content, "ModelInferRequest", error) from None
-        model = registry.find(message.model_name, message.model_version)
+        model = registry.find(message.model_name, message.model_version, _infer_key(message) or key)
 
         def read() -> DecodedCall:
             asked = model.infer_decoder.decode(message)
@@ -106,10 +125,41 @@ class InferProtocol:
                 )
 
             return DecodedCall(
-                asked.request, asked.priority, asked.timeout_s, asked.copied_bytes, encode
+                asked.request,
+                asked.priority,
+                asked.timeout_s,
+                asked.copied_bytes,
+                encode,
+                key,
+                lambda other: other.infer_decoder.decode(message).request,
             )
 
         return model, read
+
+
+def traffic_key(field: str, text: str) -> Key | None:
+    """What decides between versions for a request that says so itself; None: it does not.
+
+    Raises:
+        InvalidRequestError: it is too long.
+    """
+    content = text.encode()
+    if len(content) > MAX_TRAFFIC_KEY_BYTES:
+        raise InvalidRequestError(
+            f"{field} has {len(content)} bytes, the limit is {MAX_TRAFFIC_KEY_BYTES}"
+        )
+    return (lambda: content) if content else None
+
+
+def _infer_key(message: ipb.ModelInferRequest) -> Key | None:
+    if "traffic_key" in message.parameters:
+        parameter = message.parameters["traffic_key"]
+        if parameter.WhichOneof("parameter_choice") != "string_param":
+            raise InvalidRequestError("parameter 'traffic_key' is not a string")
+        if key := traffic_key("parameter 'traffic_key'", parameter.string_param):
+            return key
+    call_id = message.id.encode()
+    return (lambda: call_id) if call_id else None
 
 
 def _strings_of(message: pb.PredictionRequest) -> int:

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from tessera.serving.server.metrics.histogram import Histogram
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
+from tessera.serving.server.metrics.version_metrics import VersionMetrics
 
 _MODEL = ("model", "version")
 
@@ -29,6 +30,7 @@ class MetricsCollector(Collector):
     Attributes:
         models: the models, in the order in which they are served.
         unresolved: requests that named no known model; its labels are empty.
+        versions: the metrics of repositories.
     """
 
     def __init__(self, server_version: str, dropped_log_lines: Callable[[], int]) -> None:
@@ -36,12 +38,14 @@ class MetricsCollector(Collector):
         self._dropped_log_lines = dropped_log_lines
         self.models: list[ModelMetrics] = []
         self.unresolved = ModelMetrics("", "")
+        self.versions = VersionMetrics()
 
     def collect(self) -> Iterator[Metric]:
         """The families, as `prometheus_client` asks for them."""
         yield from self._counters()
         yield from self._histograms()
         yield from self._gauges()
+        yield from self.versions.collect()
 
     def _counters(self) -> Iterator[Metric]:
         requests = _counter("tessera_requests", "Requests by how they ended", "code")
@@ -188,9 +192,19 @@ class MetricsPage:
         """The counters of requests whose model is unknown."""
         return self._collector.unresolved
 
+    @property
+    def versions(self) -> VersionMetrics:
+        """The metrics of repositories."""
+        return self._collector.versions
+
     def add(self, model: ModelMetrics) -> None:
         """Show ``model`` from now on."""
         self._collector.models.append(model)
+
+    def remove(self, model: ModelMetrics) -> None:
+        """Show ``model`` no more."""
+        self._collector.models.remove(model)
+        self._collector.versions.forget(model)
 
     def render(self) -> bytes:
         """Everything in Prometheus' text format, version 0.0.4."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.serving.server.batching.policy import CutReason
-from tessera.serving.server.errors import Code, RejectReason
+from tessera.serving.server.errors import REQUEST_CODES, Code, RejectReason
 from tessera.serving.server.metrics.feature_counts import (
     NO_FEATURES,
     CountedFeatures,
@@ -72,6 +72,13 @@ class ModelMetrics:
         self.features = features
         self.feature_counter: FeatureCounter | None = None
         self.reset()
+        self.unload()
+
+    def unload(self) -> None:
+        """Show that the model is not loaded, and refer to nothing of it; what was counted stays."""
+        if self.feature_counter is not None:
+            self.look_at_features()
+        self.feature_counter = None
         self.load_seconds = 0.0
         self.ready = False
         self.device = "cpu"
@@ -79,14 +86,14 @@ class ModelMetrics:
         self.queue_requests: Callable[[], int] = _zero
         self.queue_samples: Callable[[], int] = _zero
         self.inflight_batches: Callable[[], int] = _zero
-        # Of those, by device; empty until the model is loaded.
+        # Of those, by device; empty while the model is not loaded.
         self.inflight_by_device: dict[str, Callable[[], int]] = {}
         # By device and kind.
         self.memory_bytes: dict[tuple[str, str], Callable[[], int]] = {}
 
     def reset(self) -> None:
         """Begin to count anew."""
-        self.requests = dict.fromkeys(Code, 0)
+        self.requests: dict[Code, int] = dict.fromkeys(REQUEST_CODES, 0)
         self.rejected = dict.fromkeys(RejectReason, 0)
         self.batches = dict.fromkeys(CutReason, 0)
         self.duration = Histogram(LATENCY_BUCKETS)

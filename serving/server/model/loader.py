@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -18,9 +18,12 @@ from tessera.serving.package.runner import Runner
 from tessera.serving.package.schema import InputSchema
 from tessera.serving.package.time_limit import DEFAULT_LOAD_TIMEOUT_S, TimeLimit
 from tessera.serving.package.vocabulary import Vocabularies
-from tessera.serving.server.config import ModelSource
+from tessera.serving.server.config import ModelSource, ServerConfig
 from tessera.serving.server.metrics.feature_counts import NO_FEATURES, CountedFeatures
-from tessera.serving.server.model.replicas import Replicas, replica_devices
+from tessera.serving.server.model.replicas import Replicas, devices_of_replicas
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +106,32 @@ class PackageLoader:
             seconds=load_timeout_s, prefix="tessera serve: error: ", status=2
         )
         self._gpus = gpus
-        self._trusted = None
+        self._trusted: Sequence[Ed25519PublicKey] | None = None
         if public_keys:
             # Only who asks for signatures needs the library.
             from tessera.serving.package.signing import read_public_key  # noqa: PLC0415
 
             self._trusted = [read_public_key(path) for path in public_keys]
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> PackageLoader:
+        """The loader of a server with this configuration.
+
+        Raises:
+            UserError: a file of ``public_keys`` does not hold a public key.
+        """
+        return cls(
+            verify_golden=config.verify_golden,
+            allow_ops=config.allow_ops,
+            load_timeout_s=config.load_timeout_s,
+            public_keys=config.public_keys,
+            gpus=config.gpus,
+        )
+
+    @property
+    def trusted_keys(self) -> Sequence[Ed25519PublicKey] | None:
+        """One of these must have signed a package; None: signatures are not looked at."""
+        return self._trusted
 
     def identify(self, source: ModelSource) -> ModelIdentity:
         """The name and version of the package, read from its manifest alone."""
@@ -123,7 +146,7 @@ class PackageLoader:
         """Load the package on every device that it is to be served on."""
         packages: list[LoadedPackage] = []
         names: list[str] = []
-        for devices in self._replica_devices(Path(source.path)):
+        for devices in self.replica_devices(Path(source.path)):
             packages.append(
                 load_package(
                     source.path,
@@ -136,22 +159,9 @@ class PackageLoader:
                 )
             )
             names.append(devices[0] if devices else packages[-1].manifest.device)
-        package, runners = packages[0], [package.runner for package in packages]
-        manifest = package.manifest
-        return LoadedModel(
-            schema=manifest.schema,
-            runner=runners[0] if len(runners) == 1 else Replicas(runners),
-            file_hash=package.file_hash,
-            torch=manifest.versions.torch,
-            dtype=manifest.dtype,
-            device=manifest.device,
-            devices=tuple(names),
-            table_bytes=sum((Counter(package.table_bytes) for package in packages), Counter()),
-            vocabularies=package.vocabularies,
-            load_seconds=sum(package.load_seconds for package in packages),
-        )
+        return loaded_model(packages, names)
 
-    def _replica_devices(self, path: Path) -> list[list[str] | None]:
+    def replica_devices(self, path: Path) -> list[list[str] | None]:
         """For each replica of the model, the device of each shard; None: as the package says."""
         manifest = Records(path).manifest()
         if manifest.device == "cpu":
@@ -165,9 +175,27 @@ class PackageLoader:
                 f"was to be served on GPU {missing[0]}, but there are {found} here, numbered from 0; "
                 "change --gpus",
             )
-        return list(replica_devices([f"cuda:{gpu}" for gpu in gpus], manifest.plan.num_shards)) or [
-            None
-        ]
+        return list(
+            devices_of_replicas([f"cuda:{gpu}" for gpu in gpus], manifest.plan.num_shards)
+        ) or [None]
+
+
+def loaded_model(packages: Sequence[LoadedPackage], devices: Sequence[str]) -> LoadedModel:
+    """The model of ``packages``, its replicas; of each, the device that its batches come to."""
+    package, runners = packages[0], [package.runner for package in packages]
+    manifest = package.manifest
+    return LoadedModel(
+        schema=manifest.schema,
+        runner=runners[0] if len(runners) == 1 else Replicas(runners),
+        file_hash=package.file_hash,
+        torch=manifest.versions.torch,
+        dtype=manifest.dtype,
+        device=manifest.device,
+        devices=tuple(devices),
+        table_bytes=sum((Counter(package.table_bytes) for package in packages), Counter()),
+        vocabularies=package.vocabularies,
+        load_seconds=sum(package.load_seconds for package in packages),
+    )
 
 
 def identify_all(

@@ -48,7 +48,7 @@ class Replicas:
             self._in_work[replica] += change
 
 
-def replica_devices(devices: Sequence[str], shards: int) -> Iterator[list[str]]:
+def devices_of_replicas(devices: Sequence[str], shards: int) -> Iterator[list[str]]:
     """For each replica of a model of so many shards, the device of each shard.
 
     As many replicas as there are devices for; where there are too few for one, its shards take turns.

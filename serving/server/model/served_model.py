@@ -3,16 +3,49 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from tessera.serving.package.schema import InputSchema
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.server.batching.batch_scheduler import BatchScheduler
+from tessera.serving.server.config import ModelLimits
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
 from tessera.serving.server.request.decoder import RequestDecoder
 from tessera.serving.server.request.encoder import ResponseEncoder
 from tessera.serving.server.request.infer_decoder import InferDecoder
 from tessera.serving.server.request.infer_encoder import InferEncoder
+
+
+class CallCount:
+    """Counts the calls that a version has to answer; owned by the event loop.
+
+    Attributes:
+        inside: calls that have been accepted and have no answer yet.
+    """
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self._at_end: Callable[[], None] | None = None
+
+    def enter(self) -> None:
+        """A call goes to this version."""
+        self.inside += 1
+
+    def leave(self) -> None:
+        """A call that came in has its answer."""
+        self.inside -= 1
+        self._tell()
+
+    def at_end(self, tell: Callable[[], None]) -> None:
+        """Call ``tell`` once, when no call is inside; none comes in any more."""
+        self._at_end = tell
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._at_end is not None and not self.inside:
+            tell, self._at_end = self._at_end, None
+            tell()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +64,8 @@ class ServedModel:
         infer_encoder: writes its responses in the KServe protocol.
         scheduler: computes its scores.
         metrics: counts its requests.
+        limits: of its requests, queue and batches.
+        calls: those that it has to answer.
     """
 
     name: str
@@ -44,6 +79,8 @@ class ServedModel:
     infer_encoder: InferEncoder
     scheduler: BatchScheduler
     metrics: ModelMetrics
+    limits: ModelLimits
+    calls: CallCount = field(default_factory=CallCount)
 
     @functools.cached_property
     def sample_bytes(self) -> int:

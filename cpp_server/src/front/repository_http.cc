@@ -1,0 +1,134 @@
+#include "front/repository_http.h"
+
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "common/text.h"
+#include "front/repository_calls.h"
+
+namespace tessera {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::string_view kIndex = "/v2/repository/index";
+constexpr std::string_view kModels = "/v2/repository/models/";
+constexpr int kMaxDepth = 3;
+
+// The object in `body`, which may be empty; nothing: it is none.
+std::optional<Json> read_object(const std::string& body) {
+  if (body.empty()) return Json::object();
+  bool too_deep = false;
+  Json json = Json::parse(
+      body,
+      [&](int depth, Json::parse_event_t /*event*/, const Json& /*parsed*/) {
+        too_deep |= depth > kMaxDepth;
+        return !too_deep;
+      },
+      /*allow_exceptions=*/false);
+  if (too_deep || !json.is_object()) return std::nullopt;
+  return json;
+}
+
+Parameters read_parameters(const Json& json) {
+  Parameters parameters;
+  for (const auto& [name, value] : json.items()) {
+    Parameter& parameter = parameters[name];
+    parameter = OtherParameter{};
+    if (value.is_string()) parameter = value.get<std::string>();
+    // A number above 2^63 - 1 cannot be a version, nor another parameter.
+    const bool fits = value.is_number_integer() &&
+                      (!value.is_number_unsigned() ||
+                       value.get<std::uint64_t>() <= std::numeric_limits<std::int64_t>::max());
+    if (fits) parameter = value.get<std::int64_t>();
+  }
+  return parameters;
+}
+
+HttpAnswer json_answer(const Json& json) {
+  return {.content_type = "application/json",
+          .body = json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"};
+}
+
+HttpAnswer index_answer(const ServerFacts& facts, const Json& json) {
+  const auto ready = json.find("ready");
+  if (ready != json.end() && !ready->is_boolean()) {
+    return json_refusal(400, "ready is not true or false");
+  }
+  const bool ready_alone = ready != json.end() && ready->get<bool>();
+  Json rows = Json::array();
+  for (const IndexEntry& entry : index_entries(facts)) {
+    if (ready_alone && entry.state != VersionState::kReady) continue;
+    rows.push_back(
+        {{"name", entry.model}, {"version", entry.version}, {"state", state_name(entry.state)}});
+    if (!entry.reason.empty()) rows.back()["reason"] = entry.reason;
+  }
+  return json_answer(rows);
+}
+
+RepositoryControl::Done answering(HttpDone done) {
+  return [done = std::move(done)](const Status& outcome) {
+    done(outcome.ok() ? HttpAnswer{.content_type = "application/json", .body = "{}\n"}
+                      : json_refusal(http_status_of(outcome.code), outcome.message));
+  };
+}
+
+}  // namespace
+
+int http_status_of(Code code) {
+  switch (code) {
+    case Code::kOk: return 200;
+    case Code::kInvalidArgument:
+    case Code::kFailedPrecondition: return 400;
+    case Code::kNotFound: return 404;
+    case Code::kResourceExhausted:
+    case Code::kUnavailable: return 503;
+    case Code::kCancelled:
+    case Code::kDeadlineExceeded:
+    case Code::kUnimplemented:
+    case Code::kInternal: break;
+  }
+  return 500;
+}
+
+void answer_repository_post(const ServerFacts& facts, const std::string& path,
+                            const std::string& body, HttpDone done) {
+  const std::string_view rest =
+      path.starts_with(kModels) ? std::string_view(path).substr(kModels.size()) : "";
+  const auto slash = rest.find('/');
+  const std::string model(rest.substr(0, slash));
+  const std::string_view verb = slash == std::string_view::npos ? "" : rest.substr(slash + 1);
+  if (path != kIndex && (model.empty() || (verb != "load" && verb != "unload"))) {
+    done(json_refusal(404, text("POST is for ", kIndex, ", ", kModels, "NAME/load and ", kModels,
+                                "NAME/unload")));
+    return;
+  }
+  const std::optional<Json> json = read_object(body);
+  if (!json) {
+    done(json_refusal(400, "the body is not a JSON object such as {\"parameters\": {}}"));
+    return;
+  }
+  const char* const known = path == kIndex ? "ready" : "parameters";
+  for (const auto& [key, value] : json->items()) {
+    if (key == known) continue;
+    done(json_refusal(400, text("the body has '", key, "', expected '", known, "'")));
+    return;
+  }
+  if (path == kIndex) {
+    done(index_answer(facts, *json));
+    return;
+  }
+  const auto given = json->find("parameters");
+  if (given != json->end() && !given->is_object()) {
+    done(json_refusal(400, "parameters is not a JSON object"));
+    return;
+  }
+  const Parameters parameters = given == json->end() ? Parameters{} : read_parameters(*given);
+  const auto call = verb == "load" ? call_load : call_unload;
+  call(facts.repository, model, parameters, answering(std::move(done)));
+}
+
+}  // namespace tessera

@@ -1,0 +1,133 @@
+#include "repository/live_model.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/text.h"
+
+namespace tessera {
+
+LiveModel::Reading LiveModel::read(ModelFolder found) {
+  const Wanted wanted_before = wanted;
+  const std::string trouble_before = trouble_;
+  const bool same_files = folder.versions == found.versions;
+  folder = std::move(found);
+  std::vector<std::string> troubles;
+  try {
+    config_ = read_serving_config(folder.path);
+  } catch (const UsageError& error) {
+    troubles.emplace_back(error.what());
+  }
+  try {
+    record_ = read_control_record(folder.path);
+  } catch (const UsageError& error) {
+    troubles.emplace_back(error.what());
+  }
+  trouble_ = troubles.empty() ? "" : troubles.front();
+  set_record(record_);
+  forget_absent();
+  const bool changed = !same_files || wanted != wanted_before || trouble_ != trouble_before;
+  return {.changed = changed, .troubles = std::move(troubles)};
+}
+
+// What is known of versions that are neither loaded nor in the folder.
+void LiveModel::forget_absent() {
+  std::erase_if(states, [&](const auto& known) {
+    return !folder.versions.contains(known.first) && !holds(known.first);
+  });
+  std::erase_if(reasons, [&](const auto& known) { return !states.contains(known.first); });
+}
+
+bool LiveModel::holds(Version version) const {
+  const auto known = states.find(version);
+  return known != states.end() && known->second.state != VersionState::kUnavailable;
+}
+
+bool LiveModel::holds_any() const {
+  return std::any_of(states.begin(), states.end(),
+                     [&](const auto& known) { return holds(known.first); });
+}
+
+void LiveModel::lose_folder() {
+  folder.versions.clear();
+  wanted = nothing_wanted();
+  forget_absent();
+}
+
+void LiveModel::set_record(ControlRecord changed) {
+  record_ = std::move(changed);
+  // A model without settings is not served, and what is loaded stays.
+  wanted = config_.has_value() ? wanted_versions(present(), *config_, record_) : Wanted();
+}
+
+ServerConfig LiveModel::limited(const ServerConfig& config) const {
+  ServerConfig own = config;
+  if (config_.has_value()) config_->batching.apply(own.batch_limits, own.queue_limits);
+  return own;
+}
+
+std::set<Version> LiveModel::present() const {
+  std::set<Version> versions;
+  for (const auto& [version, file] : folder.versions) versions.insert(version);
+  return versions;
+}
+
+ModelSituation LiveModel::situation() const {
+  return {.model = name(),
+          .present = present(),
+          .config = config_.value_or(ServingConfig()),
+          .record = record_,
+          .states = states};
+}
+
+Routes LiveModel::routes() const {
+  std::set<Version> answering;
+  for (const auto& [version, model] : ready) answering.insert(version);
+  NotReady not_ready;
+  for (const Version version : wanted.versions) {
+    if (answering.contains(version)) continue;
+    const auto failed = reasons.find(version);
+    const bool there = folder.versions.contains(version);
+    not_ready[version] = failed != reasons.end() ? "could not be loaded: " + failed->second
+                         : there                 ? "is being loaded"
+                                                 : "is not in its folder";
+  }
+  return {name(), std::move(answering), std::move(not_ready), wanted};
+}
+
+std::vector<IndexEntry> LiveModel::index() const {
+  std::set<Version> versions = present();
+  versions.insert(wanted.versions.begin(), wanted.versions.end());
+  for (const auto& [version, status] : states) versions.insert(version);
+  std::vector<IndexEntry> entries;
+  for (const Version version : versions) {
+    IndexEntry& entry = entries.emplace_back();
+    entry.model = name();
+    entry.version = std::to_string(version);
+    if (const auto known = states.find(version); known != states.end()) {
+      entry.state = known->second.state;
+    }
+    if (const auto failed = reasons.find(version); failed != reasons.end()) {
+      entry.reason = failed->second;
+    } else if (wanted.versions.contains(version) && !folder.versions.contains(version)) {
+      entry.reason = "it is not in the folder";
+    }
+    for (const auto& [label, of] : wanted.labels) {
+      if (of != version) continue;
+      entry.labels.push_back(label);
+      if (const auto share = wanted.traffic.find(label); share != wanted.traffic.end()) {
+        entry.percent += share->second;
+      }
+    }
+    entry.shadow = wanted.shadow.has_value() && wanted.shadow->version == version;
+    if (entry.reason.empty() && entry.state == VersionState::kUnavailable) entry.reason = trouble_;
+  }
+  if (entries.empty()) {
+    IndexEntry& entry = entries.emplace_back();
+    entry.model = name();
+    entry.reason = trouble_;
+  }
+  return entries;
+}
+
+}  // namespace tessera

@@ -1,0 +1,513 @@
+#include "repository/manager.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <new>
+#include <system_error>
+
+#include "common/text.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kLowestPriority = 19;
+// How often it is looked whether the last call of a version has been answered.
+constexpr Duration kLeavingLook = std::chrono::milliseconds(5);
+
+// Ends a load while the server stops.
+struct Stopped {};
+
+std::string names_of(const std::map<std::string, std::unique_ptr<LiveModel>>& models) {
+  std::string names;
+  for (const auto& [name, model] : models) names += (names.empty() ? "'" : ", '") + name + "'";
+  return names.empty() ? "none" : names;
+}
+
+}  // namespace
+
+RepositoryManager::RepositoryManager(const ServerConfig& config, std::vector<Fixed> fixed,
+                                     Registry& registry, ModelList& list, Load load,
+                                     Listener listener, const Clock& clock, const Log& log)
+    : config_(config),
+      fixed_(std::move(fixed)),
+      registry_(registry),
+      list_(list),
+      load_(std::move(load)),
+      listener_(std::move(listener)),
+      clock_(clock),
+      log_(log),
+      shown_(std::make_unique<Shown>()) {}
+
+RepositoryManager::~RepositoryManager() { stop(); }
+
+void RepositoryManager::start() {
+  thread_ = std::thread([this] { run(); });
+}
+
+void RepositoryManager::rescan() {
+  const MutexLock lock(mutex_);
+  rescan_ = true;
+  changed_.notify_all();
+}
+
+void RepositoryManager::stop() {
+  stopping_ = true;
+  {
+    const MutexLock lock(mutex_);
+    closed_ = true;
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+  std::deque<Call> left;
+  {
+    const MutexLock lock(mutex_);
+    left.swap(calls_);
+  }
+  for (const Call& call : left) call.done({Code::kUnavailable, "the server is draining"});
+  for (Leaving& version : leaving_) version.model->close();
+}
+
+void RepositoryManager::run() {
+  try {
+    serve();
+  } catch (const Stopped&) {
+    log_.info("load_stopped");
+  }
+}
+
+void RepositoryManager::serve() {
+  read_folders();
+  work_off();
+  if (stopping_) return;
+  started_ = true;
+  listener_.started();
+  // Linux gives threads a niceness of their own; torch's and the verifier's threads are started by
+  // this one and have it, too.
+  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kLowestPriority);
+  while (!stopping_) {
+    wait();
+    std::optional<Call> call;
+    bool read = config_.control == ModelControl::kPoll && clock_.now() >= next_read_;
+    {
+      const MutexLock lock(mutex_);
+      if (!calls_.empty()) {
+        call = std::move(calls_.front());
+        calls_.pop_front();
+      }
+      read = read || rescan_;
+      rescan_ = false;
+    }
+    if (call.has_value()) handle(*call);
+    if (read) read_folders();
+    let_go();
+    work_off();
+  }
+}
+
+// Waits for something to do.
+void RepositoryManager::wait() {
+  TimePoint until = again_;
+  if (config_.control == ModelControl::kPoll) until = std::min(until, next_read_);
+  if (!leaving_.empty()) until = std::min(until, clock_.now() + kLeavingLook);
+  const MutexLock lock(mutex_);
+  if (!calls_.empty() || rescan_ || closed_) return;
+  if (until == kNever) {
+    changed_.wait(mutex_);
+  } else {
+    changed_.wait_until(mutex_, until);
+  }
+}
+
+void RepositoryManager::load(const std::string& model, const LoadRequest& request, Done done) {
+  ask({.model = model, .load = request, .version = {}, .done = std::move(done)});
+}
+
+void RepositoryManager::unload(const std::string& model, std::optional<Version> version,
+                               Done done) {
+  ask({.model = model, .load = {}, .version = version, .done = std::move(done)});
+}
+
+void RepositoryManager::ask(Call call) {
+  Status refusal;
+  if (config_.control != ModelControl::kExplicit) {
+    refusal = {Code::kFailedPrecondition, text("--model-control is ", control_name(config_.control),
+                                               "; start the server with explicit to allow this")};
+  } else {
+    const MutexLock lock(mutex_);
+    if (!closed_) {
+      calls_.push_back(std::move(call));
+      changed_.notify_all();
+      return;
+    }
+    refusal = {Code::kUnavailable, "the server is draining"};
+  }
+  call.done(refusal);
+}
+
+void RepositoryManager::handle(const Call& call) {
+  Status outcome;
+  try {
+    outcome = carry_out(call);
+  } catch (const Stopped&) {
+    outcome = {Code::kUnavailable, "the server is draining"};
+  }
+  if (!outcome.ok()) {
+    log_.warning("repository_call_refused", {{"model", call.model}, {"error", outcome.message}});
+  }
+  call.done(outcome);
+}
+
+Status RepositoryManager::carry_out(const Call& call) {
+  for (const auto& [name, version] : fixed_) {
+    if (name != call.model) continue;
+    return {Code::kFailedPrecondition,
+            text("model '", name, "' was given with --model, which calls do not change")};
+  }
+  LiveModel* const model = find_model(call.model);
+  if (model == nullptr) {
+    return {Code::kNotFound, text("model '", call.model, "' is in no repository; there are ",
+                                  names_of(models_))};
+  }
+  if (call.load.has_value()) return change(*model, change_by_load(model->situation(), *call.load));
+  return change(*model, change_by_unload(model->situation(), call.version));
+}
+
+// Does what `wish` says, or nothing: the record is written once what it needs is ready, and only
+// then does a version answer.
+Status RepositoryManager::change(LiveModel& model, const Change& wish) {
+  if (!wish.status.ok()) return wish.status;
+  std::map<Version, std::shared_ptr<ServedModel>> loaded;
+  Status refusal;
+  for (const Version version : wish.load) {
+    const VersionStatus& now = model.states[version];
+    const auto file = model.folder.versions.find(version);
+    if (file == model.folder.versions.end() && now.state == VersionState::kReady) continue;
+    if (now.state == VersionState::kReady && now.loaded == file->second) continue;
+    auto served = try_load(model, version);
+    if (served == nullptr) {
+      refusal = {Code::kFailedPrecondition, model.reasons[version]};
+      break;
+    }
+    loaded[version] = std::move(served);
+  }
+  if (refusal.ok() && wish.record != model.situation().record) {
+    try {
+      write_control_record(model.folder.path, wish.record);
+    } catch (const UsageError& error) {
+      refusal = {Code::kFailedPrecondition, error.what()};
+    }
+  }
+  if (!refusal.ok()) {
+    for (const auto& [version, served] : loaded) {
+      VersionStatus& status = model.states[version];
+      if (status.state == VersionState::kLoading) status.state = VersionState::kUnavailable;
+    }
+    loaded.clear();
+    publish(model);
+    return refusal;
+  }
+  model.set_record(wish.record);
+  for (auto& [version, served] : loaded) put_in_place(model, version, std::move(served));
+  if (wish.drop.has_value()) model.states[*wish.drop].dropped = true;
+  publish(model);
+  while (work_on(model)) {
+  }
+  return {};
+}
+
+// The model called `name`, with its folder as it is now; null: no repository has one.
+LiveModel* RepositoryManager::find_model(const std::string& name) {
+  if (!is_model_name(name)) return nullptr;
+  const auto known = models_.find(name);
+  if (known != models_.end()) {
+    std::error_code unknown;
+    if (std::filesystem::is_directory(known->second->folder.path, unknown)) {
+      read_model(*known->second, scan_model(known->second->folder.path, name));
+    }
+    return known->second.get();
+  }
+  for (const std::string& repository : config_.repositories) {
+    const std::string path = repository + "/" + name;
+    std::error_code unknown;
+    if (!std::filesystem::is_directory(path, unknown)) continue;
+    ModelFolder found = scan_model(path, name);
+    LiveModel& model = *models_.emplace(name, std::make_unique<LiveModel>(found)).first->second;
+    read_model(model, std::move(found));
+    return &model;
+  }
+  return nullptr;
+}
+
+void RepositoryManager::remark(const std::string& line) {
+  constexpr std::size_t kMost = 1'000;  // texts that are remembered
+  if (remarks_.size() >= kMost) remarks_.clear();
+  if (remarks_.insert(line).second) log_.warning("repository", {{"remark", line}});
+}
+
+void RepositoryManager::read_model(LiveModel& model, ModelFolder found) {
+  for (const std::string& line : found.remarks) remark(line);
+  const LiveModel::Reading reading = model.read(std::move(found));
+  for (const std::string& line : reading.troubles) remark(line);
+  if (reading.changed || !model.told_serving.has_value()) publish(model);
+}
+
+void RepositoryManager::read_folders() {
+  next_read_ = clock_.now() + std::chrono::duration_cast<Duration>(
+                                  std::chrono::duration<double>(config_.poll_s));
+  std::set<std::string> seen;
+  for (const auto& [name, version] : fixed_) seen.insert(name);
+  for (const std::string& path : config_.repositories) {
+    std::error_code trouble;
+    const std::filesystem::directory_iterator readable(path, trouble);
+    if (trouble) {  // what is served of it stays
+      remark(text("the repository ", path, " cannot be read: ", trouble.message()));
+      for (const auto& [name, model] : models_) {
+        if (model->folder.path.starts_with(path + "/")) seen.insert(name);
+      }
+      continue;
+    }
+    RepositoryFolder folder = scan_repository(path);
+    for (const std::string& line : folder.remarks) remark(line);
+    for (ModelFolder& found : folder.models) {
+      if (!seen.insert(found.name).second) {
+        remark(text(found.path, " is not served: there is another model '", found.name, "'"));
+        continue;
+      }
+      auto& model = models_[found.name];
+      if (model == nullptr) model = std::make_unique<LiveModel>(found);
+      read_model(*model, std::move(found));
+    }
+  }
+  for (const auto& [name, model] : models_) {
+    if (seen.contains(name)) continue;
+    if (model->wanted == nothing_wanted() && model->folder.versions.empty()) continue;
+    model->lose_folder();
+    publish(*model);
+  }
+}
+
+void RepositoryManager::work_off() {
+  again_ = kNever;
+  for (bool more = true; more && !stopping_;) {
+    more = false;
+    for (const auto& [name, model] : models_) more = work_on(*model) || more;
+  }
+  // Models whose folder is not there, once nothing of them is loaded.
+  for (auto entry = models_.begin(); entry != models_.end();) {
+    const LiveModel& model = *entry->second;
+    std::error_code unknown;
+    if (!model.holds_any() && model.folder.versions.empty() &&
+        !std::filesystem::exists(model.folder.path, unknown)) {
+      registry_.remove(model.name());
+      listener_.gone(model.name());
+      log_.info("model_gone", {{"model", model.name()}});
+      counts_.erase(model.name());
+      entry = models_.erase(entry);
+      show();
+    } else {
+      ++entry;
+    }
+  }
+}
+
+// Takes the next step of `model`; false: there is none now.
+bool RepositoryManager::work_on(LiveModel& model) {
+  if (stopping_) return false;
+  const bool retry = config_.control == ModelControl::kPoll;
+  const Plan plan =
+      plan_model(model.wanted, model.folder.versions, model.states, retry, clock_.now());
+  again_ = std::min(again_, plan.again);
+  for (const Version version : plan.retire) retire(model, version, /*replaced=*/false);
+  if (!plan.retire.empty()) publish(model);
+  if (!plan.load.has_value()) return false;
+  if (auto served = try_load(model, *plan.load); served != nullptr) {
+    put_in_place(model, *plan.load, std::move(served));
+  }
+  publish(model);
+  return true;
+}
+
+// Null: it failed, and model.reasons says why. Throws Stopped.
+std::shared_ptr<ServedModel> RepositoryManager::try_load(LiveModel& model, Version version) {
+  wait_until_gone();
+  const std::string name = std::to_string(version);
+  const auto file = model.folder.versions.find(version);
+  if (file == model.folder.versions.end()) {
+    model.reasons[version] = text("version '", version, "' is not in ", model.folder.path);
+    return nullptr;
+  }
+  const std::string path = model.folder.package_path(version);
+  VersionStatus& status = model.states[version];
+  if (status.state != VersionState::kReady) status.state = VersionState::kLoading;
+  model.reasons.erase(version);
+  progress_ = 0;
+  publish(model);
+  log_.info("load", {{"model", model.name()}, {"version", name}, {"path", path}});
+  try {
+    check_room(path, file->second.bytes);
+    const auto progress = [this](double share) {
+      if (stopping_) throw Stopped();
+      progress_ = share;
+    };
+    LoadedPackage package = load_(path, progress, /*beside=*/started_);
+    const double took = seconds(package.load_time);
+    const auto metrics = list_.add(model.name(), name);
+    auto served = std::make_shared<ServedModel>(std::move(package), model.limited(config_), metrics,
+                                                clock_, log_);
+    log_.info("loaded", {{"model", model.name()}, {"version", name}, {"seconds", took}});
+    ++counts_[model.name()].ok;
+    return served;
+  } catch (const Stopped&) {
+    if (status.state == VersionState::kLoading) status.state = VersionState::kUnavailable;
+    throw;
+  } catch (const std::bad_alloc&) {
+    note_failure(model, version, text("package ", path, ": there is no memory for it"));
+  } catch (const std::exception& error) {
+    note_failure(model, version, error.what());
+  }
+  return nullptr;
+}
+
+void RepositoryManager::check_room(const std::string& path, std::int64_t bytes) const {
+  if (config_.max_model_bytes == 0) return;
+  std::int64_t held = 0;
+  for (const auto& [name, model] : models_) {
+    for (const auto& [version, served] : model->ready) held += model->states[version].loaded.bytes;
+  }
+  for (const Leaving& version : leaving_) held += version.bytes;
+  if (held + bytes <= config_.max_model_bytes) return;
+  throw UsageError(text("package ", path, ": has ", bytes, " bytes, loaded versions have ", held,
+                        "; together that is more than --max-model-bytes ", config_.max_model_bytes,
+                        "; unload a version or allow more"));
+}
+
+void RepositoryManager::note_failure(LiveModel& model, Version version, const std::string& reason) {
+  VersionStatus& status = model.states[version];
+  if (status.state == VersionState::kLoading) status.state = VersionState::kUnavailable;
+  const Fingerprint& file = model.folder.versions.at(version);
+  status.failures = status.failures > 0 && status.failed == file ? status.failures + 1 : 1;
+  status.failed = file;
+  status.failed_at = clock_.now();
+  model.reasons[version] = reason;
+  ++counts_[model.name()].failed;
+  log_.error("load_failed", {{"model", model.name()},
+                             {"version", std::to_string(version)},
+                             {"error", reason},
+                             {"failures", std::int64_t{status.failures}}});
+}
+
+// `served` answers as `version` from the next publish on.
+void RepositoryManager::put_in_place(LiveModel& model, Version version,
+                                     std::shared_ptr<ServedModel> served) {
+  if (model.ready.contains(version)) retire(model, version, /*replaced=*/true);
+  served->metrics().ready = true;
+  served->log_file_hash();
+  VersionStatus& status = model.states[version];
+  status = {.state = VersionState::kReady, .loaded = model.folder.versions.at(version)};
+  model.ready[version] = std::move(served);
+}
+
+void RepositoryManager::retire(LiveModel& model, Version version, bool replaced) {
+  const auto found = model.ready.find(version);
+  VersionStatus& status = model.states[version];
+  if (found == model.ready.end()) return;
+  if (!replaced) {
+    found->second->metrics().ready = false;
+    status.state = VersionState::kUnloading;
+  }
+  leaving_.push_back({.name = model.name(),
+                      .version = version,
+                      .replaced = replaced,
+                      .bytes = status.loaded.bytes,
+                      .model = std::move(found->second)});
+  model.ready.erase(found);
+}
+
+// Destroys what answers no call any more.
+void RepositoryManager::let_go() {
+  for (auto version = leaving_.begin(); version != leaving_.end();) {
+    if (version->model.use_count() > 1) {
+      ++version;
+      continue;
+    }
+    Leaving gone = std::move(*version);
+    version = leaving_.erase(version);
+    const TimePoint begin = clock_.now();
+    // Nobody can find it, so this share is the last.
+    gone.model.reset();
+    log_.info("unloaded", {{"model", gone.name},
+                           {"version", std::to_string(gone.version)},
+                           {"seconds", seconds(clock_.now() - begin)}});
+    const auto model = models_.find(gone.name);
+    if (gone.replaced || model == models_.end()) continue;
+    model->second->states.erase(gone.version);
+    publish(*model->second);
+  }
+}
+
+// Waits until no version is leaving, so that there is never more than one version beside those that
+// are wanted.
+void RepositoryManager::wait_until_gone() {
+  while (!leaving_.empty()) {
+    if (stopping_) throw Stopped();
+    let_go();
+    if (!leaving_.empty()) std::this_thread::sleep_for(kLeavingLook);
+  }
+}
+
+// Requests, health checks, metrics and the index see `model` as it is now.
+void RepositoryManager::publish(LiveModel& model) {
+  registry_.put(model.name(), model.routes(), model.ready);
+  if (const bool serving = !model.ready.empty(); model.told_serving != serving) {
+    model.told_serving = serving;
+    listener_.serving(model.name(), serving);
+  }
+  for (const auto& metrics : list_.all()) {
+    if (metrics->model != model.name()) continue;
+    const std::optional<Version> version = parse_version(metrics->version);
+    if (!version.has_value()) continue;
+    if (!model.folder.versions.contains(*version) && !model.holds(*version)) {
+      list_.remove(*metrics);
+    }
+  }
+  show();
+}
+
+void RepositoryManager::show() {
+  auto next = std::make_unique<Shown>();
+  for (const auto& [name, model] : models_) {
+    for (IndexEntry& entry : model->index()) next->entries.push_back(std::move(entry));
+    LoadCount& count = next->counts.emplace_back(counts_[name]);
+    count.model = name;
+  }
+  shown_.replace(std::move(next));
+}
+
+std::vector<IndexEntry> RepositoryManager::index() const {
+  std::vector<IndexEntry> entries =
+      shown_.read([](const Shown& shown) { return shown.entries; });
+  for (IndexEntry& entry : entries) {
+    if (entry.state == VersionState::kLoading) entry.progress = progress_;
+  }
+  for (const auto& [name, version] : fixed_) {
+    Status status;
+    const bool ready = registry_.find(name, "", status) != nullptr;
+    IndexEntry& entry = entries.emplace_back();
+    entry.model = name;
+    entry.version = version;
+    entry.state = ready ? VersionState::kReady : VersionState::kLoading;
+  }
+  std::stable_sort(entries.begin(), entries.end(), [](const IndexEntry& a, const IndexEntry& b) {
+    return a.model < b.model;
+  });
+  return entries;
+}
+
+std::vector<LoadCount> RepositoryManager::load_counts() const {
+  return shown_.read([](const Shown& shown) { return shown.counts; });
+}
+
+}  // namespace tessera

@@ -1,0 +1,240 @@
+"""Checks packages in processes of their own, so that no package can harm the process that answers.
+
+A process that is forked before the server has any thread waits for jobs.  For each it forks another one, which
+reads the package, compares its hashes and runs the model for the first time, at the lowest priority.  A model that
+never ends, or ends its process, ends that one.  What was compared is handed over in memory (`CheckedContents`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import hashlib
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tessera.serving.package.handover import CheckedContents, SharedContents
+from tessera.serving.package.loading import Loading
+from tessera.serving.package.opening import LARGE_BYTES
+from tessera.serving.package.records import PackageError, Records
+from tessera.serving.package.time_limit import TimeLimit, limited
+from tessera.serving.server.forked import fork
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+LOWEST_PRIORITY = 19
+"""The nice level of loading."""
+
+_MESSAGE_BYTES = 1 << 20
+_PROGRESS_PARTS = 64
+_FAILED = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """How packages are checked; see `load_package`."""
+
+    verify_golden: bool = True
+    allow_ops: Collection[str] = ()
+    trusted_keys: Sequence[Ed25519PublicKey] | None = field(default=None, repr=False)
+    load_timeout_s: float
+
+
+class PackageChecker:
+    """The process that waits for jobs.  To be made while this process has a single thread.
+
+    Args:
+        options: for all packages.
+    """
+
+    def __init__(self, options: CheckOptions) -> None:
+        ours, theirs = _channel()
+
+        def body() -> int:
+            ours.close()
+            return _wait_for_jobs(theirs, options)
+
+        self._lock = threading.Lock()
+        self._jobs = ours
+        # The next one starts with what this process has by now; its pages are shared as long as neither writes.
+        gc.freeze()
+        self.pid = fork(body, at_parents_end=signal.SIGKILL)
+        theirs.close()
+
+    def close(self) -> None:
+        """End the process, and with it what it checks."""
+        self._jobs.close()
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+    @contextlib.contextmanager
+    def _job(self, kind: str, path: Path, niceness: int) -> Any:
+        ours, theirs = _channel()
+        with ours:
+            with theirs, self._lock:
+                order = json.dumps({"kind": kind, "path": str(path), "niceness": niceness}).encode()
+                try:
+                    socket.send_fds(self._jobs, [order], [theirs.fileno()])
+                except OSError as error:
+                    raise PackageError(
+                        path, "cannot be checked: the process for it has ended"
+                    ) from error
+            yield ours
+
+    @contextlib.contextmanager
+    def check(self, path: Path, progress: Callable[[int], None], niceness: int) -> Any:
+        """Check the package, and give its `CheckedContents`; blocks.
+
+        Args:
+            path: a package for CPUs.
+            progress: told the bytes that were compared.
+            niceness: how far the work stands back for others.
+
+        Raises:
+            PackageError: it is not served; the message says why.
+        """
+        with self._job("check", path, niceness) as channel:
+            while True:
+                message, descriptors, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 1)
+                told: dict[str, Any] = json.loads(message) if message else {}
+                if "progress" in told:
+                    progress(told["progress"])
+                elif "checked" in told:
+                    break
+                elif "refused" in told:
+                    raise PackageError(path, told["refused"])
+                else:
+                    raise PackageError(
+                        path,
+                        "ends the process that loads it; its operators do not run on this machine",
+                    )
+        try:
+            yield CheckedContents(
+                descriptor=descriptors[0],
+                offsets=told["offsets"],
+                manifest_sha256=told["checked"],
+            )
+        finally:
+            os.close(descriptors[0])
+
+    def file_sha256(self, path: Path) -> str:
+        """SHA-256 of the file, which is read again; blocks for as long as that takes at the lowest priority.
+
+        Raises:
+            PackageError: it cannot be read, or is not what its manifest says.
+        """
+        with self._job("hash", path, LOWEST_PRIORITY) as channel:
+            told = json.loads(channel.recv(_MESSAGE_BYTES) or b"{}")
+        if "sha256" not in told:
+            raise PackageError(path, told.get("refused", "could not be read"))
+        sha256: str = told["sha256"]
+        return sha256
+
+
+def _channel() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _wait_for_jobs(jobs: socket.socket, options: CheckOptions) -> int:
+    # A terminal's Ctrl-C goes to the whole group; this process ends with the server.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    while True:
+        order, descriptors, _, _ = socket.recv_fds(jobs, _MESSAGE_BYTES, 1)
+        if not order:
+            return 0
+        with socket.socket(fileno=descriptors[0]) as channel:
+            job = json.loads(order)
+            fork(functools.partial(_run, job, channel, options), at_parents_end=signal.SIGKILL)
+
+
+def _run(job: dict[str, Any], channel: socket.socket, options: CheckOptions) -> int:
+    os.setpriority(os.PRIO_PROCESS, 0, job["niceness"])
+    body = _check if job["kind"] == "check" else _hash
+    return body(Path(job["path"]), channel, options)
+
+
+def _check(path: Path, channel: socket.socket, options: CheckOptions) -> int:
+    torch.set_num_threads(1)
+    try:
+        return _check_and_hand_over(path, channel, options)
+    except PackageError as error:
+        _tell(channel, refused=error.reason)
+    except MemoryError as error:
+        _tell(channel, refused=f"cannot be loaded: {error or 'no memory left'}")
+    return _FAILED
+
+
+def _check_and_hand_over(path: Path, channel: socket.socket, options: CheckOptions) -> int:
+    records = Records(path)
+    large = [entry.bytes for entry in records.entries if entry.bytes >= LARGE_BYTES]
+    contents = SharedContents(sum(map(SharedContents.room, large)))
+    loading = Loading(
+        path, trusted_keys=options.trusted_keys, allow_ops=options.allow_ops, memory=contents
+    )
+    total = sum(entry.bytes for entry in loading.records.entries)
+    loading.read(_Progress(channel, total).add)
+    names = loading.opening.large_tables()
+
+    def refuse_endless(line: str) -> None:
+        _tell(channel, refused=line)
+
+    limit = TimeLimit(
+        seconds=options.load_timeout_s, prefix="", status=_FAILED, tell=refuse_endless
+    )
+    with limited(limit, path):
+        loading.build()
+        loading.settle(verify_golden=options.verify_golden)
+    checked = {
+        "checked": hashlib.sha256(loading.records.manifest_bytes()).hexdigest(),
+        "offsets": dict(zip(names, contents.offsets, strict=True)),
+    }
+    socket.send_fds(channel, [json.dumps(checked).encode()], [contents.descriptor])
+    return 0
+
+
+def _hash(path: Path, channel: socket.socket, options: CheckOptions) -> int:
+    del options
+    try:
+        records = Records(path)
+        records.check_headers(records.manifest().records)
+        _tell(channel, sha256=records.file_sha256({}))
+    except PackageError as error:
+        _tell(channel, refused=error.reason)
+    return 0
+
+
+def _tell(channel: socket.socket, **message: object) -> None:
+    with contextlib.suppress(OSError):  # nobody waits for it any more
+        channel.send(json.dumps(message).encode())
+
+
+class _Progress:
+    """Tells of the bytes that were compared, some at a time.  Any thread."""
+
+    def __init__(self, channel: socket.socket, total: int) -> None:
+        self._channel = channel
+        self._step = total // _PROGRESS_PARTS + 1
+        self._lock = threading.Lock()
+        self._untold = 0
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self._untold += count
+            if self._untold >= self._step:
+                # Raises where nobody waits any more: there is no reason to go on.
+                self._channel.send(json.dumps({"progress": self._untold}).encode())
+                self._untold = 0

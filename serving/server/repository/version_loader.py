@@ -1,0 +1,163 @@
+"""Loads a version beside the versions that answer: what takes long at the lowest priority, or in another process."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import torch
+
+from tessera.serving.package.hashes import FileHash
+from tessera.serving.package.loading import LoadedPackage, Loading
+from tessera.serving.package.table_memory import TableMemory
+from tessera.serving.server.config import ServerConfig
+from tessera.serving.server.model.loader import LoadedModel, PackageLoader, loaded_model
+from tessera.serving.server.repository.checker import (
+    LOWEST_PRIORITY,
+    CheckOptions,
+    PackageChecker,
+)
+
+_Result = TypeVar("_Result")
+
+
+class VersionLoader(Protocol):
+    """What the server needs of a source of versions; the calls block."""
+
+    def load(
+        self, path: Path, progress: Callable[[float], None], *, beside_others: bool
+    ) -> LoadedModel:
+        """The model in the package ``path``.
+
+        Args:
+            path: the file.
+            progress: told how much of the work is done, from 0 to 1.
+            beside_others: whether other versions answer meanwhile, for which this work stands back.
+
+        Raises:
+            UserError: the package cannot be served.
+        """
+        ...
+
+    def release(self) -> None:
+        """A model that was loaded is used no more, and nobody refers to it."""
+        ...
+
+
+class PackageVersionLoader:
+    """Loads package files.
+
+    Args:
+        config: says what packages must be.
+        checker: checks packages for CPUs in processes of their own; None: they are checked in this one.
+    """
+
+    def __init__(self, config: ServerConfig, checker: PackageChecker | None) -> None:
+        self._config = config
+        self._checker = checker
+        self._memory = TableMemory()
+        self._packages = PackageLoader.of(config)
+
+    def load(
+        self, path: Path, progress: Callable[[float], None], *, beside_others: bool
+    ) -> LoadedModel:
+        """See `VersionLoader.load`."""
+        begin = time.perf_counter()
+        packages: list[LoadedPackage] = []
+        names: list[str] = []
+        for devices in self._packages.replica_devices(path):
+            loading = Loading(
+                path,
+                devices=devices,
+                trusted_keys=self._packages.trusted_keys,
+                allow_ops=self._config.allow_ops,
+                memory=self._memory,
+            )
+            checked = self._read(loading, progress, LOWEST_PRIORITY if beside_others else 0)
+            torch.set_num_threads(1)  # of this thread; OpenMP's would spin
+            loading.build()
+            # Calls of the model give way to others as those of inference do.
+            at_priority(
+                self._config.limits.worker_niceness,
+                lambda loading=loading, checked=checked: loading.settle(  # type: ignore[misc] # mypy cannot infer a lambda with defaults
+                    verify_golden=self._config.verify_golden and not checked
+                ),
+            )
+            file_hash = packages[0].file_hash if packages else self._file_hash(loading)
+            packages.append(loading.package(file_hash, time.perf_counter() - begin))
+            names.append(devices[0] if devices else packages[-1].manifest.device)
+        return loaded_model(packages, names)
+
+    def _read(self, loading: Loading, progress: Callable[[float], None], niceness: int) -> bool:
+        """Read the package; returns whether another process has run the model."""
+        total = 2 * max(sum(entry.bytes for entry in loading.records.entries), 1)
+        done = 0
+
+        def add(count: int) -> None:
+            nonlocal done
+            done += count
+            progress(min(done / total, 1.0))
+
+        if self._checker is None or loading.manifest.device != "cpu":
+            at_priority(niceness, lambda: loading.read(add))
+            return False
+        with self._checker.check(loading.path, add, niceness) as contents:
+            at_priority(niceness, lambda: contents.take(loading.records, loading.opening, add))
+        loading.opening.offer()
+        return True
+
+    def _file_hash(self, loading: Loading) -> FileHash:
+        checker, path = self._checker, loading.path
+        if checker is None:
+            return loading.hash_again()
+        return FileHash(lambda: checker.file_sha256(path))
+
+    def release(self) -> None:
+        """Give the system what malloc has left of a model; its tables have gone already."""
+        with contextlib.suppress(AttributeError):  # not glibc
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+def check_options(config: ServerConfig) -> CheckOptions:
+    """How a `PackageChecker` checks the packages of a server.
+
+    Raises:
+        UserError: a file with a public key cannot be read.
+    """
+    return CheckOptions(
+        verify_golden=config.verify_golden,
+        allow_ops=config.allow_ops,
+        trusted_keys=PackageLoader.of(config).trusted_keys,
+        load_timeout_s=config.load_timeout_s,
+    )
+
+
+def at_priority(niceness: int, work: Callable[[], _Result]) -> _Result:
+    """``work()`` on a thread that stands back by ``niceness`` for others, whose end is waited for."""
+    results: list[_Result] = []
+    failures: list[BaseException] = []
+
+    def body() -> None:
+        # Linux gives threads a niceness of their own; elsewhere the thread runs as it is.
+        with contextlib.suppress(OSError):
+            this = threading.get_native_id()
+            own = os.getpriority(os.PRIO_PROCESS, this)
+            os.setpriority(os.PRIO_PROCESS, this, own + niceness)
+        torch.set_num_threads(1)
+        try:
+            results.append(work())
+        except BaseException as failure:  # noqa: BLE001 - raised below, in the caller's thread
+            failures.append(failure)
+
+    thread = threading.Thread(target=body, name="load", daemon=True)
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+    return results[0]
