@@ -30,7 +30,7 @@ BENCHES := training.bench.reader training.bench.startup training.bench.train_spe
 DATA ?= data
 
 .DEFAULT_GOAL := help
-.PHONY: attack attack-lives help install install-dev build build-kernels build-server demo test test-random check format protos row-types package-rules config-page bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
+.PHONY: attack attack-lives sanitize help install install-dev build build-kernels build-server demo test test-random check format protos row-types package-rules config-page bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -93,6 +93,21 @@ LIVES_S ?= 1800
 attack-lives: install-dev build  ## 50 models of three versions live and die at random under checked calls (an hour); CALLS=1000000 LIVES_S=1800
 	$(BIN)/python -m tests.attack.lives --server cpp --calls $(CALLS) --limit-s $(LIVES_S)
 	$(BIN)/python -m tests.attack.lives --server python --calls $(CALLS) --limit-s $(LIVES_S)
+
+SANITIZERS ?= asan tsan
+SANITIZED_TESTS ?= tests/attack/test_floods.py tests/conformance
+SANITIZED_CALLS ?= 20000
+
+# torch, protobuf and nghttp2 are not instrumented; tsan.supp names their libraries and nothing of ours.
+sanitize: export TSAN_OPTIONS := suppressions=$(CURDIR)/cpp_server/tests/tsan.supp
+sanitize: install-dev build-kernels  ## the C++ tests, floods, conformance suite and calls under faults with ASan + UBSan, then TSan (hours); SANITIZERS=asan
+	@for preset in $(SANITIZERS); do \
+	  built=$(CURDIR)/build/cpp/$$preset; \
+	  PYTHON=$(BIN)/python cpp_server/build.sh $$preset || exit 1; \
+	  for tests in unit_tests http2_tests front_tests; do $$built/tests/$$tests --gtest_brief=1 || exit 1; done; \
+	  TESSERA_CPP_SERVER=$$built/tessera-server $(BIN)/python -m pytest -q $(SANITIZED_TESTS) -k cpp || exit 1; \
+	  TESSERA_CPP_SERVER=$$built/tessera-server $(BIN)/python -m tests.attack.faults --server cpp --calls $(SANITIZED_CALLS) || exit 1; \
+	done
 
 check: install-dev build check-cuda  ## format, lint, types, C++ and CUDA warnings as errors
 	$(BIN)/ruff format --check $(SOURCES)

@@ -171,6 +171,7 @@ TRAINING_ORDER = (
     "lazy_names",
     "field_checks",
     "average_config",
+    "report_page",
     "variants",
     "metrics",
     "config_source",

@@ -3,20 +3,23 @@
 A file of any size is read batch by batch.  Cells of CSV are texts and are read as training read them:
 numbers where the model takes numbers; an empty cell and the usual words (NULL, NA, NaN, None) are missing
 values where they are not quoted; and lists are taken apart at the sign that stood between their items.
-Criteo's own files, which have no header, are known by their columns.
+Criteo's own files, which have no header, are known by their columns.  Files of text may be compressed
+by gzip, as training reads them; their names then end in ``.gz``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import gzip
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias, cast
 
 from tessera.errors import UserError
 from tessera.serving.client.rows import split_list, whole_number
@@ -35,6 +38,9 @@ _DELIMITERS = ",;\t|"
 _NUMBER = re.compile(
     r"\s*[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|nan|inf(inity)?)\s*", re.IGNORECASE
 )
+_TEXT_ENDS = frozenset((".csv", ".tsv", ".jsonl"))
+DAMAGED_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
+"""What reading a file of `open_text` may raise that is not whole."""
 _BLOCK_BYTES = 1 << 20
 _LONGEST_HEADER = 8 << 20
 
@@ -63,10 +69,28 @@ def read_row_batches(path: Path, *, batch_size: int, schema: InputSchema) -> Ite
     Raises:
         UserError: the file's name ends in none of the known ways, or it cannot be read.
     """
-    reader = _READERS.get(path.suffix.lower())
+    reader = _READERS.get(row_file_end(path))
     if reader is None:
         raise UserError(f"{path}: its name ends in none of {', '.join(_READERS)}")
     return _numbered(reader(path, batch_size, schema))
+
+
+def row_file_end(path: Path) -> str:
+    """The end of a file's name that says its format: ``.csv`` of ``rows.csv.gz``, too."""
+    end = path.suffix.lower()
+    inner = Path(path.stem).suffix.lower() if end == ".gz" else ""
+    return inner if inner in _TEXT_ENDS else end
+
+
+def open_text(path: Path) -> BinaryIO:
+    """The bytes of a file of text, which is compressed where its name ends in ``.gz``.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    if path.suffix.lower() == ".gz":
+        return cast("BinaryIO", gzip.open(path))
+    return path.open("rb")
 
 
 def row_batches(rows: Iterable[Mapping[str, Any]], batch_size: int) -> Iterator[RowBatch]:
@@ -119,9 +143,9 @@ def _csv(path: Path, batch_size: int, schema: InputSchema) -> _Rows:
     import pyarrow.csv as pa_csv  # noqa: PLC0415
 
     try:
-        with path.open("rb") as file:
+        with open_text(path) as file:
             header = file.readline(_LONGEST_HEADER)
-            delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter(header)
+            delimiter = "\t" if row_file_end(path) == ".tsv" else _delimiter(header)
             names = _first_row(header, delimiter)
             criteo = _criteo_names(names, schema)
             file.seek(0)
@@ -143,7 +167,7 @@ def _csv(path: Path, batch_size: int, schema: InputSchema) -> _Rows:
                 for begin in range(0, batch.num_rows, batch_size):
                     part = batch.slice(begin, batch_size)
                     yield _read_cells(part, readers), part.num_rows
-    except (pa.ArrowException, UnicodeDecodeError, csv.Error) as error:
+    except (pa.ArrowException, UnicodeDecodeError, csv.Error, *DAMAGED_GZIP) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise UserError(f"{path}: not a file of rows that can be read ({reason})") from error
 
@@ -250,4 +274,4 @@ _READERS: dict[str, Callable[[Path, int, InputSchema], _Rows]] = {
 }
 
 ROW_FILES = frozenset(_READERS)
-"""The ends of the names of files that `read_row_batches` reads."""
+"""What `row_file_end` says of files that `read_row_batches` reads."""

@@ -26,6 +26,7 @@ deadline, a bug of its own); 2 a flag, the address or a line of the input has to
 from __future__ import annotations
 
 import argparse
+import io
 import itertools
 import json
 import math
@@ -55,11 +56,14 @@ from tessera.serving.client.arrays import Array
 from tessera.serving.client.jsonl import is_raw_row, read_batches
 from tessera.serving.client.latency import LatencySummary
 from tessera.serving.client.row_files import (
+    DAMAGED_GZIP,
     ROW_FILES,
     RowBatch,
     json_rows,
+    open_text,
     read_row_batches,
     row_batches,
+    row_file_end,
 )
 from tessera.serving.client.rows import rows_to_parts
 from tessera.serving.commands.flags import not_negative, positive
@@ -77,7 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--input",
         metavar="FILE",
-        help="rows as .jsonl, .csv, .tsv, .parquet or .arrow; - reads JSON lines from standard input",
+        help="rows as .jsonl, .csv, .tsv (each also .gz), .parquet or .arrow; - reads JSON lines from"
+        " standard input",
     )
     source.add_argument(
         "--random",
@@ -170,11 +175,29 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _open_lines(name: str) -> TextIO:
+class _UnreadableError(UserError):
+    """An input whose lines cannot be read."""
+
+
+def _lines(name: str, stack: ExitStack) -> Iterator[str]:
+    """The lines of a file, of standard input, or of a file that gzip compressed.
+
+    Raises:
+        UserError: they are not UTF-8, or the compressed file is damaged.
+    """
+    try:
+        yield from stack.enter_context(_opened(name))
+    except UnicodeDecodeError as error:
+        raise _UnreadableError(f"{name}: not UTF-8 text ({error})") from error
+    except DAMAGED_GZIP as error:
+        raise _UnreadableError(f"{name}: not a whole file of gzip ({error})") from error
+
+
+def _opened(name: str) -> TextIO:
     if name == "-":
         # A descriptor of its own, so that closing it leaves the process's stdin alone.
         return open(sys.stdin.fileno(), encoding="utf-8", closefd=False)
-    return Path(name).open(encoding="utf-8")
+    return io.TextIOWrapper(open_text(Path(name)), encoding="utf-8")
 
 
 def _random_answers(
@@ -200,20 +223,17 @@ def _input_answers(
     latencies_s: list[float],
 ) -> Iterator[tuple[Prediction, int]]:
     path = Path(args.input)
-    if path.suffix.lower() in ROW_FILES:
+    if row_file_end(path) in ROW_FILES:
         if schema is None:
             raise UserError(
                 f"--input {path} needs --model-file MODEL.pt, which says what columns are"
             )
         batches = read_row_batches(path, batch_size=args.batch, schema=schema)
         return _row_answers(client, schema, batches, args, latencies_s)
-    lines = stack.enter_context(_open_lines(args.input))
+    lines = _lines(args.input, stack)
     seen: list[str] = []
-    try:
-        while not seen or (seen[-1] and not seen[-1].strip()):
-            seen.append(lines.readline())
-    except UnicodeDecodeError as error:
-        raise UserError(f"{args.input}: not UTF-8 text ({error})") from error
+    while not seen or (seen[-1] and not seen[-1].strip()):
+        seen.append(next(lines, ""))
     whole = itertools.chain(seen, lines)
     if schema is not None and is_raw_row(seen[-1]):
         rows = json_rows(whole, args.input, schema)
@@ -252,8 +272,8 @@ def _line_answers(
     while True:
         try:
             batch = next(batches, None)
-        except UnicodeDecodeError as error:
-            raise UserError(f"{args.input}: not UTF-8 text ({error})") from error
+        except _UnreadableError:
+            raise
         except UserError as error:
             raise UserError(f"{args.input}, {error}") from error
         if batch is None:

@@ -30,11 +30,20 @@ REFUSALS = (
     "still loading",
     "Connection refused",
     "connections to all backends failing",
+    # Perhaps with "Socket closed" behind it: a server without a descriptor for one more connection closes it at once.
+    "failed to connect to all addresses",
     "GOAWAY",
 )
 """What UNAVAILABLE says of a call that the server did not accept."""
 HUNG_UP = ("Socket closed", "Broken pipe", "Connection reset")
 """What it says when the connection ended under a call, whether that was accepted or not."""
+
+
+def kind_of_unavailable(details):
+    """Why a call ended as UNAVAILABLE: "not accepted", "hung up", or None where nothing explains it."""
+    if any(word in details for word in REFUSALS):
+        return "not accepted"
+    return "hung up" if any(word in details for word in HUNG_UP) else None
 
 
 def read_answers(path):
@@ -88,12 +97,14 @@ class Caller:
             code, details = error.code(), error.details() or ""
             if code is grpc.StatusCode.DEADLINE_EXCEEDED and fault == "deadline":
                 return "past the client's short deadline"
-            if code is grpc.StatusCode.UNAVAILABLE and any(word in details for word in REFUSALS):
-                time.sleep(0.002)
-                return "not accepted"
-            if code is grpc.StatusCode.UNAVAILABLE and any(word in details for word in HUNG_UP):
-                self._hung_up.append(time.monotonic())
-                return None
+            if code is grpc.StatusCode.UNAVAILABLE:
+                kind = kind_of_unavailable(details)
+                if kind == "not accepted":
+                    time.sleep(0.002)
+                    return kind
+                if kind == "hung up":
+                    self._hung_up.append(time.monotonic())
+                    return None
             return f"{LOST}: {code.name}: {details}"
         return OK if scores(answer) == right else f"{WRONG} scores"
 

@@ -363,10 +363,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if time.monotonic() - told > given.progress_s:
                     told = time.monotonic()
                     ends = clients.ends(chaos.drains) + chaos.ends
-                    bad = sum(count for end, count in ends.items() if is_bad(end))
+                    bad = {end: count for end, count in ends.items() if is_bad(end)}
                     print(
                         f"{told - began:6.0f} s: {right:,} of {given.calls:,} answered rightly, "
-                        f"{chaos.done.total()} faults, {bad} lost, wrong or broken",
+                        f"{chaos.done.total()} faults, {sum(bad.values())} lost, wrong or broken",
+                        *(f"{count:12,}  {end}" for end, count in bad.items()),
+                        sep="\n",
                         flush=True,
                     )
         finally:

@@ -35,3 +35,21 @@ def test_answers_survive_the_file(tmp_path):
     answers = [(b"\x00\xff", {"default": [0.1, 0.25]})]
     calling.write_answers(tmp_path / "answers", answers)
     assert calling.read_answers(tmp_path / "answers") == answers
+
+
+@pytest.mark.parametrize(
+    ("details", "kind"),
+    [
+        ("the server is draining", "not accepted"),
+        ("recvmsg:Connection refused", "not accepted"),
+        (
+            "failed to connect to all addresses; last error: UNAVAILABLE: Socket closed",
+            "not accepted",
+        ),
+        ("Socket closed", "hung up"),
+        ("recvmsg:Connection reset by peer", "hung up"),
+        ("it rains", None),
+    ],
+)
+def test_why_a_call_was_unavailable(details, kind):
+    assert calling.kind_of_unavailable(details) == kind

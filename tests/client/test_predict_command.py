@@ -1,5 +1,6 @@
 """``tessera predict`` as a user runs it: output, progress, exit status and its one line."""
 
+import gzip
 import io
 import json
 import socket
@@ -243,6 +244,22 @@ def test_flags_that_the_parser_refuses(flags, capsys):
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 1
     assert said.endswith("; see tessera predict --help\n")
+
+
+def test_compressed_json_lines(server, samples, tmp_path, capsys):
+    small = tmp_path / "samples.jsonl.gz"
+    small.write_bytes(gzip.compress(samples.read_bytes()))
+    outputs = []
+    for path in (samples, small):
+        capsys.readouterr()
+        assert predict("--address", server.address, "--input", path, "--model-file", "m.pt") == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1] != ""
+    small.write_bytes(small.read_bytes()[:-6])
+    flags = ["--input", small, "--model-file", "m.pt"]
+    status, line = fails(capsys, "--address", server.address, *flags)
+    assert status == 2
+    assert "samples.jsonl.gz: not a whole file of gzip" in line
 
 
 def test_input_that_is_no_text(server, tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Rows of raw values: what becomes of each form of a cell, and what is refused by row and column."""
 
 import dataclasses
+import gzip
 import json
 
 import numpy as np
@@ -196,6 +197,33 @@ def test_a_model_without_missing_values_refuses_them():
     schema = dataclasses.replace(SCHEMA, dense_missing="refuse")
     with pytest.raises(UserError, match="row 6, column 'years': there is no value"):
         rows_to_parts([{"price": 1, "years": 2}, {"price": 1}], schema, first_row=5)
+
+
+@pytest.mark.parametrize("end", ["csv", "tsv"])
+def test_compressed_text_is_read_as_it_is_without(tmp_path, end):
+    sign = "," if end == "csv" else "\t"
+    text = sign.join(["price", "years", "country"]) + "\n" + sign.join(["3.5", "7", "DE"]) + "\n"
+    plain, small = tmp_path / f"rows.{end}", tmp_path / f"rows.{end}.gz"
+    plain.write_text(text)
+    small.write_bytes(gzip.compress(text.encode()))
+    (expected,) = read_row_batches(plain, batch_size=5, schema=SCHEMA)
+    (found,) = read_row_batches(small, batch_size=5, schema=SCHEMA)
+    assert found == expected
+    assert found.rows == [{"price": 3.5, "years": 7, "country": "DE"}]
+
+
+def test_a_compressed_file_that_is_cut_is_told(tmp_path):
+    path = tmp_path / "rows.csv.gz"
+    whole = gzip.compress(("price,years\n" + "1,2\n" * 5000).encode())
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=r"rows\.csv\.gz: not a file of rows"):
+        list(read_row_batches(path, batch_size=5, schema=SCHEMA))
+    path.write_text("price,years\n1,2\n")
+    with pytest.raises(UserError, match=r"rows\.csv\.gz: not a file of rows"):
+        list(read_row_batches(path, batch_size=5, schema=SCHEMA))
+    # Parquet is compressed inside.
+    with pytest.raises(UserError, match="ends in none of"):
+        read_row_batches(tmp_path / "rows.parquet.gz", batch_size=5, schema=SCHEMA)
 
 
 def test_a_row_of_another_width_in_csv_is_told_with_its_line(tmp_path):

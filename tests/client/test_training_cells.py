@@ -13,6 +13,7 @@ import yaml
 from tessera.errors import UserError
 from tessera.serving.client.row_files import json_rows, read_row_batches
 from tessera.serving.client.rows import rows_to_parts
+from tessera.serving.offline.raw_columns import RawColumns
 from tessera.serving.package.schema import FeatureSpec, InputSchema, OtherColumn, OutputSpec
 from tessera.serving.packaging.ranking import raw_columns
 from tessera.training.config import load_config
@@ -148,6 +149,35 @@ def check(folder, path, columns, *, rows):
         assert sparse[name].values.tolist() == jagged.values().tolist()
         if schema.features[[f.name for f in schema.features].index(name)].group != "id_list":
             assert sparse[name].weights.tobytes() == jagged.weights().numpy().tobytes()
+    if path.suffix in {".parquet", ".arrow"}:
+        check_columns(path, schema, dense, sparse)
+
+
+def check_columns(path, schema, dense, sparse):
+    """What ``tessera score`` reads by columns is the same; it asks the client about the other rows."""
+    table = pq.read_table(path) if path.suffix == ".parquet" else pa.ipc.open_file(path).read_all()
+    columns = RawColumns(schema, table.schema, path)
+    kept = ~columns.suspects(table)
+    batch = columns.host_batch(table.filter(pa.array(kept)))
+    if dense is not None:
+        assert batch.float_features.numpy().tobytes() == dense[kept].tobytes()
+    groups = {
+        "id_list": (batch.id_list_features_lengths, batch.id_list_features_values, None),
+        "id_score_list": (
+            batch.id_score_list_features_lengths,
+            batch.id_score_list_features_values,
+            batch.id_score_list_features_weights,
+        ),
+    }
+    for group, (lengths, ids, weights) in groups.items():
+        own = [sparse[feature.name] for feature in schema.features if feature.group == group]
+        bags = [kept[np.repeat(np.arange(len(each.lengths)), each.lengths)] for each in own]
+        assert lengths.tolist() == [n for each in own for n in each.lengths[kept].tolist()]
+        pairs = list(zip(own, bags, strict=True))
+        assert ids.tolist() == [one for each, bag in pairs for one in each.values[bag].tolist()]
+        if weights is not None and own:
+            expected = np.concatenate([each.weights[bag] for each, bag in pairs])
+            assert weights.numpy().tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("name", CSV)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
 import shutil
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 from tessera.cli import main
 from tessera.errors import UserError
@@ -284,3 +286,40 @@ def test_an_item_without_an_id_is_refused(tmp_path):
     pq.write_table(pa.Table.from_pylist(table), tmp_path / "likes.parquet")
     with pytest.raises(UserError, match="'movie' has no id in 1 of"):
         train(load_config(path), tmp_path / "run", progress=False)
+
+
+def test_products_are_evaluated_as_scores(tmp_path, capsys):
+    # Labels of both classes; a product of two vectors is not a probability, whatever its size.
+    def labelled(text):
+        return text.replace("    time: {kind", "    liked: {kind: label}\n    time: {kind")
+
+    path = likes.write_config(tmp_path, change=labelled)
+    rows = pq.read_table(tmp_path / "likes.parquet")
+    liked = np.arange(len(rows)) % 3 > 0
+    rows = rows.append_column("liked", pa.array(liked.astype(np.int8)))
+    pq.write_table(rows, tmp_path / "likes.parquet")
+    run = tmp_path / "run"
+    train(load_config(path), run, progress=False)
+    capsys.readouterr()
+    words = ["evaluate", str(run), "--data", str(tmp_path / "likes.parquet")]
+    words += ["--importance", "1", "--out", str(tmp_path / "found"), "--json", "--quiet"]
+    status = main(words)
+    found = json.loads(capsys.readouterr().out)
+    assert status == 0
+    (label,) = found["labels"].values()
+    (metrics,) = label["models"].values()
+    assert "auc" in metrics
+    assert not {"log_loss", "normalised_entropy", "calibration", "accuracy"} & set(metrics)
+    page = (tmp_path / "found" / "report.html").read_text()
+    assert "log loss" not in page
+    assert "Calibration" not in page
+    trained = load_trained(run)
+    view = open_data(load_config(path).data, progress=False)
+    products, labels = [], []
+    for part in (view.train, view.valid, view.test):
+        for batch in BatchLoader(part, batch_size=64, shuffle=False, seed=0).epoch(0):
+            with torch.no_grad():
+                products.append(trained.model(batch.dense_features, batch.sparse_features).numpy())
+            labels.append(batch.labels.numpy())
+    expected = roc_auc_score(np.concatenate(labels), np.concatenate(products))
+    assert metrics["auc"]["value"] == pytest.approx(expected, abs=1e-6)

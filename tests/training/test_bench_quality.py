@@ -9,6 +9,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from tessera.training.bench.clustered import mean_aucs, user_weights, weighted_auc
+from tessera.training.bench.quality import Section, report
 from tessera.training.bench.trials import Scored, Trials
 
 
@@ -72,3 +73,18 @@ def test_a_run_that_is_kept_is_not_run_again(tmp_path: Path) -> None:
 def test_a_model_that_diverged_is_as_good_as_chance(broken: float) -> None:
     scored = Scored({"valid": np.array([0.1, broken])}, {"valid": np.array([0.0, 1.0])})
     assert scored.auc("valid") == 0.5
+
+
+def test_folds_are_compared_in_pairs() -> None:
+    # Folds differ by far more than the models do, of which one is better in every fold.
+    section = Section("criteo")
+    for fold, (ours, theirs) in enumerate([(0.70, 0.71), (0.80, 0.83), (0.60, 0.62)]):
+        for model, auc in (("tessera", ours), ("LightGBM", theirs)):
+            section.add(model, lambda auc=auc: auc)  # type: ignore[misc]
+        assert section.less("LightGBM", "tessera") is None or fold
+    found = section.less("LightGBM", "tessera")
+    assert found is not None
+    assert found == pytest.approx((0.02, 0.01 / np.sqrt(3)))
+    assert section.less("tessera", "tessera") is None
+    line = next(line for line in report([section]).splitlines() if "LightGBM" in line)
+    assert "| +0.0200 ± 0.0058 |" in line

@@ -80,6 +80,18 @@ class Section:
         aucs = self.auc[model]
         return float(np.std(aucs, ddof=1) / np.sqrt(len(aucs))) if len(aucs) > 1 else 0.0
 
+    def less(self, model: str, other: str) -> tuple[float, float] | None:
+        """How much higher the mean AUC is than another's, and that difference's standard error.
+
+        The folds are the same for both, so that the error is that of pairs: what makes a fold hard
+        for both does not count.  None of the same model, of one fold alone, and where the numbers of folds differ.
+        """
+        own, theirs = np.array(self.auc[model]), np.array(self.auc[other])
+        if model == other or len(own) != len(theirs) or len(own) < 2:
+            return None
+        pairs = own - theirs
+        return float(np.mean(pairs)), float(np.std(pairs, ddof=1) / np.sqrt(len(pairs)))
+
 
 def train_model(config_name: str, overrides: list[str], run: Path) -> float:
     """Train one of the shipped configs; AUC of its best checkpoint on the test rows."""
@@ -197,14 +209,16 @@ def report(sections: list[Section]) -> str:
     lines = [
         f"{machine()}.",
         "",
-        "| data | model | AUC | standard error | seconds |",
-        "| --- | --- | --- | --- | --- |",
+        "| data | model | AUC | standard error | less Tessera's, by pairs of folds | seconds |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for section in sections:
         for model, aucs in section.auc.items():
             error = f"{section.standard_error(model):.4f}" if len(aucs) > 1 else ""
+            pairs = section.less(model, "tessera")
+            less = "" if pairs is None else f"{pairs[0]:+.4f} ± {pairs[1]:.4f}"
             lines.append(
-                f"| {section.name} | {model} | {section.mean(model):.4f} | {error} |"
+                f"| {section.name} | {model} | {section.mean(model):.4f} | {error} | {less} |"
                 f" {section.seconds[model]:.0f} |"
             )
     lines += ["", "| data | what had to hold | does it |", "| --- | --- | --- |"]

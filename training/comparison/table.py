@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import jinja2
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-import tessera
 from tessera.training.comparison.runs import RunSummary
+from tessera.training.report_page import render_page
 from tessera.training.trainer.plots import svg_of
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -117,12 +116,9 @@ class Comparison:
             if any(name in run.curves for run in self.runs):
                 draw = partial(_draw, runs=self.runs, name=name)
                 plots.append((title, svg_of("samples", title, draw)))
-        environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-        template = environment.from_string(
-            (Path(__file__).parent / "comparison.html").read_text(encoding="utf-8")
-        )
-        return template.render(
-            version=tessera.__version__,
+        template = Path(__file__).parent / "comparison.html"
+        return render_page(
+            template,
             header=["run", *self.header()],
             rows=[[run.name, *self.cells(run, exact=False)] for run in self.runs],
             notes=self.notes(),

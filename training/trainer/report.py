@@ -8,12 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 from matplotlib.axes import Axes
 
-import tessera
 from tessera.training.metrics.binary import calibration_table, sigmoid
+from tessera.training.report_page import render_page
 from tessera.training.trainer.metrics import BinaryMetrics
 from tessera.training.trainer.plots import BLUE, GREY, ORANGE, svg_of
 from tessera.training.trainer.split_metrics import LabelMetrics, RegressionMetrics, SplitMetrics
@@ -78,12 +77,10 @@ def render_report(
         name = f" of {label}" if len(shown.by_label) > 1 else ""
         plots += _plots_of_label(own, split, name)
     errors = {name: own.standard_errors() for name, own in metrics.items()}
-    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
-        (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
-    )
+    template = Path(__file__).parent / "report.html"
     splits = [name for name in ("valid", "test") if final[name] is not None]
-    return template.render(
-        version=tessera.__version__,
+    return render_page(
+        template,
         final=final,
         splits=splits,
         errors=bool(errors),

@@ -22,7 +22,7 @@ from tessera.training.trainer.metrics import BinaryMetrics, Evaluation, json_of
 from tessera.training.trainer.retrieval_metrics import RetrievalEvaluation
 
 MOST_ROWS_OF_ERRORS = 5_000_000
-"""Standard errors of more rows are not computed: they would take 100 bytes a row, and be very small."""
+"""Standard errors of more rows are not computed: they would take some 100 bytes a row while one is computed, and be very small."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import jinja2
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-import tessera
 from tessera.training.config import load_config
+from tessera.training.report_page import render_page
 from tessera.training.trainer.plots import BLUE, GREY, ORANGE, svg_of
 from tessera.training.tuning.settings import Search, SearchFolder
 from tessera.training.tuning.space import Dimension, Value
@@ -138,12 +137,10 @@ def render_report(
             )
             for own in search.space
         ]
-    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
-        (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
-    )
+    template = Path(__file__).parent / "report.html"
     others = [record for record in records if record.state != "complete"]
-    return template.render(
-        version=tessera.__version__,
+    return render_page(
+        template,
         search=search,
         best=ranked[0] if ranked else None,
         counts={state: sum(own.state == state for own in records) for state in _STATES},

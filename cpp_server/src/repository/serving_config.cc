@@ -186,8 +186,9 @@ BatchingConfig read_batching(const YamlTree& value) {
                       {"max_queue_requests", &batching.max_queue_requests, 1, kAny},
                       {"max_queue_samples", &batching.max_queue_samples, 1, kAny}};
   for (const auto& [name, field] : fields_of("batching", value, "{max_batch_samples: 256}")) {
-    const auto* const key = std::find_if(std::begin(keys), std::end(keys),
-                                         [&](const Key& known) { return known.name == name; });
+    const auto* const key =
+        std::find_if(std::begin(keys), std::end(keys),
+                     [&name = name](const Key& known) { return known.name == name; });
     if (key == std::end(keys)) {
       std::vector<std::string> known;
       for (const Key& one : keys) known.push_back(one.name);

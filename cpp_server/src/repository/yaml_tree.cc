@@ -13,6 +13,14 @@
 #include "request/utf8.h"
 
 namespace tessera {
+
+YamlTree::YamlTree() = default;
+YamlTree::YamlTree(const YamlTree& other) = default;
+YamlTree::YamlTree(YamlTree&& other) noexcept = default;
+YamlTree& YamlTree::operator=(const YamlTree& other) = default;
+YamlTree& YamlTree::operator=(YamlTree&& other) noexcept = default;
+YamlTree::~YamlTree() = default;
+
 namespace {
 
 using Kind = YamlTree::Kind;

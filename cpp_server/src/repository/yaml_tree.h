@@ -19,6 +19,14 @@ struct YamlTree {
   std::vector<YamlTree> items;  // kList
   std::vector<std::pair<std::string, YamlTree>> fields;  // kMap; all keys different
 
+  // In the source file, where the type is complete: Clang asks that of a pair.
+  YamlTree();
+  YamlTree(const YamlTree& other);
+  YamlTree(YamlTree&& other) noexcept;
+  YamlTree& operator=(const YamlTree& other);
+  YamlTree& operator=(YamlTree&& other) noexcept;
+  ~YamlTree();
+
   // As a message shows it.
   std::string shown() const;
 };

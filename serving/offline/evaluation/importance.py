@@ -193,7 +193,10 @@ def _losses(
     clusters = None if scored.clusters is None else codes_of(scored.clusters[rows])
 
     def losses(scores: Scores) -> dict[str, Estimate]:
-        return _estimates(scored.tasks[label], scores[known], labels, weights)
+        found = _estimates(scored.tasks[label], scores[known], labels, weights)
+        if not scored.probabilities:
+            found.pop("log_loss", None)
+        return found
 
     before = losses(whole)
     after = [losses(scores) for scores in shuffled]

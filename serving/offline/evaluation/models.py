@@ -19,7 +19,7 @@ from tessera.serving.package.loading import LoadedPackage, cpu_instead, load_pac
 from tessera.serving.package.schema import FeatureSpec, InputSchema
 from tessera.serving.package.time_limit import TimeLimit
 from tessera.serving.packaging.evaluate import host_batch
-from tessera.serving.packaging.ranking import ServedRanking
+from tessera.serving.packaging.ranking import ServedRanking, served_tasks
 from tessera.training.data.batch import Batch
 from tessera.training.data.columns import ColumnConfig, FeatureColumns, Kind, LabelColumn
 from tessera.training.data.config import DataConfig
@@ -70,6 +70,7 @@ class Model:
         labels: what the scores are of, as far as the model knows: of a run.
         data: where a run's data is; None for a package.
         about: what else the results say of it.
+        probabilities: whether its scores for binary labels are probabilities, as far as it is known.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Model:
     labels: tuple[LabelColumn, ...] = ()
     data: DataConfig | None = None
     about: Mapping[str, Any]
+    probabilities: bool = True
 
     def answers(self, dense: Tensor, sparse: KeyedJaggedTensor) -> dict[str, Tensor]:
         """Each output ``[B]`` float32, of the model's own features in its own order."""
@@ -99,7 +101,9 @@ class RunModel(Model):
         self.data = trained.config.data
         self.features = features_of(trained.columns)
         self.about = {"step": trained.step, "checkpoint": trained.checkpoint_path.name}
-        self._served = ServedRanking(trained.model, [label.task for label in self.labels]).eval()
+        self.probabilities = trained.model.scores == "logits"
+        tasks = served_tasks(trained.model, trained.columns)
+        self._served = ServedRanking(trained.model, tasks).eval()
         self._weighted = any(one.kind == "weighted_list" for one in trained.columns.sparse)
 
     def answers(self, dense: Tensor, sparse: KeyedJaggedTensor) -> dict[str, Tensor]:

@@ -136,18 +136,21 @@ def _plots(found: Evaluated, label: str) -> list[Plot]:
                 size=_SIZE,
             ),
         ),
-        Plot(
-            "Calibration",
-            "Rows in 20 groups of equal size by prediction; on the line, predictions are right on"
-            " average. Bars: twice the standard error of a share of independent rows.",
-            svg_of(
-                f"mean prediction of {label}",
-                "share of label 1",
-                partial(_draw_calibration, tables=tables, names=names),
-                size=_SIZE,
-            ),
-        ),
     ]
+    if tables:
+        plots += [
+            Plot(
+                "Calibration",
+                "Rows in 20 groups of equal size by prediction; on the line, predictions are right on"
+                " average. Bars: twice the standard error of a share of independent rows.",
+                svg_of(
+                    f"mean prediction of {label}",
+                    "share of label 1",
+                    partial(_draw_calibration, tables=tables, names=names),
+                    size=_SIZE,
+                ),
+            ),
+        ]
     for name, own in zip(names, scores, strict=True):
         draw = partial(_draw_scores, scores=own, labels=labels)
         title = f"Scores by label, {name}" if len(names) > 1 else "Scores by label"

@@ -30,7 +30,8 @@ def json_of(found: Evaluated) -> dict[str, Any]:
     names = [model.name for model in found.models]
     labels = {}
     for label, part in found.results.overall.items():
-        tables = zip(names, found.results.calibration[label], strict=True)
+        found_tables = found.results.calibration[label]
+        tables = zip(names, found_tables, strict=True) if found_tables else ()
         labels[label] = {
             **_part_json(part, names),
             "calibration_buckets": {

@@ -92,11 +92,12 @@ def results_of(scored: Scored, ks: Sequence[int]) -> Results:
     for label in scored.labels:
         chosen = _Rows.known(scored, label)
         overall[label] = chosen.part(scored, ks, total=len(chosen.places))
+        binary = scored.tasks[label] == "binary"
         tables[label] = tuple(
             calibration_table(
                 scores, chosen.labels(scored), chosen.weights(scored), bins=CALIBRATION_BINS
             )
-            for scores in chosen.scores(scored)
+            for scores in (chosen.scores(scored) if scored.probabilities or not binary else ())
         )
         for column, parts in scored.slices.items():
             for value, places in parts:
@@ -185,6 +186,8 @@ class _Rows:
         """
         task = scored.tasks[self.label]
         metrics = BINARY_METRICS if task == "binary" else REGRESSION_METRICS
+        if task == "binary" and not scored.probabilities:
+            metrics = {"auc": BINARY_METRICS["auc"]}
         for name, metric in metrics.items():
             found = [metric(scores, labels, weights) for scores in self.scores(scored)]
             yield name, found, None

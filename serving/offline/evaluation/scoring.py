@@ -65,6 +65,8 @@ class Scored:
         clusters: ``[N]`` codes; None: every row is its own cluster.
         slices: by column, the slices' names and the places of their rows.
         spans: which rows of the view were scored, as (start, stop) of each batch.
+        probabilities: whether scores for binary labels are probabilities; otherwise they tell rows
+            apart and no more, as the products of two towers do.
     """
 
     rows: int
@@ -78,6 +80,7 @@ class Scored:
     clusters: npt.NDArray[np.int64] | None
     slices: Slices
     spans: Sequence[tuple[int, int]]
+    probabilities: bool = True
 
 
 def score(
@@ -215,7 +218,12 @@ class _Kept:
             clusters=clusters,
             slices={name: kept.slices() for name, kept in self._by.items()},
             spans=spans,
+            probabilities=self._probabilities,
         )
+
+    @property
+    def _probabilities(self) -> bool:
+        return all(given.model.probabilities for given in self._opened.inputs)
 
     def _task(self, label: Label) -> Task:
         """What a label is: as it was said, or binary where labels and scores look so.
@@ -233,7 +241,7 @@ class _Kept:
         binary = ones + zeros == len(known)
         task: Task = label.task or "regression"
         if label.task is None and binary:
-            inside = all(
+            inside = not self._probabilities or all(
                 float(own[label.name].min()) >= 0 and float(own[label.name].max()) <= 1
                 for own in self._scores
             )
@@ -254,7 +262,7 @@ class _Kept:
                 f"label {label.name!r}: is {'1' if ones else '0'} in all {len(known):,} rows, and metrics of"
                 " a binary label need both; give more rows, or another --label"
             )
-        for number, own in enumerate(self._scores):
+        for number, own in enumerate(self._scores if self._probabilities else ()):
             scores = own[label.name]
             if float(scores.min()) < 0 or float(scores.max()) > 1:
                 raise UserError(

@@ -6,7 +6,7 @@ large to be held are converted before (see `tessera.training.data.table.convert`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,8 @@ from tessera.training.data.table.common import DAMAGED, unreadable
 
 UNIT_ROWS = 1 << 16
 UNIT_BYTES = 64 << 20
+READ_BYTES = 8 << 20
+"""Row groups with fewer bytes, encoded but not compressed, are read together with their neighbours."""
 GROUP_ROWS = 1 << 20
 GROUP_BYTES = 256 << 20
 """A row group with more rows or decoded bytes than this is too large to be held."""
@@ -101,7 +103,7 @@ class TableFile:
     def read(self, groups: Sequence[int], names: Sequence[str]) -> Any:
         """The columns ``names`` of these row groups, as an Arrow table; strings as dictionaries.
 
-        Of a local file each row group is a chunk of its own.
+        Of a local file, row groups of `READ_BYTES` and more are chunks of their own.
 
         Raises:
             UserError: the file is damaged.
@@ -133,10 +135,27 @@ class TableFile:
 def _table(file: Any, groups: Sequence[int], names: list[str], *, remote: bool) -> Any:
     if remote:  # which reads all groups with a few requests
         return file.read_row_groups(list(groups), columns=names, use_threads=False)
-    # One after the other: reading several into one array, which grows, took up to twice as long.
+    # Not all at once: reading large groups into one array, which grows, took up to twice as long.
     return pa.concat_tables(
-        [file.read_row_group(group, columns=names, use_threads=False) for group in groups]
+        [
+            file.read_row_groups(some, columns=names, use_threads=False)
+            for some in _some_at_once(groups, file.metadata)
+        ]
     )
+
+
+def _some_at_once(groups: Sequence[int], metadata: Any) -> Iterator[list[int]]:
+    """Neighbouring groups of at least `READ_BYTES` together."""
+    some: list[int] = []
+    size = 0
+    for group in groups:
+        some.append(group)
+        size += metadata.row_group(group).total_byte_size
+        if size >= READ_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def _partition_type(value: int | str | None) -> Any:

@@ -149,8 +149,8 @@ class Decoded:
         if self._room is None and chosen is not None:
             self._stored = self._places()
         first = 0
-        for part in table.to_batches():  # the table's chunks, where they lie
-            end = first + part.num_rows
+        for end in _ends_of_chunks(table):
+            part = table.slice(first, end - first)
             own = None
             if chosen is not None:
                 begin, stop = np.searchsorted(chosen, (first, end)).tolist()
@@ -218,6 +218,16 @@ class Decoded:
     def _cut(self, rows: Rows | slice, found: Sequence[torch.Tensor]) -> Cut:
         dense, lengths, values, weights = (part.numpy() for part in found)
         return Cut(self._rows[rows], dense, lengths, values, weights if self._weighted else None)
+
+
+def _ends_of_chunks(table: Any) -> list[int]:
+    """Where the parts of a table end that were read at once.
+
+    Columns of strings may have more chunks than there are parts, one for each dictionary.
+    """
+    fewest = min(table.columns, key=lambda column: int(column.num_chunks))
+    ends: list[int] = np.cumsum([len(chunk) for chunk in fewest.chunks]).tolist()
+    return ends
 
 
 def _of_columns(columns: Sequence[Column]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
