@@ -9,7 +9,7 @@
 
 namespace tessera::test {
 
-// Of `samples` samples, whose scores are `first`, `first` + 1, ...
+// A message of `samples` samples, whose scores are `first`, `first` + 1, ...
 inline predictor::PredictionRequest message_of(float first, int samples) {
   predictor::PredictionRequest message;
   message.set_batch_size(samples);

@@ -254,7 +254,7 @@ void add_shadows(std::vector<MetricFamily>& page, const ShadowList::All& shadows
       family("tessera_shadow_score_difference",
              "Absolute differences of a shadow's scores from those that were answered",
              MetricType::Histogram);
-  // Of all versions that have answered the shadow's calls.
+  // Summed over the versions that have answered the shadow's calls.
   std::map<std::pair<std::string, std::string>, std::array<double, kShadowResults>> counts;
   for (const auto& shadow : shadows) {
     auto& of_shadow = counts[{shadow->model, shadow->shadow_version}];
