@@ -18,6 +18,8 @@ IN_FLIGHT = 16
 TIMEOUT_S = 60.0
 TELL_S = 0.5
 OK, AWAY = "answered rightly", "not there"
+REFUSED = "a steady model refused"
+"""Right for a server that is starting, which who started it knows; LOST otherwise."""
 LOST, WRONG = "LOST", "WRONG"
 LABELS = ("stable", "canary")
 
@@ -68,15 +70,15 @@ def ending(world: World, model: str, version: str, error: grpc.RpcError) -> str:
     """How a call without an answer counts.
 
     Nobody is promised a version that may be unloaded; the requests of steady models, which name none, are
-    only refused by a server that is not there.
+    only refused by a server that is not there, or is starting (`REFUSED`).
     """
     code, why = error.code().name, (error.details() or "").splitlines()[0][:150]
     if code == "UNAVAILABLE" and any(
         part in why for part in ("onnect", "ocket", "GOAWAY", "roken pipe", "draining", "loading")
     ):
         return AWAY
-    if code in {"NOT_FOUND", "UNAVAILABLE"} and (version or model not in world.steady):
-        return code
+    if code in {"NOT_FOUND", "UNAVAILABLE"}:
+        return f"{REFUSED}: {why}" if model in world.steady and not version else code
     return f"{LOST}: {code} {why}"
 
 
@@ -94,6 +96,7 @@ def call_until_told(world: World, orders, seed: int) -> None:
     draw = random.Random(seed)
     models = sorted(world.contents)
     ends: collections.Counter[str] = collections.Counter()
+    refused: list[tuple[float, str]] = []
     with grpc.insecure_channel(
         world.address, options=[("grpc.max_reconnect_backoff_ms", 200)]
     ) as channel:
@@ -107,22 +110,32 @@ def call_until_told(world: World, orders, seed: int) -> None:
                 content = world.message(turn, model, version, str(draw.random()))
                 flight.append((turn, model, version, call.future(content, timeout=TIMEOUT_S)))
             for asked in flight:
-                ends[_end_of(world, *asked)] += 1
+                end = _end_of(world, *asked)
+                if end.startswith(REFUSED):
+                    refused.append((time.monotonic(), end))
+                else:
+                    ends[end] += 1
             if all(future.code() is not grpc.StatusCode.OK for *_, future in flight):
                 time.sleep(0.05)  # nobody is there
             if time.monotonic() - told > TELL_S:
-                orders.send(ends)
-                ends, told = collections.Counter(), time.monotonic()
-    orders.send(ends)
+                orders.send((ends, refused))
+                ends, refused, told = collections.Counter(), [], time.monotonic()
+    orders.send((ends, refused))
     orders.send(None)
 
 
 class Clients:
-    """Client processes and the sum of what they tell."""
+    """Client processes and the sum of what they tell.
+
+    Attributes:
+        ends: how calls have ended.
+        refused: when (``time.monotonic``) steady models were refused, and why.
+    """
 
     def __init__(self, world: World, count: int, seed: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.ends: collections.Counter[str] = collections.Counter()
+        self.refused: list[tuple[float, str]] = []
         self._pipes, self._processes = [], []
         for number in range(count):
             ours, theirs = context.Pipe()
@@ -137,7 +150,7 @@ class Clients:
         """Take in what clients have told; how many calls were answered."""
         for pipe in self._pipes:
             while pipe.poll():
-                self.ends += pipe.recv() or collections.Counter()
+                self._take(*pipe.recv())
         return self.ends[OK]
 
     def stop(self) -> None:
@@ -146,5 +159,9 @@ class Clients:
             pipe.send("end")
         for pipe, process in zip(self._pipes, self._processes, strict=True):
             while (told := pipe.recv()) is not None:
-                self.ends += told
+                self._take(*told)
             process.join()
+
+    def _take(self, ends: collections.Counter[str], refused: Sequence[tuple[float, str]]) -> None:
+        self.ends += ends
+        self.refused += refused

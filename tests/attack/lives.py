@@ -36,7 +36,7 @@ import grpc
 
 from tests.attack.attacking import ROOT
 from tests.attack.faults import BROKEN, PROGRAMS, free_ports, is_bad, make_answers
-from tests.attack.life_calls import LABELS, OK, Clients, World
+from tests.attack.life_calls import AWAY, LABELS, LOST, OK, Clients, World
 from tests.attack.watching import PREDICT, footprint
 from tests.conformance.live_models import Models, load, unload
 from tests.package_factory import make_package
@@ -47,6 +47,8 @@ KEPT = 1
 """The version that a steady model always keeps."""
 READY_S = 180.0
 CALL_S = 60.0
+NOTICED_S = 2.0
+"""How long after an answer a client may look at it."""
 REFUSALS = {"NOT_FOUND", "FAILED_PRECONDITION"}
 CHANGES = ("load", "load", "label", "label", "unload", "unload_all", "rollback", "delete", "damage")
 GONE = {"NOT_FOUND", "UNAVAILABLE"}
@@ -79,6 +81,8 @@ class Keeper:
         self._log = models.folder.parent / "log"
         self._ending = False
         self.channel = None
+        self._away_since = 0.0
+        self._away: list[tuple[float, float]] = []
         self.most_bytes = 0
 
     def _count(self, end: str) -> None:
@@ -117,6 +121,11 @@ class Keeper:
             self._world.address, options=[("grpc.use_local_subchannel_pool", 1)]
         )
         self._ending = False
+        self._away.append((self._away_since, time.monotonic() + NOTICED_S))
+
+    def was_away(self, time_s: float) -> bool:
+        """Whether the server was ended, or not ready yet, when a client saw a refusal."""
+        return any(begin <= time_s <= end for begin, end in self._away)
 
     def _tail(self) -> str:
         return self._log.read_text(errors="backslashreplace")[-2_000:]
@@ -130,6 +139,7 @@ class Keeper:
             held = footprint(self._process.pid).resident_bytes
             self.most_bytes = max(self.most_bytes, held)
         self._ending = True
+        self._away_since = time.monotonic()
         self._process.send_signal(number)
         status = self._process.wait(READY_S)
         if number == signal.SIGTERM and status != 0:
@@ -166,8 +176,7 @@ class Keeper:
                 self._spoil(life, version, name)
             elif self._control == "explicit":
                 self._call(life, name, version)
-            else:
-                time.sleep(0.05)
+        time.sleep(0.5 if self._ending else 0.02)
 
     def _spoil(self, life: Life, version: int, how: str) -> None:
         """Take a version's file away or damage it; or, where that was done, make it whole again."""
@@ -342,7 +351,10 @@ def live(given: argparse.Namespace, folder: Path) -> collections.Counter[str]:
     clients.stop()
     keeper.stop(signal.SIGTERM)
     print(f"most resident memory at an end: {keeper.most_bytes >> 20} MiB")
-    return clients.ends + keeper.ends
+    refused = collections.Counter(
+        AWAY if keeper.was_away(time_s) else f"{LOST}: {why}" for time_s, why in clients.refused
+    )
+    return clients.ends + keeper.ends + refused
 
 
 def summary(given: argparse.Namespace, ends: collections.Counter[str]) -> int:

@@ -75,7 +75,8 @@ class Refused(grpc.RpcError):
         ("", "UNAVAILABLE", "the server is draining", life_calls.AWAY),
         ("", "UNAVAILABLE", "Connection refused", life_calls.AWAY),
         ("1", "NOT_FOUND", "there is version '2'", "NOT_FOUND"),
-        ("", "UNAVAILABLE", "no version of model 'm' is there", "LOST: UNAVAILABLE no version"),
+        ("", "UNAVAILABLE", "no version of 'm' is there", f"{life_calls.REFUSED}: no version"),
+        ("", "NOT_FOUND", "model_name 'm' is unknown", f"{life_calls.REFUSED}: model_name 'm'"),
         ("1", "INTERNAL", "bug", "LOST: INTERNAL bug"),
     ],
 )

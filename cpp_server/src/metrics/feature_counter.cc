@@ -92,7 +92,8 @@ void FeatureCounter::count_dense(const DecodedRequest& request) {
       for (std::size_t f = 0; f < features; ++f) {
         const float value = load<float>(request.dense.data(), b * F + first + f);
         missing[f] += std::isnan(value) ? 1 : 0;
-        outside[f] += (value < least_[first + f]) | (value > most_[first + f]) ? 1 : 0;
+        const unsigned below = value < least_[first + f] ? 1 : 0;
+        outside[f] += below | (value > most_[first + f] ? 1U : 0U);
       }
     }
     for (std::size_t f = 0; f < features; ++f) {
