@@ -222,7 +222,8 @@ def item_knn(matrix: Matrix, *, neighbours: int, shrinkage: float) -> Matrix:
         # Of each item that is to be scored, the neighbours that are most similar to it.
         bound = np.partition(similar, -neighbours, axis=0)[-neighbours]
         similar[similar < bound] = 0.0
-    return similar.astype(np.float32)
+    made: Matrix = similar.astype(np.float32)
+    return made
 
 
 def ease(matrix: Matrix, *, ridge: float) -> Matrix:
@@ -231,7 +232,8 @@ def ease(matrix: Matrix, *, ridge: float) -> Matrix:
     inverse = np.linalg.inv(gram + ridge * np.eye(len(gram)))
     weights = -inverse / np.diag(inverse)
     np.fill_diagonal(weights, 0.0)
-    return weights.astype(np.float32)
+    made: Matrix = weights.astype(np.float32)
+    return made
 
 
 def tower_vectors(
