@@ -110,5 +110,7 @@ class CheckedContents:
             done = 0
             while done < len(piece):
                 done += os.preadv(self.descriptor, [piece[done:]], begin + at + done)
-            _LIBC.fallocate(self.descriptor, _PUNCH_HOLE_KEEP_SIZE, begin + at, len(piece))
+            _LIBC.fallocate(
+                self.descriptor, _PUNCH_HOLE_KEEP_SIZE, begin + at, SharedContents.room(len(piece))
+            )
             progress(len(piece))

@@ -108,7 +108,7 @@ class KserveMetadata:
     def _model_metadata(self, request: ipb.ModelMetadataRequest) -> ipb.ModelMetadataResponse:
         model = self._registry.find(request.name, request.version)
         response = ipb.ModelMetadataResponse(
-            name=model.name, versions=self._versions(model, request.version), platform=_PLATFORM
+            name=model.name, versions=self._versions(model), platform=_PLATFORM
         )
         for tensor in inputs_of(model.schema):
             response.inputs.add(
@@ -118,10 +118,8 @@ class KserveMetadata:
             response.outputs.add(name=output.name, datatype="FP32", shape=_output_shape(output))
         return response
 
-    def _versions(self, model: ServedModel, asked: str) -> list[str]:
-        """The version that was asked for, or all that answer."""
-        if asked:
-            return [model.version]
+    def _versions(self, model: ServedModel) -> list[str]:
+        """The versions of its model that answer."""
         return [each.version for each in self._registry.loaded_of(model.name)]
 
     def _model_config(self, request: ipb.ModelConfigRequest) -> ipb.ModelConfigResponse:

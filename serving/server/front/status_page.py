@@ -33,7 +33,7 @@ class ModelStatus:
     Attributes:
         name: what requests call it.
         version: the version that is loaded.
-        ready: whether it answers.
+        state: ``ready``, ``loading``, or ``unloaded``.
         requests_per_second: over the window.
         failures_per_second: requests that got no scores, over the window.
         p50_ms: median latency over the window; NaN without requests.
@@ -45,7 +45,7 @@ class ModelStatus:
 
     name: str
     version: str
-    ready: bool
+    state: str
     requests_per_second: float
     failures_per_second: float
     p50_ms: float
@@ -116,7 +116,7 @@ def _row(model: ModelMetrics, past: _Snapshot, now: float) -> ModelStatus:
     return ModelStatus(
         name=model.model,
         version=model.version,
-        ready=model.ready,
+        state="ready" if model.ready else "unloaded" if model.was_loaded else "loading",
         requests_per_second=window.count() / seconds,
         failures_per_second=(current.failures - past.failures) / seconds,
         p50_ms=window.quantile(0.5) * 1e3,

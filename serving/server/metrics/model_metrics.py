@@ -63,6 +63,7 @@ class ModelMetrics:
         feature_counter: counts them where requests are answered; None elsewhere.
         answered_seconds: of the calls that got scores, what ``duration`` counts of all.
         answered_samples: samples of those calls.
+        was_loaded: whether the model is not loaded any more.
         last_answer_ms: when the last of them ended, milliseconds since 1970.
     """
 
@@ -72,17 +73,19 @@ class ModelMetrics:
         self.features = features
         self.feature_counter: FeatureCounter | None = None
         self.reset()
+        self.info: ModelInfo | None = None
         self.unload()
 
     def unload(self) -> None:
         """Show that the model is not loaded, and refer to nothing of it; what was counted stays."""
         if self.feature_counter is not None:
             self.look_at_features()
+        self.was_loaded = self.info is not None
         self.feature_counter = None
         self.load_seconds = 0.0
         self.ready = False
         self.device = "cpu"
-        self.info: ModelInfo | None = None
+        self.info = None
         self.queue_requests: Callable[[], int] = _zero
         self.queue_samples: Callable[[], int] = _zero
         self.inflight_batches: Callable[[], int] = _zero
