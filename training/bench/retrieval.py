@@ -76,7 +76,7 @@ class Asked:
         profiles: ``[Q, I]``: 1 for the items that are known of the user, which describe it.
         excluded: by query, places of the items that it is not given.
         relevant: by query, places of the items that are wanted.
-        missing: ``[Q]``: how many more are wanted, which are no item of the training rows.
+        missing: ``[Q]``: how many more are wanted that no training row has.
     """
 
     users: Ids
@@ -292,7 +292,7 @@ class Bench:
         return self._trials.scored({"way": self._way, "peer": name}, run)
 
     def model(self, setting: str, seed: int) -> Scored | None:
-        """One training."""
+        """Train once with a setting, and measure; None if the time is up."""
         plain = config_of(SETTINGS[setting], seed)
 
         def run() -> Scored:
