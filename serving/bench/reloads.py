@@ -235,7 +235,7 @@ def show(name: str, found: Figures) -> None:
         " / ".join(f"{value:.2f}" for value in found.reloading_ms),
         *(f"{found.ratio:.2f}", f"{found.failed} of {found.calls}", found.wrong),
         " / ".join(
-            f"{value:.0f}"
+            f"{value:.0f}" if value else "-"  # fewer than ten reloads
             for value in (found.before_mib, found.settled_mib, found.end_mib, found.most_mib)
         ),
     )
