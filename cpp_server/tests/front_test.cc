@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "common/grpc_setup.h"
+#include "echo_message.h"
 #include "echo_model.h"
 #include "front/grpc_front.h"
 #include "health.grpc.pb.h"
@@ -30,28 +31,7 @@ namespace {
 using namespace std::chrono_literals;
 using grpc::health::v1::HealthCheckRequest;
 using grpc::health::v1::HealthCheckResponse;
-
-predictor::PredictionRequest message_of(float first, int samples) {
-  predictor::PredictionRequest message;
-  message.set_batch_size(samples);
-  std::vector<float> dense;
-  for (int row = 0; row < samples; ++row) {
-    dense.insert(dense.end(), {first + static_cast<float>(row), 0});
-  }
-  const auto packed = [](const auto& numbers) {
-    return std::string(reinterpret_cast<const char*>(numbers.data()), numbers.size() * 4);
-  };
-  message.mutable_float_features()->set_num_features(2);
-  message.mutable_float_features()->set_values(packed(dense));
-  const std::vector<std::int32_t> ones(static_cast<std::size_t>(3 * samples), 1);
-  message.mutable_id_list_features()->set_num_features(3);
-  message.mutable_id_list_features()->set_lengths(packed(ones));
-  message.mutable_id_list_features()->set_values(packed(ones));
-  const std::vector<std::int32_t> zeros(static_cast<std::size_t>(samples), 0);
-  message.mutable_id_score_list_features()->set_num_features(1);
-  message.mutable_id_score_list_features()->set_lengths(packed(zeros));
-  return message;
-}
+using test::message_of;
 
 // message_of's samples, by the other protocol.
 inference::ModelInferRequest infer_message_of(float first, int samples, bool typed) {
@@ -197,6 +177,20 @@ struct FrontTest : testing::Test {
   GrpcFront front{context, {registry, clock, "1.2.3", [] { return false; }}, counters};
   std::shared_ptr<grpc::Channel> channel;
 };
+
+TEST_F(FrontTest, ARefusalOfADrainCountsUnderItsModel) {
+  admission.shut();
+  const auto stub = predictor::Predictor::NewStub(channel);
+  grpc::ClientContext call;
+  predictor::PredictionResponse response;
+  const grpc::Status refused = stub->Predict(&call, message_of(1, 1), &response);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(refused.error_message(), "the server is draining");
+  constexpr auto kReason = static_cast<std::size_t>(RejectReason::kDraining);
+  EXPECT_EQ(metrics->rejected[kReason], 1u);
+  EXPECT_EQ(unresolved.rejected[kReason], 0u);
+  end();
+}
 
 TEST_F(FrontTest, AnswersEveryClientWithItsOwnScores) {
   in_threads(4, [&](int client) {

@@ -26,26 +26,6 @@ std::shared_ptr<ServedModel> echo_model(ModelList& list, const std::string& vers
                                        log);
 }
 
-// A request for the score of one sample.
-class Scored final : public PendingRequest {
- public:
-  void arrive(ServedModel& model, const test::RequestData& data) {
-    ASSERT_TRUE(model.decoder().decode(data.view(), request).ok());
-    model.submit(*this);
-  }
-
-  std::promise<float> score;
-
- private:
-  void answer(std::span<const OutputView> outputs, const StageTimings&) override {
-    score.set_value(outputs[0].data[0]);
-  }
-  void fail(const Refusal& refusal) override {
-    ADD_FAILURE() << refusal.status.message;
-    score.set_value(-1);
-  }
-};
-
 TEST(PublishedTest, ReadersSeeWholeValuesThatGrow) {
   Published<std::vector<int>> published(std::make_unique<std::vector<int>>(8, 0));
   std::atomic<bool> stop = false;
@@ -132,7 +112,7 @@ TEST(RegistryTest, VersionsComeAndGoWhileRequestsAreAnswered) {
         Status status;
         const auto model = registry.find("m", "", status);
         ASSERT_NE(model, nullptr);
-        Scored request;
+        test::Scored request;
         request.arrive(*model, data);
         EXPECT_EQ(request.score.get_future().get(), data.dense[0]);
         ++answered;

@@ -284,8 +284,12 @@ TEST(MetricsTest, PageHasEveryFamily) {
   const Log log(LogLevel::kError, true, -1);
   const http2::Counters connections;
   const FakeRepository repository;
+  ShadowList shadows;
+  shadows.of("ranker", "4", "5")->difference.observe(0.25);
+  shadows.of("ranker", "4", "5")->count(ShadowResult::kDropped);
+  shadows.of("ranker", "4", "6")->count(ShadowResult::kDropped);  // of a version that has gone
   const std::string page =
-      MetricsPage(models, unresolved, log, connections, "9.9").render(&repository);
+      MetricsPage(models, unresolved, log, connections, "9.9").render(&repository, shadows);
   for (const char* line : {
            "tessera_requests_total{model=\"ranker\",version=\"3\",code=\"OK\"} 1\n",
            "tessera_requests_total{model=\"\",version=\"\",code=\"NOT_FOUND\"} 1\n",
@@ -298,6 +302,9 @@ TEST(MetricsTest, PageHasEveryFamily) {
            "tessera_model_load_progress{model=\"ranker\",version=\"4\"} 0.5\n",
            "tessera_model_loads_total{model=\"ranker\",result=\"ok\"} 3\n",
            "tessera_model_loads_total{model=\"ranker\",result=\"failed\"} 2\n",
+           "tessera_shadow_score_difference_sum{model=\"ranker\",version=\"4\","
+           "shadow_version=\"5\"} 0.25\n",
+           "tessera_shadow_calls_total{model=\"ranker\",version=\"5\",result=\"dropped\"} 1\n",
            "tessera_log_lines_dropped_total 0\n",
            "tessera_build_info{server=\"cpp\",version=\"9.9\"} 1\n",
            "# TYPE process_resident_memory_bytes gauge\n",
@@ -305,6 +312,7 @@ TEST(MetricsTest, PageHasEveryFamily) {
        }) {
     EXPECT_NE(page.find(line), std::string::npos) << line;
   }
+  EXPECT_EQ(page.find("version=\"6\""), std::string::npos);
   // Progress is of what loads; a model without versions has no state.
   EXPECT_EQ(page.find("tessera_model_load_progress{model=\"ranker\",version=\"5\"}"),
             std::string::npos);

@@ -52,6 +52,8 @@ FAMILIES = {
     "tessera_model_state": ("gauge", MODEL | {"state"}),
     "tessera_model_loads": ("counter", {"model", "result"}),
     "tessera_model_load_progress": ("gauge", MODEL),
+    "tessera_shadow_score_difference": ("histogram", MODEL | {"shadow_version"}),
+    "tessera_shadow_calls": ("counter", MODEL | {"result"}),
     "tessera_model_info": ("gauge", MODEL | {"sha256", "torch", "dtype", "device"}),
     "tessera_device_memory_bytes": ("gauge", MODEL | {"device", "kind"}),
     "tessera_log_lines_dropped": ("counter", set()),

@@ -87,6 +87,8 @@ void GrpcFront::set_serving(const std::string& service, bool serving) {
   state_->health.set(service, serving);
 }
 
+void GrpcFront::forget(const std::string& service) { state_->health.forget(service); }
+
 void GrpcFront::announce_end() {
   if (state_->server.has_value()) state_->server->announce_end();
 }

@@ -37,6 +37,9 @@ class GrpcFront {
   // What grpc.health.v1.Health says of `service`; the empty name is the server as a whole.
   void set_serving(const std::string& service, bool serving);
 
+  // There is no service of that name any more: NOT_FOUND.
+  void forget(const std::string& service);
+
   // Asks clients to begin their further calls elsewhere; those that come are still heard.
   void announce_end();
 

@@ -133,6 +133,14 @@ void HealthService::set(const std::string& name, bool serving) {
   tell_all();
 }
 
+void HealthService::forget(const std::string& name) {
+  {
+    const MutexLock lock(mutex_);
+    serving_.erase(name);
+  }
+  tell_all();
+}
+
 void HealthService::close() {
   {
     const MutexLock lock(mutex_);

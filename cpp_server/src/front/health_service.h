@@ -29,6 +29,8 @@ class HealthService {
   void add_to(http2::EventLoop& loop, http2::MethodTable& table);
 
   void set(const std::string& name, bool serving);
+  // There is no model `name` any more; watches hear so.
+  void forget(const std::string& name);
   void close();
 
  private:

@@ -1,6 +1,7 @@
 #include "front/predict_service.h"
 
 #include <new>
+#include <utility>
 
 #include "common/text.h"
 
@@ -12,6 +13,7 @@ void PredictCall::start(Bytes message) {
   expect_parts(1, 0);
   inside_ = context_.admission.enter();
   if (!inside_) {
+    model_ = named_model(message);
     fail({{Code::kUnavailable, "the server is draining"}, RejectReason::kDraining});
     return;
   }
@@ -25,8 +27,23 @@ void PredictCall::start(Bytes message) {
   }
 }
 
+// The model that `message` names, for the counts of a call that is refused whatever it asks for;
+// null: there is none, or the message cannot be read.
+std::shared_ptr<ServedModel> PredictCall::named_model(Bytes message) {
+  try {
+    Status status;
+    std::string_view key;
+    if (!protocol_->parse(message) || !protocol_->read_traffic_key(key).ok()) return nullptr;
+    if (key.empty()) key = caller();
+    return context_.registry.find(protocol_->model_name(), protocol_->model_version(), key, status);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
 // Throws std::bad_alloc, and has neither answered nor submitted the call then.
 void PredictCall::parse_and_submit(Bytes message) {
+  const Clock& clock = context_.clock;
   if (!protocol_->parse(message)) {
     fail({Status::invalid(text("the message (", message.size(), " bytes) is not a valid ",
                                protocol_->message_name())),
@@ -57,7 +74,25 @@ void PredictCall::parse_and_submit(Bytes message) {
   if (!hold(message.size())) return;
   decode = context_.clock.now() - began_;
   model->metrics().observe_stage(Stage::kDecode, seconds(decode));
+  std::unique_ptr<ShadowCall> shadow = copy_for_shadow(message, key);
+  if (shadow != nullptr) comparison_ = shadow->comparison();
   submit_to(model);
+  // Only now: the client's answer comes first. The message may be gone, and so may this call.
+  if (shadow != nullptr) ShadowCall::compute(std::move(shadow), clock);
+}
+
+// The copy of the message that a shadow of the model is to compute; null: none is.
+std::unique_ptr<ShadowCall> PredictCall::copy_for_shadow(Bytes message, std::string_view key) {
+  if (context_.shadows == nullptr) return nullptr;
+  try {
+    std::shared_ptr<ServedModel> shadow = context_.registry.shadow(model_->name(), key);
+    if (shadow == nullptr || shadow == model_) return nullptr;
+    auto metrics = context_.shadows->of(model_->name(), model_->version(), shadow->version());
+    return ShadowCall::copy(message, protocol_->another(), std::move(shadow), std::move(metrics),
+                            context_.budget);
+  } catch (const std::bad_alloc&) {  // the client's call goes on
+    return nullptr;
+  }
 }
 
 // Takes what the request will hold until its answer has left; otherwise it has been refused.
@@ -101,6 +136,13 @@ void PredictCall::give_back(std::int64_t bytes) {
 }
 
 void PredictCall::answer(std::span<const OutputView> outputs, const StageTimings& timings) {
+  if (const auto comparison = std::exchange(comparison_, nullptr)) {
+    try {
+      comparison->computed(outputs);
+    } catch (const std::bad_alloc&) {
+      comparison->ended(ShadowResult::kDropped);
+    }
+  }
   const TimePoint encoding = context_.clock.now();
   const ResponseParts parts{.outputs = outputs,
                             .model_name = model_->name(),
@@ -133,6 +175,9 @@ void PredictCall::answer(std::span<const OutputView> outputs, const StageTimings
 }
 
 void PredictCall::fail(const Refusal& refusal) {
+  if (const auto comparison = std::exchange(comparison_, nullptr)) {
+    comparison->ended(ShadowResult::kDropped);
+  }
   ModelMetrics& metrics = model_ == nullptr ? context_.unresolved : model_->metrics();
   if (refusal.reason.has_value()) metrics.count_rejected(*refusal.reason);
   count(refusal.status.code);

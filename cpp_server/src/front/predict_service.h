@@ -19,8 +19,10 @@
 #include "common/clock.h"
 #include "front/admission.h"
 #include "front/byte_budget.h"
+#include "front/shadow_call.h"
 #include "front/wire_protocol.h"
 #include "metrics/model_metrics.h"
+#include "metrics/shadow_list.h"
 #include "model/registry.h"
 #include "request/wire.h"
 #include "server/log.h"
@@ -35,6 +37,7 @@ struct PredictContext {
   ByteBudget& budget;
   const Clock& clock;
   const Log& log;
+  ShadowList* shadows = nullptr;  // null: no model has a shadow
 };
 
 class PredictCall : public PendingRequest {
@@ -85,7 +88,9 @@ class PredictCall : public PendingRequest {
   void answer(std::span<const OutputView> outputs, const StageTimings& timings) final;
   void fail(const Refusal& refusal) final;
   void parse_and_submit(Bytes message);
+  std::shared_ptr<ServedModel> named_model(Bytes message);
   void count(Code code);
+  std::unique_ptr<ShadowCall> copy_for_shadow(Bytes message, std::string_view key);
   bool hold(std::size_t message_bytes);
   void give_back(std::int64_t bytes);
 
@@ -94,7 +99,8 @@ class PredictCall : public PendingRequest {
   bool inside_ = false;
   std::int64_t held_bytes_ = 0;  // of the budget
   TimePoint began_{};
-  std::shared_ptr<ServedModel> model_;  // until it has been answered
+  std::shared_ptr<ShadowComparison> comparison_;  // with the shadow's scores; null: there are none
+  std::shared_ptr<ServedModel> model_;            // until it has been answered
 };
 
 }  // namespace tessera

@@ -21,6 +21,9 @@ class WireProtocol {
  public:
   virtual ~WireProtocol() = default;
 
+  // Another one of the same protocol, which has parsed nothing.
+  virtual std::unique_ptr<WireProtocol> another() const = 0;
+
   // The message's type, for messages.
   virtual std::string_view message_name() const = 0;
 

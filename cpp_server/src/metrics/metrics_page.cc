@@ -3,8 +3,12 @@
 #include <prometheus/metric_family.h>
 #include <prometheus/text_serializer.h>
 
+#include <algorithm>
+#include <array>
 #include <functional>
 #include <limits>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "metrics/process_metrics.h"
@@ -216,14 +220,12 @@ void add_connections(std::vector<MetricFamily>& page, const http2::Counters& cou
   }
 }
 
-// Where the versions of repositories stand, and how their loads have ended.
-void add_repository(std::vector<MetricFamily>& page, const RepositoryControl* repository) {
+// Where the versions of repositories stand.
+void add_versions(std::vector<MetricFamily>& page, const std::vector<IndexEntry>& entries) {
   MetricFamily states =
       family("tessera_model_state", "1 for the state that the version is in", MetricType::Gauge);
   MetricFamily progress = family("tessera_model_load_progress",
                                  "How much of a load has been done, 0 to 1", MetricType::Gauge);
-  const std::vector<IndexEntry> entries =
-      repository == nullptr ? std::vector<IndexEntry>{} : repository->index();
   for (const IndexEntry& entry : entries) {
     if (entry.version.empty()) continue;
     const Labels labels = {{"model", entry.model}, {"version", entry.version}};
@@ -233,16 +235,46 @@ void add_repository(std::vector<MetricFamily>& page, const RepositoryControl* re
     }
     if (entry.state == VersionState::kLoading) add(progress, labels, entry.progress);
   }
-  MetricFamily loads =
-      family("tessera_model_loads_total", "Loads of a repository's versions", MetricType::Counter);
-  const std::vector<LoadCount> counts =
-      repository == nullptr ? std::vector<LoadCount>{} : repository->load_counts();
+  for (MetricFamily* made : {&states, &progress}) page.push_back(std::move(*made));
+}
+
+void add_loads(std::vector<MetricFamily>& page, const std::vector<LoadCount>& counts) {
+  page.push_back(
+      family("tessera_model_loads_total", "Loads of a repository's versions", MetricType::Counter));
   for (const LoadCount& count : counts) {
     const Labels labels = {{"model", count.model}};
-    add(loads, with(labels, "result", "ok"), static_cast<double>(count.ok));
-    add(loads, with(labels, "result", "failed"), static_cast<double>(count.failed));
+    add(page.back(), with(labels, "result", "ok"), static_cast<double>(count.ok));
+    add(page.back(), with(labels, "result", "failed"), static_cast<double>(count.failed));
   }
-  for (MetricFamily* made : {&states, &progress, &loads}) page.push_back(std::move(*made));
+}
+
+// What shadows have computed.
+void add_shadows(std::vector<MetricFamily>& page, const ShadowList::All& shadows) {
+  MetricFamily difference =
+      family("tessera_shadow_score_difference",
+             "Absolute differences of a shadow's scores from those that were answered",
+             MetricType::Histogram);
+  // Summed over the versions that have answered the shadow's calls.
+  std::map<std::pair<std::string, std::string>, std::array<double, kShadowResults>> counts;
+  for (const auto& shadow : shadows) {
+    auto& of_shadow = counts[{shadow->model, shadow->shadow_version}];
+    for (std::size_t i = 0; i < kShadowResults; ++i) of_shadow[i] += value(shadow->calls[i]);
+    add(difference,
+        {{"model", shadow->model},
+         {"version", shadow->version},
+         {"shadow_version", shadow->shadow_version}},
+        shadow->difference);
+  }
+  MetricFamily calls = family("tessera_shadow_calls_total",
+                              "Calls that a shadow was to compute, too, by what became of them",
+                              MetricType::Counter);
+  for (const auto& [place, of_shadow] : counts) {
+    const Labels labels = {{"model", place.first}, {"version", place.second}};
+    for (std::size_t i = 0; i < kShadowResults; ++i) {
+      add(calls, with(labels, "result", result_name(static_cast<ShadowResult>(i))), of_shadow[i]);
+    }
+  }
+  for (MetricFamily* made : {&difference, &calls}) page.push_back(std::move(*made));
 }
 
 }  // namespace
@@ -255,7 +287,7 @@ MetricsPage::MetricsPage(const ModelList& models, const ModelMetrics& unresolved
       connections_(connections),
       server_version_(std::move(server_version)) {}
 
-std::string MetricsPage::render(const RepositoryControl* repository) const {
+std::string MetricsPage::render(const RepositoryControl* repository, ShadowList& shadows) const {
   std::vector<MetricFamily> page;
   const Models models = models_.all();
   add_requests(page, models, unresolved_);
@@ -263,7 +295,18 @@ std::string MetricsPage::render(const RepositoryControl* repository) const {
   add_histograms(page, models);
   add_gauges(page, models, server_version_);
   add_connections(page, connections_);
-  add_repository(page, repository);
+  const std::vector<IndexEntry> entries =
+      repository == nullptr ? std::vector<IndexEntry>{} : repository->index();
+  const auto held = [&](const std::string& model, const std::string& version) {
+    return std::any_of(entries.begin(), entries.end(), [&](const IndexEntry& entry) {
+      return entry.model == model && entry.version == version;
+    });
+  };
+  add_versions(page, entries);
+  add_loads(page, repository == nullptr ? std::vector<LoadCount>{} : repository->load_counts());
+  add_shadows(page, shadows.only([&](const ShadowMetrics& shadow) {
+    return held(shadow.model, shadow.version) && held(shadow.model, shadow.shadow_version);
+  }));
   page.push_back(family("tessera_log_lines_dropped_total",
                         "Log lines that found no room or could not be written",
                         MetricType::Counter));

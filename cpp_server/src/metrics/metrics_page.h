@@ -10,6 +10,7 @@
 #include "http2/limits.h"
 #include "metrics/model_list.h"
 #include "metrics/model_metrics.h"
+#include "metrics/shadow_list.h"
 #include "repository/control.h"
 #include "server/log.h"
 
@@ -21,8 +22,9 @@ class MetricsPage {
   MetricsPage(const ModelList& models, const ModelMetrics& unresolved, const Log& log,
               const http2::Counters& connections, std::string server_version);
 
-  // Text format, version 0.0.4. `repository` may be null: there is none.
-  std::string render(const RepositoryControl* repository) const;
+  // Text format, version 0.0.4. `repository` may be null: there is none. `shadows` forgets those
+  // whose versions it does not hold any more.
+  std::string render(const RepositoryControl* repository, ShadowList& shadows) const;
 
  private:
   const ModelList& models_;

@@ -91,6 +91,9 @@ class CpuRunner final : public Runner {
 
 std::unique_ptr<Runner> open_on_cpu(const Opening& opening, const std::string& path,
                                     const Manifest& manifest) {
+  // What torch computes while it opens and optimizes a model stays in this thread: a pool of its
+  // own would run at the priority of none of ours.
+  at::set_num_threads(1);
   return std::make_unique<CpuRunner>(opening, path, manifest);
 }
 

@@ -1,5 +1,7 @@
 #include "model/loader.h"
 
+#include <atomic>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -18,6 +20,16 @@
 
 namespace tessera {
 namespace {
+
+constexpr unsigned kReadingThreads = 8;  // more than a disk or a memory can feed
+// How far a load is once its parts are done.
+constexpr double kReadingShare = 0.7;
+constexpr double kTriedShare = 0.85;
+constexpr double kOpenedShare = 0.9;
+
+void tell(const LoadOptions& options, double share) {
+  if (options.progress != nullptr) options.progress(share);
+}
 
 // What the checks have read of a file; kept for as long as its hash is computed.
 struct Checked {
@@ -96,6 +108,17 @@ void check_device_kind(const std::string& path, const Manifest& manifest) {
                                 "'; this server runs packages for 'cpu' and 'cuda'"));
 }
 
+std::unique_ptr<FileHash> hash_of_file(const std::shared_ptr<const Checked>& checked,
+                                       const std::optional<Opening>& opening) {
+  Contents contents = opening.has_value() ? opening->contents() : Contents();
+  contents[kManifestRecord] = checked->manifest_bytes;
+  return std::make_unique<FileHash>(
+      [checked, contents,
+       kept = opening.has_value() ? opening->kept() : nullptr](const std::stop_token& stop) {
+        return file_sha256(checked->records, checked->manifest, contents, stop);
+      });
+}
+
 }  // namespace
 
 LoadedPackage load_package(const std::string& path, const LoadOptions& options) {
@@ -111,7 +134,10 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
   std::optional<Opening> opening;
   verify_headers(checked->records, manifest);
   check_names(checked->records);
-  if (on_cpu) opening.emplace(checked->records, manifest, options.allow_ops);
+  if (on_cpu) {
+    opening.emplace(checked->records, manifest, options.allow_ops,
+                    options.only_try ? Opening::Tables::kFile : Opening::Tables::kMemory);
+  }
   steps.done("manifest");
   const auto into = [&](const std::string& name, const Record& record) -> Destination {
     if (on_cpu) return opening->place(name, record);
@@ -122,32 +148,40 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
     checked->golden.resize(record.bytes);
     return {.place = checked->golden};
   };
-  verify_records(checked->records, manifest, {.into = into});
+  std::atomic<std::uint64_t> compared = 0;
+  const auto count = [&](std::uint64_t bytes) {
+    compared += bytes;
+    tell(options, kReadingShare * static_cast<double>(compared) /
+                      static_cast<double>(checked->file->size()));
+  };
+  verify_records(
+      checked->records, manifest,
+      {.into = into, .threads = options.beside ? 1U : kReadingThreads, .progress = count});
   if (on_cpu) opening->share_tables();
   check_contents(checked->records, checked->parsed, options.allow_ops);
   steps.done("verify");
   LoadedPackage package;
-  Contents contents = on_cpu ? opening->contents() : Contents();
-  contents[kManifestRecord] = checked->manifest_bytes;
-  package.file_hash = std::make_unique<FileHash>(
-      [checked, contents, kept = on_cpu ? opening->kept() : nullptr](const std::stop_token& stop) {
-        return file_sha256(checked->records, checked->manifest, contents, stop);
-      });
+  if (!options.only_try) package.file_hash = hash_of_file(checked, opening);
   try {
     load_operator_libraries(manifest.operator_libraries, options.library_folders);
   } catch (const LibraryError& error) {
     throw PackageError(path, error.what());
   }
   steps.done("operators");
+  if (on_cpu && options.before_opening != nullptr) options.before_opening(*checked->file);
+  tell(options, kTriedShare);
   std::optional<TimeLimit> limit;
-  if (on_cpu) limit.emplace(path, options.load_timeout_s);
+  const bool limited = options.load_timeout_s > 0;
+  if (on_cpu && limited) limit.emplace(path, options.load_timeout_s);
   GpuOptions gpu = options.gpu;
   gpu.allow_ops = options.allow_ops;
   std::unique_ptr<Runner> runner =
       on_cpu ? open_on_cpu(*opening, path, manifest) : open_on_gpus(checked->file, manifest, gpu);
   if (!on_cpu) checked->file->check_unchanged();
   steps.done("open");
-  if (!on_cpu) limit.emplace(path, options.load_timeout_s);  // opening has read the file again
+  // Opening has read the file again.
+  if (!on_cpu && limited) limit.emplace(path, options.load_timeout_s);
+  tell(options, kOpenedShare);
   std::span<const std::byte> golden;
   if (options.verify_golden) {
     golden = on_cpu ? opening->content(kGoldenRecord) : std::span<const std::byte>(checked->golden);

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -33,11 +34,22 @@ struct LoadOptions {
   bool require_signature = false;
   std::vector<PublicKey> trusted = {};
   std::vector<std::filesystem::path> library_folders = {};
-  // What the package's own code may take while it is loaded, seconds; then this process ends.
+  // What the package's own code may take while it is loaded, seconds; then this process ends. 0: no
+  // limit, for who has seen to it by `before_opening`.
   double load_timeout_s = kDefaultLoadTimeoutS;
   // Operators that its graph may call beside those that every package may.
   std::set<std::string> allow_ops = {};
   GpuOptions gpu = {};
+  // Other models are served meanwhile: the calling thread alone reads and hashes.
+  bool beside = false;
+  // Large tables are neither compared nor read into memory, but mapped: to see whether the model
+  // can be opened and called, and not to serve it.
+  bool only_try = false;
+  // Called with the share that is done, 0 to 1; what it throws ends the loading.
+  std::function<void(double share)> progress = nullptr;
+  // Called for a package for CPUs once every byte has been compared and nothing has run yet. What
+  // it throws ends the loading.
+  std::function<void(const PackageFile& file)> before_opening = nullptr;
 };
 
 // A package that has passed every check and is ready for its first request.

@@ -117,6 +117,7 @@ std::vector<std::shared_ptr<ServedModel>> Registry::loaded() const {
 }
 
 bool Registry::ready() const {
+  if (starting_) return false;
   return published_.read([this](const Models& models) {
     return std::all_of(fixed_.begin(), fixed_.end(), [&](const std::string& name) {
       return models.find(name)->second->fixed != nullptr;

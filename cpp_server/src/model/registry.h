@@ -10,6 +10,7 @@
 // its own until it is the last (use_count): destroying a model takes long.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <optional>
@@ -64,7 +65,10 @@ class Registry {
   // Every version that answers, in the order of names() and of versions.
   std::vector<std::shared_ptr<ServedModel>> loaded() const;
 
-  // Whether each of --model answers.
+  // Whether repositories still have loads of the start to end; false before it is called.
+  void set_starting(bool starting) { starting_ = starting; }
+
+  // Whether each of --model answers, and each load of the start has ended.
   bool ready() const;
 
  private:
@@ -83,6 +87,7 @@ class Registry {
                                   Status& status) const;
 
   const std::vector<std::string> fixed_;
+  std::atomic<bool> starting_ = false;
   Mutex writing_;
   Published<Models> published_;
 };

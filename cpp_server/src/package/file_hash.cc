@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-constexpr int kNiceness = 10;
+constexpr int kNiceness = 19;
 
 }  // namespace
 

@@ -10,7 +10,13 @@ namespace tessera {
 class PackageError : public std::runtime_error {
  public:
   PackageError(const std::string& path, const std::string& reason)
-      : std::runtime_error("package " + path + ": " + reason) {}
+      : std::runtime_error("package " + path + ": " + reason), reason_(reason) {}
+
+  // What what() says behind the path.
+  const std::string& reason() const { return reason_; }
+
+ private:
+  std::string reason_;
 };
 
 }  // namespace tessera

@@ -30,6 +30,7 @@ class PackageFile {
 
   const std::string& path() const { return path_; }
   std::uint64_t size() const { return size_; }
+  int descriptor() const { return descriptor_; }
 
   // Fills `out` from byte `offset`; the range must lie within the file.
   void read_at(std::uint64_t offset, std::span<std::byte> out) const;

@@ -27,7 +27,7 @@ using Into = std::function<Destination(const std::string& name, const Record& re
 
 struct ReadOptions {
   Into into = nullptr;   // null: nothing is kept
-  unsigned threads = 8;  // at most; more than a disk or a memory can feed
+  unsigned threads = 1;  // at most
   // Called, from any of those threads, when so many more bytes have been compared. It may block,
   // and what it throws ends the reading.
   std::function<void(std::uint64_t bytes)> progress = nullptr;

@@ -56,7 +56,7 @@ void LiveModel::lose_folder() {
 
 void LiveModel::set_record(ControlRecord changed) {
   record_ = std::move(changed);
-  // A model without settings is not served, and what is loaded stays.
+  // A model whose settings cannot be read is not served, and what is loaded stays.
   wanted = config_.has_value() ? wanted_versions(present(), *config_, record_) : Wanted();
 }
 

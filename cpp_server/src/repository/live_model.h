@@ -28,7 +28,7 @@ class LiveModel {
   explicit LiveModel(ModelFolder its_folder) : folder(std::move(its_folder)) {}
 
   struct Reading {
-    bool changed = false;                // anything that requests or the index can see
+    bool changed = false;               // anything that requests or the index can see
     std::vector<std::string> troubles;  // why a file cannot be read, one line each
   };
 

@@ -53,21 +53,22 @@ void RepositoryManager::rescan() {
   changed_.notify_all();
 }
 
-void RepositoryManager::stop() {
+void RepositoryManager::begin_stop() {
   stopping_ = true;
-  {
-    const MutexLock lock(mutex_);
-    closed_ = true;
-    changed_.notify_all();
-  }
-  if (thread_.joinable()) thread_.join();
   std::deque<Call> left;
   {
     const MutexLock lock(mutex_);
+    closed_ = true;
     left.swap(calls_);
+    changed_.notify_all();
   }
   for (const Call& call : left) call.done({Code::kUnavailable, "the server is draining"});
-  for (Leaving& version : leaving_) version.model->close();
+}
+
+void RepositoryManager::stop() {
+  begin_stop();
+  if (thread_.joinable()) thread_.join();
+  for (const Leaving& version : leaving_) version.model->close();
 }
 
 void RepositoryManager::run() {
@@ -83,6 +84,7 @@ void RepositoryManager::serve() {
   work_off();
   if (stopping_) return;
   started_ = true;
+  registry_.set_starting(false);
   listener_.started();
   // Linux gives threads a niceness of their own; torch's and the verifier's threads are started by
   // this one and have it, too.
@@ -168,8 +170,8 @@ Status RepositoryManager::carry_out(const Call& call) {
   }
   LiveModel* const model = find_model(call.model);
   if (model == nullptr) {
-    return {Code::kNotFound, text("model '", call.model, "' is in no repository; there are ",
-                                  names_of(models_))};
+    return {Code::kNotFound,
+            text("model '", call.model, "' is in no repository; there are ", names_of(models_))};
   }
   if (call.load.has_value()) return change(*model, change_by_load(model->situation(), *call.load));
   return change(*model, change_by_unload(model->situation(), call.version));
@@ -255,8 +257,8 @@ void RepositoryManager::read_model(LiveModel& model, ModelFolder found) {
 }
 
 void RepositoryManager::read_folders() {
-  next_read_ = clock_.now() + std::chrono::duration_cast<Duration>(
-                                  std::chrono::duration<double>(config_.poll_s));
+  next_read_ = clock_.now() +
+               std::chrono::duration_cast<Duration>(std::chrono::duration<double>(config_.poll_s));
   std::set<std::string> seen;
   for (const auto& [name, version] : fixed_) seen.insert(name);
   for (const std::string& path : config_.repositories) {
@@ -487,8 +489,7 @@ void RepositoryManager::show() {
 }
 
 std::vector<IndexEntry> RepositoryManager::index() const {
-  std::vector<IndexEntry> entries =
-      shown_.read([](const Shown& shown) { return shown.entries; });
+  std::vector<IndexEntry> entries = shown_.read([](const Shown& shown) { return shown.entries; });
   for (IndexEntry& entry : entries) {
     if (entry.state == VersionState::kLoading) entry.progress = progress_;
   }
@@ -500,9 +501,8 @@ std::vector<IndexEntry> RepositoryManager::index() const {
     entry.version = version;
     entry.state = ready ? VersionState::kReady : VersionState::kLoading;
   }
-  std::stable_sort(entries.begin(), entries.end(), [](const IndexEntry& a, const IndexEntry& b) {
-    return a.model < b.model;
-  });
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const IndexEntry& a, const IndexEntry& b) { return a.model < b.model; });
   return entries;
 }
 

@@ -1,6 +1,6 @@
 // Whoever brings the versions of repositories in and out while requests are answered: one thread
-// that reads folders, loads what is wanted, publishes it, and gives the memory of what is not wanted
-// any more back once its last call has been answered. docs/repository.md has the rules; the
+// that reads folders, loads what is wanted, publishes it, and gives the memory of what is not
+// wanted any more back once its last call has been answered. docs/repository.md has the rules; the
 // decisions are pure functions (wanted.h, changes.h, routes.h).
 //
 // Threads: until the loads of the start have ended the thread runs like any other; from then on it
@@ -66,11 +66,11 @@ class RepositoryManager final : public RepositoryControl {
   // Reads the folders again, soon.
   void rescan();
 
-  // Whether each load of the start has ended.
-  bool started() const { return started_; }
+  // Ends a load that is going on, soon, and answers calls with UNAVAILABLE. What is loaded goes on
+  // answering.
+  void begin_stop();
 
-  // Ends a load that is going on, answers calls with UNAVAILABLE, and returns once the thread has
-  // ended. What is loaded goes on answering.
+  // The same, and returns once the thread has ended; versions that were leaving have then answered.
   void stop();
 
   std::vector<IndexEntry> index() const override;

@@ -8,6 +8,7 @@
 #include "package/package_error.h"
 #include "server/config.h"
 #include "server/log.h"
+#include "server/package_trial.h"
 #include "server/server.h"
 #include "server/signals.h"
 #include "server/version.h"
@@ -25,10 +26,13 @@ int user_error(const char* what) {
 
 int main(int argc, char** argv) {
   // First of all: threads inherit which signals are blocked.
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  if (arguments.size() >= 2 && arguments[0] == tessera::kTrialArgument) {
+    return tessera::run_trial(arguments);
+  }
   tessera::block_signals();
   try {
-    const tessera::ServerConfig config =
-        tessera::parse_flags(std::vector<std::string>(argv + 1, argv + argc));
+    const tessera::ServerConfig config = tessera::parse_flags(arguments);
     if (config.help) {
       std::cout << tessera::usage();
       return 0;

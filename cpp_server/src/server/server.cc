@@ -14,6 +14,8 @@
 #include "package/manifest.h"
 #include "package/package_file.h"
 #include "package/records.h"
+#include "package/table_memory.h"
+#include "server/package_trial.h"
 #include "server/version.h"
 
 namespace tessera {
@@ -64,7 +66,14 @@ Server::Server(const ServerConfig& config, const Log& log)
       registry_(names_.names),
       metrics_page_(counters_, unresolved_, log, connections_, kVersion),
       status_page_(counters_, clock_),
-      context_{registry_, unresolved_, admission_, budget_, clock_, log},
+      repository_(make_manager()),
+      context_{registry_,
+               unresolved_,
+               admission_,
+               budget_,
+               clock_,
+               log,
+               config.repositories.empty() ? nullptr : &shadows_},
       grpc_(context_, facts(), connections_) {
   for (std::size_t i = 0; i < names_.names.size(); ++i) {
     counters_.add(names_.names[i], names_.versions[i]);
@@ -74,7 +83,7 @@ Server::Server(const ServerConfig& config, const Log& log)
 Server::~Server() { close(); }
 
 ServerFacts Server::facts() const {
-  return {registry_, clock_, kVersion, [this] { return draining_.load(); }, repository_};
+  return {registry_, clock_, kVersion, [this] { return draining_.load(); }, repository_.get()};
 }
 
 std::string Server::state() const {
@@ -85,7 +94,7 @@ std::string Server::state() const {
 HttpAnswer Server::page(const std::string& path) const {
   if (path == "/metrics") {
     return {.content_type = "text/plain; version=0.0.4; charset=utf-8",
-            .body = metrics_page_.render(repository_)};
+            .body = metrics_page_.render(repository_.get(), shadows_)};
   }
   if (path == "/healthz") return {.body = "ok\n"};
   if (path == "/readyz") {
@@ -127,27 +136,72 @@ void Server::open() {
 void Server::load() {
   try {
     load_all();
-    // Said last: whoever reads it may send a signal at once, and gets a drain.
-    loading_ = Loading::kDone;
-    log_.info("ready", {{"host", config_.host},
-                        {"port", std::int64_t{port_}},
-                        {"http_port", std::int64_t{http_->port()}}});
+    if (repository_ != nullptr) {
+      repository_->start();
+    } else {
+      begin_to_serve();
+    }
   } catch (const std::exception&) {
     load_failure_ = std::current_exception();
     loading_ = Loading::kFailed;
+    signal_waiter_.wake();
   }
+}
+
+// Every --model answers, and each load of a repository's start has ended.
+void Server::begin_to_serve() {
+  if (!draining_) grpc_.set_serving("", true);
+  // Said last: whoever reads it may send a signal at once, and gets a drain.
+  loading_ = Loading::kDone;
+  log_.info("ready", {{"host", config_.host},
+                      {"port", std::int64_t{port_}},
+                      {"http_port", std::int64_t{http_->port()}}});
   signal_waiter_.wake();
 }
 
+LoadOptions Server::load_options() const {
+  return {.verify_golden = config_.verify_golden,
+          .require_signature = config_.require_signature,
+          .trusted = trusted_,
+          .library_folders = library_folders(config_.ops_dirs),
+          .load_timeout_s = config_.load_timeout_s,
+          .allow_ops = {config_.allow_ops.begin(), config_.allow_ops.end()},
+          .gpu = {.devices = config_.gpus, .max_batch_samples = config_.batch_limits.max_samples}};
+}
+
+std::unique_ptr<RepositoryManager> Server::make_manager() {
+  if (config_.repositories.empty()) return nullptr;
+  registry_.set_starting(true);
+  std::vector<RepositoryManager::Fixed> fixed;
+  for (std::size_t i = 0; i < names_.names.size(); ++i) {
+    fixed.emplace_back(names_.names[i], names_.versions[i]);
+  }
+  const auto load = [this](const std::string& path, const RepositoryManager::Progress& progress,
+                           bool beside) {
+    LoadOptions options = load_options();
+    options.load_timeout_s = 0;
+    options.beside = beside;
+    std::atomic<double> share = 0;  // several threads may read
+    options.progress = [&](double done) {
+      share = done;
+      progress(done);
+    };
+    options.before_opening = [&](const PackageFile& file) {
+      try_package(file, config_, [&] { progress(share); });
+    };
+    return load_package(path, options);
+  };
+  RepositoryManager::Listener listener{
+      .serving = [this](const std::string& model,
+                        bool serving) { grpc_.set_serving(model, serving && !draining_); },
+      .gone = [this](const std::string& model) { grpc_.forget(model); },
+      .started = [this] { begin_to_serve(); }};
+  return std::make_unique<RepositoryManager>(config_, std::move(fixed), registry_, counters_, load,
+                                             std::move(listener), clock_, log_);
+}
+
 void Server::load_all() {
-  const LoadOptions options{
-      .verify_golden = config_.verify_golden,
-      .require_signature = config_.require_signature,
-      .trusted = trusted_,
-      .library_folders = library_folders(config_.ops_dirs),
-      .load_timeout_s = config_.load_timeout_s,
-      .allow_ops = {config_.allow_ops.begin(), config_.allow_ops.end()},
-      .gpu = {.devices = config_.gpus, .max_batch_samples = config_.batch_limits.max_samples}};
+  const LoadOptions options = load_options();
   for (std::size_t i = 0; i < config_.models.size(); ++i) {
     const std::string& path = config_.models[i].path;
     log_.info("load",
@@ -171,7 +225,6 @@ void Server::load_all() {
     }
     model->log_file_hash();
   }
-  if (!draining_) grpc_.set_serving("", true);
 }
 
 // Waits as SignalWaiter::wait does, for signals that end the server or its drain.
@@ -185,6 +238,11 @@ std::optional<int> Server::wait_for_stop(TimePoint until) {
       log_.info("signal_repeated", {{"number", std::int64_t{*signal}}});
       return std::nullopt;
     case SignalMeaning::kReload:
+      if (repository_ != nullptr) {
+        log_.info("reload", {{"number", std::int64_t{*signal}}});
+        repository_->rescan();
+        return std::nullopt;
+      }
       log_.info("nothing_to_reload", {{"number", std::int64_t{*signal}}});
       return std::nullopt;
   }
@@ -223,7 +281,8 @@ bool Server::drain() {
   const TimePoint limit = begin + std::chrono::duration_cast<Duration>(
                                       std::chrono::duration<double>(config_.drain_limit_s));
   draining_ = true;
-  for (const std::string& name : names_.names) grpc_.set_serving(name, false);
+  if (repository_ != nullptr) repository_->begin_stop();
+  for (const std::string& name : registry_.names()) grpc_.set_serving(name, false);
   grpc_.set_serving("", false);
   for (const auto& model : registry_.loaded()) model->metrics().ready = false;
   log_.info("drain", {{"active", admission_.active()}, {"limit_s", config_.drain_limit_s}});
@@ -259,6 +318,8 @@ bool Server::drain() {
 
 void Server::close() {
   if (loader_.joinable()) loader_.join();
+  TableMemory::give_back_at_once();
+  if (repository_ != nullptr) repository_->stop();
   grpc_.stop(draining_ ? kFlush : Duration::zero());
   // Every call has its answer or is one; then nothing touches the queues any more.
   for (const auto& model : registry_.loaded()) model->close();

@@ -23,7 +23,7 @@
 #include "metrics/metrics_page.h"
 #include "model/registry.h"
 #include "package/signature.h"
-#include "repository/control.h"
+#include "repository/manager.h"
 #include "server/config.h"
 #include "server/heap_trimmer.h"
 #include "server/log.h"
@@ -61,6 +61,9 @@ class Server {
   void open();
   void load();
   void load_all();
+  void begin_to_serve();
+  LoadOptions load_options() const;
+  std::unique_ptr<RepositoryManager> make_manager();
   std::optional<int> wait_for_stop(TimePoint until);
   bool drain();
   void close();
@@ -76,12 +79,13 @@ class Server {
   ByteBudget budget_;
   ModelList counters_;
   ModelMetrics unresolved_{"", ""};
-  RepositoryControl* repository_ = nullptr;  // null: no --model-repository was given
   Registry registry_;
   http2::Counters connections_;
   MetricsPage metrics_page_;
+  mutable ShadowList shadows_;  // forgets, when it is shown, what has gone
   StatusPage status_page_;
-  HeapTrimmer heap_;  // the HTTP thread's
+  HeapTrimmer heap_;                               // the HTTP thread's
+  std::unique_ptr<RepositoryManager> repository_;  // null: no --model-repository was given
   PredictContext context_;
   GrpcFront grpc_;
   std::unique_ptr<HttpFront> http_;

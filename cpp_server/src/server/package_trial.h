@@ -1,0 +1,39 @@
+// A package's own code, tried in a process of its own before it runs in the one that serves.
+//
+// What runs while a package is opened, warmed up and asked for its golden answers is the package's
+// code, inside torch, where nobody can interrupt it. A loop without an end, or a crash, must not
+// take the models with it that are being served. So this program is executed once more, by
+// posix_spawn (a fork of a process with threads and gigabytes would copy its page tables, and find
+// locks of torch that no thread will ever release), and goes all the way with the same file: what
+// code there is in it is compared with the manifest's hashes again, tables are mapped from the
+// file, so that they take no memory of their own, and were compared by whoever asks. A process that
+// takes too long is killed.
+//
+// Contract: free functions. try_package blocks for as long as the trial takes; the process has the
+// priority of the calling thread and ends with it.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "package/package_file.h"
+#include "server/config.h"
+
+namespace tessera {
+
+// The first argument of a process that tries a package; the second is the package's path, and flags
+// follow.
+inline constexpr const char* kTrialArgument = "--try-package";
+
+// Returns where the code of the package in `file` has come back within --load-timeout-s, and given
+// the golden answers. `waiting` is called every few milliseconds; what it throws ends the trial.
+// Throws PackageError naming the file and why it is not served.
+void try_package(const PackageFile& file, const ServerConfig& config,
+                 const std::function<void()>& waiting);
+
+// What such a process does, given its arguments from kTrialArgument on: its exit status. Why a
+// package is not served is written to stderr.
+int run_trial(const std::vector<std::string>& arguments);
+
+}  // namespace tessera
