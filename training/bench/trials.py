@@ -106,19 +106,24 @@ def train_and_score(config: ExperimentConfig, rows: Mapping[str, View], folder: 
 
     Scores are NaN if the loss diverges.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        train(config, folder, progress=False)
-        trained = load_trained(folder)
-    except DivergedError as error:
-        print(error, flush=True)
-        trained = None
+    trained = trained_on(config, folder)
     scored = Scored(
         {name: logits(trained, view) for name, view in rows.items()},
         {name: first_labels(view) for name, view in rows.items()},
     )
     shutil.rmtree(folder, ignore_errors=True)
     return scored
+
+
+def trained_on(config: ExperimentConfig, folder: Path) -> TrainedModel | None:
+    """Train in ``folder``, whatever is there before; None if the loss diverges."""
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        train(config, folder, progress=False)
+    except DivergedError as error:
+        print(error, flush=True)
+        return None
+    return load_trained(folder)
 
 
 def logits(trained: TrainedModel | None, view: View) -> Values:

@@ -21,6 +21,7 @@ from tessera.errors import UserError
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.protocol.pool import POOL
+from tessera.serving.repository.choice import MAX_TRAFFIC_KEY_BYTES
 from tessera.serving.server.errors import Code, ServeError
 from tessera.serving.server.front.byte_budget import ByteBudget, HeldBytes
 from tessera.serving.server.front.hang_up import hang_up
@@ -298,7 +299,8 @@ def _key_of(context: Any) -> bytes:
     """What decides between versions for a call that does not say: its request id, else who has called."""
     for name, value in context.invocation_metadata() or ():
         if name == "x-request-id" and value:
-            return value if isinstance(value, bytes) else str(value).encode()
+            key = value if isinstance(value, bytes) else str(value).encode()
+            return key[:MAX_TRAFFIC_KEY_BYTES]
     return peer_address(context.peer()).encode()
 
 
