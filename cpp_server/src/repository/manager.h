@@ -8,7 +8,8 @@
 // look at (the registry, the index) is published as a whole.
 //
 // Contract: start once; stop from the same thread, before the registry or anything else that was
-// given ends. index, load, unload, rescan and started may be called from any thread.
+// given ends. index, load_counts, load, unload, rescan and begin_stop may be called from any
+// thread.
 #pragma once
 
 #include <atomic>

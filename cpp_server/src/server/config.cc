@@ -239,7 +239,8 @@ std::vector<Flag> own_flags(ServerConfig& config) {
        [&](const std::string& value) { config.allow_ops.push_back(checked_operator(value)); }},
       {"load-timeout-s", "S",
        text("what a package's own code may take while it is loaded (opened, optimized, warmed up, "
-            "golden answers), seconds; then this process ends (default: ",
+            "golden answers), seconds; then a version of a repository is refused, and for one of "
+            "--model this process ends (default: ",
             config.load_timeout_s, ")"),
        [&](const std::string& value) {
          config.load_timeout_s = parse_number<double>("load-timeout-s", value);
