@@ -120,7 +120,13 @@ Status KserveMetadata::answer(const inference::ModelMetadataRequest& request,
   const auto model = facts_.registry.find(request.name(), request.version(), status);
   if (model == nullptr) return status;
   response.set_name(model->name());
-  response.add_versions(model->version());
+  if (request.version().empty()) {
+    for (const auto& each : facts_.registry.loaded()) {
+      if (each->name() == model->name()) response.add_versions(each->version());
+    }
+  } else {
+    response.add_versions(model->version());
+  }
   response.set_platform(kPlatform);
   const InputSchema& schema = model->manifest().schema;
   visit_inputs(schema, [&](std::string_view name, const char* datatype, const auto& dims) {

@@ -111,6 +111,9 @@ std::vector<IndexEntry> LiveModel::index() const {
       entry.reason = failed->second;
     } else if (wanted.versions.contains(version) && !folder.versions.contains(version)) {
       entry.reason = "it is not in the folder";
+    } else if (entry.state == VersionState::kUnavailable && trouble_.empty() &&
+               !wanted.versions.contains(version)) {
+      entry.reason = "it is not wanted";
     }
     for (const auto& [label, of] : wanted.labels) {
       if (of != version) continue;

@@ -217,6 +217,7 @@ Status RepositoryManager::change(LiveModel& model, const Change& wish) {
   publish(model);
   while (work_on(model)) {
   }
+  wait_until_gone();  // the call is answered once what it has unloaded has answered its last call
   return {};
 }
 
