@@ -54,6 +54,7 @@ def test_metadata_of_the_server(server):
     assert (found.name, found.version) == ("tessera", build.labels["version"])
     assert list(found.extensions) == [
         "model_configuration",
+        "model_repository",
         "schedule_policy",
         "statistics",
     ]

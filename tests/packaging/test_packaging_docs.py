@@ -15,11 +15,15 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "packaging.md"
 def test_the_example_makes_a_package_that_verifies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    package, publish = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, str(PAGE), "exec"), {"__name__": "example"})
+    names = {"__name__": "example"}
+    exec(compile(package, str(PAGE), "exec"), names)
     assert "['user', 'item']" in capsys.readouterr().out
     assert main(["verify", "attending.pt"]) == 0
+    for number in (1, 2):
+        exec(compile(publish, str(PAGE), "exec"), names)
+        assert main(["verify", f"models/ranker/{number}/model.pt"]) == 0
 
 
 def test_the_flags_that_the_page_names_exist(capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,7 +108,9 @@ class KserveMetadata:
     def _model_metadata(self, request: ipb.ModelMetadataRequest) -> ipb.ModelMetadataResponse:
         model = self._registry.find(request.name, request.version)
         response = ipb.ModelMetadataResponse(
-            name=model.name, versions=self._versions(model), platform=_PLATFORM
+            name=model.name,
+            versions=[model.version] if request.version else self._versions(model),
+            platform=_PLATFORM,
         )
         for tensor in inputs_of(model.schema):
             response.inputs.add(
