@@ -190,13 +190,20 @@ QueueState beside_idle_but(void (*change)(QueueState&)) {
   return state;
 }
 
+QueueState cheap_beside_idle(std::int64_t samples) {
+  QueueState state = beside_idle(samples);
+  state.work = {.fixed_seconds = 1e-6};
+  return state;
+}
+
 const HereCase kHereCases[] = {
     {"nothing_is_queued", beside_idle(0), kShared, false},
     {"a_sample", beside_idle(1), kShared, true},
     {"also_without_sharers", beside_idle(1), between(1), true},
-    {"as_many_as_a_short_pass_has", beside_idle(14), kShared, true},  // 100 us
-    {"one_more", beside_idle(15), kShared, false},
-    {"more_than_a_batch", beside_idle(9), kAtOnce, false},
+    {"as_many_as_a_short_pass_has", beside_idle(2), kShared, true},  // 40 us
+    {"one_more", beside_idle(3), kShared, false},
+    {"as_many_as_a_batch_has", cheap_beside_idle(8), kAtOnce, true},
+    {"more_than_a_batch", cheap_beside_idle(9), kAtOnce, false},
     {"all_workers_compute", queued(1, 1, kOrdinary), kShared, false},
     {"draining", beside_idle_but([](QueueState& state) { state.draining = true; }), kShared, false},
     {"company_is_waited_for", beside_idle(1), with_delay(), false},
@@ -438,7 +445,7 @@ TEST(BatchScheduler, WakesASpareWorkerForHeavyWorkAlone) {
   SteadyClock clock;
   BatchScheduler queue({}, {.max_samples = 512, .sharers = 2}, clock);
   // However long a pass takes, what it uses of a CPU counts.
-  for (const int samples : {1, 8, 64, 256}) queue.observe(samples, 1h, samples * 5us + 30us);
+  for (const int samples : {1, 8, 64, 256}) queue.observe(samples, 1h, samples * 1us + 10us);
   std::vector<std::int64_t> taken;
   std::jthread spare([&] {
     CutBatch batch;
