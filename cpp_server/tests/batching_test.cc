@@ -445,7 +445,7 @@ TEST(BatchScheduler, WakesASpareWorkerForHeavyWorkAlone) {
   SteadyClock clock;
   BatchScheduler queue({}, {.max_samples = 512, .sharers = 2}, clock);
   // However long a pass takes, what it uses of a CPU counts.
-  for (const int samples : {1, 8, 64, 256}) queue.observe(samples, 1h, samples * 1us + 10us);
+  for (const int samples : {1, 8, 64, 256}) queue.observe(samples, 1h, samples * 5us + 30us);
   std::vector<std::int64_t> taken;
   std::jthread spare([&] {
     CutBatch batch;
@@ -478,7 +478,7 @@ TEST(BatchScheduler, WakesASpareWorkerForHeavyWorkAlone) {
 class ShortPasses : public testing::Test {
  protected:
   ShortPasses() {
-    for (const int samples : {1, 2, 4, 8}) queue.observe(samples, 1h, samples * 5us + 30us);
+    for (const int samples : {1, 2, 4, 8}) queue.observe(samples, 1h, samples * 1us + 10us);
     worker = std::jthread([this] {
       CutBatch own;
       while (queue.next(kOrdinary, own)) taken += static_cast<int>(own.parts.size());

@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <exception>
 #include <filesystem>
+#include <functional>
 #include <new>
 #include <system_error>
 
@@ -16,6 +18,23 @@ namespace {
 constexpr int kLowestPriority = 19;
 // How often it is looked whether the last call of a version has been answered.
 constexpr Duration kLeavingLook = std::chrono::milliseconds(5);
+
+// Does `work` on a thread that waits behind all others for a CPU, and waits for it. Linux gives
+// threads a priority of their own; those that this one starts, torch's and the verifier's, have it,
+// too. So whatever is to serve must be started elsewhere.
+void stand_aside(const std::function<void()>& work) {
+  std::exception_ptr failure;
+  std::thread thread([&] {
+    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kLowestPriority);
+    try {
+      work();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  });
+  thread.join();
+  if (failure) std::rethrow_exception(failure);
+}
 
 // Ends a load while the server stops.
 struct Stopped {};
@@ -86,9 +105,6 @@ void RepositoryManager::serve() {
   started_ = true;
   registry_.set_starting(false);
   listener_.started();
-  // Linux gives threads a niceness of their own; torch's and the verifier's threads are started by
-  // this one and have it, too.
-  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kLowestPriority);
   while (!stopping_) {
     wait();
     std::optional<Call> call;
@@ -355,7 +371,7 @@ std::shared_ptr<ServedModel> RepositoryManager::try_load(LiveModel& model, Versi
       if (stopping_) throw Stopped();
       progress_ = share;
     };
-    LoadedPackage package = load_(path, progress, /*beside=*/started_);
+    LoadedPackage package = load(path, progress);
     const double took = seconds(package.load_time);
     const auto metrics = list_.add(model.name(), name);
     auto served = std::make_shared<ServedModel>(std::move(package), model.limited(config_), metrics,
@@ -372,6 +388,13 @@ std::shared_ptr<ServedModel> RepositoryManager::try_load(LiveModel& model, Versi
     note_failure(model, version, error.what());
   }
   return nullptr;
+}
+
+LoadedPackage RepositoryManager::load(const std::string& path, const Progress& progress) {
+  if (!started_) return load_(path, progress, /*beside=*/false);
+  std::optional<LoadedPackage> package;
+  stand_aside([&] { package = load_(path, progress, /*beside=*/true); });
+  return std::move(*package);
 }
 
 void RepositoryManager::check_room(const std::string& path, std::int64_t bytes) const {
@@ -440,7 +463,7 @@ void RepositoryManager::let_go() {
     version = leaving_.erase(version);
     const TimePoint begin = clock_.now();
     // Nobody can find it, so this share is the last.
-    gone.model.reset();
+    stand_aside([&] { gone.model.reset(); });
     log_.info("unloaded", {{"model", gone.name},
                            {"version", std::to_string(gone.version)},
                            {"seconds", seconds(clock_.now() - begin)}});

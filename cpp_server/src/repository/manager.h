@@ -114,6 +114,7 @@ class RepositoryManager final : public RepositoryControl {
   void work_off();
   bool work_on(LiveModel& model);
   std::shared_ptr<ServedModel> try_load(LiveModel& model, Version version);
+  LoadedPackage load(const std::string& path, const Progress& progress);
   void check_room(const std::string& path, std::int64_t bytes) const;
   void note_failure(LiveModel& model, Version version, const std::string& reason);
   void put_in_place(LiveModel& model, Version version, std::shared_ptr<ServedModel> served);
