@@ -18,6 +18,7 @@ void set_flags(const std::vector<Flag>& flags, const std::vector<std::string>& a
     });
     if (flag == flags.end()) {
       std::vector<std::string> names;
+      names.reserve(flags.size());
       for (const Flag& candidate : flags) names.push_back("--" + candidate.name);
       const std::string near = nearest(name, names);
       throw UsageError(text("unrecognized argument '", argument, "'; ",

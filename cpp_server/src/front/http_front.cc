@@ -59,8 +59,9 @@ class HttpFront::LateAnswers : public http2::EventLoop::Task {
     }
     if (front == nullptr) return;
     for (const auto& [number, answer] : answers) {
-      const auto asked = std::find_if(front->connections_.begin(), front->connections_.end(),
-                                      [&](const auto& one) { return one->number() == number; });
+      const auto asked =
+          std::find_if(front->connections_.begin(), front->connections_.end(),
+                       [wanted = number](const auto& one) { return one->number() == wanted; });
       if (asked != front->connections_.end()) (*asked)->give(answer);
     }
   }

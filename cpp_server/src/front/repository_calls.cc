@@ -63,8 +63,8 @@ Status read_load(const Parameters& parameters, LoadRequest& request) {
 Status read_unload(const Parameters& parameters, std::optional<Version>& version) {
   for (const auto& [name, value] : parameters) {
     if (name == kUnloadDependents) continue;
-    const Status status = name == "version" ? read_version(name, value, version)
-                                            : unknown_parameter(name, {"version"});
+    Status status = name == "version" ? read_version(name, value, version)
+                                      : unknown_parameter(name, {"version"});
     if (!status.ok()) return status;
   }
   return {};

@@ -32,11 +32,12 @@ void CallRecord::add(const CallTag& tag, Duration latency, GrpcCode code, std::s
   append(bytes, static_cast<std::uint32_t>(code));
   append(bytes, static_cast<std::uint32_t>(answer.size()));
   bytes.append(answer);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   file_.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
 void CallRecord::close() {
+  const MutexLock lock(mutex_);
   file_.close();
   if (!file_) refuse_flag("record", path_, "it could not be written to its end");
 }

@@ -81,7 +81,7 @@ ModelFolder scan_model(const std::string& path, const std::string& name) {
 RepositoryFolder scan_repository(const std::string& path) {
   RepositoryFolder repository;
   for (const std::string& name : folders_in(path, repository.remarks)) {
-    const std::string folder = path + "/" + name;
+    const std::string folder = text(path, "/", name);
     if (is_model_name(name)) {
       repository.models.push_back(scan_model(folder, name));
     } else {

@@ -249,7 +249,7 @@ LiveModel* RepositoryManager::find_model(const std::string& name) {
     return known->second.get();
   }
   for (const std::string& repository : config_.repositories) {
-    const std::string path = repository + "/" + name;
+    const std::string path = text(repository, "/", name);
     std::error_code unknown;
     if (!std::filesystem::is_directory(path, unknown)) continue;
     ModelFolder found = scan_model(path, name);

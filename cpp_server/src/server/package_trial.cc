@@ -59,6 +59,7 @@ class Child {
  public:
   Child(std::vector<std::string> arguments, int stderr_descriptor, const std::string& path) {
     std::vector<char*> pointers;
+    pointers.reserve(arguments.size() + 1);
     for (std::string& argument : arguments) pointers.push_back(argument.data());
     pointers.push_back(nullptr);
     posix_spawn_file_actions_t actions;
