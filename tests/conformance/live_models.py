@@ -1,17 +1,15 @@
 """A repository of models on the disk, servers of it, and what their answers should be."""
 
-import functools
 import itertools
 import json
 import shutil
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tessera.serving.package.loading import load_package
 from tessera.serving.protocol import inference_pb2 as ipb
-from tests.conformance.conformance_harness import TIMEOUT_S, RunningServer, commands, scores_of
+from tests.conformance.conformance_harness import TIMEOUT_S, RunningServer, scores_of
 from tests.conformance.test_answers import run_in_process
 from tests.kserve_messages import stub_of
 
@@ -66,18 +64,10 @@ class Models:
         return json.loads(path.read_text()) if path.exists() else {}
 
 
-@functools.cache
-def has_repositories(kind):
-    done = subprocess.run([*commands()[kind], "--help"], capture_output=True, text=True, check=True)
-    return "--model-repository" in done.stdout
-
-
 def serve(kind, models, control, *flags):
     """A server of the repository, not yet entered."""
     if kind == "given":
         pytest.skip("needs a server with a repository of its own")
-    if not has_repositories(kind):
-        pytest.skip(f"the {kind} server serves no repository yet")
     repository = ["--model-repository", models.folder, "--model-control", control]
     return RunningServer(kind, *repository, *flags, "--drain-propagation-ms", 0)
 

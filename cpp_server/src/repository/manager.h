@@ -3,9 +3,10 @@
 // wanted any more back once its last call has been answered. docs/repository.md has the rules; the
 // decisions are pure functions (wanted.h, changes.h, routes.h).
 //
-// Threads: until the loads of the start have ended the thread runs like any other; from then on it
-// has the lowest priority. Nobody else waits for it: what others ask for is queued, and what they
-// look at (the registry, the index) is published as a whole.
+// Threads: once the loads of the start have ended, packages are opened and memory is given back on
+// threads of the lowest priority, which the manager's own waits for; what a version serves with is
+// started by the manager's, at the priority of any other. Nobody else waits for it: what others ask
+// for is queued, and what they look at (the registry, the index) is published as a whole.
 //
 // Contract: start once; stop from the same thread, before the registry or anything else that was
 // given ends. index, load_counts, load, unload, rescan and begin_stop may be called from any
