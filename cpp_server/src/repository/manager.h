@@ -82,6 +82,8 @@ class RepositoryManager final : public RepositoryControl {
   void unload(const std::string& model, std::optional<Version> version, Done done) override;
 
  private:
+  // Ends a load while the server stops.
+  struct Stopped {};
   struct Call {
     std::string model;
     std::optional<LoadRequest> load;  // nothing: unload `version`
