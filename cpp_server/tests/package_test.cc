@@ -331,13 +331,14 @@ TEST(ManifestTest, MayNotBeTooDeepToPrint) {
     if (depth < 500) {
       EXPECT_TRUE(refusal.starts_with("the package's format_version is missing")) << refusal;
     } else {
-      EXPECT_EQ(refusal, "the manifest is nested more than 500 deep");
+      EXPECT_EQ(refusal, "the manifest is not JSON: it is nested more than 500 deep");
     }
   }
 }
 
 TEST(ManifestTest, IsStrict) {
-  EXPECT_EQ(manifest_refusal("{"), "the manifest is not JSON");
+  EXPECT_EQ(manifest_refusal("{"),
+            "the manifest is not JSON: at byte 2 something else is expected");
   EXPECT_EQ(
       manifest_refusal(changed("\"format_version\": 4", "\"format_version\": 2")),
       "the package's format_version is 2, this server reads 3 to 5; package the model again, or "
@@ -348,7 +349,7 @@ TEST(ManifestTest, IsStrict) {
   EXPECT_EQ(manifest_refusal(changed("\"backend\"", "\"nickname\": 1, \"backend\"")),
             "manifest: unknown key 'nickname'");
   EXPECT_EQ(manifest_refusal(changed("\"rows\": 10, ", "\"rows\": 1, \"rows\": 10, ")),
-            "a key is there twice");
+            "the manifest is not JSON: a key is there twice: \"rows\"");
   EXPECT_EQ(manifest_refusal(changed("\"signature\": null", "\"signature\":null")),
             "the manifest's signature is not written as package files have it");
   EXPECT_EQ(manifest_refusal(changed("\"rows\": 10, ", "")),
@@ -361,7 +362,8 @@ TEST(ManifestTest, IsStrict) {
             "manifest.schema.features[0].out_of_range: expected one of reject, clamp, hash");
   EXPECT_EQ(manifest_refusal(changed("\"2.14\"", "\"two\"")),
             "manifest.versions.torch_below: expected a release such as 2.13");
-  EXPECT_EQ(manifest_refusal(changed("1e-6", "1e999")), "the manifest is not JSON");
+  EXPECT_EQ(manifest_refusal(changed("1e-6", "1e999")),
+            "the manifest is not JSON: a number is larger than a double may be");
   EXPECT_EQ(manifest_refusal(changed("1e-6", "-1e-6")),
             "manifest.golden.atol: is out of its range, 0 to 1.7976931348623157e+308");
   EXPECT_EQ(manifest_refusal(changed("\"ranker\"", "\"a\\nb\"")),

@@ -233,6 +233,9 @@ TEST_F(RepositoryCallsTest, HttpRefusesWhatItCannotRead) {
       {"models/a/load", R"({"parameters": {"version": 18446744073709551615}})"},
       {"models/a/load", R"({"parameters": {"version": 1.0}})"},
       {"models/a/load", R"({"version": 1})"},
+      {"models/a/load", R"({"parameters": {"version": 1, "version": 2}})"},
+      {"models/a/load", R"({"parameters": {}, "parameters": {}})"},
+      {"models/a/load", R"({"parameters": {"version": 1e999}})"},
       {"index", R"({"ready": 1})"}};
   for (const auto& [path, body] : cases) {
     const HttpAnswer answer = post(path, body);

@@ -259,7 +259,7 @@ TEST_F(RepositoryTest, ARecordThatCannotBeWrittenChangesNothing) {
 
 TEST(ControlRecordTest, SaysWhatIsWrong) {
   const std::pair<const char*, const char*> cases[] = {
-      {"", "f: is not JSON (at byte 1); write it anew or remove it"},
+      {"", "f: is not JSON: at byte 1 something else is expected; write it anew or remove it"},
       {"[]", "f: is not a JSON object; write it anew or remove it"},
       {R"({"format": 2})", "f: format is 2; this server reads 1"},
       {R"({"format": true})", "f: format is true; this server reads 1"},
@@ -270,14 +270,18 @@ TEST(ControlRecordTest, SaysWhatIsWrong) {
       {R"({"add": [18446744073709551615]})",
        "f: add has 18446744073709551615; give versions, positive whole numbers"},
       {R"({"add": [3], "remove": [3]})", "f: add and remove both have 3; leave it in one of them"},
-      {R"({"add": [3], "add": [4]})", "f: has the key \"add\" twice; keep one of the two"},
+      {R"({"add": [3], "add": [4]})",
+       "f: is not JSON: a key is there twice: \"add\"; write it anew or remove it"},
+      {R"({"add": [1e999]})",
+       "f: is not JSON: a number is larger than a double may be; write it anew or remove it"},
       {R"({"labels": {"1": 3}})",
        "f: labels has \"1\"; give a letter, then letters, digits, '_' or '-', at most 64 of them"},
       {R"({"labels": {"a": "3"}})",
        "f: labels.a is \"3\"; give a version, a positive whole number"},
       {R"({"laels": {}})",
        "f: key is \"laels\"; give one of format, unloaded, add, remove, labels"},
-      {R"({"add": [[[[1]]]]})", "f: is nested too deep; write it anew or remove it"},
+      {R"({"add": [[[[1]]]]})",
+       "f: is not JSON: it is nested more than 3 deep; write it anew or remove it"},
   };
   for (const auto& [json, error] : cases) {
     EXPECT_EQ(error_of([&] { parse_control_record(json, "f"); }), error) << json;

@@ -132,8 +132,8 @@ TEST(Flags, RefuseWithTheRemedy) {
             "--model is missing; give at least one MODEL.pt, or --model-repository DIR");
   const std::string folder = std::filesystem::temp_directory_path().string();
   EXPECT_EQ(usage_error({"--model-repository", "/nowhere/at/all"}),
-            "--model-repository is '/nowhere/at/all'; there is no such folder; create it or give "
-            "another");
+            "--model-repository is '/nowhere/at/all'; give a folder that can be read (No such file "
+            "or directory)");
   EXPECT_EQ(usage_error({"--model-repository", "/", "--model-repository", "/"}),
             "--model-repository is '/'; give each folder once");
   EXPECT_EQ(usage_error({"--model-repository", folder, "--model-control", "always"}),

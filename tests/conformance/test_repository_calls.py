@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from tessera.serving.client import PredictorClient, RepositoryClient
+from tessera.serving.protocol import inference_pb2 as ipb
 from tests.conformance.conformance_harness import TIMEOUT_S
 from tests.conformance.live_models import (
     Models,
@@ -24,6 +25,8 @@ from tests.conformance.live_models import (
     serve,
     unload,
 )
+from tests.conformance.test_surface import free, run
+from tests.kserve_messages import stub_of
 
 PROGRAM = Path(__file__).with_name("triton_client.py")
 
@@ -219,9 +222,26 @@ def test_what_cannot_be_asked_for_is_refused_by_name(server, call, values, code,
     assert index(server) == before
 
 
+def test_calls_wait_in_a_bounded_number(server, models, answer):
+    """A load, and while it goes on more calls than may wait for it."""
+    models.put("waits", 1, "a")
+    stub = stub_of(server)
+    request = ipb.RepositoryModelLoadRequest(model_name="waits")
+    calls = [stub.RepositoryModelLoad.future(request, timeout=TIMEOUT_S) for _ in range(200)]
+    refused = [call.exception() for call in calls if call.exception() is not None]
+    assert {error.code().name for error in refused} == {"RESOURCE_EXHAUSTED"}
+    assert {error.details() for error in refused} == {
+        "64 calls about repositories wait already; try again when one has been answered"
+    }
+    assert len(refused) < 200
+    assert answer("waits") == "1"
+
+
 def http(server, path, body=None):
-    """Status and JSON of a POST."""
-    content = b"" if body is None else json.dumps(body).encode()
+    """Status and JSON of a POST; ``body`` is bytes, or what is written as JSON."""
+    content = (
+        b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    )
     request = urllib.request.Request(
         f"http://{server.http_address}/v2/repository/{path}", data=content, method="POST"
     )
@@ -260,6 +280,7 @@ def test_http_has_the_same_calls(server, models, answer):
         ("models/labels/load", {"parameters": {"version": [1]}}, 400, "version"),
         ("models/labels/load", {"parameters": 3}, 400, "parameters"),
         ("models/labels/load", [], 400, ""),
+        ("models/labels/load", b'{"parameters": {"version": 1, "version": 2}}', 400, "version"),
         ("models/single/load", None, 400, "single"),
     ],
 )
@@ -318,6 +339,15 @@ def test_calls_are_refused_without_explicit_control(kind, tmp_path, variants):
         assert http(running, "models/m/load")[0] == 400
         assert ready(running, "m") == {2}
         assert models.record("m") == {}
+
+
+def test_a_repository_that_is_not_there_ends_with_2(kind, tmp_path):
+    status, lines = run(kind, *free("--model-repository", tmp_path / "none"))
+    assert status == 2
+    assert lines[-1].endswith(
+        f"--model-repository is '{tmp_path / 'none'}'; "
+        "give a folder that can be read (No such file or directory)"
+    )
 
 
 def test_a_killed_server_starts_with_the_same_state(kind, tmp_path, variants, message):

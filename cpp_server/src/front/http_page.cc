@@ -21,6 +21,7 @@ const char* reason_phrase(int status) {
     case 405: return "Method Not Allowed";
     case 411: return "Length Required";
     case 413: return "Content Too Large";
+    case 429: return "Too Many Requests";
     case 500: return "Internal Server Error";
     case 503: return "Service Unavailable";
     default: return "Error";

@@ -2,10 +2,10 @@
 
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string_view>
 #include <utility>
 
+#include "common/strict_json.h"
 #include "common/text.h"
 #include "front/repository_calls.h"
 
@@ -18,18 +18,11 @@ constexpr std::string_view kIndex = "/v2/repository/index";
 constexpr std::string_view kModels = "/v2/repository/models/";
 constexpr int kMaxDepth = 3;
 
-// The object in `body`, which may be empty; nothing: it is none.
-std::optional<Json> read_object(const std::string& body) {
-  if (body.empty()) return Json::object();
-  bool too_deep = false;
-  Json json = Json::parse(
-      body,
-      [&](int depth, Json::parse_event_t /*event*/, const Json& /*parsed*/) {
-        too_deep |= depth > kMaxDepth;
-        return !too_deep;
-      },
-      /*allow_exceptions=*/false);
-  if (too_deep || !json.is_object()) return std::nullopt;
+// The object in `body`, which may be empty. Throws JsonError.
+Json read_object(const std::string& body) {
+  if (body.find_first_not_of(" \t\r\n") == std::string::npos) return Json::object();
+  Json json = parse_strictly(body, kMaxDepth);
+  if (!json.is_object()) throw JsonError("it is not an object");
   return json;
 }
 
@@ -84,7 +77,7 @@ int http_status_of(Code code) {
     case Code::kInvalidArgument:
     case Code::kFailedPrecondition: return 400;
     case Code::kNotFound: return 404;
-    case Code::kResourceExhausted:
+    case Code::kResourceExhausted: return 429;
     case Code::kUnavailable: return 503;
     case Code::kCancelled:
     case Code::kDeadlineExceeded:
@@ -106,27 +99,30 @@ void answer_repository_post(const ServerFacts& facts, const std::string& path,
                                 "NAME/unload")));
     return;
   }
-  const std::optional<Json> json = read_object(body);
-  if (!json) {
-    done(json_refusal(400, "the body is not a JSON object such as {\"parameters\": {}}"));
+  Json json;
+  try {
+    json = read_object(body);
+  } catch (const JsonError& error) {
+    done(json_refusal(
+        400, text("the body is not a JSON object such as {\"parameters\": {}}: ", error.what())));
     return;
   }
   const char* const known = path == kIndex ? "ready" : "parameters";
-  for (const auto& [key, value] : json->items()) {
+  for (const auto& [key, value] : json.items()) {
     if (key == known) continue;
     done(json_refusal(400, text("the body has '", key, "', expected '", known, "'")));
     return;
   }
   if (path == kIndex) {
-    done(index_answer(facts, *json));
+    done(index_answer(facts, json));
     return;
   }
-  const auto given = json->find("parameters");
-  if (given != json->end() && !given->is_object()) {
+  const auto given = json.find("parameters");
+  if (given != json.end() && !given->is_object()) {
     done(json_refusal(400, "parameters is not a JSON object"));
     return;
   }
-  const Parameters parameters = given == json->end() ? Parameters{} : read_parameters(*given);
+  const Parameters parameters = given == json.end() ? Parameters{} : read_parameters(*given);
   const auto call = verb == "load" ? call_load : call_unload;
   call(facts.repository, model, parameters, answering(std::move(done)));
 }

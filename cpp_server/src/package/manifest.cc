@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "common/strict_json.h"
 #include "common/text.h"
 #include "package/field_rules.h"
 #include "package/format_rules.h"
@@ -155,25 +156,6 @@ MajorMinor major_minor(const std::string& version) {
   refuse(text("'", version, "' is not a torch version"));
 }
 
-Json parse_json(std::span<const std::byte> json) {
-  const auto* const begin = reinterpret_cast<const char*>(json.data());
-  // The keys met so far of every object that is open.
-  std::vector<std::set<std::string>> open;
-  const auto check = [&](int depth, Json::parse_event_t event, Json& value) {
-    if (depth > kMaxDepth) refuse(text("the manifest is nested more than ", kMaxDepth, " deep"));
-    if (event == Json::parse_event_t::object_start) open.emplace_back();
-    if (event == Json::parse_event_t::object_end) open.pop_back();
-    if (event == Json::parse_event_t::key) {
-      const auto key = value.get<std::string>();
-      if (!open.back().insert(key).second) refuse("a key is there twice");
-    }
-    return true;
-  };
-  Json root = Json::parse(begin, begin + json.size(), check, /*allow_exceptions=*/false);
-  if (root.is_discarded()) refuse("the manifest is not JSON");
-  return root;
-}
-
 Manifest parse_manifest(std::span<const std::byte> json) {
   const std::string_view all(reinterpret_cast<const char*>(json.data()), json.size());
   if (std::any_of(all.begin(), all.end(), [](char c) { return (c & 0x80) != 0; })) {
@@ -184,7 +166,12 @@ Manifest parse_manifest(std::span<const std::byte> json) {
       }) > kMaxManifestMarks) {
     refuse(text("the manifest has more than ", kMaxManifestMarks, " values"));
   }
-  const Json root = parse_json(json);
+  Json root;
+  try {
+    root = parse_strictly(all, kMaxDepth);
+  } catch (const JsonError& error) {
+    refuse(text("the manifest is not JSON: ", error.what()));
+  }
   const int version = read_format_version(root);
   read_signature(json);
   check_manifest_fields(root, version);

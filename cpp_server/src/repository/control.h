@@ -2,9 +2,11 @@
 //
 // Contract of RepositoryControl: any thread; nothing blocks. load and unload call `done` once, from
 // any thread, perhaps before they return; with the status of the outcome. Whoever implements it
-// calls every `done` before it ends, with UNAVAILABLE where the server drains.
+// calls every `done` before it ends, with UNAVAILABLE where the server drains. Calls are carried out
+// one after the other; one that comes while kMaxWaitingCalls wait is RESOURCE_EXHAUSTED.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -59,6 +61,8 @@ struct LoadCount {
   std::uint64_t ok = 0;
   std::uint64_t failed = 0;
 };
+
+inline constexpr std::size_t kMaxWaitingCalls = 64;
 
 class RepositoryControl {
  public:

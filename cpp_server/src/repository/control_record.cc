@@ -2,9 +2,9 @@
 
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <vector>
 
 #include "common/flags.h"
+#include "common/strict_json.h"
 #include "common/text.h"
 #include "repository/small_file.h"
 
@@ -21,28 +21,6 @@ constexpr int kMaxDepth = 3;
 
 std::string shown(const Json& value) {
   return value.dump(-1, ' ', true, Json::error_handler_t::replace);
-}
-
-// JSON without comments, without a key that is there twice and of no more levels than a record has.
-Json parse_strictly(std::string_view json) {
-  std::vector<std::set<std::string>> keys;  // of the objects that are open
-  const auto watch = [&](int depth, Json::parse_event_t event, const Json& parsed) {
-    using Event = Json::parse_event_t;
-    if (event == Event::object_start) keys.emplace_back();
-    if (event == Event::object_end) keys.pop_back();
-    if (event == Event::object_start || event == Event::array_start) {
-      if (depth >= kMaxDepth) refuse("is nested too deep; write it anew or remove it");
-    }
-    if (event == Event::key && !keys.back().insert(parsed.get<std::string>()).second) {
-      refuse("has the key " + shown(parsed) + " twice; keep one of the two");
-    }
-    return true;
-  };
-  try {
-    return Json::parse(json, watch);
-  } catch (const Json::parse_error& error) {
-    refuse(text("is not JSON (at byte ", error.byte, "); write it anew or remove it"));
-  }
 }
 
 std::optional<Version> version_in(const Json& value) {
@@ -111,7 +89,9 @@ std::string path_of(const std::string& model_folder) { return model_folder + "/c
 
 ControlRecord parse_control_record(std::string_view json, const std::string& file) {
   try {
-    return read_record(parse_strictly(json));
+    return read_record(parse_strictly(json, kMaxDepth));
+  } catch (const JsonError& error) {
+    throw UsageError(text(file, ": is not JSON: ", error.what(), "; write it anew or remove it"));
   } catch (const UsageError& error) {
     throw UsageError(text(file, ": ", error.what()));
   }

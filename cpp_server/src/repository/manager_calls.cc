@@ -36,12 +36,17 @@ void RepositoryManager::ask(Call call) {
                                                "; start the server with explicit to allow this")};
   } else {
     const MutexLock lock(mutex_);
-    if (!closed_) {
+    if (closed_) {
+      refusal = {Code::kUnavailable, "the server is draining"};
+    } else if (calls_.size() >= kMaxWaitingCalls) {
+      refusal = {Code::kResourceExhausted, text(kMaxWaitingCalls,
+                                                " calls about repositories wait already; try again "
+                                                "when one has been answered")};
+    } else {
       calls_.push_back(std::move(call));
       changed_.notify_all();
       return;
     }
-    refusal = {Code::kUnavailable, "the server is draining"};
   }
   call.done(refusal);
 }

@@ -29,10 +29,11 @@ ModelSource parse_model(const std::string& value) {
 }
 
 std::string checked_repository(const std::string& value) {
-  std::error_code unknown;
-  if (!std::filesystem::is_directory(value, unknown)) {
+  std::error_code trouble;
+  const std::filesystem::directory_iterator readable(value, trouble);
+  if (trouble) {
     refuse_flag("model-repository", "'" + value + "'",
-                "there is no such folder; create it or give another");
+                text("give a folder that can be read (", trouble.message(), ")"));
   }
   return value;
 }

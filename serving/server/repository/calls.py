@@ -25,6 +25,9 @@ from tessera.serving.server.repository.manager import RepositoryManager
 from tessera.serving.server.repository.model_versions import ModelVersions
 from tessera.serving.server.repository.reading import read_model
 
+MAX_WAITING_CALLS = 64
+"""Calls that wait while another one is being carried out."""
+
 
 class RepositoryCalls:
     """Changes what is wanted, one call at a time.
@@ -42,13 +45,15 @@ class RepositoryCalls:
         self._control = control
         self._fixed = fixed
         self._one_at_a_time = asyncio.Lock()
+        self._waiting = 0
 
     async def load(self, name: str, request: LoadRequest) -> None:
         """Load what ``request`` asks for, and return when it answers.
 
         Raises:
             ServeError: NOT_FOUND, INVALID_ARGUMENT, or FAILED_PRECONDITION, also where a version cannot be
-                loaded; UNAVAILABLE where the server drains.  Nothing has changed then.
+                loaded; UNAVAILABLE where the server drains; RESOURCE_EXHAUSTED where too many calls wait.
+                Nothing has changed then.
         """
         await self._change(name, lambda situation: change_by_load(situation, request))
 
@@ -62,6 +67,12 @@ class RepositoryCalls:
 
     async def _change(self, name: str, make: Callable[[Situation], Change]) -> None:
         manager = self._allowed(name)
+        if self._waiting >= MAX_WAITING_CALLS:
+            raise ServeError(
+                Code.RESOURCE_EXHAUSTED,
+                f"{MAX_WAITING_CALLS} calls about repositories wait already; try again when one has been answered",
+            )
+        self._waiting += 1
         # A client that goes away does not leave half of a change.
         await asyncio.shield(asyncio.ensure_future(self._make_change(manager, name, make)))
 
@@ -88,22 +99,28 @@ class RepositoryCalls:
         self, manager: RepositoryManager, name: str, make: Callable[[Situation], Change]
     ) -> None:
         async with self._one_at_a_time:
-            model = await self._read(manager, name)
-            try:
-                change = make(model.situation())
-                model.forgive(change.load)
-                model.asked = change.load
-                manager.wake()
-                await self._load_all(manager, model, change.load)
-                await self._record(model, change)
-            except RefusedChangeError as error:
-                raise ServeError(Code(error.refusal.value), error.message) from None
-            finally:
-                model.asked = None
-                model.decide()
-                manager.publish(model)
-                manager.wake()
-            await self._unload(manager, model, change)
+            self._waiting -= 1
+            await self._change_model(manager, name, make)
+
+    async def _change_model(
+        self, manager: RepositoryManager, name: str, make: Callable[[Situation], Change]
+    ) -> None:
+        model = await self._read(manager, name)
+        try:
+            change = make(model.situation())
+            model.forgive(change.load)
+            model.asked = change.load
+            manager.wake()
+            await self._load_all(manager, model, change.load)
+            await self._record(model, change)
+        except RefusedChangeError as error:
+            raise ServeError(Code(error.refusal.value), error.message) from None
+        finally:
+            model.asked = None
+            model.decide()
+            manager.publish(model)
+            manager.wake()
+        await self._unload(manager, model, change)
 
     async def _read(self, manager: RepositoryManager, name: str) -> ModelVersions:
         """Read the model's folder again."""

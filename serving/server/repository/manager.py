@@ -29,7 +29,11 @@ from tessera.serving.server.model.registry import Registry, VersionedModel
 from tessera.serving.server.model.served_model import ServedModel
 from tessera.serving.server.model.serving import serve_model
 from tessera.serving.server.repository.model_versions import IndexRow, LiveVersion, ModelVersions
-from tessera.serving.server.repository.reading import Reading, read_repositories
+from tessera.serving.server.repository.reading import (
+    Reading,
+    check_readable,
+    read_repositories,
+)
 from tessera.serving.server.repository.version_loader import VersionLoader
 
 _END_OF_WORKERS_S = 60.0
@@ -87,12 +91,9 @@ class RepositoryManager:
         Raises:
             UserError: a repository cannot be read.
         """
-        reading = await in_thread(lambda: read_repositories(self.repositories, self._taken))
-        if reading.unreadable:
-            raise UserError(
-                f"--model-repository: {reading.remarks[0]}; give a folder that can be read"
-            )
-        self._take(reading)
+        for path in self.repositories:
+            await in_thread(lambda path=path: check_readable(path))  # type: ignore[misc] # mypy cannot infer a lambda with defaults
+        self._take(await in_thread(lambda: read_repositories(self.repositories, self._taken)))
         loop = asyncio.get_running_loop()
         self._tasks.append(loop.create_task(self._work()))
         await self._idle.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,20 @@ class Reading:
     models: Mapping[str, ModelReading] = field(default_factory=dict)
     unreadable: frozenset[Path] = frozenset()
     remarks: tuple[str, ...] = ()
+
+
+def check_readable(repository: Path) -> None:
+    """Look whether the folder ``repository`` can be read at all.
+
+    Raises:
+        UserError: it cannot.
+    """
+    try:
+        os.scandir(repository).close()
+    except OSError as error:
+        raise UserError(
+            f"--model-repository is '{repository}'; give a folder that can be read ({error.strerror})"
+        ) from error
 
 
 def read_repositories(repositories: Sequence[Path], taken: frozenset[str]) -> Reading:
