@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/text.h"
 #include "echo_model.h"
 #include "metrics/model_list.h"
 #include "package/package_error.h"
@@ -79,13 +80,14 @@ class ManagerTest : public testing::Test {
     fs::rename(folder / "m" / ("." + name), folder / "m" / name);
   }
 
-  void start() {
+  void start(const RepositoryManager::WarmUp& warm_up = nullptr) {
     const RepositoryManager::Listener listener{
         .serving = [this](const std::string&, bool now) { serving = now; },
         .gone = [this](const std::string&) { gone = true; },
         .started = [this] { started.set_value(); }};
     manager = std::make_unique<RepositoryManager>(config, std::vector<RepositoryManager::Fixed>(),
-                                                  registry, list, load_text, listener, clock, log);
+                                                  registry, list, load_text, warm_up, listener,
+                                                  clock, log);
     manager->start();
   }
 
@@ -257,6 +259,38 @@ TEST_F(ManagerTest, CallsAreRefusedUnlessTheyAreAllowed) {
   start();
   started.get_future().wait();
   EXPECT_EQ(load({}).code, Code::kFailedPrecondition);
+}
+
+TEST_F(ManagerTest, AVersionIsCalledBeforeItAnswers) {
+  std::vector<std::string> calls;
+  put(1, "good");
+  start([&](const std::string& model, ServedModel& version) {
+    calls.push_back(text(model, " ", version.version(), " beside '", answering(), "'"));
+  });
+  started.get_future().wait();
+  put(2, "good");
+  until([&] { return answering() == "2"; });
+  EXPECT_EQ(calls, (std::vector<std::string>{"m 1 beside ''", "m 2 beside '1'"}));
+}
+
+TEST_F(ManagerTest, CallsWaitInABoundedNumber) {
+  config.control = ModelControl::kExplicit;
+  put(1, "good");
+  start();
+  started.get_future().wait();
+  put(2, "endless");
+  std::atomic<std::size_t> drained = 0;
+  const auto count = [&](const Status& status) { drained += status.code == Code::kUnavailable; };
+  manager->load("m", {.version = 2}, count);
+  until([&] { return entry("2").state == VersionState::kLoading; });
+  for (std::size_t i = 0; i < kMaxWaitingCalls; ++i) manager->unload("m", 1, count);
+  const Status refused = unload();
+  EXPECT_EQ(refused.code, Code::kResourceExhausted);
+  EXPECT_EQ(refused.message,
+            "64 calls about repositories wait already; try again when one has been answered");
+  manager->stop();
+  EXPECT_EQ(drained, kMaxWaitingCalls + 1);
+  EXPECT_EQ(answering(), "1");
 }
 
 TEST_F(ManagerTest, StopsInTheMiddleOfALoad) {

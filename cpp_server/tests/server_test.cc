@@ -348,7 +348,8 @@ TEST(Http, ReadsHeadsAndWritesAnswers) {
 TEST(StatusPage, ShowsTheVersionsOfRepositories) {
   const test::FakeClock clock;
   const ModelList models;
-  const std::string page = StatusPage(models, clock).page("ready", "1", FakeRepository().index());
+  const std::string page =
+      StatusPage(models, clock).page("ready", "1", FakeRepository().index(), {});
   for (const char* part :
        {"<td>ranker</td><td>4</td><td>LOADING</td><td>canary, next (shadow)</td><td>2.5%</td>"
         "<td><progress max=\"100\" value=\"50\"></progress> 50%</td>",
@@ -357,7 +358,7 @@ TEST(StatusPage, ShowsTheVersionsOfRepositories) {
         "<td>empty</td>"}) {
     EXPECT_NE(page.find(part), std::string::npos) << part;
   }
-  EXPECT_EQ(StatusPage(models, clock).page("ready", "1", {}).find("<h2>versions"),
+  EXPECT_EQ(StatusPage(models, clock).page("ready", "1", {}, {}).find("<h2>versions"),
             std::string::npos);
 }
 
@@ -369,14 +370,56 @@ TEST(StatusPage, ShowsTheLastMinute) {
   for (int i = 0; i < 100; ++i) model.count_request(Code::kOk, std::chrono::microseconds(3'500));
   clock.advance(std::chrono::seconds(10));
   board.tick();
-  EXPECT_NE(board.page("ready", "1", {}).find("<td>10.0</td>"), std::string::npos);
-  EXPECT_NE(board.page("ready", "1", {}).find("&lt;ranker&gt;"), std::string::npos);
-  EXPECT_EQ(board.page("ready", "1", {}).find("<ranker>"), std::string::npos);
+  EXPECT_NE(board.page("ready", "1", {}, {}).find("<td>10.0</td>"), std::string::npos);
+  EXPECT_NE(board.page("ready", "1", {}, {}).find("&lt;ranker&gt;"), std::string::npos);
+  EXPECT_EQ(board.page("ready", "1", {}, {}).find("<ranker>"), std::string::npos);
   clock.advance(std::chrono::seconds(61));  // the requests are out of the window
   board.tick();
   clock.advance(std::chrono::seconds(1));
   board.tick();
-  EXPECT_EQ(board.page("ready", "1", {}).find("<td>10.0</td>"), std::string::npos);
+  EXPECT_EQ(board.page("ready", "1", {}, {}).find("<td>10.0</td>"), std::string::npos);
+}
+
+TEST(StatusPage, DrawsTheLastHourAndShadows) {
+  test::FakeClock clock;
+  ModelList models;
+  ModelMetrics& model = *models.add("ranker", "3");
+  StatusPage board(models, clock);
+  const auto page = [&] { return board.page("ready", "1", {}, {}); };
+  EXPECT_NE(page().find("p99 and p50, up to 0.00 ms; not answered, up to 0.00/s"),
+            std::string::npos);
+  const auto pass = [&](int answered, int refused) {
+    for (int i = 0; i < answered; ++i) {
+      model.count_request(Code::kOk, std::chrono::microseconds(4'000));
+    }
+    for (int i = 0; i < refused; ++i) model.count_request(Code::kInvalidArgument, Duration::zero());
+    clock.advance(LastHour::kStep);
+    board.tick();
+  };
+  pass(100, 0);
+  pass(0, 0);  // nothing is drawn
+  pass(100, 40);
+  EXPECT_NE(page().find("not answered, up to 2.00/s"), std::string::npos) << page();
+  // Three points at the right; the second has no latency.
+  EXPECT_NE(page().find("<path class=\"errors\" d=\"M177 40.00h1L178 40.00L179 0.00\"/>"),
+            std::string::npos)
+      << page();
+  const std::string drawn = page().substr(page().find("class=\"p99\""));
+  EXPECT_TRUE(drawn.starts_with("class=\"p99\" d=\"M177 ")) << drawn;
+  EXPECT_NE(drawn.substr(0, drawn.find("/>")).find("h1M179 "), std::string::npos) << drawn;
+  // An hour later they are gone, and no more is kept than an hour has.
+  for (std::size_t i = 0; i < LastHour::kPoints; ++i) pass(0, 0);
+  EXPECT_NE(page().find("not answered, up to 0.00/s"), std::string::npos);
+
+  auto shadow = std::make_shared<ShadowMetrics>("ranker", "3", "<4>");
+  for (int i = 0; i < 4; ++i) shadow->difference.observe(0.25);
+  shadow->count(ShadowResult::kCompared);
+  const std::string shown = board.page("ready", "1", {}, {shadow});
+  EXPECT_NE(shown.find("<td>ranker</td><td>3</td><td>&lt;4&gt;</td><td>1</"
+                       "td><td>0</td><td>0</td>"
+                       "<td>0.250000</td>"),
+            std::string::npos)
+      << shown;
 }
 
 TEST(GateTest, TellsWhenTheLastCallHasLeft) {

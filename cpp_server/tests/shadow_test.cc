@@ -161,7 +161,9 @@ TEST_F(ShadowTest, EveryCallIsAnsweredByTheOtherVersionAndComparedOrDropped) {
 TEST_F(ShadowTest, ACallThatTheShadowAnswersIsNotComparedWithItself) {
   EXPECT_EQ(call(5, 1, "2", 0.25F), "2");
   end();
-  EXPECT_TRUE(shadows.only([](const ShadowMetrics&) { return true; }).empty());
+  const std::vector<IndexEntry> both = {{.model = "m", .version = "1"},
+                                        {.model = "m", .version = "2"}};
+  EXPECT_TRUE(shadows.both_in(both).empty());
 }
 
 struct FullShadowTest : ShadowTest {

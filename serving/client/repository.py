@@ -31,12 +31,20 @@ class ModelVersion:
         version: its number, or a package's own version where the server was given a file.
         state: ``READY``, ``LOADING``, ``UNLOADING`` or ``UNAVAILABLE``.
         reason: why it does not answer; empty where it does.
+        labels: that name it.
+        traffic_percent: of the calls without a version that go to it, where labels share them; else 0.
+        shadow: whether it computes a share of the calls, too.
+        load_progress: how much of its load is done, 0 to 1, while it is ``LOADING``; else 0.
     """
 
     name: str
     version: str
     state: str
     reason: str
+    labels: tuple[str, ...] = ()
+    traffic_percent: float = 0.0
+    shadow: bool = False
+    load_progress: float = 0.0
 
 
 class RepositoryClient:
@@ -71,7 +79,16 @@ class RepositoryClient:
         request = pb.RepositoryIndexRequest(ready=ready)
         found = self._call(self._stub.RepositoryIndex, request)
         return [
-            ModelVersion(name=row.name, version=row.version, state=row.state, reason=row.reason)
+            ModelVersion(
+                name=row.name,
+                version=row.version,
+                state=row.state,
+                reason=row.reason,
+                labels=tuple(row.labels),
+                traffic_percent=row.traffic_percent,
+                shadow=row.shadow,
+                load_progress=row.load_progress,
+            )
             for row in found.models
         ]
 

@@ -167,12 +167,27 @@ def _show(rows: Sequence[ModelVersion], *, as_json: bool) -> None:
     elif not rows:
         print("the server has no model")
     else:
-        cells = [(row.name, row.version, row.state) for row in rows]
+        cells = [(row.name, row.version, _state(row)) for row in rows]
+        labels = ["labels", *map(_labels, rows)]
+        width = max(map(len, labels))
         reasons = ["reason", *(row.reason for row in rows)]
-        for line, reason in zip(
-            table_of(("model", "version", "state"), cells), reasons, strict=True
-        ):
-            print(f"{line}  {reason}".rstrip())
+        lines = table_of(("model", "version", "state"), cells)
+        for line, label, reason in zip(lines, labels, reasons, strict=True):
+            print(f"{line}  {label:<{width}}  {reason}".rstrip())
+
+
+def _state(row: ModelVersion) -> str:
+    return f"{row.state} {row.load_progress:.0%}" if row.load_progress else row.state
+
+
+def _labels(row: ModelVersion) -> str:
+    """What names a version, and its share of the calls: ``stable, canary 5% (shadow)``."""
+    words = [", ".join(row.labels)]
+    if row.traffic_percent:
+        words.append(f"{row.traffic_percent:g}%")
+    if row.shadow:
+        words.append("(shadow)")
+    return " ".join(filter(None, words))
 
 
 def _failed(error: PredictError, args: argparse.Namespace, repository: RepositoryClient) -> int:

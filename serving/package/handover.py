@@ -18,9 +18,13 @@ import torch
 from torch import Tensor
 
 from tessera.serving.package.opening import Opening
+from tessera.serving.package.pace import Pace
 from tessera.serving.package.records import PackageError, Records
 
-_PIECE_BYTES = 16 << 20
+_PIECE_BYTES = (
+    256 << 10
+)  # is copied at once: whoever waits for the CPU waits for no longer than that
+_GIVEN_BACK_BYTES = 16 << 20
 _PAGE_BYTES = 4096
 _PUNCH_HOLE_KEEP_SIZE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, <linux/falloc.h>
 _LIBC = ctypes.CDLL(None)
@@ -80,9 +84,19 @@ class CheckedContents:
     manifest_sha256: str
 
     def take(
-        self, records: Records, opening: Opening, progress: Callable[[int], None] = lambda _: None
+        self,
+        records: Records,
+        opening: Opening,
+        progress: Callable[[int], None] = lambda _: None,
+        pace: Pace | None = None,
     ) -> None:
         """Give ``opening`` every record: large tables from here, the others, compared, from the file.
+
+        Args:
+            records: the file's.
+            opening: where the contents go.
+            progress: told the bytes that were taken.
+            pace: that of the work; None: it goes on at once.
 
         Raises:
             PackageError: the file's manifest is another one by now, or a record of it was changed.
@@ -102,14 +116,19 @@ class CheckedContents:
                 continue
             place = opening.into(entry)
             if place is not None:
-                self._copy(begin, place, progress)
+                self._copy(begin, place, progress, pace)
 
-    def _copy(self, begin: int, place: memoryview, progress: Callable[[int], None]) -> None:
-        for at in range(0, len(place), _PIECE_BYTES):
-            piece = place[at : at + _PIECE_BYTES]
+    def _copy(
+        self, begin: int, place: memoryview, progress: Callable[[int], None], pace: Pace | None
+    ) -> None:
+        for at in range(0, len(place), _GIVEN_BACK_BYTES):
+            piece = place[at : at + _GIVEN_BACK_BYTES]
             done = 0
             while done < len(piece):
-                done += os.preadv(self.descriptor, [piece[done:]], begin + at + done)
+                some = piece[done : done + _PIECE_BYTES]
+                done += os.preadv(self.descriptor, [some], begin + at + done)
+                if pace is not None:
+                    pace.rest()
             _LIBC.fallocate(
                 self.descriptor, _PUNCH_HOLE_KEEP_SIZE, begin + at, SharedContents.room(len(piece))
             )

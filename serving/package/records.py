@@ -32,8 +32,11 @@ from tessera.serving.package.manifest import (
     Manifest,
     RecordInfo,
 )
+from tessera.serving.package.pace import Pace
 
-_PIECE_BYTES = 1 << 20  # stays in a core's cache between being read and being hashed
+# Stays in a core's cache between being read and being hashed, and is copied at once: whoever waits for the CPU
+# waits for no longer than that.
+_PIECE_BYTES = 256 << 10
 _WORTH_THREADS_BYTES = 2 << 20
 _SHOWN_NAMES = 5
 
@@ -53,6 +56,8 @@ class Records:
     Attributes:
         path: the file.
         identity: `file_identity` of what was read; compare it once the file has been used.
+        pace: where others are served meanwhile, that of the thread that reads, which then is the only one; None at
+            first.
 
     Raises:
         PackageError: the file is missing, is not a regular file, is not an archive, or has a byte
@@ -78,6 +83,7 @@ class Records:
             ) from error
         except OSError as error:
             raise PackageError(path, f"cannot be read: {error.strerror}") from error
+        self.pace: Pace | None = None
         self._listed: Mapping[str, RecordInfo] = {}
         self._manifest: bytes | None = None
         self._parsed: Manifest | None = None
@@ -181,7 +187,8 @@ class Records:
                 file = stream.fileno()
                 in_threads(
                     [functools.partial(self._check_part, file, part, progress) for part in parts],
-                    others=sum(part.bytes for part in parts) >= _WORTH_THREADS_BYTES,
+                    others=self.pace is None
+                    and sum(part.bytes for part in parts) >= _WORTH_THREADS_BYTES,
                 )
         except OSError as error:
             raise self._unreadable(error) from error
@@ -333,6 +340,8 @@ class Records:
                 raise PackageError(self.path, "became shorter while it was being read")
             yield piece[:count]
             done += count
+            if self.pace is not None:
+                self.pace.rest()
 
     def _unreadable(self, error: OSError) -> PackageError:
         return PackageError(self.path, f"cannot be read: {error.strerror}")

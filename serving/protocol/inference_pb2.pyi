@@ -430,16 +430,24 @@ class RepositoryIndexRequest(_message.Message):
 class RepositoryIndexResponse(_message.Message):
     __slots__ = ("models",)
     class ModelIndex(_message.Message):
-        __slots__ = ("name", "version", "state", "reason")
+        __slots__ = ("name", "version", "state", "reason", "labels", "traffic_percent", "shadow", "load_progress")
         NAME_FIELD_NUMBER: _ClassVar[int]
         VERSION_FIELD_NUMBER: _ClassVar[int]
         STATE_FIELD_NUMBER: _ClassVar[int]
         REASON_FIELD_NUMBER: _ClassVar[int]
+        LABELS_FIELD_NUMBER: _ClassVar[int]
+        TRAFFIC_PERCENT_FIELD_NUMBER: _ClassVar[int]
+        SHADOW_FIELD_NUMBER: _ClassVar[int]
+        LOAD_PROGRESS_FIELD_NUMBER: _ClassVar[int]
         name: str
         version: str
         state: str
         reason: str
-        def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+        labels: _containers.RepeatedScalarFieldContainer[str]
+        traffic_percent: float
+        shadow: bool
+        load_progress: float
+        def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., traffic_percent: _Optional[float] = ..., shadow: bool = ..., load_progress: _Optional[float] = ...) -> None: ...
     MODELS_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedCompositeFieldContainer[RepositoryIndexResponse.ModelIndex]
     def __init__(self, models: _Optional[_Iterable[_Union[RepositoryIndexResponse.ModelIndex, _Mapping]]] = ...) -> None: ...

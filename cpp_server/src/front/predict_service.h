@@ -19,6 +19,7 @@
 #include "common/clock.h"
 #include "front/admission.h"
 #include "front/byte_budget.h"
+#include "front/recent_requests.h"
 #include "front/shadow_call.h"
 #include "front/wire_protocol.h"
 #include "metrics/model_metrics.h"
@@ -37,7 +38,8 @@ struct PredictContext {
   ByteBudget& budget;
   const Clock& clock;
   const Log& log;
-  ShadowList* shadows = nullptr;  // null: no model has a shadow
+  ShadowList* shadows = nullptr;     // null: no model has a shadow
+  RecentRequests* recent = nullptr;  // null: no version will come
 };
 
 class PredictCall : public PendingRequest {
@@ -90,6 +92,7 @@ class PredictCall : public PendingRequest {
   void parse_and_submit(Bytes message);
   std::shared_ptr<ServedModel> named_model(Bytes message);
   void count(Code code);
+  void keep_some(Bytes message);
   std::unique_ptr<ShadowCall> copy_for_shadow(Bytes message, std::string_view key);
   bool hold(std::size_t message_bytes);
   void give_back(std::int64_t bytes);

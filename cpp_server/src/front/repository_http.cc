@@ -57,7 +57,12 @@ HttpAnswer index_answer(const ServerFacts& facts, const Json& json) {
     if (ready_alone && entry.state != VersionState::kReady) continue;
     rows.push_back(
         {{"name", entry.model}, {"version", entry.version}, {"state", state_name(entry.state)}});
-    if (!entry.reason.empty()) rows.back()["reason"] = entry.reason;
+    Json& row = rows.back();
+    if (!entry.reason.empty()) row["reason"] = entry.reason;
+    if (!entry.labels.empty()) row["labels"] = entry.labels;
+    if (entry.percent > 0) row["traffic_percent"] = entry.percent;
+    if (entry.shadow) row["shadow"] = true;
+    if (entry.state == VersionState::kLoading) row["load_progress"] = entry.progress;
   }
   return json_answer(rows);
 }

@@ -26,6 +26,10 @@ th:nth-child(-n+3), td:nth-child(-n+3) { text-align: left; }
 .versions th, .versions td { text-align: left; }
 .state { padding: .1rem .6rem; border-radius: .5rem; background: #a4600c; color: white; }
 .ready { background: #2a7d46; }
+h3 { font-size: 1rem; margin: .6rem 0 0; }
+.plot { width: 24rem; height: 4rem; border-bottom: 1px solid #8884; margin-right: 1rem; }
+.plot path { fill: none; stroke-width: 1.5; vector-effect: non-scaling-stroke; }
+.p99, .errors { stroke: #b3261e; } .p50 { stroke: #2a7d46; }
 footer { color: #888; margin-top: 1rem; }
 </style>
 </head>
@@ -71,6 +75,31 @@ std::string versions_table(const std::vector<IndexEntry>& versions) {
   return html + "</table>\n";
 }
 
+// What shadows have computed, and how far their scores were from those that
+// were answered.
+std::string shadows_table(const ShadowList::All& shadows) {
+  if (shadows.empty()) return {};
+  std::string html =
+      "<h2>shadows</h2>\n<table>\n<tr><th>model</"
+      "th><th>answered by</th><th>shadow</th>"
+      "<th>compared</th><th>dropped</th><th>failed</"
+      "th><th>difference of scores: mean</th>"
+      "<th>p50</th><th>p99</th></tr>\n";
+  for (const auto& shadow : shadows) {
+    const std::vector<std::uint64_t> counts = shadow->difference.counts();
+    const auto scores =
+        static_cast<double>(std::accumulate(counts.begin(), counts.end(), std::uint64_t{0}));
+    const auto bounds = shadow->difference.bounds();
+    html += "<tr>" + cell(html_escaped(shadow->model)) + cell(html_escaped(shadow->version)) +
+            cell(html_escaped(shadow->shadow_version));
+    for (const auto& calls : shadow->calls) html += cell(text(calls.load()));
+    html += cell(figure(scores > 0 ? shadow->difference.sum() / scores : NAN, 6)) +
+            cell(figure(quantile(bounds, counts, 0.5), 6)) +
+            cell(figure(quantile(bounds, counts, 0.99), 6)) + "</tr>\n";
+  }
+  return html + "</table>\n";
+}
+
 }  // namespace
 
 std::string html_escaped(const std::string& text) {
@@ -100,15 +129,32 @@ StatusPage::Snapshot StatusPage::snapshot(const ModelMetrics& model, TimePoint n
   return {now, model.duration.counts(), failures};
 }
 
+LastHour::Point StatusPage::point_between(std::span<const double> bounds, const Snapshot& first,
+                                          const Snapshot& second) {
+  std::vector<std::uint64_t> counts;
+  for (std::size_t i = 0; i < second.durations.size(); ++i) {
+    counts.push_back(second.durations[i] - first.durations[i]);
+  }
+  const double lasted = std::max(seconds(second.time - first.time), 1e-9);
+  return {.p50_ms = quantile(bounds, counts, 0.5) * 1e3,
+          .p99_ms = quantile(bounds, counts, 0.99) * 1e3,
+          .failures_per_second = static_cast<double>(second.failures - first.failures) / lasted};
+}
+
 void StatusPage::tick() {
   const TimePoint now = clock_.now();
-  std::map<std::shared_ptr<const ModelMetrics>, Snapshots> kept;
+  std::map<std::shared_ptr<const ModelMetrics>, Past> kept;
   for (const auto& model : models_.all()) {
-    Snapshots& own = kept[model] = std::move(snapshots_[model]);
-    own.push_back(snapshot(*model, now));
-    while (now - own.front().time > kWindow) own.pop_front();
+    const bool is_new = !past_.contains(model);
+    Past& own = kept[model] = std::move(past_[model]);
+    own.minute.push_back(snapshot(*model, now));
+    if (is_new) own.at_point = own.minute.back();
+    while (now - own.minute.front().time > kWindow) own.minute.pop_front();
+    if (now - own.at_point.time < LastHour::kStep) continue;
+    own.hour.add(point_between(model->duration.bounds(), own.at_point, own.minute.back()));
+    own.at_point = own.minute.back();
   }
-  snapshots_ = std::move(kept);  // without those that are shown no more
+  past_ = std::move(kept);  // without those that are shown no more
 }
 
 std::string StatusPage::row(const ModelMetrics& model, const Snapshot& past, TimePoint now) const {
@@ -140,18 +186,25 @@ std::string StatusPage::row(const ModelMetrics& model, const Snapshot& past, Tim
 }
 
 std::string StatusPage::page(const std::string& state, const std::string& version,
-                             const std::vector<IndexEntry>& versions) const {
+                             const std::vector<IndexEntry>& versions,
+                             const ShadowList::All& shadows) const {
   const TimePoint now = clock_.now();
   std::string html = kHead;
   html += "<h1>tessera-server <span class=\"state " + html_escaped(state) + "\">" +
           html_escaped(state) + "</span></h1>\n";
   html += kColumns;
   for (const auto& model : models_.all()) {
-    const auto known = snapshots_.find(model);
-    const bool is_new = known == snapshots_.end();
-    html += row(*model, is_new ? snapshot(*model, now) : known->second.front(), now);
+    const auto known = past_.find(model);
+    const bool is_new = known == past_.end();
+    html += row(*model, is_new ? snapshot(*model, now) : known->second.minute.front(), now);
   }
-  html += "</table>\n" + versions_table(versions);
+  html += "</table>\n" + versions_table(versions) + shadows_table(shadows) + "<h2>last hour</h2>\n";
+  for (const auto& model : models_.all()) {
+    const auto known = past_.find(model);
+    if (known == past_.end()) continue;
+    html += text("<h3>", html_escaped(model->model), " ", html_escaped(model->version), "</h3>\n",
+                 known->second.hour.plots());
+  }
   html += text("<footer>tessera ", html_escaped(version), ", up ",
                std::chrono::duration_cast<std::chrono::seconds>(now - began_).count(),
                " s. Rates and latencies are of the last minute, samples per batch since the "

@@ -1,4 +1,5 @@
-// The status page: what happened in the last minute, from snapshots taken every second.
+// The status page: what happened in the last minute, from snapshots taken every second, and in the
+// last hour, from three of them a minute.
 //
 // Contract: one thread (the HTTP port's) calls tick and page; the list outlives the page.
 #pragma once
@@ -7,12 +8,15 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "common/clock.h"
+#include "front/last_hour.h"
 #include "metrics/model_list.h"
 #include "metrics/model_metrics.h"
+#include "metrics/shadow_list.h"
 #include "repository/control.h"
 
 namespace tessera {
@@ -25,9 +29,9 @@ class StatusPage {
   void tick();
 
   // The page as HTML. `state` is "loading", "ready" or "draining", `versions` what repositories
-  // hold.
+  // hold, `shadows` what their shadows have computed.
   std::string page(const std::string& state, const std::string& version,
-                   const std::vector<IndexEntry>& versions) const;
+                   const std::vector<IndexEntry>& versions, const ShadowList::All& shadows) const;
 
  private:
   struct Snapshot {
@@ -37,13 +41,22 @@ class StatusPage {
   };
 
   static Snapshot snapshot(const ModelMetrics& model, TimePoint now);
+  static LastHour::Point point_between(std::span<const double> bounds, const Snapshot& first,
+                                       const Snapshot& second);
   std::string row(const ModelMetrics& model, const Snapshot& past, TimePoint now) const;
 
   // The oldest first; of a model that has just begun to be shown, none.
   using Snapshots = std::deque<Snapshot>;
 
+  // One model's last minute and last hour.
+  struct Past {
+    Snapshots minute;
+    Snapshot at_point;  // when the last point of the hour was made
+    LastHour hour;
+  };
+
   const ModelList& models_;
-  std::map<std::shared_ptr<const ModelMetrics>, Snapshots> snapshots_;
+  std::map<std::shared_ptr<const ModelMetrics>, Past> past_;
   const Clock& clock_;
   TimePoint began_;
 };

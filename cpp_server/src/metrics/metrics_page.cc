@@ -297,16 +297,9 @@ std::string MetricsPage::render(const RepositoryControl* repository, ShadowList&
   add_connections(page, connections_);
   const std::vector<IndexEntry> entries =
       repository == nullptr ? std::vector<IndexEntry>{} : repository->index();
-  const auto held = [&](const std::string& model, const std::string& version) {
-    return std::any_of(entries.begin(), entries.end(), [&](const IndexEntry& entry) {
-      return entry.model == model && entry.version == version;
-    });
-  };
   add_versions(page, entries);
   add_loads(page, repository == nullptr ? std::vector<LoadCount>{} : repository->load_counts());
-  add_shadows(page, shadows.only([&](const ShadowMetrics& shadow) {
-    return held(shadow.model, shadow.version) && held(shadow.model, shadow.shadow_version);
-  }));
+  add_shadows(page, shadows.both_in(entries));
   page.push_back(family("tessera_log_lines_dropped_total",
                         "Log lines that found no room or could not be written",
                         MetricType::Counter));

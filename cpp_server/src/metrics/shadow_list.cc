@@ -1,5 +1,7 @@
 #include "metrics/shadow_list.h"
 
+#include <algorithm>
+
 namespace tessera {
 
 std::string_view result_name(ShadowResult result) {
@@ -22,9 +24,16 @@ std::shared_ptr<ShadowMetrics> ShadowList::of(const std::string& model, const st
   return all_.emplace_back(std::make_shared<ShadowMetrics>(model, version, shadow_version));
 }
 
-ShadowList::All ShadowList::only(const std::function<bool(const ShadowMetrics& metrics)>& kept) {
+ShadowList::All ShadowList::both_in(const std::vector<IndexEntry>& entries) {
+  const auto there = [&](const std::string& model, const std::string& version) {
+    return std::any_of(entries.begin(), entries.end(), [&](const IndexEntry& entry) {
+      return entry.model == model && entry.version == version;
+    });
+  };
   const MutexLock lock(mutex_);
-  std::erase_if(all_, [&](const auto& one) { return !kept(*one); });
+  std::erase_if(all_, [&](const auto& one) {
+    return !there(one->model, one->version) || !there(one->model, one->shadow_version);
+  });
   return all_;
 }
 

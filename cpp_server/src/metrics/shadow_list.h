@@ -7,7 +7,6 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,6 +15,7 @@
 #include "common/enums.h"
 #include "common/mutex.h"
 #include "metrics/histogram.h"
+#include "repository/control.h"
 
 namespace tessera {
 
@@ -58,8 +58,8 @@ class ShadowList {
   std::shared_ptr<ShadowMetrics> of(const std::string& model, const std::string& version,
                                     const std::string& shadow_version);
 
-  // All of them for which `kept` holds; the others are shown no more.
-  All only(const std::function<bool(const ShadowMetrics& metrics)>& kept);
+  // Those of which both versions are in `entries`; the others are shown no more.
+  All both_in(const std::vector<IndexEntry>& entries);
 
  private:
   Mutex mutex_;

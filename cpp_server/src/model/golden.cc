@@ -148,7 +148,8 @@ void replay_golden(Session& session, const Manifest& manifest, std::span<const s
   }
 }
 
-void warm_up(Session& session, const InputSchema& schema, bool shared) {
+void warm_up(Session& session, const InputSchema& schema, bool shared,
+             const std::function<void()>& rest) {
   for (const std::int64_t samples : kWarmUpBatchSizes) {
     for (int call = 0; call < kWarmUpCalls; ++call) {
       const auto B = static_cast<std::size_t>(samples);
@@ -160,6 +161,7 @@ void warm_up(Session& session, const InputSchema& schema, bool shared) {
       };
       score(session, samples, std::vector<float>(B * schema.dense_features.size()),
             group(Group::kIdList, false), group(Group::kIdScoreList, true), shared);
+      if (rest != nullptr) rest();
     }
   }
 }

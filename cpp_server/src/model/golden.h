@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <span>
 
 #include "model/runner.h"
@@ -19,7 +20,9 @@ namespace tessera {
 void replay_golden(Session& session, const Manifest& manifest, std::span<const std::byte> content,
                    bool shared);
 
-// Calls the model with zeros until its executor has settled; `shared` likewise.
-void warm_up(Session& session, const InputSchema& schema, bool shared);
+// Calls the model with zeros until its executor has settled; `shared` likewise. `rest`, if given,
+// is called between two calls and may block.
+void warm_up(Session& session, const InputSchema& schema, bool shared,
+             const std::function<void()>& rest = nullptr);
 
 }  // namespace tessera

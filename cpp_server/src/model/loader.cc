@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "common/pace.h"
 #include "common/text.h"
 #include "model/golden.h"
 #include "model/opening.h"
@@ -79,13 +80,14 @@ void check_torch(const std::string& path, const Manifest& manifest) {
 }
 
 void check_device(Runner& runner, std::size_t device, const Manifest& manifest,
-                  std::span<const std::byte> golden, LoadSteps& steps) {
+                  std::span<const std::byte> golden, const std::function<void()>& rest,
+                  LoadSteps& steps) {
   const std::unique_ptr<Session> session = runner.open_session(device);
   session->begin_thread(1);
   // Both of the model's methods, where it has two.
   for (const bool shared : {false, true}) {
     if (shared && !runner.shares_rows()) continue;
-    warm_up(*session, manifest.schema, shared);
+    warm_up(*session, manifest.schema, shared, rest);
     steps.done("warm_up");
     if (!golden.empty()) replay_golden(*session, manifest, golden, shared);
     steps.done("golden");
@@ -115,7 +117,9 @@ std::unique_ptr<FileHash> hash_of_file(const std::shared_ptr<const Checked>& che
   return std::make_unique<FileHash>(
       [checked, contents,
        kept = opening.has_value() ? opening->kept() : nullptr](const std::stop_token& stop) {
-        return file_sha256(checked->records, checked->manifest, contents, stop);
+        Pace pace;
+        return file_sha256(checked->records, checked->manifest, contents, stop,
+                           [&pace] { pace.rest(); });
       });
 }
 
@@ -153,6 +157,7 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
     compared += bytes;
     tell(options, kReadingShare * static_cast<double>(compared) /
                       static_cast<double>(checked->file->size()));
+    if (options.rest != nullptr) options.rest();
   };
   verify_records(
       checked->records, manifest,
@@ -190,7 +195,7 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
   }
   try {
     for (std::size_t device = 0; device < runner->devices().size(); ++device) {
-      check_device(*runner, device, manifest, golden, steps);
+      check_device(*runner, device, manifest, golden, options.rest, steps);
     }
   } catch (const PackageError&) {
     throw;

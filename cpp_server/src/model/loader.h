@@ -42,6 +42,8 @@ struct LoadOptions {
   GpuOptions gpu = {};
   // Other models are served meanwhile: the calling thread alone reads and hashes.
   bool beside = false;
+  // Called between pieces of the work; it may block. Null: the work goes on at once.
+  std::function<void()> rest = nullptr;
   // Large tables are neither compared nor read into memory, but mapped: to see whether the model
   // can be opened and called, and not to serve it.
   bool only_try = false;

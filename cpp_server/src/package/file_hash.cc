@@ -1,17 +1,11 @@
 #include "package/file_hash.h"
 
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <exception>
 #include <utility>
 
+#include "common/pace.h"
+
 namespace tessera {
-namespace {
-
-constexpr int kNiceness = 19;
-
-}  // namespace
 
 FileHash::FileHash(Compute compute)
     : thread_([this, compute = std::move(compute)](const std::stop_token& stop) {
@@ -37,8 +31,7 @@ void FileHash::tell(Listener listener) {
 }
 
 void FileHash::run(const std::stop_token& stop, const Compute& compute) {
-  // Linux gives threads a niceness of their own; where it is refused the thread runs as it is.
-  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kNiceness);
+  stand_aside();
   Result result;
   try {
     result.sha256 = compute(stop);

@@ -17,7 +17,9 @@ namespace tessera {
 namespace {
 
 constexpr std::uint64_t kWorthThreads = 2U << 20;  // bytes
-constexpr std::uint64_t kPieceBytes = 1U << 20;    // stay in a core's cache from reading to hashing
+// They stay in a core's cache from reading to hashing, and the kernel copies them at once: whoever
+// waits for the CPU waits for no longer than that.
+constexpr std::uint64_t kPieceBytes = 256U << 10;
 
 // Bytes of a content that have a hash of their own.
 struct Part {
@@ -194,7 +196,7 @@ void verify_records(const Records& records, const Manifest& manifest, const Read
 }
 
 std::string file_sha256(const Records& records, const Manifest& manifest, const Contents& contents,
-                        const std::stop_token& stop) {
+                        const std::stop_token& stop, const std::function<void()>& rest) {
   Sha256 whole;
   std::string directory;
   std::uint64_t offset = 0;
@@ -204,11 +206,12 @@ std::string file_sha256(const Records& records, const Manifest& manifest, const 
     whole.update(std::as_bytes(std::span(header)));
     offset += header.size() + record.bytes;
     if (const auto kept = contents.find(name); kept != contents.end()) {
-      auto rest = kept->second;
-      while (!rest.empty() && !stop.stop_requested()) {
-        const auto piece = rest.first(std::min<std::size_t>(rest.size(), kChunkBytes));
+      auto left = kept->second;
+      while (!left.empty() && !stop.stop_requested()) {
+        const auto piece = left.first(std::min<std::size_t>(left.size(), kPieceBytes));
         whole.update(piece);
-        rest = rest.subspan(piece.size());
+        left = left.subspan(piece.size());
+        if (rest != nullptr) rest();
       }
       return;
     }
@@ -220,6 +223,7 @@ std::string file_sha256(const Records& records, const Manifest& manifest, const 
       read_part(records.file(), part, [&](std::span<const std::byte> piece) {
         own.update(piece);
         whole.update(piece);
+        if (rest != nullptr) rest();
       });
       if (own.hex() != *part.sha256) {
         throw PackageError(records.file().path(),

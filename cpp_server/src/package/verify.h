@@ -50,8 +50,9 @@ void verify_records(const Records& records, const Manifest& manifest,
                     const ReadOptions& options = {});
 
 // SHA-256 of the whole file as verify_records saw it, lower-case hex; empty where `stop` was asked
-// for meanwhile. What `contents` lacks (it has the manifest) is read, and compared, again.
+// for meanwhile. What `contents` lacks (it has the manifest) is read, and compared, again. `rest`,
+// if given, is called between pieces and may block.
 std::string file_sha256(const Records& records, const Manifest& manifest, const Contents& contents,
-                        const std::stop_token& stop);
+                        const std::stop_token& stop, const std::function<void()>& rest = nullptr);
 
 }  // namespace tessera

@@ -1,8 +1,5 @@
 #include "repository/manager.h"
 
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <exception>
 #include <filesystem>
@@ -10,22 +7,22 @@
 #include <new>
 #include <system_error>
 
+#include "common/pace.h"
 #include "common/text.h"
 
 namespace tessera {
 namespace {
 
-constexpr int kLowestPriority = 19;
 // How often it is looked whether the last call of a version has been answered.
 constexpr Duration kLeavingLook = std::chrono::milliseconds(5);
 
-// Does `work` on a thread that waits behind all others for a CPU, and waits for it. Linux gives
-// threads a priority of their own; those that this one starts, torch's and the verifier's, have it,
-// too. So whatever is to serve must be started elsewhere.
-void stand_aside(const std::function<void()>& work) {
+// Does `work` on a thread that stands aside, and waits for it. Linux gives threads a priority of
+// their own; those that this one starts, torch's and the verifier's, have it, too. So whatever is
+// to serve must be started elsewhere.
+void do_aside(const std::function<void()>& work) {
   std::exception_ptr failure;
   std::thread thread([&] {
-    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kLowestPriority);
+    stand_aside();
     try {
       work();
     } catch (...) {
@@ -39,13 +36,14 @@ void stand_aside(const std::function<void()>& work) {
 }  // namespace
 
 RepositoryManager::RepositoryManager(const ServerConfig& config, std::vector<Fixed> fixed,
-                                     Registry& registry, ModelList& list, Load load,
+                                     Registry& registry, ModelList& list, Load load, WarmUp warm_up,
                                      Listener listener, const Clock& clock, const Log& log)
     : config_(config),
       fixed_(std::move(fixed)),
       registry_(registry),
       list_(list),
       load_(std::move(load)),
+      warm_up_(std::move(warm_up)),
       listener_(std::move(listener)),
       clock_(clock),
       log_(log),
@@ -243,10 +241,17 @@ std::shared_ptr<ServedModel> RepositoryManager::try_load(LiveModel& model, Versi
     };
     LoadedPackage package = load(path, progress);
     const double took = seconds(package.load_time);
+    const auto steps = package.steps;
     const auto metrics = list_.add(model.name(), name);
     auto served = std::make_shared<ServedModel>(std::move(package), model.limited(config_), metrics,
                                                 clock_, log_);
     log_.info("loaded", {{"model", model.name()}, {"version", name}, {"seconds", took}});
+    for (const auto& [step, time] : steps) {
+      log_.debug(
+          "load_step",
+          {{"model", model.name()}, {"version", name}, {"step", step}, {"seconds", seconds(time)}});
+    }
+    if (warm_up_ != nullptr) warm_up_(model.name(), *served);
     ++counts_[model.name()].ok;
     return served;
   } catch (const Stopped&) {
@@ -263,7 +268,7 @@ std::shared_ptr<ServedModel> RepositoryManager::try_load(LiveModel& model, Versi
 LoadedPackage RepositoryManager::load(const std::string& path, const Progress& progress) {
   if (!started_) return load_(path, progress, /*beside=*/false);
   std::optional<LoadedPackage> package;
-  stand_aside([&] { package = load_(path, progress, /*beside=*/true); });
+  do_aside([&] { package = load_(path, progress, /*beside=*/true); });
   return std::move(*package);
 }
 
@@ -333,7 +338,7 @@ void RepositoryManager::let_go() {
     version = leaving_.erase(version);
     const TimePoint begin = clock_.now();
     // Nobody can find it, so this share is the last.
-    stand_aside([&] { gone.model.reset(); });
+    do_aside([&] { gone.model.reset(); });
     log_.info("unloaded", {{"model", gone.name},
                            {"version", std::to_string(gone.version)},
                            {"seconds", seconds(clock_.now() - begin)}});

@@ -4,9 +4,9 @@
 // decisions are pure functions (wanted.h, changes.h, routes.h).
 //
 // Threads: once the loads of the start have ended, packages are opened and memory is given back on
-// threads of the lowest priority, which the manager's own waits for; what a version serves with is
-// started by the manager's, at the priority of any other. Nobody else waits for it: what others ask
-// for is queued, and what they look at (the registry, the index) is published as a whole.
+// threads that stand aside (pace.h), which the manager's own waits for; what a version serves with
+// is started by the manager's, at the priority of any other. Nobody else waits for it: what others
+// ask for is queued, and what they look at (the registry, the index) is published as a whole.
 //
 // Contract: start once; stop from the same thread, before the registry or anything else that was
 // given ends. index, load_counts, load, unload, rescan and begin_stop may be called from any
@@ -47,6 +47,10 @@ class RepositoryManager final : public RepositoryControl {
   using Load =
       std::function<LoadedPackage(const std::string& path, const Progress& progress, bool beside)>;
 
+  // Calls a loaded version of `model` with what clients ask for, before it answers them; null: none
+  // is.
+  using WarmUp = std::function<void(const std::string& model, ServedModel& version)>;
+
   // What the manager tells, from its thread.
   struct Listener {
     std::function<void(const std::string& model, bool serving)> serving;
@@ -59,8 +63,8 @@ class RepositoryManager final : public RepositoryControl {
 
   // `config` and the references outlive the manager. Metrics of versions are added to `list`.
   RepositoryManager(const ServerConfig& config, std::vector<Fixed> fixed, Registry& registry,
-                    ModelList& list, Load load, Listener listener, const Clock& clock,
-                    const Log& log);
+                    ModelList& list, Load load, WarmUp warm_up, Listener listener,
+                    const Clock& clock, const Log& log);
   ~RepositoryManager() override;
 
   void start();
@@ -132,6 +136,7 @@ class RepositoryManager final : public RepositoryControl {
   Registry& registry_;
   ModelList& list_;
   const Load load_;
+  const WarmUp warm_up_;
   const Listener listener_;
   const Clock& clock_;
   const Log& log_;

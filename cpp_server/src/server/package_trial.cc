@@ -2,9 +2,10 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <spawn.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <array>
@@ -13,20 +14,21 @@
 #include <csignal>
 #include <cstring>
 #include <iostream>
+#include <thread>
 #include <utility>
 
 #include "common/clock.h"
+#include "common/pace.h"
 #include "common/text.h"
 #include "model/loader.h"
 #include "model/operator_libraries.h"
 #include "package/package_error.h"
 
-extern char** environ;
-
 namespace tessera {
 namespace {
 
-constexpr int kLookMs = 20;
+// How long it runs between two pauses, at least.
+constexpr std::chrono::microseconds kTurn{500};
 constexpr std::size_t kMaxReasonBytes = 4'096;
 constexpr int kRefused = 2;
 
@@ -54,33 +56,49 @@ class Pipe {
   std::array<int, 2> ends_{-1, -1};
 };
 
+// What begin_child does: in the memory of this process, on a stack of its own, until it executes
+// the program.
+struct Start {
+  std::vector<char*> arguments;
+  int stderr_descriptor = -1;
+  int failure = 0;  // errno where the program cannot be executed
+};
+
+int begin_child(void* given) {
+  Start& start = *static_cast<Start*>(given);
+  // Before anything else: a process that is stopped cannot end itself when this one is gone.
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  const int nothing = ::open("/dev/null", O_RDWR);
+  ::dup2(nothing, STDIN_FILENO);
+  ::dup2(nothing, STDOUT_FILENO);
+  ::dup2(start.stderr_descriptor, STDERR_FILENO);
+  ::close(nothing);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::execv("/proc/self/exe", start.arguments.data());
+  start.failure = errno;
+  return 1;
+}
+
 // A process that is killed unless it has been waited for.
 class Child {
  public:
   Child(std::vector<std::string> arguments, int stderr_descriptor, const std::string& path) {
-    std::vector<char*> pointers;
-    pointers.reserve(arguments.size() + 1);
-    for (std::string& argument : arguments) pointers.push_back(argument.data());
-    pointers.push_back(nullptr);
-    posix_spawn_file_actions_t actions;
-    ::posix_spawn_file_actions_init(&actions);
-    ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    ::posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
-    ::posix_spawn_file_actions_adddup2(&actions, stderr_descriptor, STDERR_FILENO);
-    posix_spawnattr_t attributes;
-    ::posix_spawnattr_init(&attributes);
-    sigset_t none;
-    ::sigemptyset(&none);
-    ::posix_spawnattr_setsigmask(&attributes, &none);
-    ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-    const int failure =
-        ::posix_spawn(&id_, "/proc/self/exe", &actions, &attributes, pointers.data(), environ);
-    ::posix_spawnattr_destroy(&attributes);
-    ::posix_spawn_file_actions_destroy(&actions);
-    if (failure != 0) {
-      id_ = -1;
-      throw PackageError(path, text("no process can try it: ", std::strerror(failure)));
-    }
+    Start start;
+    start.stderr_descriptor = stderr_descriptor;
+    start.arguments.reserve(arguments.size() + 1);
+    for (std::string& argument : arguments) start.arguments.push_back(argument.data());
+    start.arguments.push_back(nullptr);
+    constexpr std::size_t kStackBytes = 64 * 1024;
+    std::vector<std::byte> stack(kStackBytes);
+    // As posix_spawn does it: this thread waits until the program is being executed.
+    id_ =
+        ::clone(begin_child, stack.data() + kStackBytes, CLONE_VM | CLONE_VFORK | SIGCHLD, &start);
+    const int failure = id_ < 0 ? errno : start.failure;
+    if (failure == 0) return;
+    if (id_ >= 0) wait();
+    throw PackageError(path, text("no process can try it: ", std::strerror(failure)));
   }
   ~Child() {
     if (id_ < 0) return;
@@ -89,6 +107,20 @@ class Child {
   }
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
+
+  // The clock of what it uses of CPUs.
+  clockid_t cpu_clock() const {
+    clockid_t clock = CLOCK_THREAD_CPUTIME_ID;
+    ::clock_getcpuclockid(id_, &clock);
+    return clock;
+  }
+
+  // Lets it wait for so long.
+  void pause(Duration length) const {
+    ::kill(id_, SIGSTOP);
+    std::this_thread::sleep_for(length);
+    ::kill(id_, SIGCONT);
+  }
 
   // As waitpid gives it.
   int wait() {
@@ -116,22 +148,34 @@ std::vector<std::string> trial_arguments(const PackageFile& file, const ServerCo
   return arguments;
 }
 
-// Reads what the process writes until it closes its end. False: `limit` has passed.
-bool read_until_end(int descriptor, TimePoint limit, const std::function<void()>& waiting,
-                    std::string& said) {
-  std::array<char, 512> piece{};
-  while (true) {
-    waiting();
-    if (std::chrono::steady_clock::now() >= limit) return false;
-    pollfd ready{.fd = descriptor, .events = POLLIN, .revents = 0};
-    if (::poll(&ready, 1, kLookMs) <= 0) continue;
-    const ssize_t got = ::read(descriptor, piece.data(), piece.size());
-    if (got == 0) return true;
-    if (got < 0) continue;
-    said.append(piece.data(), static_cast<std::size_t>(got));
-    if (said.size() > kMaxReasonBytes) said.erase(0, said.size() - kMaxReasonBytes);
+// What a process has written, and how long it may still run.
+class Watch {
+ public:
+  Watch(int descriptor, Duration limit) : descriptor_(descriptor), left_(limit) {}
+
+  // Reads what is written within `most`; false: the process has closed its end.
+  bool read_for(std::chrono::microseconds most) {
+    const TimePoint begin = std::chrono::steady_clock::now();
+    pollfd ready{.fd = descriptor_, .events = POLLIN, .revents = 0};
+    const timespec limit{.tv_sec = 0, .tv_nsec = Duration(most).count()};
+    const bool any = ::ppoll(&ready, 1, &limit, nullptr) > 0;
+    left_ -= std::chrono::steady_clock::now() - begin;
+    if (!any) return true;
+    std::array<char, 512> piece{};
+    const ssize_t got = ::read(descriptor_, piece.data(), piece.size());
+    if (got > 0) said_.append(piece.data(), static_cast<std::size_t>(got));
+    if (said_.size() > kMaxReasonBytes) said_.erase(0, said_.size() - kMaxReasonBytes);
+    return got != 0;
   }
-}
+
+  bool too_long() const { return left_ <= Duration::zero(); }
+  const std::string& said() const { return said_; }
+
+ private:
+  const int descriptor_;
+  Duration left_;
+  std::string said_;
+};
 
 // The last line, which is the one that run_trial writes.
 std::string last_line(std::string said) {
@@ -142,23 +186,27 @@ std::string last_line(std::string said) {
 }  // namespace
 
 void try_package(const PackageFile& file, const ServerConfig& config,
-                 const std::function<void()>& waiting) {
-  const TimePoint limit =
-      std::chrono::steady_clock::now() +
+                 const std::function<bool()>& answering, const std::function<void()>& waiting) {
+  const auto limit =
       std::chrono::duration_cast<Duration>(std::chrono::duration<double>(config.load_timeout_s));
   Pipe pipe(file.path());
   Child child(trial_arguments(file, config), pipe.writing(), file.path());
   pipe.close_writing();
-  std::string said;
-  if (!read_until_end(pipe.reading(), limit, waiting, said)) {
-    throw PackageError(file.path(),
-                       text("its model ran longer than --load-timeout-s ", config.load_timeout_s,
-                            " while it was tried; do not use it, or give it more time"));
+  Watch watch(pipe.reading(), limit);
+  Pace pace(answering, child.cpu_clock());
+  while (watch.read_for(kTurn)) {
+    waiting();
+    if (watch.too_long()) {
+      throw PackageError(file.path(),
+                         text("its model ran longer than --load-timeout-s ", config.load_timeout_s,
+                              " while it was tried; do not use it, or give it more time"));
+    }
+    if (answering != nullptr) pace.rest([&](Duration length) { child.pause(length); });
   }
   const int status = child.wait();
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
   if (WIFEXITED(status) && WEXITSTATUS(status) == kRefused) {
-    throw PackageError(file.path(), last_line(std::move(said)));
+    throw PackageError(file.path(), last_line(watch.said()));
   }
   throw PackageError(file.path(), text("its model ended the process that tried it (",
                                        WIFSIGNALED(status) ? text("signal ", WTERMSIG(status))
@@ -167,7 +215,6 @@ void try_package(const PackageFile& file, const ServerConfig& config,
 }
 
 int run_trial(const std::vector<std::string>& arguments) {
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   std::vector<std::string> flags = {"--model"};
   flags.insert(flags.end(), arguments.begin() + 1, arguments.end());
   const ServerConfig config = parse_flags(flags);

@@ -2,12 +2,13 @@
 //
 // What runs while a package is opened, warmed up and asked for its golden answers is the package's
 // code, inside torch, where nobody can interrupt it. A loop without an end, or a crash, must not
-// take the models with it that are being served. So this program is executed once more, by
-// posix_spawn (a fork of a process with threads and gigabytes would copy its page tables, and find
-// locks of torch that no thread will ever release), and goes all the way with the same file: what
-// code there is in it is compared with the manifest's hashes again, tables are mapped from the
-// file, so that they take no memory of their own, and were compared by whoever asks. A process that
-// takes too long is killed.
+// take the models with it that are being served. So this program is executed once more,
+// without a copy of this process (a fork of one with threads and gigabytes would copy its page
+// tables, and find locks of torch that no thread will ever release), and goes all the way with the
+// same file: what code there is in it is compared with the manifest's hashes again, tables are
+// mapped from the file, so that they take no memory of their own, and were compared by whoever
+// asks. A process that takes too long is killed. Beside serving it is stopped and let go on in
+// turns, so that it takes no more than its share of a CPU (pace.h) whatever it does.
 //
 // Contract: free functions. try_package blocks for as long as the trial takes; the process has the
 // priority of the calling thread and ends with it.
@@ -27,10 +28,11 @@ namespace tessera {
 inline constexpr const char* kTrialArgument = "--try-package";
 
 // Returns where the code of the package in `file` has come back within --load-timeout-s, and given
-// the golden answers. `waiting` is called every few milliseconds; what it throws ends the trial.
-// Throws PackageError naming the file and why it is not served.
+// the golden answers. `answering` says whether calls are being answered, for which it pauses; null:
+// it does not pause. Pauses do not count. `waiting` is called every few milliseconds; what it
+// throws ends the trial. Throws PackageError naming the file and why it is not served.
 void try_package(const PackageFile& file, const ServerConfig& config,
-                 const std::function<void()>& waiting);
+                 const std::function<bool()>& answering, const std::function<void()>& waiting);
 
 // What such a process does, given its arguments from kTrialArgument on: its exit status. Why a
 // package is not served is written to stderr.

@@ -6,6 +6,7 @@
 #include <map>
 #include <utility>
 
+#include "common/pace.h"
 #include "common/text.h"
 #include "front/repository_http.h"
 #include "model/loader.h"
@@ -73,7 +74,8 @@ Server::Server(const ServerConfig& config, const Log& log)
                budget_,
                clock_,
                log,
-               config.repositories.empty() ? nullptr : &shadows_},
+               config.repositories.empty() ? nullptr : &shadows_,
+               config.repositories.empty() ? nullptr : &recent_},
       grpc_(context_, facts(), connections_) {
   for (std::size_t i = 0; i < names_.names.size(); ++i) {
     counters_.add(names_.names[i], names_.versions[i]);
@@ -102,10 +104,10 @@ HttpAnswer Server::page(const std::string& path) const {
     return {.status = now == "ready" ? 200 : 503, .body = now + "\n"};
   }
   if (path == "/") {
+    const std::vector<IndexEntry> versions =
+        repository_ == nullptr ? std::vector<IndexEntry>{} : repository_->index();
     return {.content_type = "text/html; charset=utf-8",
-            .body = status_page_.page(
-                state(), kVersion,
-                repository_ == nullptr ? std::vector<IndexEntry>{} : repository_->index())};
+            .body = status_page_.page(state(), kVersion, versions, shadows_.both_in(versions))};
   }
   return {.status = 404, .body = "there is /, /metrics, /healthz and /readyz\n"};
 }
@@ -186,18 +188,36 @@ std::unique_ptr<RepositoryManager> Server::make_manager() {
       share = done;
       progress(done);
     };
+    std::function<bool()> answering;
+    if (beside) answering = [this] { return admission_.active() > 0; };
+    Pace pace(answering);
+    if (beside) options.rest = [&pace] { pace.rest(); };
     options.before_opening = [&](const PackageFile& file) {
-      try_package(file, config_, [&] { progress(share); });
+      try_package(file, config_, answering, [&] { progress(share); });
     };
     return load_package(path, options);
+  };
+  const auto warm_up = [this](const std::string& model, ServedModel& version) {
+    const RecentRequests::Sample sample = recent_.of(model);
+    if (sample.empty()) return;
+    const WarmUpCounts counts = warm_up_with(sample, version, clock_);
+    log_.info("warmed_up", {{"model", model},
+                            {"version", version.version()},
+                            {"answered", std::int64_t{counts.answered}},
+                            {"unfit", std::int64_t{counts.unfit}},
+                            {"failed", std::int64_t{counts.failed}}});
   };
   RepositoryManager::Listener listener{
       .serving = [this](const std::string& model,
                         bool serving) { grpc_.set_serving(model, serving && !draining_); },
-      .gone = [this](const std::string& model) { grpc_.forget(model); },
+      .gone =
+          [this](const std::string& model) {
+            grpc_.forget(model);
+            recent_.forget(model);
+          },
       .started = [this] { begin_to_serve(); }};
   return std::make_unique<RepositoryManager>(config_, std::move(fixed), registry_, counters_, load,
-                                             std::move(listener), clock_, log_);
+                                             warm_up, std::move(listener), clock_, log_);
 }
 
 void Server::load_all() {
@@ -220,8 +240,10 @@ void Server::load_all() {
     log_.info("loaded",
               {{"model", names_.names[i]}, {"version", names_.versions[i]}, {"seconds", took}});
     for (const auto& [step, time] : steps) {
-      log_.debug("load_step",
-                 {{"model", names_.names[i]}, {"step", step}, {"seconds", seconds(time)}});
+      log_.debug("load_step", {{"model", names_.names[i]},
+                               {"version", names_.versions[i]},
+                               {"step", step},
+                               {"seconds", seconds(time)}});
     }
     model->log_file_hash();
   }

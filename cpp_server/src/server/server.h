@@ -18,6 +18,7 @@
 #include "front/grpc_front.h"
 #include "front/http_front.h"
 #include "front/predict_service.h"
+#include "front/recent_requests.h"
 #include "front/server_facts.h"
 #include "front/status_page.h"
 #include "metrics/metrics_page.h"
@@ -83,6 +84,7 @@ class Server {
   http2::Counters connections_;
   MetricsPage metrics_page_;
   mutable ShadowList shadows_;  // forgets, when it is shown, what has gone
+  RecentRequests recent_;       // of models of repositories
   StatusPage status_page_;
   HeapTrimmer heap_;                               // the HTTP thread's
   std::unique_ptr<RepositoryManager> repository_;  // null: no --model-repository was given

@@ -24,6 +24,7 @@ import tessera
 from tessera.errors import UserError
 from tessera.serving.server.errors import Code, ServeError
 from tessera.serving.server.front.http_connections import HttpConnections, listen_on
+from tessera.serving.server.front.last_hour import POINTS
 from tessera.serving.server.front.repository_methods import MAX_BODY_BYTES, RepositoryMethods
 from tessera.serving.server.front.status_page import StatusPage
 from tessera.serving.server.metrics.metrics_page import MetricsPage
@@ -210,6 +211,9 @@ class HttpFront:
             state=self._state(),
             rows=self._status_page.rows(),
             versions=self._status_page.versions(),
+            shadows=self._metrics.versions.shadows(),
+            hours=self._status_page.hours(),
+            points=POINTS,
             version=tessera.__version__,
             uptime=round(time.monotonic() - self._began),
         )

@@ -22,6 +22,7 @@ from tessera.serving.server.errors import (
 )
 from tessera.serving.server.front.admission import Admission
 from tessera.serving.server.front.byte_budget import CALL_BYTES, HeldBytes
+from tessera.serving.server.front.recent_requests import RecentRequests
 from tessera.serving.server.front.shadowing import Shadowing
 from tessera.serving.server.front.wire_protocol import DecodedCall, WireProtocol
 from tessera.serving.server.metrics.metrics_page import MetricsPage
@@ -39,6 +40,7 @@ class PredictService:
         metrics: counts calls that name no known model.
         admission: counts the calls inside, and refuses new ones in a drain.
         shadowing: computes a share of the calls once more.
+        recent: keeps some requests for the warm-up of versions that come; None: none will.
         log: where bugs go, and the line per call.
         log_requests: write a line per call, at level debug.
     """
@@ -50,6 +52,7 @@ class PredictService:
         metrics: MetricsPage,
         admission: Admission,
         shadowing: Shadowing,
+        recent: RecentRequests | None,
         log: Any,
         log_requests: bool,
     ) -> None:
@@ -58,6 +61,7 @@ class PredictService:
         self._unresolved = metrics.unresolved
         self._admission = admission
         self._shadowing = shadowing
+        self._recent = recent
         self._log = log
 
     async def predict(
@@ -149,6 +153,8 @@ class PredictService:
             + decoded.copied_bytes
             + decoded.request.samples * model.sample_bytes
         )
+        if self._recent is not None:
+            self._recent.note(model.name, decoded.decode_for, len(content) + decoded.copied_bytes)
         decode_seconds = time.monotonic() - call.began
         model.metrics.stages["decode"].observe(decode_seconds)
         return _Opened(model, decoded, decode_seconds)

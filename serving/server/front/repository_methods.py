@@ -86,7 +86,14 @@ class RepositoryMethods:
         response = ipb.RepositoryIndexResponse()
         for row in self._rows(ready=request.ready):
             response.models.add(
-                name=row.model, version=row.version, state=row.state.value, reason=row.reason
+                name=row.model,
+                version=row.version,
+                state=row.state.value,
+                reason=row.reason,
+                labels=row.labels,
+                traffic_percent=row.percent,
+                shadow=row.shadow,
+                load_progress=_progress(row),
             )
         return response
 
@@ -118,12 +125,7 @@ class RepositoryMethods:
         ready = found.get("ready", False)
         if not isinstance(ready, bool):
             raise InvalidRequestError(f"ready is {ready!r}, expected true or false")
-        rows = [
-            {"name": row.model, "version": row.version, "state": row.state.value}
-            | ({"reason": row.reason} if row.reason else {})
-            for row in self._rows(ready=ready)
-        ]
-        return json.dumps(rows)
+        return json.dumps([_json_row(row) for row in self._rows(ready=ready)])
 
     async def load_json(self, name: str, body: bytes) -> None:
         """Load as ``body`` says.
@@ -140,6 +142,25 @@ class RepositoryMethods:
             ServeError: see `RepositoryCalls.unload`; or the body is not what it should be.
         """
         await self._calls.unload(name, _unload_version(_parameters(body)))
+
+
+def _progress(row: IndexRow) -> float:
+    return row.progress if row.state is VersionState.LOADING else 0.0
+
+
+def _json_row(row: IndexRow) -> dict[str, Any]:
+    """A row of the index; what is empty is left out."""
+    found: dict[str, Any] = {"name": row.model, "version": row.version, "state": row.state.value}
+    more = {
+        "reason": row.reason,
+        "labels": list(row.labels),
+        "traffic_percent": row.percent,
+        "shadow": row.shadow,
+    }
+    found |= {name: value for name, value in more.items() if value}
+    if row.state is VersionState.LOADING:
+        found["load_progress"] = row.progress
+    return found
 
 
 def _plain(parameters: Mapping[str, ipb.ModelRepositoryParameter]) -> dict[str, Any]:

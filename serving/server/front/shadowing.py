@@ -51,18 +51,18 @@ class Shadowing:
         request = call.request
         size = request.samples * (model.sample_bytes + shadow.sample_bytes) + 8 * request.ids
         if not shadow.scheduler.is_idle():
-            self._metrics.count_shadow(shadow.metrics, ShadowResult.DROPPED)
+            self._metrics.count_shadow(model.metrics, shadow.metrics, ShadowResult.DROPPED)
             return
         try:
             held.take(size + call.copied_bytes)
         except ServeError:
-            self._metrics.count_shadow(shadow.metrics, ShadowResult.DROPPED)
+            self._metrics.count_shadow(model.metrics, shadow.metrics, ShadowResult.DROPPED)
             return
         try:
             other = request if shadow.schema == model.schema else call.decode_for(shadow)
         except ServeError:  # its features are others
             held.keep(0)
-            self._metrics.count_shadow(shadow.metrics, ShadowResult.FAILED)
+            self._metrics.count_shadow(model.metrics, shadow.metrics, ShadowResult.FAILED)
             return
         task = asyncio.ensure_future(self._compute(shadow, model, other, outputs, held))
         self._tasks.add(task)
@@ -86,7 +86,7 @@ class Shadowing:
         except ServeError as error:
             self._log.debug("shadow_failed", model=shadow.name, error=error.message)
         finally:
-            self._metrics.count_shadow(shadow.metrics, result)
+            self._metrics.count_shadow(model.metrics, shadow.metrics, result)
             held.keep(0)
             shadow.calls.leave()
 

@@ -1,4 +1,4 @@
-"""What the status page shows: the last minute, from snapshots taken every second.
+"""What the status page shows: the last minute, from snapshots taken every second, and the last hour.
 
 The histograms count since the start; the difference of two snapshots is what happened between
 them.
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tessera.serving.server.errors import Code
+from tessera.serving.server.front.last_hour import STEP_S, LastHour, Plots, Point
 from tessera.serving.server.metrics.histogram import Histogram
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
 from tessera.serving.server.repository.model_versions import IndexRow
@@ -55,8 +56,17 @@ class ModelStatus:
     mean_batch_samples: float
 
 
+@dataclass(eq=False)
+class _Past:
+    """One model's snapshots of the last minute, its last hour, and the snapshot at the hour's last point."""
+
+    minute: deque[_Snapshot]
+    at_point: _Snapshot
+    hour: LastHour
+
+
 class StatusPage:
-    """Keeps a minute of snapshots per model.
+    """Keeps a minute of snapshots per model, and an hour of points.
 
     Args:
         models: the models to show; the list may change.
@@ -73,18 +83,24 @@ class StatusPage:
         self._index = index
         self._clock = clock
         self._models = models
-        self._snapshots: dict[ModelMetrics, deque[_Snapshot]] = {}
+        self._past: dict[ModelMetrics, _Past] = {}
         self.tick()
 
     def tick(self) -> None:
         """Take a snapshot; to be called about once a second."""
         now = self._clock()
-        # Without those that are shown no more.
-        self._snapshots = {model: self._snapshots.get(model, deque()) for model in self._models}
-        for model, snapshots in self._snapshots.items():
-            snapshots.append(_snapshot(model, now))
-            while now - snapshots[0].time > WINDOW_SECONDS:
-                snapshots.popleft()
+        past = {}
+        for model in self._models:
+            snapshot = _snapshot(model, now)
+            own = self._past.get(model) or _Past(deque(), snapshot, LastHour())
+            own.minute.append(snapshot)
+            while now - own.minute[0].time > WINDOW_SECONDS:
+                own.minute.popleft()
+            if now - own.at_point.time >= STEP_S:
+                own.hour.add(_point(model, own.at_point, snapshot))
+                own.at_point = snapshot
+            past[model] = own
+        self._past = past  # without those that are shown no more
 
     def versions(self) -> list[IndexRow]:
         """Every version of every model as it is now; empty where no repository is served."""
@@ -95,9 +111,13 @@ class StatusPage:
         now = self._clock()
         rows = []
         for model in self._models:
-            snapshots = self._snapshots.get(model)
-            rows.append(_row(model, snapshots[0] if snapshots else _snapshot(model, now), now))
+            past = self._past.get(model)
+            rows.append(_row(model, past.minute[0] if past else _snapshot(model, now), now))
         return rows
+
+    def hours(self) -> list[tuple[ModelMetrics, Plots]]:
+        """The last hour of every model."""
+        return [(model, past.hour.plots()) for model, past in self._past.items()]
 
 
 def _snapshot(model: ModelMetrics, now: float) -> _Snapshot:
@@ -105,13 +125,27 @@ def _snapshot(model: ModelMetrics, now: float) -> _Snapshot:
     return _Snapshot(now, list(model.duration.counts), failures)
 
 
-def _row(model: ModelMetrics, past: _Snapshot, now: float) -> ModelStatus:
-    current = _snapshot(model, now)
+def _between(model: ModelMetrics, first: _Snapshot, second: _Snapshot) -> tuple[Histogram, float]:
+    """The durations of what was answered between two snapshots, and the seconds between them."""
     window = Histogram(model.duration.bounds)
     window.counts = [
-        count - before for count, before in zip(current.durations, past.durations, strict=True)
+        count - before for count, before in zip(second.durations, first.durations, strict=True)
     ]
-    seconds = max(now - past.time, 1e-9)
+    return window, max(second.time - first.time, 1e-9)
+
+
+def _point(model: ModelMetrics, first: _Snapshot, second: _Snapshot) -> Point:
+    window, seconds = _between(model, first, second)
+    return Point(
+        p50_ms=window.quantile(0.5) * 1e3,
+        p99_ms=window.quantile(0.99) * 1e3,
+        failures_per_second=(second.failures - first.failures) / seconds,
+    )
+
+
+def _row(model: ModelMetrics, past: _Snapshot, now: float) -> ModelStatus:
+    current = _snapshot(model, now)
+    window, seconds = _between(model, past, current)
     batches = model.batch_samples.count()
     return ModelStatus(
         name=model.model,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
@@ -59,6 +61,33 @@ class ShadowResult(Enum):
 DIFFERENCE_BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
+@dataclass(frozen=True, slots=True)
+class ShadowRow:
+    """What a shadow has computed of the calls that one version has answered.
+
+    Attributes:
+        model: the model's name.
+        version: which answered.
+        shadow_version: the shadow's.
+        compared: calls whose scores were compared.
+        dropped: calls for which there was no room, or no time.
+        failed: calls that the shadow refused, or whose scores cannot be compared.
+        mean: of the absolute differences of scores; NaN without any, as the quantiles.
+        p50: their median.
+        p99: their 99th percentile.
+    """
+
+    model: str
+    version: str
+    shadow_version: str
+    compared: int
+    dropped: int
+    failed: int
+    mean: float
+    p50: float
+    p99: float
+
+
 class VersionMetrics:
     """Counts loads and what shadows do, and renders the index when somebody asks; owned by the event loop's thread.
 
@@ -69,8 +98,8 @@ class VersionMetrics:
     def __init__(self) -> None:
         self.index: Callable[[], Sequence[ShownVersion]] = _no_versions
         self._loads: Counter[tuple[str, str]] = Counter()
-        # By model and version of the shadow; by model, version and shadow's version.
-        self._shadow_calls: dict[tuple[str, str], Counter[ShadowResult]] = {}
+        # Each by model, version that answered and shadow's version.
+        self._shadow_calls: dict[tuple[str, str, str], Counter[ShadowResult]] = {}
         self._differences: dict[tuple[str, str, str], Histogram] = {}
 
     def count_load(self, model: str, *, ok: bool) -> None:
@@ -78,10 +107,10 @@ class VersionMetrics:
         for result in ("ok", "failed"):
             self._loads[model, result] += result == ("ok" if ok else "failed")
 
-    def count_shadow(self, shadow: ModelMetrics, result: ShadowResult) -> None:
-        """A call that ``shadow`` was to compute, too, has ended."""
-        counts = self._shadow_calls.setdefault((shadow.model, shadow.version), Counter())
-        counts[result] += 1
+    def count_shadow(self, model: ModelMetrics, shadow: ModelMetrics, result: ShadowResult) -> None:
+        """A call to ``model`` that ``shadow`` was to compute, too, has ended."""
+        place = (model.model, model.version, shadow.version)
+        self._shadow_calls.setdefault(place, Counter())[result] += 1
 
     def compare(self, model: ModelMetrics, shadow: ModelMetrics, differences: np.ndarray) -> None:
         """``shadow`` has given other scores than ``model``, by so much each."""
@@ -94,10 +123,29 @@ class VersionMetrics:
 
     def forget(self, model: ModelMetrics) -> None:
         """End the series of a version."""
-        self._shadow_calls.pop((model.model, model.version), None)
-        for place in list(self._differences):
-            if place[0] == model.model and model.version in place[1:]:
-                del self._differences[place]
+        for series in (self._shadow_calls, self._differences):
+            for place in list(series):
+                if place[0] == model.model and model.version in place[1:]:
+                    del series[place]
+
+    def shadows(self) -> list[ShadowRow]:
+        """What each shadow has computed of the calls of each version."""
+        rows = []
+        for place, calls in self._shadow_calls.items():
+            differences = self._differences.get(place, Histogram(DIFFERENCE_BUCKETS))
+            scores = differences.count()
+            rows.append(
+                ShadowRow(
+                    *place,
+                    compared=calls[ShadowResult.COMPARED],
+                    dropped=calls[ShadowResult.DROPPED],
+                    failed=calls[ShadowResult.FAILED],
+                    mean=differences.sum / scores if scores else math.nan,
+                    p50=differences.quantile(0.5),
+                    p99=differences.quantile(0.99),
+                )
+            )
+        return rows
 
     def _collect_shadows(self) -> Iterator[Metric]:
         calls = CounterMetricFamily(
@@ -105,7 +153,11 @@ class VersionMetrics:
             "Calls that a shadow was to compute, too, by what became of them",
             labels=("model", "version", "result"),
         )
-        for place, counts in self._shadow_calls.items():
+        # Summed over the versions that have answered the shadow's calls.
+        sums: dict[tuple[str, str], Counter[ShadowResult]] = {}
+        for (model, _, shadow), counts in self._shadow_calls.items():
+            sums.setdefault((model, shadow), Counter()).update(counts)
+        for place, counts in sums.items():
             for result in ShadowResult:
                 calls.add_metric((*place, result.value), counts[result])
         differences = HistogramMetricFamily(

@@ -1,7 +1,7 @@
 """Checks packages in processes of their own, so that no package can harm the process that answers.
 
 A process that is forked before the server has any thread waits for jobs.  For each it forks another one, which
-reads the package, compares its hashes and runs the model for the first time, at the lowest priority.  A model that
+reads the package, compares its hashes and runs the model for the first time, standing aside for others.  A model that
 never ends, or ends its process, ends that one.  What was compared is handed over in memory (`CheckedContents`).
 """
 
@@ -26,15 +26,13 @@ import torch
 from tessera.serving.package.handover import CheckedContents, SharedContents
 from tessera.serving.package.loading import Loading
 from tessera.serving.package.opening import LARGE_BYTES
+from tessera.serving.package.pace import Pace, stand_aside
 from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.time_limit import TimeLimit, limited
 from tessera.serving.server.forked import fork
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-LOWEST_PRIORITY = 19
-"""The nice level of loading."""
 
 _MESSAGE_BYTES = 1 << 20
 _PROGRESS_PARTS = 64
@@ -80,11 +78,13 @@ class PackageChecker:
             os.waitpid(self.pid, 0)
 
     @contextlib.contextmanager
-    def _job(self, kind: str, path: Path, niceness: int) -> Any:
+    def _job(self, kind: str, path: Path, *, beside_others: bool) -> Any:
         ours, theirs = _channel()
         with ours:
             with theirs, self._lock:
-                order = json.dumps({"kind": kind, "path": str(path), "niceness": niceness}).encode()
+                order = json.dumps(
+                    {"kind": kind, "path": str(path), "beside": beside_others}
+                ).encode()
                 try:
                     socket.send_fds(self._jobs, [order], [theirs.fileno()])
                 except OSError as error:
@@ -94,18 +94,18 @@ class PackageChecker:
             yield ours
 
     @contextlib.contextmanager
-    def check(self, path: Path, progress: Callable[[int], None], niceness: int) -> Any:
+    def check(self, path: Path, progress: Callable[[int], None], *, beside_others: bool) -> Any:
         """Check the package, and give its `CheckedContents`; blocks.
 
         Args:
             path: a package for CPUs.
             progress: told the bytes that were compared.
-            niceness: how far the work stands back for others.
+            beside_others: whether other versions answer meanwhile, for which the work pauses.
 
         Raises:
             PackageError: it is not served; the message says why.
         """
-        with self._job("check", path, niceness) as channel:
+        with self._job("check", path, beside_others=beside_others) as channel:
             while True:
                 message, descriptors, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 1)
                 told: dict[str, Any] = json.loads(message) if message else {}
@@ -130,12 +130,12 @@ class PackageChecker:
             os.close(descriptors[0])
 
     def file_sha256(self, path: Path) -> str:
-        """SHA-256 of the file, which is read again; blocks for as long as that takes at the lowest priority.
+        """SHA-256 of the file, which is read again, with pauses; blocks for as long as that takes.
 
         Raises:
             PackageError: it cannot be read, or is not what its manifest says.
         """
-        with self._job("hash", path, LOWEST_PRIORITY) as channel:
+        with self._job("hash", path, beside_others=True) as channel:
             told = json.loads(channel.recv(_MESSAGE_BYTES) or b"{}")
         if "sha256" not in told:
             raise PackageError(path, told.get("refused", "could not be read"))
@@ -162,15 +162,18 @@ def _wait_for_jobs(jobs: socket.socket, options: CheckOptions) -> int:
 
 
 def _run(job: dict[str, Any], channel: socket.socket, options: CheckOptions) -> int:
-    os.setpriority(os.PRIO_PROCESS, 0, job["niceness"])
+    pace = None
+    if job["beside"]:
+        stand_aside()
+        pace = Pace()
     body = _check if job["kind"] == "check" else _hash
-    return body(Path(job["path"]), channel, options)
+    return body(Path(job["path"]), channel, options, pace)
 
 
-def _check(path: Path, channel: socket.socket, options: CheckOptions) -> int:
+def _check(path: Path, channel: socket.socket, options: CheckOptions, pace: Pace | None) -> int:
     torch.set_num_threads(1)
     try:
-        return _check_and_hand_over(path, channel, options)
+        return _check_and_hand_over(path, channel, options, pace)
     except PackageError as error:
         _tell(channel, refused=error.reason)
     except MemoryError as error:
@@ -178,13 +181,16 @@ def _check(path: Path, channel: socket.socket, options: CheckOptions) -> int:
     return _FAILED
 
 
-def _check_and_hand_over(path: Path, channel: socket.socket, options: CheckOptions) -> int:
+def _check_and_hand_over(
+    path: Path, channel: socket.socket, options: CheckOptions, pace: Pace | None
+) -> int:
     records = Records(path)
     large = [entry.bytes for entry in records.entries if entry.bytes >= LARGE_BYTES]
     contents = SharedContents(sum(map(SharedContents.room, large)))
     loading = Loading(
         path, trusted_keys=options.trusted_keys, allow_ops=options.allow_ops, memory=contents
     )
+    loading.records.pace = pace
     total = sum(entry.bytes for entry in loading.records.entries)
     loading.read(_Progress(channel, total).add)
     names = loading.opening.large_tables()
@@ -206,10 +212,11 @@ def _check_and_hand_over(path: Path, channel: socket.socket, options: CheckOptio
     return 0
 
 
-def _hash(path: Path, channel: socket.socket, options: CheckOptions) -> int:
+def _hash(path: Path, channel: socket.socket, options: CheckOptions, pace: Pace | None) -> int:
     del options
     try:
         records = Records(path)
+        records.pace = pace
         records.check_headers(records.manifest().records)
         _tell(channel, sha256=records.file_sha256({}))
     except PackageError as error:

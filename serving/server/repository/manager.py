@@ -12,6 +12,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tessera.serving.server.config import ServerConfig
 from tessera.serving.server.daemon_thread import in_thread
 from tessera.serving.server.errors import Code, ServeError
 from tessera.serving.server.front.health_service import HealthService, Serving
+from tessera.serving.server.front.recent_requests import RecentRequests, warm_up_with
 from tessera.serving.server.metrics.feature_counts import CountedFeatures
 from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
@@ -49,6 +51,7 @@ class RepositoryManager:
         metrics: shows the versions' counters.
         health: told which models answer.
         loader: where versions come from.
+        recent: the requests that a version is called with before it answers.
         log: where it tells what it does.
         clock: seconds, monotonic.
     """
@@ -61,6 +64,7 @@ class RepositoryManager:
         metrics: MetricsPage,
         health: HealthService,
         loader: VersionLoader,
+        recent: RecentRequests,
         log: Any,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -71,6 +75,7 @@ class RepositoryManager:
         self._metrics = metrics
         self._health = health
         self._loader = loader
+        self._recent = recent
         self._log = log
         self._clock = clock
         self._taken = frozenset(name for name, _ in registry.fixed())
@@ -197,7 +202,9 @@ class RepositoryManager:
             loaded = await in_thread(
                 lambda: self._loader.load(path, progress, beside_others=beside_others)
             )
-            self._serve(model, version, file, loaded, path)
+            served = self._prepare(model, version, loaded, path)
+            await self._warm_up(model.name, served)
+            self._serve(model, version, file, served)
         except UserError as error:
             self._fail(model, version, file, str(error))
         except Exception as error:
@@ -219,14 +226,15 @@ class RepositoryManager:
         self._log.warning("load_failed", model=model.name, version=str(version), reason=reason)
         self.publish(model)
 
-    def _serve(
-        self,
-        model: ModelVersions,
-        version: int,
-        file: Fingerprint,
-        loaded: LoadedModel,
-        path: Path,
-    ) -> None:
+    async def _warm_up(self, model: str, served: ServedModel) -> None:
+        """Call a version with some of the last requests of its model before it answers."""
+        if sample := self._recent.of(model):
+            counts = await warm_up_with(sample, served)
+            self._log.info("warmed_up", model=model, version=served.version, **asdict(counts))
+
+    def _prepare(
+        self, model: ModelVersions, version: int, loaded: LoadedModel, path: Path
+    ) -> ServedModel:
         counted = CountedFeatures.of(loaded.schema)
         counters = self._counters.get((model.name, version))
         if counters is None or counters.features != counted:
@@ -236,8 +244,12 @@ class RepositoryManager:
             self._counters[model.name, version] = counters
             self._metrics.add(counters)
         limits = self._config.limits_of(model.settings.batching if model.settings else {})
-        served = serve_model(loaded, str(path), counters, limits, self._log)
-        counters.ready = True
+        return serve_model(loaded, str(path), counters, limits, self._log)
+
+    def _serve(
+        self, model: ModelVersions, version: int, file: Fingerprint, served: ServedModel
+    ) -> None:
+        served.metrics.ready = True
         self._metrics.versions.count_load(model.name, ok=True)
         before = model.succeeded(version, LiveVersion(served, file))
         self.publish(model)
@@ -285,6 +297,7 @@ class RepositoryManager:
             self.models.pop(model.name, None)
             self._registry.withdraw(model.name)
             self._health.remove(model.name)
+            self._recent.forget(model.name)
         else:
             served = {version: live.served for version, live in model.live.items()}
             self._registry.publish(model.name, VersionedModel(model.routes(), served))

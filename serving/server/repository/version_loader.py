@@ -1,4 +1,4 @@
-"""Loads a version beside the versions that answer: what takes long at the lowest priority, or in another process."""
+"""Loads a version beside the versions that answer: what takes long with pauses, or in another process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ import torch
 
 from tessera.serving.package.hashes import FileHash
 from tessera.serving.package.loading import LoadedPackage, Loading
+from tessera.serving.package.pace import ASIDE_NICENESS, Pace
 from tessera.serving.package.table_memory import TableMemory
 from tessera.serving.server.config import ServerConfig
 from tessera.serving.server.model.loader import LoadedModel, PackageLoader, loaded_model
-from tessera.serving.server.repository.checker import (
-    LOWEST_PRIORITY,
-    CheckOptions,
-    PackageChecker,
-)
+from tessera.serving.server.repository.checker import CheckOptions, PackageChecker
 
 _Result = TypeVar("_Result")
 
@@ -79,7 +76,7 @@ class PackageVersionLoader:
                 allow_ops=self._config.allow_ops,
                 memory=self._memory,
             )
-            checked = self._read(loading, progress, LOWEST_PRIORITY if beside_others else 0)
+            checked = self._read(loading, progress, beside_others=beside_others)
             torch.set_num_threads(1)  # of this thread; OpenMP's would spin
             loading.build()
             # Calls of the model give way to others as those of inference do.
@@ -94,8 +91,11 @@ class PackageVersionLoader:
             names.append(devices[0] if devices else packages[-1].manifest.device)
         return loaded_model(packages, names)
 
-    def _read(self, loading: Loading, progress: Callable[[float], None], niceness: int) -> bool:
+    def _read(
+        self, loading: Loading, progress: Callable[[float], None], *, beside_others: bool
+    ) -> bool:
         """Read the package; returns whether another process has run the model."""
+        niceness = ASIDE_NICENESS if beside_others else 0
         total = 2 * max(sum(entry.bytes for entry in loading.records.entries), 1)
         done = 0
 
@@ -104,11 +104,19 @@ class PackageVersionLoader:
             done += count
             progress(min(done / total, 1.0))
 
+        def read() -> None:
+            loading.records.pace = Pace() if beside_others else None
+            loading.read(add)
+
+        def take() -> None:
+            pace = Pace() if beside_others else None
+            contents.take(loading.records, loading.opening, add, pace)
+
         if self._checker is None or loading.manifest.device != "cpu":
-            at_priority(niceness, lambda: loading.read(add))
+            at_priority(niceness, read)
             return False
-        with self._checker.check(loading.path, add, niceness) as contents:
-            at_priority(niceness, lambda: contents.take(loading.records, loading.opening, add))
+        with self._checker.check(loading.path, add, beside_others=beside_others) as contents:
+            at_priority(niceness, take)
         loading.opening.offer()
         return True
 

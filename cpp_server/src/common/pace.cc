@@ -1,0 +1,65 @@
+#include "common/pace.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+namespace tessera {
+namespace {
+
+constexpr Duration kLeast = std::chrono::microseconds(100);
+// A piece that took longer than it should is not paid for by seconds of silence.
+constexpr Duration kMost = std::chrono::milliseconds(50);
+constexpr Duration kQuiet = std::chrono::seconds(1);
+
+TimePoint now() { return std::chrono::steady_clock::now(); }
+
+}  // namespace
+
+void stand_aside() {
+  const auto thread = static_cast<id_t>(::gettid());
+  if (::getpriority(PRIO_PROCESS, thread) >= kAsideNiceness) return;
+  ::setpriority(PRIO_PROCESS, thread, kAsideNiceness);
+}
+
+Duration pause_behind(Duration used, Duration passed) {
+  const auto whole =
+      std::chrono::duration_cast<Duration>(std::chrono::duration<double>(used) / Pace::kShare);
+  const Duration pause = std::min(whole - passed, kMost);
+  return pause < kLeast ? Duration::zero() : pause;
+}
+
+Pace::Pace(std::function<bool()> answering, clockid_t cpu)
+    : answering_(std::move(answering)), cpu_(cpu), seen_(now()), last_(now()), used_(used()) {}
+
+Duration Pace::used() const {
+  timespec time{};
+  ::clock_gettime(cpu_, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+bool Pace::anybody(TimePoint at) {
+  if (answering_ == nullptr || answering_()) seen_ = at;
+  return at - seen_ < kQuiet;
+}
+
+void Pace::rest() {
+  rest([](Duration length) { std::this_thread::sleep_for(length); });
+}
+
+void Pace::rest(const Pause& pause) {
+  const TimePoint at = now();
+  const Duration work = used() - used_;
+  const Duration length = pause_behind(work, at - last_);
+  // Time that has passed without a CPU is no credit for later.
+  if (length == Duration::zero() && at - last_ < work + kMost) return;
+  if (length > Duration::zero() && anybody(at)) pause(length);
+  last_ = now();
+  used_ = used();
+}
+
+}  // namespace tessera

@@ -1,0 +1,60 @@
+// Work that goes on beside answering: in short pieces, which take no more than a share of one CPU.
+//
+// Why a priority alone does not do: on Linux a thread of the lowest priority that has a CPU often
+// keeps it until the scheduler's next tick, 1 to 10 ms, also where a thread that answers calls has
+// become ready meanwhile and has used more than its share before; on a server that is busy half of
+// the time this happens whenever a CPU is idle for a moment. So the work must end by itself.
+//
+// Contract: one object per thread; rest alone blocks.
+#pragma once
+
+#include <time.h>
+
+#include <functional>
+
+#include "common/clock.h"
+
+namespace tessera {
+
+// The nice level of work beside answering: behind that of inference, and high enough for some
+// progress on a machine whose CPUs are all in use.
+inline constexpr int kAsideNiceness = 10;
+
+// Gives the calling thread kAsideNiceness, unless it has a lower priority already; threads and
+// processes that it starts have it, too. Where that is refused the thread runs as it is.
+void stand_aside();
+
+class Pace {
+ public:
+  // What all of it may use of one CPU while calls are answered.
+  static constexpr double kShare = 1.0 / 3;
+
+  using Pause = std::function<void(Duration length)>;
+
+  // `answering` says whether a call is being answered now; null: always. `cpu` is the clock of what
+  // the work uses of CPUs, that of the thread that makes this or that of another process.
+  explicit Pace(std::function<bool()> answering = nullptr, clockid_t cpu = CLOCK_THREAD_CPUTIME_ID);
+
+  // To be called between pieces of some 100 microseconds: sleeps until the work has used kShare of
+  // the time since the last call, or not at all where no call was answered for a second.
+  void rest();
+
+  // The same, where `pause` stops the work for so long.
+  void rest(const Pause& pause);
+
+ private:
+  Duration used() const;
+  bool anybody(TimePoint now);
+
+  const std::function<bool()> answering_;
+  const clockid_t cpu_;
+  TimePoint seen_;  // when a call was being answered last
+  TimePoint last_;
+  Duration used_;  // what the work had used then
+};
+
+// How long the pause behind `used` of a CPU, within `passed` since the last pause, should be; zero
+// where it would be too short to be worth a sleep.
+Duration pause_behind(Duration used, Duration passed);
+
+}  // namespace tessera

@@ -1,0 +1,60 @@
+// How long work beside answering pauses.
+#include "common/pace.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <thread>
+
+namespace tessera {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Uses so much of a CPU.
+void compute(Duration length) {
+  const Duration begin = thread_cpu_time();
+  while (thread_cpu_time() - begin < length) {
+  }
+}
+
+TEST(PaceTest, ThePauseLeavesAThirdOfACpu) {
+  EXPECT_EQ(pause_behind(1ms, 1ms), 2ms);
+  EXPECT_EQ(pause_behind(1ms, 2ms), 1ms);  // it has waited for something meanwhile
+  EXPECT_EQ(pause_behind(1ms, 10ms), 0ms);
+  EXPECT_EQ(pause_behind(20us, 20us), 0ms);  // not worth a sleep
+  EXPECT_EQ(pause_behind(1s, 1s), 50ms);
+}
+
+TEST(PaceTest, WorkPausesUntilASecondAfterTheLastCall) {
+  bool answering = true;
+  int pauses = 0;
+  Pace pace([&] { return answering; });
+  const auto work = [&] {
+    compute(1ms);
+    pace.rest([&](Duration) { ++pauses; });
+  };
+  // A piece during which the thread has waited for a CPU has had its pause.
+  while (pauses < 3) work();
+  answering = false;
+  std::this_thread::sleep_for(1'100ms);
+  const int before = pauses;
+  for (int piece = 0; piece < 5; ++piece) work();
+  EXPECT_EQ(pauses, before);
+}
+
+TEST(PaceTest, AThreadStandsAsideAndItsOwnThreadsDo) {
+  int own = 0;
+  int later = 0;
+  std::thread([&] {
+    stand_aside();
+    own = ::getpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()));
+    std::thread([&] { later = ::getpriority(PRIO_PROCESS, static_cast<id_t>(::gettid())); }).join();
+  }).join();
+  EXPECT_GE(own, kAsideNiceness);
+  EXPECT_EQ(later, own);
+}
+
+}  // namespace
+}  // namespace tessera

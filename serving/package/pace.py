@@ -1,0 +1,54 @@
+"""Work that goes on beside answering: in short pieces, which take no more than a share of one CPU.
+
+A priority alone does not do: a thread of the lowest one that has a CPU often keeps it until the scheduler's next
+tick, and one that waits for a CPU while it holds the interpreter's lock lets all others of its process wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+
+ASIDE_NICENESS = 10
+"""The nice level of such work: behind inference, and with some progress on a machine whose CPUs are all in use."""
+
+_SHARE = 1 / 3
+_LEAST_S = 0.0001
+_MOST_S = 0.05
+"""A piece that took longer than it should is not paid for by seconds of silence."""
+
+
+def stand_aside() -> None:
+    """Give the calling thread `ASIDE_NICENESS`; Linux gives threads a niceness of their own, which others inherit."""
+    with contextlib.suppress(OSError):
+        this = threading.get_native_id()
+        if os.getpriority(os.PRIO_PROCESS, this) < ASIDE_NICENESS:
+            os.setpriority(os.PRIO_PROCESS, this, ASIDE_NICENESS)
+
+
+def pause_behind(used: float, passed: float) -> float:
+    """How long the pause behind ``used`` seconds of a CPU, within ``passed`` since the last pause, is; 0: not yet."""
+    pause = min(used / _SHARE - passed, _MOST_S)
+    return 0.0 if pause < _LEAST_S else pause
+
+
+class Pace:
+    """The pauses of one thread."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._used = time.thread_time()
+
+    def rest(self) -> None:
+        """Sleep until the thread has used its share of the time since the last pause; to be called between pieces."""
+        used, passed = time.thread_time() - self._used, time.monotonic() - self._last
+        pause = pause_behind(used, passed)
+        # Time that has passed without a CPU is no credit for later.
+        if not pause and passed < used + _MOST_S:
+            return
+        if pause:
+            time.sleep(pause)
+        self._last = time.monotonic()
+        self._used = time.thread_time()

@@ -1,0 +1,45 @@
+"""How long work beside answering pauses."""
+
+import os
+import threading
+import time
+
+from tessera.serving.package.pace import ASIDE_NICENESS, Pace, pause_behind, stand_aside
+
+
+def test_a_pause_leaves_a_third_of_a_cpu():
+    assert pause_behind(0.001, 0.001) == 0.002
+    assert pause_behind(0.001, 0.002) == 0.001  # it has waited for something meanwhile
+    assert pause_behind(0.001, 0.01) == 0
+    assert pause_behind(0.00002, 0.00002) == 0  # not worth a sleep
+    assert pause_behind(1, 1) == 0.05
+
+
+def test_work_pauses(monkeypatch):
+    pauses = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    pace = Pace()
+    begin = time.thread_time()
+    # A piece during which the thread has waited for a CPU has had its pause.
+    while not pauses and time.thread_time() - begin < 1:
+        piece = time.thread_time() + 0.001
+        while time.thread_time() < piece:
+            pass
+        pace.rest()
+    assert pauses
+    assert 0 < pauses[0] <= 0.05
+
+
+def test_a_thread_stands_aside_and_no_other_does():
+    found = []
+
+    def body():
+        stand_aside()
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert found[0] >= ASIDE_NICENESS
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
