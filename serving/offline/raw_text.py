@@ -38,7 +38,7 @@ from tessera.training.data.table.common import (
 )
 from tessera.training.data.table.convert import csv_reader, next_batch, settle_text
 from tessera.training.data.table.files import FoundFile
-from tessera.training.data.table.jsonl import read_block
+from tessera.training.data.table.jsonl import read_block, settle_json
 from tessera.training.data.table.text import TextColumn
 
 _FEW_LINES = 32
@@ -82,6 +82,10 @@ def text_units(file: FoundFile, reading: Reading, first: int) -> Iterator[Unit]:
         UserError: the file is damaged or lacks a column.
     """
     if file.format == "jsonl" or reading.criteo:
+        if not reading.criteo:
+            # A row may lack a column, whose value is then missing; a file may not.
+            names = [name for name in reading.names() if name not in file.partitions]
+            settle_json(file, [TextColumn(name=name, holds="id") for name in names])
         return _line_units(file, first, _CRITEO_BLOCK_BYTES if reading.criteo else BLOCK_BYTES)
     return _csv_units(file, reading, first)
 
@@ -288,14 +292,13 @@ def _json_pieces(
         yield from _json_pieces(lines[middle:], columns, unit, reading)
         return
     fixed = _model_partitions(unit, reading)
-    wanted = {column.name for column in columns}
     odd: list[tuple[int, dict[str, Any] | str]] = []
     for place, line in enumerate(own):
         row = _object(line)
         if row is None:
             odd.append((place, _NOT_JSON))
         else:
-            known = {name: value for name, value in row.items() if name in wanted}
+            known = {column.name: row.get(column.name) for column in columns}
             odd.append((place, {**known, **fixed}))
     kept = _kept_of_json(own, unit, reading.kept)
     yield Chunk(rows=len(lines), numbers=numbers, table=None, odd=tuple(odd), kept=kept)
