@@ -28,9 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--data",
         metavar="FILE",
-        type=Path,
-        help="rows of raw values, one vector each: Parquet, Arrow, CSV or TSV; columns that the model "
-        "does not take are left alone (this or --table is needed)",
+        help="rows of raw values, one vector each: a file, a pattern, a folder or a URL, read as tessera score "
+        "reads them; columns that the model does not take are left alone (this or --table is needed)",
     )
     what.add_argument(
         "--table",

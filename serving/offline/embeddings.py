@@ -25,7 +25,7 @@ ROWS_AT_A_TIME = 1 << 16
 
 def export_vectors(
     model: VectorModel,
-    data: Path,
+    data: str,
     out: Path,
     *,
     id_column: str | None,
@@ -37,7 +37,7 @@ def export_vectors(
 
     Args:
         model: what gives the vectors.
-        data: rows of raw values: Parquet, Arrow, CSV or TSV.
+        data: rows of raw values: a file, a pattern, a folder or a URL, as `data.path` takes them.
         out: the file to write or replace.
         id_column: the column with the ids; None: the one that the model names.
         unique: write an id once, with the vector of its last row.  All vectors are then held in memory.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -78,6 +80,27 @@ def test_vectors_are_those_of_the_trained_tower(folder):
             assert table.column(name).to_pylist() == likes.rows().column(name).to_pylist()
             # Sums of a few products in another order.
             assert vectors(out)[: len(view)] == pytest.approx(expected.numpy(), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["likes.jsonl", "likes.csv", "likes*.parquet"])
+def test_vectors_and_ids_are_the_same_of_every_format(folder, tmp_path, name):
+    """The user's tower, whose history of films is left out of the search; CSV has no lists with weights."""
+    rows = likes.rows().drop_columns(["words", "word_weights", "year", "price"])
+    if name.endswith(".jsonl"):
+        lines = [json.dumps({n: v for n, v in row.items() if v != []}) for row in rows.to_pylist()]
+        (tmp_path / name).write_text("\n".join(lines))
+    elif name.endswith(".csv"):
+        texts = ["|".join(map(str, own)) for own in rows.column("history").to_pylist()]
+        place = rows.schema.get_field_index("history")
+        pa_csv.write_csv(rows.set_column(place, "history", pa.array(texts)), tmp_path / name)
+    else:
+        pq.write_table(rows.slice(0, 250), tmp_path / "likes0.parquet", row_group_size=99)
+        pq.write_table(rows.slice(250), tmp_path / "likes1.parquet")
+    line = "search --embeddings items.parquet --package user.pt --k 4 --exclude history"
+    run(folder, f"{line} --data likes.parquet --out expected.parquet")
+    run(folder, f"{line} --data {tmp_path / name} --out found.parquet --batch-size 64")
+    found, expected = (pq.read_table(folder / f"{one}.parquet") for one in ("found", "expected"))
+    assert found.equals(expected)
 
 
 def test_an_id_is_written_once_with_its_last_row(folder):

@@ -280,7 +280,7 @@ def test_criteos_own_files_are_read(tmp_path, monkeypatch):
     (tmp_path / "test.txt").write_text("\n".join(line.partition("\t")[2] for line in lines) + "\n")
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:
-        patch.setattr(raw_text, "_CRITEO_BLOCK_BYTES", 1000)
+        patch.setattr(raw_text, "CRITEO_BLOCK_BYTES", 1000)
         table, told = score(
             path, tmp_path / "a.parquet", tmp_path / "day.tsv", keep=("label", "C1")
         )
