@@ -84,7 +84,7 @@ struct UnlikeValues {
   std::uint64_t missing = 0;
 };
 
-// Those of a model, in the order of its features.
+// Finds those of one model, in the order of its features.
 std::vector<UnlikeValues> unlike_values(const ModelMetrics& model) {
   std::vector<UnlikeValues> found;
   model.while_loaded([&](const ModelMetrics::Loaded& loaded) {
