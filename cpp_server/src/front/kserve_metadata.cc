@@ -241,7 +241,7 @@ Status KserveMetadata::answer(const inference::RepositoryIndexRequest& request,
     for (const std::string& label : known.labels) entry.add_labels(label);
     entry.set_traffic_percent(known.percent);
     entry.set_shadow(known.shadow);
-    if (known.state == VersionState::kLoading) entry.set_load_progress(known.progress);
+    entry.set_load_progress(known.progress);
   }
   return {};
 }

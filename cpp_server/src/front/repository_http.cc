@@ -62,7 +62,7 @@ HttpAnswer index_answer(const ServerFacts& facts, const Json& json) {
     if (!entry.labels.empty()) row["labels"] = entry.labels;
     if (entry.percent > 0) row["traffic_percent"] = entry.percent;
     if (entry.shadow) row["shadow"] = true;
-    if (entry.state == VersionState::kLoading) row["load_progress"] = entry.progress;
+    if (entry.progress > 0) row["load_progress"] = entry.progress;
   }
   return json_answer(rows);
 }

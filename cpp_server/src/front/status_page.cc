@@ -1,7 +1,9 @@
 #include "front/status_page.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -11,6 +13,8 @@ namespace tessera {
 namespace {
 
 constexpr Duration kWindow = std::chrono::seconds(60);
+// So many features of all models are shown with their counts, those with the most first.
+constexpr std::size_t kMostFeatures = 20;
 
 constexpr const char* kHead = R"(<!doctype html>
 <html lang="en">
@@ -75,15 +79,12 @@ std::string versions_table(const std::vector<IndexEntry>& versions) {
   return html + "</table>\n";
 }
 
-// What shadows have computed, and how far their scores were from those that
-// were answered.
+// What shadows have computed, and how far their scores were from those that were answered.
 std::string shadows_table(const ShadowList::All& shadows) {
   if (shadows.empty()) return {};
   std::string html =
-      "<h2>shadows</h2>\n<table>\n<tr><th>model</"
-      "th><th>answered by</th><th>shadow</th>"
-      "<th>compared</th><th>dropped</th><th>failed</"
-      "th><th>difference of scores: mean</th>"
+      "<h2>shadows</h2>\n<table>\n<tr><th>model</th><th>answered by</th><th>shadow</th>"
+      "<th>compared</th><th>dropped</th><th>failed</th><th>difference of scores: mean</th>"
       "<th>p50</th><th>p99</th></tr>\n";
   for (const auto& shadow : shadows) {
     const std::vector<std::uint64_t> counts = shadow->difference.counts();
@@ -96,6 +97,53 @@ std::string shadows_table(const ShadowList::All& shadows) {
     html += cell(figure(scores > 0 ? shadow->difference.sum() / scores : NAN, 6)) +
             cell(figure(quantile(bounds, counts, 0.5), 6)) +
             cell(figure(quantile(bounds, counts, 0.99), 6)) + "</tr>\n";
+  }
+  return html + "</table>\n";
+}
+
+// A feature that was sent values unlike those of the training rows, since the start.
+struct UnlikeValues {
+  std::string model;
+  std::string version;
+  std::string feature;
+  std::uint64_t outside = 0;
+  std::uint64_t missing = 0;
+};
+
+// Finds those of one model, in the order of its features.
+std::vector<UnlikeValues> unlike_values(const ModelMetrics& model) {
+  std::vector<UnlikeValues> found;
+  model.while_loaded([&](const ModelMetrics::Loaded& loaded) {
+    if (loaded.features == nullptr) return;
+    for (const auto& [feature, count] : loaded.features->outside()) {
+      found.push_back(
+          {.model = model.model, .version = model.version, .feature = feature, .outside = count});
+    }
+    // The dense features are the first of those, in the same order.
+    std::size_t place = 0;
+    for (const auto& [feature, count] : loaded.features->missing()) found[place++].missing = count;
+  });
+  std::erase_if(found, [](const UnlikeValues& one) { return one.outside + one.missing == 0; });
+  return found;
+}
+
+// The features of all models with the most such values.
+std::string features_table(const ModelList& models) {
+  std::vector<UnlikeValues> found;
+  for (const auto& model : models.all()) {
+    for (UnlikeValues& one : unlike_values(*model)) found.push_back(std::move(one));
+  }
+  if (found.empty()) return {};
+  std::ranges::stable_sort(found, std::greater(),
+                           [](const UnlikeValues& one) { return one.outside + one.missing; });
+  found.resize(std::min(found.size(), kMostFeatures));
+  std::string html =
+      "<h2>Values unlike the training rows</h2>\n<table>\n<tr><th>model</th><th>version</th>"
+      "<th>feature</th><th>outside of the range</th><th>missing</th></tr>\n";
+  for (const UnlikeValues& one : found) {
+    html += "<tr>" + cell(html_escaped(one.model)) + cell(html_escaped(one.version)) +
+            cell(html_escaped(one.feature)) + cell(text(one.outside)) + cell(text(one.missing)) +
+            "</tr>\n";
   }
   return html + "</table>\n";
 }
@@ -198,17 +246,19 @@ std::string StatusPage::page(const std::string& state, const std::string& versio
     const bool is_new = known == past_.end();
     html += row(*model, is_new ? snapshot(*model, now) : known->second.minute.front(), now);
   }
-  html += "</table>\n" + versions_table(versions) + shadows_table(shadows) + "<h2>last hour</h2>\n";
+  html += "</table>\n" + features_table(models_) + versions_table(versions) +
+          shadows_table(shadows) + "<h2>last hour</h2>\n";
   for (const auto& model : models_.all()) {
     const auto known = past_.find(model);
     if (known == past_.end()) continue;
     html += text("<h3>", html_escaped(model->model), " ", html_escaped(model->version), "</h3>\n",
                  known->second.hour.plots());
   }
-  html += text("<footer>tessera ", html_escaped(version), ", up ",
-               std::chrono::duration_cast<std::chrono::seconds>(now - began_).count(),
-               " s. Rates and latencies are of the last minute, samples per batch since the "
-               "start. <a href=\"/metrics\">metrics</a></footer>\n</body>\n</html>\n");
+  html += text(
+      "<footer>tessera ", html_escaped(version), ", up ",
+      std::chrono::duration_cast<std::chrono::seconds>(now - began_).count(),
+      " s. Rates and latencies are of the last minute, samples per batch and values of "
+      "features since the start. <a href=\"/metrics\">metrics</a></footer>\n</body>\n</html>\n");
   return html;
 }
 

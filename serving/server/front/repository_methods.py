@@ -150,17 +150,15 @@ def _progress(row: IndexRow) -> float:
 
 def _json_row(row: IndexRow) -> dict[str, Any]:
     """A row of the index; what is empty is left out."""
-    found: dict[str, Any] = {"name": row.model, "version": row.version, "state": row.state.value}
+    found = {"name": row.model, "version": row.version, "state": row.state.value}
     more = {
         "reason": row.reason,
         "labels": list(row.labels),
         "traffic_percent": row.percent,
         "shadow": row.shadow,
+        "load_progress": _progress(row),
     }
-    found |= {name: value for name, value in more.items() if value}
-    if row.state is VersionState.LOADING:
-        found["load_progress"] = row.progress
-    return found
+    return found | {name: value for name, value in more.items() if value}
 
 
 def _plain(parameters: Mapping[str, ipb.ModelRepositoryParameter]) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from tessera.serving.server.metrics.model_metrics import ModelMetrics
 from tessera.serving.server.repository.model_versions import IndexRow
 
 WINDOW_SECONDS = 60
+MOST_FEATURES = 20
+"""So many features of all models are shown with their counts, those with the most first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,25 @@ class _Past:
     minute: deque[_Snapshot]
     at_point: _Snapshot
     hour: LastHour
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureStatus:
+    """A feature that was sent values unlike those of the training rows, since the start.
+
+    Attributes:
+        model: whose.
+        version: of the model.
+        feature: the feature's name.
+        outside: values outside of what the training rows held.
+        missing: dense values that were missing.
+    """
+
+    model: str
+    version: str
+    feature: str
+    outside: int
+    missing: int
 
 
 class StatusPage:
@@ -118,6 +139,26 @@ class StatusPage:
     def hours(self) -> list[tuple[ModelMetrics, Plots]]:
         """The last hour of every model."""
         return [(model, past.hour.plots()) for model, past in self._past.items()]
+
+    def features(self) -> list[FeatureStatus]:
+        """The features with the most values that are missing or outside of what the training rows held."""
+        found = []
+        for model in self._models:
+            model.look_at_features()
+            outside = dict(zip(model.features.outside, model.outside_values, strict=True))
+            missing = dict(zip(model.features.missing, model.missing_values, strict=True))
+            found += [
+                FeatureStatus(
+                    model=model.model,
+                    version=model.version,
+                    feature=name,
+                    outside=outside.get(name, 0),
+                    missing=missing.get(name, 0),
+                )
+                for name in dict.fromkeys([*outside, *missing])
+            ]
+        found = [row for row in found if row.outside or row.missing]
+        return sorted(found, key=lambda row: -row.outside - row.missing)[:MOST_FEATURES]
 
 
 def _snapshot(model: ModelMetrics, now: float) -> _Snapshot:
