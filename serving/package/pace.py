@@ -45,7 +45,7 @@ class Pace:
         """Sleep until the thread has used its share of the time since the last pause; to be called between pieces."""
         used, passed = time.thread_time() - self._used, time.monotonic() - self._last
         pause = pause_behind(used, passed)
-        # Time that has passed without a CPU is no credit for later.
+        # Time that has passed without a CPU does not count later.
         if not pause and passed < used + _MOST_S:
             return
         if pause:

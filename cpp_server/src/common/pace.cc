@@ -55,7 +55,7 @@ void Pace::rest(const Pause& pause) {
   const TimePoint at = now();
   const Duration work = used() - used_;
   const Duration length = pause_behind(work, at - last_);
-  // Time that has passed without a CPU is no credit for later.
+  // Time that has passed without a CPU does not count later.
   if (length == Duration::zero() && at - last_ < work + kMost) return;
   if (length > Duration::zero() && anybody(at)) pause(length);
   last_ = now();

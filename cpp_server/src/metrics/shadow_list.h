@@ -58,7 +58,7 @@ class ShadowList {
   std::shared_ptr<ShadowMetrics> of(const std::string& model, const std::string& version,
                                     const std::string& shadow_version);
 
-  // Those of which both versions are in `entries`; the others are shown no more.
+  // Gives those whose two versions are in `entries`; the others are shown no more.
   All both_in(const std::vector<IndexEntry>& entries);
 
  private:

@@ -18,11 +18,11 @@ from tessera.serving.server.request.decoded_request import DecodedRequest
 
 ONE_IN = 64
 KEPT = 16
-"""Requests of one model."""
+"""So many requests of one model stay."""
 MOST_BYTES = 64 * 1024
-"""Of one request; a larger one is not kept."""
+"""A larger request is not kept."""
 ALL_BYTES = 16 * 1024 * 1024
-"""Of all models' together."""
+"""The requests of all models together have at most so many bytes."""
 
 _LOWEST_PRIORITY = -(1 << 31)
 _PATIENCE_S = 3.0
