@@ -82,6 +82,14 @@ COMMANDS: dict[str, Command] = {
         module="tessera.serving.commands.package_model",
         help="quantize, trace and script a trained model into one servable file",
     ),
+    "publish": Command(
+        module="tessera.serving.commands.publish",
+        help="write what a checkpoint changes as the next commit of a served version",
+    ),
+    "compact": Command(
+        module="tessera.serving.commands.compact",
+        help="make a full new version of a version and its commits",
+    ),
     "inspect": Command(
         module="tessera.serving.commands.inspect",
         help="show a package's schema, tables, sizes, plan and metrics, or its graph",
@@ -122,6 +130,10 @@ COMMANDS: dict[str, Command] = {
     "repository": Command(
         module="tessera.serving.commands.repository",
         help="look at a server's models and change their versions while it answers",
+    ),
+    "rollback": Command(
+        module="tessera.serving.commands.rollback",
+        help="go back to an earlier commit of a version, for good",
     ),
     "predict": Command(
         module="tessera.serving.commands.predict",
