@@ -25,7 +25,6 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from tessera.errors import UserError
 from tessera.training.data.columns import FeatureColumns
-from tessera.training.distributed.tables.batched_kernels import Kernel
 from tessera.training.distributed.tables.caches import tell_caches
 from tessera.training.distributed.tables.delta_tracker import DeltaTracker
 from tessera.training.models.ranking import RankingModel
@@ -56,8 +55,8 @@ class StateWriter(Protocol):
         """Tables of which a commit is given every row, as their rows share something."""
         ...
 
-    def begin(self, tables: frozenset[str], model: PublishedModel) -> None:
-        """Told once what is trained, and the names of its tables.
+    def begin(self, tables: Mapping[str, tuple[int, int]], model: PublishedModel) -> None:
+        """Told once what is trained, and by their names the rows and columns of its tables.
 
         Raises:
             UserError: they are not those of the version.
@@ -131,14 +130,12 @@ class Publishing:
             )
         self._options, self._assembly, self._ranks = options, assembly, assembly.ranks
         self._writer: StateWriter | None = None
-        self._tracker = DeltaTracker(
-            [part for part in assembly.model.modules() if isinstance(part, Kernel)]
-        )
+        self._tracker = DeltaTracker.of(assembly.model)
         self._sizes = self._all_sizes()
 
         def open_writer() -> frozenset[str]:
             self._writer = options.open()
-            self._writer.begin(frozenset(self._sizes), model)
+            self._writer.begin(self._sizes, model)
             return self._writer.whole_tables
 
         self._whole_tables = self._ranks.on_first(open_writer)

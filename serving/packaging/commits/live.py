@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,15 +72,19 @@ class LiveWriter:
         """See `StateWriter`: the rows of blocks share a book."""
         return frozenset(name for name, kind in self._kinds.items() if kind.blocks)
 
-    def begin(self, tables: frozenset[str], model: PublishedModel) -> None:
+    def begin(self, tables: Mapping[str, tuple[int, int]], model: PublishedModel) -> None:
         """See `StateWriter`."""
         self._model = model
-        if tables != self._kinds.keys():
-            missing = sorted(tables ^ self._kinds.keys())
-            raise UserError(
-                f"--publish: {self._name} is of another model: table {missing[0]!r} is not in both; package a "
-                "checkpoint of this run as a new version first"
-            )
+        own = {table.name: (table.rows, table.dim) for table in self._state.manifest.tables}
+        for name in sorted(tables.keys() | own.keys()):
+            if tables.get(name) != own.get(name):
+                raise self._of_another_model(f"table {name!r}")
+
+    def _of_another_model(self, what: str) -> UserError:
+        return UserError(
+            f"--publish: {self._name} is of another model, as {what} shows; package a checkpoint of this run as "
+            "a new version first"
+        )
 
     def put_rows(self, table: str, rows: NDArray[np.int64], values: Tensor) -> None:
         """See `StateWriter`."""
@@ -202,20 +206,27 @@ class LiveWriter:
             options_of(self._state.manifest, self._state.log.version),
             stored=(self._stored(), self._state.manifest.plan),
         )
+        ours, theirs = (
+            replace(schema, dense_ranges=(), other_columns=())
+            for schema in (servable.schema, self._state.manifest.schema)
+        )
+        if ours != theirs:
+            raise self._of_another_model("its schema")
         records = {piece.record for piece in self._publisher.pieces}
         changes = []
         named = [*servable.scripted.named_parameters(), *servable.scripted.named_buffers()]
         for name, tensor in named:
+            if not tensor.numel():
+                continue
             record = self._state.tensor_records.get(name)
-            if record is None or record in records:
+            if record is None:
+                raise self._of_another_model(f"{name!r}")
+            if record in records:
                 continue
             new = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
             old = self._state.tensors[record]
             if len(new) != len(old):
-                raise UserError(
-                    f"--publish: {name!r} of this run has another size than in {self._name}; package a checkpoint "
-                    "of this run as a new version first"
-                )
+                raise self._of_another_model(f"the size of {name!r}")
             if not np.array_equal(old, new):
                 changes.append(Change.whole(record, new.copy()))
         return changes

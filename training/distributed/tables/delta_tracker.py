@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tessera.training.distributed.tables.kernels.bags import Bags
 from tessera.training.distributed.tables.table_shards import ShardedEmbeddingTable
@@ -112,16 +112,25 @@ class DeltaTracker:
 
     Args:
         kernels: of the model's sharded collections, on this rank.
+
+    Attributes:
+        kernels: the same.
     """
 
     def __init__(self, kernels: Sequence[TrackedKernel]) -> None:
-        self._kernels = kernels
+        self.kernels = kernels
         for kernel in kernels:
             kernel.track()
 
+    @classmethod
+    def of(cls, model: nn.Module) -> DeltaTracker:
+        """That of all sharded collections in a model."""
+        found = [getattr(part, "table_kernels", None) for part in model.modules()]
+        return cls([kernel for kernels in found if callable(kernels) for kernel in kernels()])
+
     def shards(self) -> Iterator[tuple[ShardedEmbeddingTable, Tensor]]:
         """Each shard of this rank with its live values ``[local_rows, local_cols]``."""
-        for kernel in self._kernels:
+        for kernel in self.kernels:
             yield from zip(kernel.tables, kernel.split_embedding_weights(), strict=True)
 
     def take(self) -> dict[str, list[Tensor]]:
@@ -130,7 +139,7 @@ class DeltaTracker:
         Shards of a table are in the order of `shards`.
         """
         found: dict[str, list[Tensor]] = {}
-        for kernel in self._kernels:
+        for kernel in self.kernels:
             assert kernel.touched is not None
             for table, rows in zip(kernel.tables, kernel.touched.take(), strict=True):
                 place = table.local_metadata
