@@ -68,7 +68,7 @@ class ShardedTables:
         self.purge()
 
     def kernels(self) -> list[Kernel]:
-        """Those of this rank."""
+        """The kernels that hold the shards of this rank."""
         return [kernel for lookup in self._lookups for kernel in lookup.kernels]
 
     def flush(self) -> None:

@@ -44,7 +44,7 @@ class TouchedRows:
             torch.tensor(column, dtype=torch.int64, device=device)
             for column in zip(*features, strict=True)
         )
-        # One more, for ids that are no rows.
+        # One more than rows, so that it is never empty.
         self._touched = torch.zeros(self._starts[-1] + 1, dtype=torch.bool, device=device)
 
     @torch.no_grad()
@@ -77,7 +77,7 @@ class TouchedRows:
         self._touched.numpy()[places] = True
 
     def take(self) -> list[Tensor]:
-        """Of each shard the touched rows, ascending ``[n]`` int64 on the CPU; forgets them."""
+        """Give the touched rows of each shard, ascending ``[n]`` int64 on the CPU, and forget them."""
         if self._whole:
             stepped, self._stepped = self._stepped, False
             sizes = [
@@ -134,7 +134,7 @@ class DeltaTracker:
             yield from zip(kernel.tables, kernel.split_embedding_weights(), strict=True)
 
     def take(self) -> dict[str, list[Tensor]]:
-        """By table, of each of its shards here the touched rows of the table ``[n]`` int64; forgets them.
+        """Give, by table, the touched rows ``[n]`` int64 of each of its shards here, and forget them.
 
         Shards of a table are in the order of `shards`.
         """
