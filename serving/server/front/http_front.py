@@ -214,6 +214,7 @@ class HttpFront:
             shadows=self._metrics.versions.shadows(),
             hours=self._status_page.hours(),
             points=POINTS,
+            freshness=self._status_page.freshness(),
             features=self._status_page.features(),
             version=tessera.__version__,
             uptime=round(time.monotonic() - self._began),

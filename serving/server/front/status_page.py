@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tessera.serving.server.errors import Code
+from tessera.serving.server.front.freshness_graph import FreshnessGraph, FreshnessHistory
 from tessera.serving.server.front.last_hour import STEP_S, LastHour, Plots, Point
 from tessera.serving.server.metrics.histogram import Histogram
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
@@ -105,6 +106,7 @@ class StatusPage:
         self._clock = clock
         self._models = models
         self._past: dict[ModelMetrics, _Past] = {}
+        self._freshness = FreshnessHistory()
         self.tick()
 
     def tick(self) -> None:
@@ -122,10 +124,15 @@ class StatusPage:
                 own.at_point = snapshot
             past[model] = own
         self._past = past  # without those that are shown no more
+        self._freshness.note(self._index())
 
     def versions(self) -> list[IndexRow]:
         """Every version of every model as it is now; empty where no repository is served."""
         return self._index()
+
+    def freshness(self) -> list[FreshnessGraph]:
+        """How fresh the scores of versions that follow their logs were."""
+        return self._freshness.graphs(self._index())
 
     def rows(self) -> list[ModelStatus]:
         """Every model as it is now."""

@@ -18,6 +18,7 @@ from prometheus_client.core import (
 )
 
 from tessera.serving.repository.plan import VersionState
+from tessera.serving.server.metrics.follow_metrics import FollowMetrics
 from tessera.serving.server.metrics.histogram import Histogram
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
 
@@ -93,10 +94,12 @@ class VersionMetrics:
 
     Attributes:
         index: gives every version of every model.
+        follow: of the versions that follow their logs.
     """
 
     def __init__(self) -> None:
         self.index: Callable[[], Sequence[ShownVersion]] = _no_versions
+        self.follow = FollowMetrics()
         self._loads: Counter[tuple[str, str]] = Counter()
         # Each by model, version that answered and shadow's version.
         self._shadow_calls: dict[tuple[str, str, str], Counter[ShadowResult]] = {}
@@ -123,6 +126,7 @@ class VersionMetrics:
 
     def forget(self, model: ModelMetrics) -> None:
         """End the series of a version."""
+        self.follow.forget(model.model, model.version)
         for series in (self._shadow_calls, self._differences):
             for place in list(series):
                 if place[0] == model.model and model.version in place[1:]:
@@ -197,3 +201,4 @@ class VersionMetrics:
             loads.add_metric(labels, count)
         yield from (state, progress, loads)
         yield from self._collect_shadows()
+        yield from self.follow.collect()
