@@ -82,6 +82,14 @@ COMMANDS: dict[str, Command] = {
         module="tessera.serving.commands.package_model",
         help="quantize, trace and script a trained model into one servable file",
     ),
+    "publish": Command(
+        module="tessera.serving.commands.publish",
+        help="write what a checkpoint changes as the next commit of a served version",
+    ),
+    "compact": Command(
+        module="tessera.serving.commands.compact",
+        help="make a full new version of a version and its commits",
+    ),
     "inspect": Command(
         module="tessera.serving.commands.inspect",
         help="show a package's schema, tables, sizes, plan and metrics, or its graph",

@@ -48,33 +48,28 @@ TEST(ReaderWriterLockTest, ReadersSeeAWholeChange) {
   EXPECT_EQ(numbers.front(), 2 * kChanges);
 }
 
-TEST(ReaderWriterLockTest, NobodyReadsOnceSomebodyWantsToWrite) {
+TEST(ReaderWriterLockTest, NobodyReadsWhileSomebodyWrites) {
   ReaderWriterLock lock;
   const std::size_t slot = lock.lock_shared();
   std::promise<void> alone;
-  std::atomic<bool> open_again = false;
+  std::promise<void> enough;
   std::thread writer([&] {
     lock.lock();
     alone.set_value();
-    while (!open_again) std::this_thread::yield();
+    enough.get_future().wait();
     lock.unlock();
   });
-  // Passes for as long as the writer has not asked; then only once it is done.
-  std::atomic<bool> asked = false;
+  std::future<void> has_it = alone.get_future();
+  EXPECT_EQ(has_it.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
+  lock.unlock_shared(slot);
+  has_it.wait();
   std::atomic<bool> went_in = false;
   std::thread later([&] {
-    while (!asked) std::this_thread::yield();
     const SharedHold hold(&lock);
     went_in = true;
   });
-  std::future<void> in = alone.get_future();
-  EXPECT_EQ(in.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
-  lock.unlock_shared(slot);
-  in.wait();
-  asked = true;
-  for (int i = 0; i < 1'000; ++i) std::this_thread::yield();
   EXPECT_FALSE(went_in);
-  open_again = true;
+  enough.set_value();
   writer.join();
   later.join();
   EXPECT_TRUE(went_in);

@@ -195,14 +195,22 @@ class Loading:
         Raises:
             PackageError: an operator library cannot be loaded, or torch cannot open what was read.
         """
-        try:
-            load_libraries(self.manifest.operator_libraries)
-        except LibraryError as error:
-            raise PackageError(self.path, str(error)) from error
+        self.load_libraries()
         self._golden = self.opening.content(GOLDEN_RECORD)
         self._module = self.opening.module(self.devices)
         self._vocabularies = Vocabularies.of(self._module)
         self._runner = TorchScriptRunner(optimize(self._module))
+
+    def load_libraries(self) -> None:
+        """Load the operators that the package calls.
+
+        Raises:
+            PackageError: a library cannot be loaded.
+        """
+        try:
+            load_libraries(self.manifest.operator_libraries)
+        except LibraryError as error:
+            raise PackageError(self.path, str(error)) from error
 
     def settle(self, *, verify_golden: bool) -> None:
         """Call the model until its executor has settled, and compare its golden answers where asked.
@@ -263,6 +271,32 @@ class CheckedPackage:
     def sha256(self) -> str:
         """SHA-256 of the whole file, lower-case hex; reads it again."""
         return self.records.file_sha256({})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedModule:
+    """A package's module, opened on the CPU and not called.
+
+    Attributes:
+        manifest: what the package says of itself.
+        module: the scripted module as it was written.
+    """
+
+    manifest: Manifest
+    module: Any
+
+
+def open_module(path: Path) -> CheckedModule:
+    """Check a package as `load_package` does, and open its module to look at its buffers.
+
+    Raises:
+        PackageError: see `load_package`.
+    """
+    shards = Records(path).manifest().plan.num_shards
+    loading = Loading(path, devices=["cpu"] * shards)
+    loading.read()
+    loading.load_libraries()
+    return CheckedModule(manifest=loading.manifest, module=loading.opening.module(loading.devices))
 
 
 def open_checked(

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -15,6 +16,8 @@ namespace {
 
 constexpr Duration kWindow = std::chrono::seconds(60);
 constexpr Duration kFreshnessWindow = std::chrono::seconds(600);
+// So many features of all models are shown with their counts, those with the most first.
+constexpr std::size_t kMostFeatures = 20;
 
 constexpr const char* kHead = R"(<!doctype html>
 <html lang="en">
@@ -77,6 +80,53 @@ std::string versions_table(const std::vector<IndexEntry>& versions) {
     html += "<tr>" + cell(html_escaped(entry.model)) + cell(html_escaped(state_of(entry))) +
             cell(html_escaped(std::string(state_name(entry.state)))) + cell(html_escaped(labels)) +
             cell(entry.percent > 0 ? text(entry.percent, "%") : "") + cell(detail(entry)) +
+            "</tr>\n";
+  }
+  return html + "</table>\n";
+}
+
+// A feature that was sent values unlike those of the training rows, since the start.
+struct UnlikeValues {
+  std::string model;
+  std::string version;
+  std::string feature;
+  std::uint64_t outside = 0;
+  std::uint64_t missing = 0;
+};
+
+// Finds those of one model, in the order of its features.
+std::vector<UnlikeValues> unlike_values(const ModelMetrics& model) {
+  std::vector<UnlikeValues> found;
+  model.while_loaded([&](const ModelMetrics::Loaded& loaded) {
+    if (loaded.features == nullptr) return;
+    for (const auto& [feature, count] : loaded.features->outside()) {
+      found.push_back(
+          {.model = model.model, .version = model.version, .feature = feature, .outside = count});
+    }
+    // The dense features are the first of those, in the same order.
+    std::size_t place = 0;
+    for (const auto& [feature, count] : loaded.features->missing()) found[place++].missing = count;
+  });
+  std::erase_if(found, [](const UnlikeValues& one) { return one.outside + one.missing == 0; });
+  return found;
+}
+
+// The features of all models with the most such values.
+std::string features_table(const ModelList& models) {
+  std::vector<UnlikeValues> found;
+  for (const auto& model : models.all()) {
+    for (UnlikeValues& one : unlike_values(*model)) found.push_back(std::move(one));
+  }
+  if (found.empty()) return {};
+  std::ranges::stable_sort(found, std::greater(),
+                           [](const UnlikeValues& one) { return one.outside + one.missing; });
+  found.resize(std::min(found.size(), kMostFeatures));
+  std::string html =
+      "<h2>Values unlike the training rows</h2>\n<table>\n<tr><th>model</th><th>version</th>"
+      "<th>feature</th><th>outside of the range</th><th>missing</th></tr>\n";
+  for (const UnlikeValues& one : found) {
+    html += "<tr>" + cell(html_escaped(one.model)) + cell(html_escaped(one.version)) +
+            cell(html_escaped(one.feature)) + cell(text(one.outside)) + cell(text(one.missing)) +
             "</tr>\n";
   }
   return html + "</table>\n";
@@ -197,13 +247,14 @@ std::string StatusPage::page(const std::string& state, const std::string& versio
     const bool is_new = known == snapshots_.end();
     html += row(*model, is_new ? snapshot(*model, now) : known->second.front(), now);
   }
-  html += "</table>\n" + versions_table(versions);
+  html += "</table>\n" + features_table(models_) + versions_table(versions);
   if (!freshness_.empty()) html += "<h2>Freshness</h2>\n";
   for (const auto& [model, points] : freshness_) html += freshness(*model, points, now);
-  html += text("<footer>tessera ", html_escaped(version), ", up ",
-               std::chrono::duration_cast<std::chrono::seconds>(now - began_).count(),
-               " s. Rates and latencies are of the last minute, samples per batch since the "
-               "start. <a href=\"/metrics\">metrics</a></footer>\n</body>\n</html>\n");
+  html += text(
+      "<footer>tessera ", html_escaped(version), ", up ",
+      std::chrono::duration_cast<std::chrono::seconds>(now - began_).count(),
+      " s. Rates and latencies are of the last minute, samples per batch and values of "
+      "features since the start. <a href=\"/metrics\">metrics</a></footer>\n</body>\n</html>\n");
   return html;
 }
 

@@ -124,7 +124,6 @@ void ServedModel::start_workers() {
 
 ServedModel::~ServedModel() {
   metrics_->clear_loaded(*shown_);
-  followed_.reset();
   close();
 }
 
@@ -144,6 +143,7 @@ void ServedModel::log_file_hash() const {
 void ServedModel::close() {
   scheduler_.close();
   workers_.clear();  // joins
+  followed_.reset();
 }
 
 void ServedModel::submit(PendingRequest& request, std::size_t loop) {

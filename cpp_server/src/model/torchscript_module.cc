@@ -98,7 +98,8 @@ torch::jit::Module load(const std::shared_ptr<const PackageFile>& file,
   std::map<std::uint64_t, std::string> starts;
   std::map<std::string, std::uint64_t> bytes;
   if (places != nullptr) {
-    for (const auto& [name, record] : Records(*file).all()) {
+    const Records records(*file);
+    for (const auto& [name, record] : records.all()) {
       bytes[name] = record.bytes;
       if (record.bytes > 0) starts[record.offset] = name;
     }

@@ -210,6 +210,7 @@ class HttpFront:
             state=self._state(),
             rows=self._status_page.rows(),
             versions=self._status_page.versions(),
+            features=self._status_page.features(),
             version=tessera.__version__,
             uptime=round(time.monotonic() - self._began),
         )

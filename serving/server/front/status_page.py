@@ -17,6 +17,8 @@ from tessera.serving.server.metrics.model_metrics import ModelMetrics
 from tessera.serving.server.repository.model_versions import IndexRow
 
 WINDOW_SECONDS = 60
+MOST_FEATURES = 20
+"""So many features of all models are shown with their counts, those with the most first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,25 @@ class ModelStatus:
     queue_requests: int
     inflight_batches: int
     mean_batch_samples: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureStatus:
+    """A feature that was sent values unlike those of the training rows, since the start.
+
+    Attributes:
+        model: whose.
+        version: of the model.
+        feature: the feature's name.
+        outside: values outside of what the training rows held.
+        missing: dense values that were missing.
+    """
+
+    model: str
+    version: str
+    feature: str
+    outside: int
+    missing: int
 
 
 class StatusPage:
@@ -98,6 +119,26 @@ class StatusPage:
             snapshots = self._snapshots.get(model)
             rows.append(_row(model, snapshots[0] if snapshots else _snapshot(model, now), now))
         return rows
+
+    def features(self) -> list[FeatureStatus]:
+        """The features with the most values that are missing or outside of what the training rows held."""
+        found = []
+        for model in self._models:
+            model.look_at_features()
+            outside = dict(zip(model.features.outside, model.outside_values, strict=True))
+            missing = dict(zip(model.features.missing, model.missing_values, strict=True))
+            found += [
+                FeatureStatus(
+                    model=model.model,
+                    version=model.version,
+                    feature=name,
+                    outside=outside.get(name, 0),
+                    missing=missing.get(name, 0),
+                )
+                for name in dict.fromkeys([*outside, *missing])
+            ]
+        found = [row for row in found if row.outside or row.missing]
+        return sorted(found, key=lambda row: -row.outside - row.missing)[:MOST_FEATURES]
 
 
 def _snapshot(model: ModelMetrics, now: float) -> _Snapshot:
