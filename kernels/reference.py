@@ -227,3 +227,13 @@ def cross_layer(x0: Tensor, x: Tensor, v: Tensor, weight: Tensor, bias: Tensor) 
     """DCN's layer ``x0 * (v weight' + bias) + x`` in float64, rounded once to bfloat16."""
     wide = v.double() @ weight.double().t() + bias.double()
     return (x0.double() * wide + x.double()).to(torch.bfloat16)
+
+
+def exchange_rows(storage: Tensor, rows: Tensor, values: Tensor, offset: int, stride: int) -> None:
+    """`torch.ops.tessera.exchange_rows`, one row after the other."""
+    width = values.shape[1]
+    for row, value in zip(rows.tolist(), values, strict=True):
+        place = storage[offset + row * stride :][:width]
+        kept = place.clone()
+        place.copy_(value)
+        value.copy_(kept)

@@ -131,6 +131,10 @@ COMMANDS: dict[str, Command] = {
         module="tessera.serving.commands.repository",
         help="look at a server's models and change their versions while it answers",
     ),
+    "rollback": Command(
+        module="tessera.serving.commands.rollback",
+        help="go back to an earlier commit of a version, for good",
+    ),
     "predict": Command(
         module="tessera.serving.commands.predict",
         help="send requests to a server and print the answers",

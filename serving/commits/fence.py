@@ -13,10 +13,11 @@ from typing import Annotated
 
 from tessera.durable import replacing
 from tessera.errors import UserError
-from tessera.serving.commits.chain import Fence
-from tessera.serving.package.commit import MAX_COMMIT_NUMBER
+from tessera.serving.commits.chain import Fence, commit_name, parse_commit_name
+from tessera.serving.commits.file import CommitError, CommitRecords
+from tessera.serving.package.commit import COMMIT_RECORD, MAX_COMMIT_NUMBER
 from tessera.serving.package.fields import Between, Sha256, decode
-from tessera.serving.package.signed_record import encode_fields, to_record
+from tessera.serving.package.signed_record import encode_fields, to_record, unsigned_sha256
 from tessera.serving.package.strict_json import first_twice, read_strictly
 from tessera.serving.repository.small_file import read_small_file
 
@@ -77,6 +78,36 @@ def read_fence(log: Path) -> Fence:
         raise UserError(
             f"{path}: is not a list of fenced commits ({error}); restore it, or roll back anew"
         ) from error
+
+
+def fence_off_after(log: Path, number: int) -> Fence:
+    """Fence off every commit after ``number`` that lies in the log's folder; returns all that are fenced.
+
+    Args:
+        log: the folder.
+        number: of the commit that stays the last one; 0: none stays.
+
+    Raises:
+        UserError: the folder or the fence cannot be read or written, or ``number`` is not a commit of the log.
+    """
+    fence = read_fence(log)
+    try:
+        numbers = {parse_commit_name(path.name) for path in log.iterdir()} - {None}
+    except OSError as error:
+        raise UserError(f"{log} cannot be read: {error.strerror}") from error
+    if number in fence.commits or (number and number not in numbers):
+        is_not = "was fenced off" if number in fence.commits else "is not in it"
+        raise UserError(f"{log}: commit {number} {is_not}; name one that is in the log")
+    later = [one for one in numbers - fence.commits.keys() if one is not None and one > number]
+    return write_fence(log, {one: _sha256(log / commit_name(one)) for one in later})
+
+
+def _sha256(path: Path) -> str:
+    """`unsigned_sha256` of a commit's description; empty where it cannot be read."""
+    try:
+        return unsigned_sha256(CommitRecords(path).last_bytes(), COMMIT_RECORD)
+    except (CommitError, ValueError):
+        return ""
 
 
 def write_fence(log: Path, more: Mapping[int, str]) -> Fence:

@@ -84,13 +84,23 @@ def replay_golden(runner: Runner, content: bytes, info: GoldenInfo) -> None:
         GoldenMismatchError: an output is missing, extra, of another shape or type, or differs
             by more than ``info`` allows.
     """
-    batch, expected = read_golden(content)
+    compare_golden(runner, *read_golden(content), info)
+
+
+def compare_golden(
+    runner: Runner, batch: HostBatch, expected: Mapping[str, Tensor], info: GoldenInfo
+) -> None:
+    """As `replay_golden`, of what `read_golden` has read.
+
+    Raises:
+        GoldenMismatchError: see `replay_golden`.
+    """
     _compare(runner.forward(batch), expected, info)
     if runner.shares_rows:
         _compare(runner.forward(as_shared(batch)), expected, info)
 
 
-def _compare(found: dict[str, Tensor], expected: dict[str, Tensor], info: GoldenInfo) -> None:
+def _compare(found: dict[str, Tensor], expected: Mapping[str, Tensor], info: GoldenInfo) -> None:
     if found.keys() != expected.keys():
         raise GoldenMismatchError(
             f"the outputs are {sorted(found)}, the golden answers have {sorted(expected)}"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from tessera.kernels.libraries import LibraryError, load_libraries
 from tessera.serving.package.devices import bytes_by_device, default_devices
@@ -22,6 +23,7 @@ from tessera.serving.package.golden import GoldenMismatchError, replay_golden
 from tessera.serving.package.hashes import FileHash
 from tessera.serving.package.manifest import GOLDEN_RECORD, Manifest
 from tessera.serving.package.opening import Memory, Opening
+from tessera.serving.package.record_memory import memory_of_records
 from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.runner import Runner, TorchScriptRunner, as_shared, zero_batch
 from tessera.serving.package.time_limit import TimeLimit, limited
@@ -141,6 +143,7 @@ class Loading:
         trusted_keys: one of which must have signed it.
         allow_ops: that its graph may call.
         memory: see `Opening`.
+        patchable: leave the graph as it is, so that its tensors' bytes can be replaced (`patchable_memory`).
 
     Raises:
         PackageError: by what the file's manifest and headers say, it is not served; nothing else was read.
@@ -155,8 +158,11 @@ class Loading:
         trusted_keys: Sequence[Ed25519PublicKey] | None = None,
         allow_ops: Collection[str] = (),
         memory: Memory | None = None,
+        patchable: bool = False,
     ) -> None:
         self.path = path
+        self._patchable = patchable
+        self._tensor_records: Mapping[str, str] = {}
         self.records = Records(path)
         self.manifest = _trusted_manifest(self.records, trusted_keys)
         if device not in {None, self.manifest.device}:
@@ -197,9 +203,18 @@ class Loading:
         """
         self.load_libraries()
         self._golden = self.opening.content(GOLDEN_RECORD)
+        if self._patchable:
+            self._tensor_records = self.opening.tensor_records()
         self._module = self.opening.module(self.devices)
         self._vocabularies = Vocabularies.of(self._module)
-        self._runner = TorchScriptRunner(optimize(self._module))
+        # Frozen, tensors become constants: equal ones are merged, and others computed from them.
+        module = self._module.eval() if self._patchable else optimize(self._module)
+        self._runner = TorchScriptRunner(module)
+
+    def patchable_memory(self) -> dict[str, list[Tensor]]:
+        """What the model, built ``patchable``, reads at each call; see `memory_of_records`."""
+        sizes = {entry.name: entry.bytes for entry in self.records.entries}
+        return memory_of_records(self._module, self._tensor_records, sizes)
 
     def load_libraries(self) -> None:
         """Load the operators that the package calls.

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tessera.serving.server.errors import Code
+from tessera.serving.server.front.freshness_graph import FreshnessGraph, FreshnessHistory
 from tessera.serving.server.metrics.histogram import Histogram
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
 from tessera.serving.server.repository.model_versions import IndexRow
@@ -95,11 +96,13 @@ class StatusPage:
         self._clock = clock
         self._models = models
         self._snapshots: dict[ModelMetrics, deque[_Snapshot]] = {}
+        self._freshness = FreshnessHistory()
         self.tick()
 
     def tick(self) -> None:
         """Take a snapshot; to be called about once a second."""
         now = self._clock()
+        self._freshness.note(self._index())
         # Without those that are shown no more.
         self._snapshots = {model: self._snapshots.get(model, deque()) for model in self._models}
         for model, snapshots in self._snapshots.items():
@@ -110,6 +113,10 @@ class StatusPage:
     def versions(self) -> list[IndexRow]:
         """Every version of every model as it is now; empty where no repository is served."""
         return self._index()
+
+    def freshness(self) -> list[FreshnessGraph]:
+        """How fresh the scores of versions that follow their logs were."""
+        return self._freshness.graphs(self._index())
 
     def rows(self) -> list[ModelStatus]:
         """Every model as it is now."""
