@@ -21,7 +21,7 @@ namespace tessera {
 
 class DeviceWeights final : public Weights {
  public:
-  // Of each record its bytes, [bytes] uint8, on every device that has them.
+  // The bytes of each record, [bytes] uint8, on every device that has them.
   using Places = std::map<std::string, std::vector<at::Tensor>>;
 
   explicit DeviceWeights(Places places) : places_(std::move(places)) {}

@@ -24,7 +24,7 @@ struct Fingerprint {
   bool operator==(const Fingerprint&) const = default;
 };
 
-// Of the file at `path`; all zero where there is none.
+// The fingerprint of the file at `path`; all zero where there is none.
 Fingerprint fingerprint_of(const std::string& path);
 
 struct ModelFolder {
