@@ -185,11 +185,11 @@ TEST_F(PackageTest, ComparesEveryRecordWithTheManifest) {
     const std::string content = text_of(records.read(name, 1'000));
     manifest.records[name] = {digest(content), content.size(), records.all().at(name).crc32};
   }
-  verify_records(records, manifest);
+  verify_records(records, manifest.records);
 
   const auto why = [&](const Manifest& other) {
     try {
-      verify_records(records, other);
+      verify_records(records, other.records);
     } catch (const PackageError& error) {
       return std::string(error.what());
     }
@@ -237,7 +237,7 @@ TEST_F(PackageTest, ComparesTheChunksOfLargeRecords) {
     kept[name].resize(record.bytes);
     return {.place = kept[name]};
   };
-  verify_records(records, manifest, {.into = into});
+  verify_records(records, manifest.records, {.into = into});
   EXPECT_EQ(text_of(kept.at("data/0")), large);
 
   // From memory, from the file, and from both.
@@ -246,11 +246,11 @@ TEST_F(PackageTest, ComparesTheChunksOfLargeRecords) {
   const Contents nothing = {{kManifestRecord, manifest_bytes}};
   const Contents some = {{kManifestRecord, manifest_bytes}, {"data/0", kept.at("data/0")}};
   for (const Contents& contents : {nothing, some}) {
-    EXPECT_EQ(file_sha256(records, manifest, contents, {}), digest(zipped));
+    EXPECT_EQ(file_sha256(records, manifest.records, contents, {}), digest(zipped));
   }
   std::stop_source stopped;
   stopped.request_stop();
-  EXPECT_EQ(file_sha256(records, manifest, some, stopped.get_token()), "");
+  EXPECT_EQ(file_sha256(records, manifest.records, some, stopped.get_token()), "");
 
   const std::uint64_t place = records.all().at("data/0").offset + kChunkBytes + 3;
   std::string bad = zipped;
@@ -260,14 +260,14 @@ TEST_F(PackageTest, ComparesTheChunksOfLargeRecords) {
   const PackageFile other(path);
   const Records others(other);
   try {
-    verify_records(others, manifest);
+    verify_records(others, manifest.records);
     FAIL() << "a changed chunk was not found";
   } catch (const PackageError& error) {
     // The first, whichever thread is faster.
     EXPECT_NE(std::string(error.what()).find("of bytes 8388608 to 16777216 of 16777221, the"),
               std::string::npos);
   }
-  EXPECT_THROW(file_sha256(others, manifest, nothing, {}), PackageError);
+  EXPECT_THROW(file_sha256(others, manifest.records, nothing, {}), PackageError);
 }
 
 const char* const kManifest = R"({
@@ -331,14 +331,13 @@ TEST(ManifestTest, MayNotBeTooDeepToPrint) {
     if (depth < 500) {
       EXPECT_TRUE(refusal.starts_with("the package's format_version is missing")) << refusal;
     } else {
-      EXPECT_EQ(refusal, "the manifest is not JSON: it is nested more than 500 deep");
+      EXPECT_EQ(refusal, "the manifest is nested more than 500 deep");
     }
   }
 }
 
 TEST(ManifestTest, IsStrict) {
-  EXPECT_EQ(manifest_refusal("{"),
-            "the manifest is not JSON: at byte 2 something else is expected");
+  EXPECT_EQ(manifest_refusal("{"), "the manifest is not JSON");
   EXPECT_EQ(
       manifest_refusal(changed("\"format_version\": 4", "\"format_version\": 2")),
       "the package's format_version is 2, this server reads 3 to 5; package the model again, or "
@@ -349,7 +348,7 @@ TEST(ManifestTest, IsStrict) {
   EXPECT_EQ(manifest_refusal(changed("\"backend\"", "\"nickname\": 1, \"backend\"")),
             "manifest: unknown key 'nickname'");
   EXPECT_EQ(manifest_refusal(changed("\"rows\": 10, ", "\"rows\": 1, \"rows\": 10, ")),
-            "the manifest is not JSON: a key is there twice: \"rows\"");
+            "a key is there twice");
   EXPECT_EQ(manifest_refusal(changed("\"signature\": null", "\"signature\":null")),
             "the manifest's signature is not written as package files have it");
   EXPECT_EQ(manifest_refusal(changed("\"rows\": 10, ", "")),
@@ -362,8 +361,7 @@ TEST(ManifestTest, IsStrict) {
             "manifest.schema.features[0].out_of_range: expected one of reject, clamp, hash");
   EXPECT_EQ(manifest_refusal(changed("\"2.14\"", "\"two\"")),
             "manifest.versions.torch_below: expected a release such as 2.13");
-  EXPECT_EQ(manifest_refusal(changed("1e-6", "1e999")),
-            "the manifest is not JSON: a number is larger than a double may be");
+  EXPECT_EQ(manifest_refusal(changed("1e-6", "1e999")), "the manifest is not JSON");
   EXPECT_EQ(manifest_refusal(changed("1e-6", "-1e-6")),
             "manifest.golden.atol: is out of its range, 0 to 1.7976931348623157e+308");
   EXPECT_EQ(manifest_refusal(changed("\"ranker\"", "\"a\\nb\"")),

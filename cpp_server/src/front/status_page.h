@@ -1,5 +1,5 @@
 // The status page: what happened in the last minute, from snapshots taken every second, and in the
-// last hour, from three of them a minute.
+// last hour, from three of them a minute; and how fresh the followed versions were in ten minutes.
 //
 // Contract: one thread (the HTTP port's) calls tick and page; the list outlives the page.
 #pragma once
@@ -45,6 +45,15 @@ class StatusPage {
                                        const Snapshot& second);
   std::string row(const ModelMetrics& model, const Snapshot& past, TimePoint now) const;
 
+  // How old the newest training example of a followed version's state was, seconds.
+  struct Freshness {
+    TimePoint time{};
+    double seconds = 0;
+  };
+  static std::string freshness(const ModelMetrics& model, const std::deque<Freshness>& points,
+                               TimePoint now);
+  void note_freshness(TimePoint now);
+
   // The oldest first; of a model that has just begun to be shown, none.
   using Snapshots = std::deque<Snapshot>;
 
@@ -57,6 +66,7 @@ class StatusPage {
 
   const ModelList& models_;
   std::map<std::shared_ptr<const ModelMetrics>, Past> past_;
+  std::map<std::shared_ptr<const ModelMetrics>, std::deque<Freshness>> freshness_;
   const Clock& clock_;
   TimePoint began_;
 };

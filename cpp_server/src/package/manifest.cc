@@ -8,19 +8,17 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "common/strict_json.h"
 #include "common/text.h"
 #include "package/field_rules.h"
 #include "package/format_rules.h"
 #include "package/package_error.h"
 #include "package/signature.h"
+#include "package/strict_json.h"
 
 namespace tessera {
 namespace {
 
 using Json = nlohmann::json;
-
-constexpr int kMaxDepth = 500;  // what is deeper could not be printed on a thread's stack
 
 [[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
 
@@ -156,22 +154,19 @@ MajorMinor major_minor(const std::string& version) {
   refuse(text("'", version, "' is not a torch version"));
 }
 
+std::map<std::string, RecordInfo> read_record_infos(const Json& records) {
+  std::map<std::string, RecordInfo> infos;
+  for (const auto& item : records.items()) {
+    infos[item.key()] = {item.value().at("sha256").get<std::string>(),
+                         item.value().at("bytes").get<std::uint64_t>(),
+                         item.value().at("crc32").get<std::uint32_t>(),
+                         item.value().at("chunks").get<std::vector<std::string>>()};
+  }
+  return infos;
+}
+
 Manifest parse_manifest(std::span<const std::byte> json) {
-  const std::string_view all(reinterpret_cast<const char*>(json.data()), json.size());
-  if (std::any_of(all.begin(), all.end(), [](char c) { return (c & 0x80) != 0; })) {
-    refuse("the manifest has a byte that is not ASCII");
-  }
-  if (std::count_if(all.begin(), all.end(), [](char c) {
-        return c == ',' || c == ':' || c == '[' || c == '{';
-      }) > kMaxManifestMarks) {
-    refuse(text("the manifest has more than ", kMaxManifestMarks, " values"));
-  }
-  Json root;
-  try {
-    root = parse_strictly(all, kMaxDepth);
-  } catch (const JsonError& error) {
-    refuse(text("the manifest is not JSON: ", error.what()));
-  }
+  const Json root = parse_ascii_json(json, "the manifest", kMaxManifestMarks);
   const int version = read_format_version(root);
   read_signature(json);
   check_manifest_fields(root, version);
@@ -196,12 +191,7 @@ Manifest parse_manifest(std::span<const std::byte> json) {
   manifest.num_shards = root.at("plan").at("num_shards").get<int>();
   manifest.golden_atol = root.at("golden").at("atol").get<double>();
   manifest.golden_rtol = root.at("golden").at("rtol").get<double>();
-  for (const auto& item : root.at("records").items()) {
-    manifest.records[item.key()] = {item.value().at("sha256").get<std::string>(),
-                                    item.value().at("bytes").get<std::uint64_t>(),
-                                    item.value().at("crc32").get<std::uint32_t>(),
-                                    item.value().at("chunks").get<std::vector<std::string>>()};
-  }
+  manifest.records = read_record_infos(root.at("records"));
   return manifest;
 }
 

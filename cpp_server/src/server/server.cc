@@ -183,6 +183,7 @@ std::unique_ptr<RepositoryManager> Server::make_manager() {
     LoadOptions options = load_options();
     options.load_timeout_s = 0;
     options.beside = beside;
+    options.follow = config_.follow;
     std::atomic<double> share = 0;  // several threads may read
     options.progress = [&](double done) {
       share = done;
@@ -216,8 +217,12 @@ std::unique_ptr<RepositoryManager> Server::make_manager() {
             recent_.forget(model);
           },
       .started = [this] { begin_to_serve(); }};
-  return std::make_unique<RepositoryManager>(config_, std::move(fixed), registry_, counters_, load,
-                                             warm_up, std::move(listener), clock_, log_);
+  return std::make_unique<RepositoryManager>(
+      config_, std::move(fixed), registry_, counters_, load, warm_up, std::move(listener), clock_,
+      log_,
+      FollowedVersion::Options{
+          .trusted = config_.require_signature ? std::optional(trusted_) : std::nullopt,
+          .verify_golden = config_.verify_golden});
 }
 
 void Server::load_all() {
