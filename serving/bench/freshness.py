@@ -115,7 +115,7 @@ class Watcher:
 
 
 def seconds_to_visible(log: Path, seen: Mapping[int, float]) -> list[float]:
-    """Of each commit that was seen, the time from its file's last change of name; others came in one look."""
+    """Tell how long each commit that an answer has named took since its file was renamed; two may come at once."""
     renamed = {number: (log / commit_name(number)).stat().st_ctime for number in seen if number}
     return [seen[number] - renamed[number] for number in renamed]
 
