@@ -110,7 +110,7 @@ sanitize: install-dev build-kernels  ## the C++ tests, floods, conformance suite
 	@for preset in $(SANITIZERS); do \
 	  built=$(CURDIR)/build/cpp/$$preset; \
 	  PYTHON=$(BIN)/python cpp_server/build.sh $$preset || exit 1; \
-	  for tests in unit_tests http2_tests front_tests; do $$built/tests/$$tests --gtest_brief=1 || exit 1; done; \
+	  for tests in unit_tests http2_tests front_tests torch_tests; do $$built/tests/$$tests --gtest_brief=1 || exit 1; done; \
 	  TESSERA_CPP_SERVER=$$built/tessera-server $(BIN)/python -m pytest -q $(SANITIZED_TESTS) -k cpp || exit 1; \
 	  TESSERA_CPP_SERVER=$$built/tessera-server $(BIN)/python -m tests.attack.faults --server cpp --calls $(SANITIZED_CALLS) || exit 1; \
 	done

@@ -6,11 +6,13 @@ import contextlib
 import glob
 import json
 import os
+import shutil
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from tessera.durable import PARTIAL_SUFFIX
 from tessera.errors import UserError
 from tessera.serving.commits.replay import Broken, fence_rest, next_number, replay
 from tessera.serving.commits.state import VersionState
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 _MOST_BYTES = 1 << 30
+_DRAFT = ".publish."  # packages that are compared, in the version's folder
 
 
 def version_folder(repository: Path, model: str, version: int | None) -> Path:
@@ -113,6 +116,10 @@ class Publisher:
         self._lock = contextlib.ExitStack()
         self._key = key
         self.log = self._lock.enter_context(publishing_lock(folder))
+        for leftover in self.log.glob(f".*{PARTIAL_SUFFIX}"):  # of a publisher that was killed
+            leftover.unlink(missing_ok=True)
+        for leftover in folder.glob(f"{_DRAFT}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         try:
             self.state = VersionState(folder / PACKAGE_NAME, folder.parent.name, int(folder.name))
             state = self.state
@@ -137,6 +144,8 @@ class Publisher:
         *,
         evaluate_rows: int | None = None,
         skip_evaluation: bool = False,
+        progress: bool = True,
+        described: bool = False,
     ) -> Published:
         """Package a checkpoint as the version was packaged, and publish what differs.
 
@@ -145,12 +154,14 @@ class Publisher:
             facts: what the commit says beside its patches.
             evaluate_rows: how many validation rows are measured; None: all.
             skip_evaluation: none is.
+            progress: whether to show a progress bar on a terminal.
+            described: whether a commit is written where nothing has changed, too, to describe the package.
 
         Raises:
             UserError: it cannot be packaged, or see `publish_package`.
         """
         manifest, folder = self.state.manifest, self.log.parent
-        with tempfile.TemporaryDirectory(prefix=".publish.", dir=folder) as place:
+        with tempfile.TemporaryDirectory(prefix=_DRAFT, dir=folder) as place:
             path = Path(place) / PACKAGE_NAME
             made = package_run(
                 run_or_checkpoint,
@@ -159,19 +170,22 @@ class Publisher:
                 evaluate_rows=evaluate_rows,
                 skip_evaluation=skip_evaluation,
                 tower=_tower(manifest),
+                progress=progress,
             )
             step = made.source.get("step", "")
             facts = replace(facts, step=int(step) if step.isdecimal() else None)
-            return self.publish_package(Records(path), facts)
+            return self.publish_package(Records(path), facts, described=described)
 
-    def publish_package(self, package: Records, facts: Facts) -> Published:
-        """Write what leads from the state to a package as the next commit.
+    def publish_package(
+        self, package: Records, facts: Facts, *, described: bool = False
+    ) -> Published:
+        """Write what leads from the state to a package as the next commit; see `publish_checkpoint`.
 
         Raises:
             UserError: no commit can lead there, or the file cannot be written.
         """
         changes = difference(self.state, self.pieces, package)
-        if not changes:
+        if not changes and not described:
             return Published(
                 path=None, number=self.state.log.number, rows=0, bytes=0, broken=self.broken
             )
