@@ -30,7 +30,7 @@ BENCHES := training.bench.reader training.bench.startup training.bench.train_spe
 DATA ?= data
 
 .DEFAULT_GOAL := help
-.PHONY: attack attack-lives sanitize help install install-dev build build-kernels build-server demo test test-random check format protos row-types package-rules config-page bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
+.PHONY: attack attack-lives attack-logs sanitize help install install-dev build build-kernels build-server demo test test-random check format protos row-types package-rules config-page bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -93,6 +93,12 @@ LIVES_S ?= 1800
 attack-lives: install-dev build  ## 50 models of three versions live and die at random under checked calls (an hour); CALLS=1000000 LIVES_S=1800
 	$(BIN)/python -m tests.attack.lives --server cpp --calls $(CALLS) --limit-s $(LIVES_S)
 	$(BIN)/python -m tests.attack.lives --server python --calls $(CALLS) --limit-s $(LIVES_S)
+
+FAULTS ?= 10000
+
+attack-logs: install-dev build  ## spoilt logs of commits before servers that follow them, under checked calls; FAULTS=10000
+	$(BIN)/python -m tests.attack.logs --server cpp --faults $(FAULTS)
+	$(BIN)/python -m tests.attack.logs --server python --faults $(FAULTS)
 
 SANITIZERS ?= asan tsan
 SANITIZED_TESTS ?= tests/attack/test_floods.py tests/conformance
