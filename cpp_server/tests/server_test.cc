@@ -411,7 +411,7 @@ TEST(StatusPage, ShowsHowFreshTheFollowedVersionsAre) {
   ModelList models;
   ModelMetrics& model = *models.add("ranker", "3");
   StatusPage board(models, clock);
-  EXPECT_EQ(board.page("ready", "1", {}).find("Freshness"), std::string::npos);
+  EXPECT_EQ(board.page("ready", "1", {}, {}).find("Freshness"), std::string::npos);
   model.follow.followed = true;
   model.follow.commit = 42;
   model.follow.set_newest_example(
