@@ -421,7 +421,7 @@ TEST(StatusPage, ShowsHowFreshTheFollowedVersionsAre) {
   board.tick();
   const std::string page = board.page(
       "ready", "1",
-      {{.model = "ranker", .version = "3", .state = VersionState::kReady, .commit = 42}});
+      {{.model = "ranker", .version = "3", .state = VersionState::kReady, .commit = 42}}, {});
   EXPECT_NE(page.find("<h2>Freshness</h2>"), std::string::npos);
   EXPECT_NE(page.find("<polyline points=\"600,60.0\"/>"), std::string::npos) << page;
   EXPECT_NE(page.find("(at most 0.0 s in 10 minutes)"), std::string::npos);
