@@ -1,5 +1,6 @@
 """Loads, unloads, labels and rollbacks by gRPC, by HTTP and by NVIDIA's client."""
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from tessera.serving.client import PredictorClient, RepositoryClient
 from tessera.serving.protocol import inference_pb2 as ipb
+from tessera.serving.protocol import inference_pb2_grpc
 from tests.conformance.conformance_harness import TIMEOUT_S
 from tests.conformance.live_models import (
     Models,
@@ -26,7 +28,6 @@ from tests.conformance.live_models import (
     unload,
 )
 from tests.conformance.test_surface import free, run
-from tests.kserve_messages import stub_of
 
 PROGRAM = Path(__file__).with_name("triton_client.py")
 
@@ -227,10 +228,20 @@ def test_calls_wait_in_a_bounded_number(server, models, answer):
     models.put("waits", 1, "a")
     load(server, "waits")
     models.put("waits", 2, "b")
-    stub = stub_of(server)
     request = ipb.RepositoryModelLoadRequest(model_name="waits")
-    calls = [stub.RepositoryModelLoad.future(request, timeout=TIMEOUT_S) for _ in range(200)]
-    refused = [call.exception() for call in calls if call.exception() is not None]
+    with contextlib.ExitStack() as stack:
+        # Of several connections: each has a limit of its own.
+        stubs = []
+        for _ in range(8):
+            own = ("grpc.use_local_subchannel_pool", 1)
+            channel = stack.enter_context(grpc.insecure_channel(server.address, options=[own]))
+            stubs.append(inference_pb2_grpc.GRPCInferenceServiceStub(channel))
+        calls = [
+            stub.RepositoryModelLoad.future(request, timeout=TIMEOUT_S)
+            for _ in range(25)
+            for stub in stubs
+        ]
+        refused = [call.exception() for call in calls if call.exception() is not None]
     assert {error.code().name for error in refused} == {"RESOURCE_EXHAUSTED"}
     assert {error.details() for error in refused} == {
         "64 calls about repositories wait already; try again when one has been answered"

@@ -6,7 +6,8 @@ A call loads first what it needs, then records its outcome in control.json, and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 from tessera.errors import UserError
@@ -72,7 +73,7 @@ class RepositoryCalls:
         self, manager: RepositoryManager, name: str, request: LoadRequest, commit: int
     ) -> None:
         """Let the version that ``request`` names answer, with its commits until ``commit``."""
-        async with self._one_at_a_time:
+        async with self._turn():
             model = await self._read(manager, name)
             try:
                 situation = model.situation()
@@ -90,6 +91,24 @@ class RepositoryCalls:
         if not answers:
             await self._make_change(manager, name, lambda now: change_by_load(now, request))
 
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """One call at a time; so many wait, and no more."""
+        if self._waiting >= MAX_WAITING_CALLS:
+            raise ServeError(
+                Code.RESOURCE_EXHAUSTED,
+                f"{MAX_WAITING_CALLS} calls about repositories wait already; try again when one has been answered",
+            )
+        self._waiting += 1
+        try:
+            await self._one_at_a_time.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._one_at_a_time.release()
+
     async def unload(self, name: str, version: int | None) -> None:
         """Unload ``version``, or the whole model, and return when it has given back its memory.
 
@@ -100,12 +119,6 @@ class RepositoryCalls:
 
     async def _change(self, name: str, make: Callable[[Situation], Change]) -> None:
         manager = self._allowed(name)
-        if self._waiting >= MAX_WAITING_CALLS:
-            raise ServeError(
-                Code.RESOURCE_EXHAUSTED,
-                f"{MAX_WAITING_CALLS} calls about repositories wait already; try again when one has been answered",
-            )
-        self._waiting += 1
         # A client that goes away does not leave half of a change.
         await asyncio.shield(asyncio.ensure_future(self._make_change(manager, name, make)))
 
@@ -131,8 +144,7 @@ class RepositoryCalls:
     async def _make_change(
         self, manager: RepositoryManager, name: str, make: Callable[[Situation], Change]
     ) -> None:
-        async with self._one_at_a_time:
-            self._waiting -= 1
+        async with self._turn():
             await self._change_model(manager, name, make)
 
     async def _change_model(
