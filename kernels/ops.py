@@ -50,6 +50,9 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
     The id of each of ``k`` strings, int64: XXH64 with seed 0 of its bytes, which for text are UTF-8.
     ``bytes`` is uint8, ``offsets`` int32 or int64: string ``i`` is ``bytes[offsets[i] : offsets[i + 1]]``.
     CPU only.
+``exchange_rows(storage [bytes], rows [n], values [n, width], offset, stride)``
+    The bytes of row ``r`` of a table, ``storage[offset + r * stride :][:width]``, change places with those of
+    ``values``, uint8 both; ``rows`` is int64, strictly ascending.  No graph of a package may call it.  CPU only.
 ``table_batch(dense, dense_present, ids, ids_present, list_..., first, rows, weighted)``
     Rows ``first`` to ``first + rows - 1`` of a table's columns as a batch, ``B = rows``: dense values ``[B, D]``
     (NaN where missing), lengths ``[F * B]`` int32 and ids ``[N]`` int64 feature after feature (those of one

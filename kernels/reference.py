@@ -277,3 +277,13 @@ def linear_thin(  # noqa: PLR0917 - the operator's order
     if relu:
         result = result.relu()
     return to_float8(result * scale) if dtype == FLOAT8 else result.to(dtype)
+
+
+def exchange_rows(storage: Tensor, rows: Tensor, values: Tensor, offset: int, stride: int) -> None:
+    """`torch.ops.tessera.exchange_rows`, one row after the other."""
+    width = values.shape[1]
+    for row, value in zip(rows.tolist(), values, strict=True):
+        place = storage[offset + row * stride :][:width]
+        kept = place.clone()
+        place.copy_(value)
+        value.copy_(kept)

@@ -48,11 +48,16 @@ _USERS_ERRNOS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """Where a sub-command lives and the line that ``tessera --help`` shows for it."""
+    """Where a sub-command lives and the line that ``tessera --help`` shows for it.
+
+    ``more`` are modules of other folders that add flags of their own (``add_arguments``) and put what they
+    mean into the arguments (``prepare(args)``) before the command runs.
+    """
 
     module: str
     help: str
     handles_sigterm: bool = False
+    more: tuple[str, ...] = ()
 
 
 COMMANDS: dict[str, Command] = {
@@ -68,6 +73,7 @@ COMMANDS: dict[str, Command] = {
         module="tessera.training.commands.train",
         help="train a model from a YAML config into a run folder",
         handles_sigterm=True,
+        more=("tessera.serving.commands.publish_while_training",),
     ),
     "tune": Command(
         module="tessera.training.commands.tune",
@@ -81,6 +87,14 @@ COMMANDS: dict[str, Command] = {
     "package-model": Command(
         module="tessera.serving.commands.package_model",
         help="quantize, trace and script a trained model into one servable file",
+    ),
+    "publish": Command(
+        module="tessera.serving.commands.publish",
+        help="write what a checkpoint changes as the next commit of a served version",
+    ),
+    "compact": Command(
+        module="tessera.serving.commands.compact",
+        help="make a full new version of a version and its commits",
     ),
     "inspect": Command(
         module="tessera.serving.commands.inspect",
@@ -122,6 +136,10 @@ COMMANDS: dict[str, Command] = {
     "repository": Command(
         module="tessera.serving.commands.repository",
         help="look at a server's models and change their versions while it answers",
+    ),
+    "rollback": Command(
+        module="tessera.serving.commands.rollback",
+        help="go back to an earlier commit of a version, for good",
     ),
     "predict": Command(
         module="tessera.serving.commands.predict",
@@ -181,10 +199,14 @@ def run_command(name: str, arguments: Sequence[str], *, prog: str | None = None)
             description=module.__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        module.add_arguments(parser)
+        more = [importlib.import_module(path) for path in COMMANDS[name].more]
+        for one in (module, *more):
+            one.add_arguments(parser)
         # Intermixed: positional words may stand before, between and after the flags.
         args = parser.parse_intermixed_args(arguments)
         with contextlib.nullcontext() if COMMANDS[name].handles_sigterm else _tidy_end():
+            for one in more:
+                one.prepare(args)
             status = int(module.run(args))
         sys.stdout.flush()
     except UserError as error:

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from tessera.cpus import usable_cpus
 from tessera.errors import UserError
@@ -48,6 +48,21 @@ class Work(Protocol[TaskIn_contra, ResultOut_co]):
         long as nobody writes to it.  On a cluster every process calls it.
         """
         ...
+
+
+@dataclass(frozen=True)
+class EachTask(Generic[Task, Result]):
+    """The `Work` that is a function and needs nothing prepared.
+
+    Attributes:
+        function: of one task; on a cluster it is a module's, by name.
+    """
+
+    function: Callable[[Task], Result]
+
+    def start(self) -> Callable[[Task], Result]:
+        """See `Work.start`."""
+        return self.function
 
 
 class Engine(Protocol):
@@ -86,13 +101,18 @@ class LocalEngine:
     def map(self, work: Work[Task, Result], tasks: Iterable[Task]) -> Iterator[tuple[Task, Result]]:
         """See `Engine.map`; at most ``2 * processes`` tasks are begun and not yet read."""
         source = iter(tasks)
+        if self.processes < 2:
+            run = None
+            for task in source:
+                run = run or work.start()
+                yield task, run(task)
+            return
         first = [task for _, task in zip(range(2), source, strict=False)]
         if not first:
             return
         run = work.start()
-        if self.processes < 2 or len(first) == 1:
-            for here in _chained(first, source):
-                yield here, run(here)
+        if len(first) == 1:
+            yield first[0], run(first[0])
             return
         with contextlib.closing(_Crew(run, self.processes)) as crew:
             yield from crew.map(_chained(first, source))

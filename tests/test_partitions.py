@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +14,8 @@ import pytest
 from tessera.engines import open_engine
 from tessera.errors import UserError
 from tessera.partitions import MAX_TRIES, LocalEngine
+from tests import REPOSITORY
+from tests.patience import PATIENCE_S
 
 
 @dataclass
@@ -104,6 +109,47 @@ def test_few_tasks_are_drawn_ahead_and_no_process_is_left(tmp_path):
     assert children() > earlier
     results.close()
     assert children() <= earlier
+
+
+# No `if __name__ == "__main__":` on purpose: a script is not run again by the processes.
+_HOLDS_PROCESSES = """
+import os
+import sys
+from tessera.partitions import EachTask, LocalEngine
+results = LocalEngine(processes=2).map(EachTask(lambda task: os.getpid()), range(100))
+print(*{next(results)[1] for _ in range(20)}, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
+def test_processes_end_when_their_parent_is_killed(tmp_path):
+    script = tmp_path / "holds_processes.py"
+    script.write_text(_HOLDS_PROCESSES)
+    with subprocess.Popen(
+        [sys.executable, script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    ) as parent:
+        pids = {int(pid) for pid in parent.stdout.readline().split()}
+        assert pids
+        assert parent.pid not in pids
+        os.kill(parent.pid, signal.SIGKILL)
+        deadline = time.monotonic() + PATIENCE_S
+        while any(map(runs, pids)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not any(map(runs, pids))
+
+
+def runs(pid):
+    """Whether the process exists and is not a zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
 
 
 def test_wrong_engines_are_refused():

@@ -33,6 +33,19 @@ CASES = ((1, 1, 1), (8, 1, 1), (32, 1, 1), (64, 1, 1), (64, 8, 1), (8, 1, 100), 
 """Requests in flight, connections, samples a request."""
 
 
+def case_of(text: str) -> tuple[int, int, int]:
+    """A case from ``IN_FLIGHT,CONNECTIONS,SAMPLES``."""
+    try:
+        in_flight, connections, samples = (int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not IN_FLIGHT,CONNECTIONS,SAMPLES, such as 512,48,1"
+        ) from None
+    if min(connections, samples) < 1 or in_flight < connections or in_flight % connections:
+        raise argparse.ArgumentTypeError(f"{text!r}: IN_FLIGHT must be a multiple of CONNECTIONS")
+    return in_flight, connections, samples
+
+
 @dataclasses.dataclass(frozen=True)
 class Turn:
     """One server's turn: requests a second, their p99 in ms, the server's CPU time a request in us."""
@@ -75,13 +88,17 @@ def start(program: Path, model: Path, cores: str) -> subprocess.Popen[bytes]:
     raise SystemExit(f"{program} did not become ready; start it by hand to see why")
 
 
-def load(cores: str, in_flight: int, connections: int, request: Path, count: int) -> Turn:
+def load(
+    given: argparse.Namespace, in_flight: int, connections: int, request: Path, count: int
+) -> Turn:
     """``count`` requests by h2load; the CPU time is filled in by `turn`."""
+    threads = min(given.client_threads, connections)
     with tempfile.NamedTemporaryFile() as log:
         output = subprocess.run(
             [
-                *("taskset", "-c", cores, "h2load", f"--log-file={log.name}", "-n", str(count)),
-                *("-c", str(connections), "-m", str(in_flight // connections), "-d", str(request)),
+                *("taskset", "-c", given.client_cores, "h2load", f"--log-file={log.name}"),
+                *("-n", str(count), "-t", str(threads), "-c", str(connections)),
+                *("-m", str(in_flight // connections), "-d", str(request)),
                 *(*HEADERS, f"http://127.0.0.1:{PORT}{PATH}"),
             ],
             capture_output=True,
@@ -101,9 +118,9 @@ def turn(
     """One server's turn, after a tenth of the requests to warm up."""
     process = start(program, given.model_file, given.server_cores)
     try:
-        load(given.client_cores, *case, request, max(count // 10, 100))
+        load(given, *case, request, max(count // 10, 100))
         before = cpu_s(process.pid)
-        seen = load(given.client_cores, *case, request, count)
+        seen = load(given, *case, request, count)
         cpu_us = 1e6 * (cpu_s(process.pid) - before) / count
         return dataclasses.replace(seen, cpu_us=cpu_us)
     finally:
@@ -121,6 +138,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model-file", type=Path, required=True, help="a package both can load")
     parser.add_argument("--server-cores", default="0,1", help="cores of the server, for taskset")
     parser.add_argument("--client-cores", default="0,1", help="cores of h2load")
+    parser.add_argument("--client-threads", type=int, default=1, help="threads of h2load")
+    parser.add_argument(
+        "--case",
+        type=case_of,
+        action="append",
+        help="IN_FLIGHT,CONNECTIONS,SAMPLES; may be repeated (default: seven cases)",
+    )
     parser.add_argument("--rounds", type=int, default=3, help="turns of each server in each case")
     parser.add_argument(
         "--requests", type=int, default=40_000, help="requests of one sample a turn"
@@ -137,7 +161,7 @@ def main() -> int:
     )
     programs = {"old": given.old, "new": given.new}
     with tempfile.TemporaryDirectory() as folder:
-        for in_flight, connections, samples in CASES:
+        for in_flight, connections, samples in given.case or CASES:
             content = encode_request(drawer.samples(samples))
             request = Path(folder) / "request"
             request.write_bytes(b"\0" + len(content).to_bytes(4, "big") + content)

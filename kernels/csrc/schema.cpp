@@ -44,6 +44,9 @@ TORCH_LIBRARY(tessera, m) {
   m.def("dense_steps(Tensor values, Tensor steps) -> Tensor");
   m.def("xxh64(Tensor bytes, Tensor offsets) -> Tensor");
   m.def(
+      "exchange_rows(Tensor(a!) storage, Tensor rows, Tensor(b!) values, int offset, int stride) "
+      "-> ()");
+  m.def(
       "table_batch(Tensor[] dense, Tensor[] dense_present, Tensor[] ids, Tensor[] ids_present, "
       "Tensor[] list_values, Tensor[] list_weights, Tensor[] list_starts, Tensor[] list_lengths, "
       "int first, int rows, bool weighted) -> (Tensor, Tensor, Tensor, Tensor)");

@@ -40,6 +40,8 @@ class Prediction:
         outputs: each output as float32 ``[B]``, or ``[B, k]`` where it has k values a sample.
         model_name: the model that answered; empty from a server that does not say.
         model_version: the version of that model; empty from a server that does not say.
+        model_commit: the commit of the version's log that the scores were computed with; 0: the package itself,
+            or the server follows no log.
         timings: the server's stage times; all zero from a server that does not measure.
     """
 
@@ -47,6 +49,7 @@ class Prediction:
     model_name: str
     model_version: str
     timings: Timings
+    model_commit: int = 0
 
 
 def decode_response(data: bytes, batch_size: int) -> Prediction:
@@ -75,4 +78,5 @@ def decode_response(data: bytes, batch_size: int) -> Prediction:
         model_name=response.model_name,
         model_version=response.model_version,
         timings=Timings(**stages),
+        model_commit=response.model_commit,
     )

@@ -88,10 +88,13 @@ class RepositoryClient:
             raise UserError(f"label {label!r} needs the version that it is to name")
         self._load(model, version=version, label=label)
 
-    def rollback(self, model: str, *, to: int | None = None) -> None:
+    def rollback(self, model: str, *, to: int | str | None = None) -> None:
         """Answer with version ``to`` instead of the one that answers now, which is unloaded.
 
-        None: the highest version below the one that answers.
+        Args:
+            model: its name.
+            to: a version; None: the highest one below the one that answers; a state such as ``"3.40"``: version
+                3 without its commits after 40, which are fenced off, so that no server takes them again.
 
         Raises:
             PredictError: see `load`.

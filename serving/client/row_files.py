@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import difflib
 import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -148,6 +149,7 @@ def _csv(path: Path, batch_size: int, schema: InputSchema) -> _Rows:
             delimiter = "\t" if row_file_end(path) == ".tsv" else _delimiter(header)
             names = _first_row(header, delimiter)
             criteo = _criteo_names(names, schema)
+            _check_columns(path, criteo or names, schema)
             file.seek(0)
             reader = pa_csv.open_csv(
                 file,
@@ -170,6 +172,17 @@ def _csv(path: Path, batch_size: int, schema: InputSchema) -> _Rows:
     except (pa.ArrowException, UnicodeDecodeError, csv.Error, *DAMAGED_GZIP) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise UserError(f"{path}: not a file of rows that can be read ({reason})") from error
+
+
+def _check_columns(path: Path, there: Sequence[str], schema: InputSchema) -> None:
+    """Refuse a file without a column of the model, whose values would all be taken for missing."""
+    wanted = [*_dense_columns(schema), *(one.column or one.name for one in schema.features)]
+    wanted += [one.weights_column for one in schema.features if one.weights_column]
+    for name in wanted:
+        if name not in there:
+            close = difflib.get_close_matches(name, there, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(there[:20])}"
+            raise UserError(f"{path}: has no column {name!r}; {hint}")
 
 
 def _delimiter(header: bytes) -> str:
@@ -241,23 +254,25 @@ def _arrow_batches(batches: Iterable[Any], batch_size: int) -> _Rows:
             yield part, part.num_rows
 
 
-def _parquet(path: Path, batch_size: int, _schema: InputSchema) -> _Rows:
+def _parquet(path: Path, batch_size: int, schema: InputSchema) -> _Rows:
     import pyarrow as pa  # noqa: PLC0415 - only for those who have such files
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
         with pq.ParquetFile(path) as file:
+            _check_columns(path, file.schema_arrow.names, schema)
             yield from _arrow_batches(file.iter_batches(batch_size=batch_size), batch_size)
     except pa.ArrowException as error:
         raise UserError(f"{path}: not a Parquet file that can be read ({error})") from error
 
 
-def _arrow(path: Path, batch_size: int, _schema: InputSchema) -> _Rows:
+def _arrow(path: Path, batch_size: int, schema: InputSchema) -> _Rows:
     import pyarrow as pa  # noqa: PLC0415 - only for those who have such files
 
     try:
         with pa.memory_map(str(path)) as source:
             file = pa.ipc.open_file(source)
+            _check_columns(path, file.schema.names, schema)
             batches = (file.get_batch(place) for place in range(file.num_record_batches))
             yield from _arrow_batches(batches, batch_size)
     except pa.ArrowException as error:

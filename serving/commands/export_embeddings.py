@@ -3,7 +3,8 @@
 RUN_OR_PACKAGE is a package of one tower ('tessera package-model RUN --tower item') or of any model
 that gives a vector, or a run folder or checkpoint with model.arch=two_tower. For every row of --data the
 file holds the id and the vector, a list of float32 of fixed size. With --table it holds the rows of an
-embedding table of a run of any architecture, and the ids that they belong to where there is a vocabulary.
+embedding table of a run or package of any architecture, and the ids that they belong to where there is a
+vocabulary; of a package they are the numbers that its lookups see (int8 rows with scale and bias applied).
 """
 
 from __future__ import annotations
@@ -27,14 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--data",
         metavar="FILE",
-        type=Path,
-        help="rows of raw values, one vector each: Parquet, Arrow, CSV or TSV; columns that the model "
-        "does not take are left alone (this or --table is needed)",
+        help="rows of raw values, one vector each: a file, a pattern, a folder or a URL, read as tessera score "
+        "reads them; columns that the model does not take are left alone (this or --table is needed)",
     )
     what.add_argument(
         "--table",
         metavar="NAME",
-        help="the rows of this embedding table of a run, as float32 (default: vectors of --data)",
+        help="the rows of this embedding table, as float32 (default: vectors of --data)",
     )
     parser.add_argument(
         "--out",
@@ -72,11 +72,6 @@ def run(args: argparse.Namespace) -> int:
         for flag in ("tower", "id", "unique"):
             if getattr(args, flag):
                 raise UserError(f"--{flag} is for --data; leave it out with --table")
-        if not (args.source.is_dir() or args.source.name.startswith("step-")):
-            raise UserError(
-                f"--table: {args.source} is not a run folder or checkpoint, whose rows are float32; give"
-                " the run that the package was made of"
-            )
         count = embeddings.export_table(args.source, args.table, out, progress=True)
     else:
         model = vectors.open_vector_model(args.source, tower=args.tower)

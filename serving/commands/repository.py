@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--timeout-s",
-        type=_seconds,
+        type=seconds,
         default=LOAD_TIMEOUT_S,
         metavar="S",
         help="time limit of the call, in seconds; a load takes as long as reading the package "
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
             act(repository, args)
             rows = repository.index()
         except PredictError as error:
-            return _failed(error, args, repository)
+            return refused_call(error, args, repository, "repository")
     if args.model is not None:
         if args.action == "list":
             refuse_unknown("MODEL", args.model, sorted({row.name for row in rows}))
@@ -137,7 +137,8 @@ def _action(text: str) -> str:
     return text
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """A time limit, for argparse."""
     try:
         value = float(text)
     except ValueError:
@@ -175,7 +176,9 @@ def _show(rows: Sequence[ModelVersion], *, as_json: bool) -> None:
             print(f"{line}  {reason}".rstrip())
 
 
-def _failed(error: PredictError, args: argparse.Namespace, repository: RepositoryClient) -> int:
+def refused_call(
+    error: PredictError, args: argparse.Namespace, repository: RepositoryClient, command: str
+) -> int:
     """The exit status where the server failed.
 
     Raises:
@@ -194,10 +197,10 @@ def _failed(error: PredictError, args: argparse.Namespace, repository: Repositor
         raise UserError(str(error)) from error
     if isinstance(error, DeadlineExceeded):
         print(
-            f"tessera repository: no answer within --timeout-s {args.timeout_s:g}; the server may go on: "
+            f"tessera {command}: no answer within --timeout-s {args.timeout_s:g}; the server may go on: "
             "see tessera repository list",
             file=sys.stderr,
         )
     else:
-        print(f"tessera repository: {error}", file=sys.stderr)
+        print(f"tessera {command}: {error}", file=sys.stderr)
     return EXIT_NOT_DONE

@@ -32,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data",
         metavar="USERS.parquet",
-        type=Path,
         required=True,
-        help="a row of raw values for each answer: Parquet, Arrow, CSV or TSV",
+        help="a row of raw values for each answer: a file, a pattern, a folder or a URL, read as tessera "
+        "score reads them",
     )
     parser.add_argument(
         "--out",

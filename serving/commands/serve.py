@@ -1,7 +1,7 @@
 """Score samples over gRPC for one or more packages or repositories of them, until SIGTERM.
 
     tessera serve --model MODEL.pt --port 50051 --http-port 8002
-    tessera serve --model-repository DIR --model-control poll
+    tessera serve --model-repository DIR --model-control poll --follow
 
 The gRPC port speaks predictor.Predictor, KServe v2 with Triton's extensions
 (inference.GRPCInferenceService, docs/kserve.md), grpc.health.v1.Health and server reflection; the
@@ -196,6 +196,27 @@ def _add_repositories(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="what the files of a repository's loaded versions, and of the one that is being loaded, may have in "
         "sum, bytes; 0: any number (default: %(default)s)",
+    )
+    group.add_argument(
+        "--follow",
+        action="store_true",
+        help="put the commits of each version's log into it while it answers (default: versions stay as they were "
+        "packaged)",
+    )
+    group.add_argument(
+        "--follow-poll-ms",
+        type=int,
+        default=_EXAMPLE.follow_poll_ms,
+        metavar="N",
+        help="with --follow, how often the logs are looked at, milliseconds (default: %(default)s)",
+    )
+    group.add_argument(
+        "--rollback-bytes",
+        type=int,
+        default=_EXAMPLE.rollback_bytes,
+        metavar="N",
+        help="with --follow, what may be kept of what commits have replaced, of all versions together, bytes; going "
+        "back further loads the version anew (default: %(default)s)",
     )
 
 

@@ -21,8 +21,9 @@ from pathlib import Path
 from tessera.errors import UserError
 from tessera.serving.commands.flags import add_package
 from tessera.serving.commands.loading_flags import add_allow_op, add_load_timeout
-from tessera.serving.package.manifest import GoldenInfo, Signature
+from tessera.serving.package.manifest import GoldenInfo
 from tessera.serving.package.records import PackageError
+from tessera.serving.package.signed_record import Signature
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,21 +7,17 @@ vocabulary says whose row it is) and ``vector``, a list of float32 of fixed size
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 from tqdm import tqdm
 
 from tessera.durable import replacing
 from tessera.errors import UserError
+from tessera.serving.offline.table_rows import package_table, run_table
 from tessera.serving.offline.vectors import VectorModel, Vectors, vectors_of_file
-from tessera.training.modules.embedding_modules import EmbeddingBagCollection
-from tessera.training.trained import load_trained
-from tessera.training.transforms.kinds.vocabulary import VocabularyLookup
 
 VECTOR = "vector"
 ROWS_AT_A_TIME = 1 << 16
@@ -29,7 +25,7 @@ ROWS_AT_A_TIME = 1 << 16
 
 def export_vectors(
     model: VectorModel,
-    data: Path,
+    data: str,
     out: Path,
     *,
     id_column: str | None,
@@ -41,7 +37,7 @@ def export_vectors(
 
     Args:
         model: what gives the vectors.
-        data: rows of raw values: Parquet, Arrow, CSV or TSV.
+        data: rows of raw values: a file, a pattern, a folder or a URL, as `data.path` takes them.
         out: the file to write or replace.
         id_column: the column with the ids; None: the one that the model names.
         unique: write an id once, with the vector of its last row.  All vectors are then held in memory.
@@ -95,79 +91,30 @@ def fixed_lists(vectors: Vectors) -> Any:
     return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
 
 
-def export_table(run: Path, name: str, out: Path, *, progress: bool) -> int:
-    """Write the rows of a trained embedding table, float32; returns how many there are.
+def export_table(source: Path, name: str, out: Path, *, progress: bool) -> int:
+    """Write the rows of an embedding table, float32; returns how many there are.
 
     Column ``row`` is the row's number.  Where the table's ids have a vocabulary, column ``id`` is the id
     whose row it is, null for row 0, which all other ids share.
 
     Raises:
-        UserError: ``run`` is not a run or checkpoint, or has no such table.
+        UserError: ``source`` is not a run, checkpoint or package, or has no such table.
     """
-    model = load_trained(run).model
-    tables = {
-        config.name: (collection, config)
-        for collection in model.collections().values()
-        for config in (
-            collection.embedding_bag_configs()
-            if isinstance(collection, EmbeddingBagCollection)
-            else collection.embedding_configs()
-        )
-    }
-    if name not in tables:
-        raise UserError(f"--table {name}: the model has no such table; it has {', '.join(tables)}")
-    collection, config = tables[name]
-    holder = (
-        collection.embedding_bags
-        if isinstance(collection, EmbeddingBagCollection)
-        else collection.embeddings
-    )
-    weight = cast("torch.Tensor", holder[name].weight).detach()
-    transforms = model.preprocessor.transforms
-    vocabulary = next(
-        (c.vocabulary for c in transforms.sparse if c.name in config.feature_names), None
-    )
-    ids = None
-    if vocabulary is not None and model.preprocessor.vocabulary is not None:
-        ids = vocabulary_ids(model.preprocessor.vocabulary, vocabulary)
-    bar = tqdm(total=len(weight), unit=" rows", unit_scale=True, disable=None if progress else True)
+    is_run = source.is_dir() or source.name.startswith("step-")
+    table = run_table(source, name) if is_run else package_table(source, name)
+    ids = None if table.ids is None else np.concatenate([[0], table.ids])
+    bar = tqdm(total=table.rows, unit=" rows", unit_scale=True, disable=None if progress else True)
     with replacing(out) as stream, bar:
         writer: Any = None
-        for start in range(0, len(weight), ROWS_AT_A_TIME):
-            part = weight[start : start + ROWS_AT_A_TIME].float().numpy()
+        for start in range(0, table.rows, ROWS_AT_A_TIME):
+            part = table.read(start, min(start + ROWS_AT_A_TIME, table.rows)).numpy()
             numbers = np.arange(start, start + len(part))
             columns = {"row": pa.array(numbers)}
             if ids is not None:
-                own = np.concatenate([[0], ids])[numbers]
-                columns["id"] = pa.array(own, pa.int64(), mask=numbers == 0)
-            table = pa.table({**columns, VECTOR: fixed_lists(part)})
-            writer = writer or pq.ParquetWriter(stream, table.schema)
-            writer.write_table(table)
+                columns["id"] = pa.array(ids[numbers], pa.int64(), mask=numbers == 0)
+            written = pa.table({**columns, VECTOR: fixed_lists(part)})
+            writer = writer or pq.ParquetWriter(stream, written.schema)
+            writer.write_table(written)
             bar.update(len(part))
         writer.close()
-    return len(weight)
-
-
-def vocabulary_ids(lookup: VocabularyLookup, name: str) -> npt.NDArray[np.int64]:
-    """``[U]``: the ids of a vocabulary in the order of their rows, of which the first is row 1."""
-    start = sum(size for other, size in _before(lookup, name))
-    places, keys = lookup.places_U.numpy(), lookup.keys_U.numpy()
-    own = (places >= start) & (places < start + lookup.sizes[name])
-    seed = lookup.seeds_V.numpy()[lookup.names.index(name)]
-    ids = np.empty(lookup.sizes[name], np.int64)
-    ids[places[own] - start] = _inverse_fmix64(keys[own]) ^ seed
-    return ids
-
-
-def _before(lookup: VocabularyLookup, name: str) -> list[tuple[str, int]]:
-    return list(lookup.sizes.items())[: lookup.names.index(name)]
-
-
-def _inverse_fmix64(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """What `tessera.training.modules.hashing.fmix64` makes these numbers of."""
-    value = keys.view(np.uint64)
-    shift = np.uint64(33)
-    for factor in (0xC4CEB9FE1A85EC53, 0xFF51AFD7ED558CCD):
-        value = value ^ (value >> shift)
-        value = value * np.uint64(pow(factor, -1, 1 << 64))
-    return (value ^ (value >> shift)).view(np.int64)
+    return table.rows

@@ -1,4 +1,4 @@
-"""Files of text: blocks of rows as units, and units as chunks of typed columns.
+"""Files to units and these to chunks of typed columns; of text, blocks of rows are units.
 
 Shapes: ``n`` rows.
 """
@@ -6,7 +6,7 @@ Shapes: ``n`` rows.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,18 +17,20 @@ import pyarrow.compute as pc
 from tessera.errors import UserError
 from tessera.serving.client.row_files import cell_readers
 from tessera.serving.offline.raw_columns import column_names, text_columns_of
+from tessera.serving.offline.raw_criteo import CRITEO_BLOCK_BYTES, criteo_chunks
 from tessera.serving.offline.raw_units import (
+    TEXT_FORMATS,
     Chunk,
     Kept,
     Reading,
     Unit,
     kept_columns,
     partitions_of,
+    typed_chunks,
+    typed_units,
     with_partitions,
 )
 from tessera.serving.package.schema import InputSchema
-from tessera.training.data import criteo_format
-from tessera.training.data.criteo_parse import parse_block
 from tessera.training.data.table.common import (
     BLOCK_BYTES,
     DAMAGED,
@@ -38,33 +40,11 @@ from tessera.training.data.table.common import (
 )
 from tessera.training.data.table.convert import csv_reader, next_batch, settle_text
 from tessera.training.data.table.files import FoundFile
-from tessera.training.data.table.jsonl import read_block
+from tessera.training.data.table.jsonl import read_block, settle_json
 from tessera.training.data.table.text import TextColumn
 
 _FEW_LINES = 32
 _NOT_JSON = "expected a JSON object"
-_CRITEO_BLOCK_BYTES = 4 << 20
-"""Criteo's parser works in about 15 times the memory of its text."""
-
-
-def looks_like_criteo(file: FoundFile, schema: InputSchema) -> bool:
-    """Whether a file has Criteo's columns without a header, for a model of these.
-
-    Its label may be absent, as in Criteo's own test files.
-    """
-    names = {feature.name for feature in schema.features}
-    if schema.dense_features != criteo_format.DENSE_NAMES or names != {*criteo_format.SPARSE_NAMES}:
-        return False
-    if file.format != "tsv":
-        return False
-    with ExitStack() as stack:
-        text, _ = open_bytes(file, stack)
-        try:
-            cells = text.readline(BLOCK_BYTES).rstrip(b"\r\n").split(b"\t")
-        except DAMAGED as error:
-            raise unreadable(file.path, error) from error
-    whole = len(cells) in {criteo_format.NUM_COLUMNS, criteo_format.NUM_COLUMNS - 1}
-    return whole and not {b"I1", b"C1"} & set(cells)
 
 
 def found_separators(file: FoundFile, schema: InputSchema) -> dict[str, str]:
@@ -75,6 +55,30 @@ def found_separators(file: FoundFile, schema: InputSchema) -> dict[str, str]:
     return {column.name: column.separator or "|" for column in settle_text(file, lists)}
 
 
+def units_of(files: Iterable[FoundFile], reading: Reading) -> Iterator[Unit]:
+    """The units of all files, numbered from 0.
+
+    Raises:
+        UserError: a file is damaged or lacks a column.
+    """
+    number = 0
+    for file in files:
+        text = file.format in TEXT_FORMATS
+        for unit in text_units(file, reading, number) if text else typed_units(file, number):
+            yield unit
+            number = unit.number + 1
+
+
+def chunks_of(unit: Unit, reading: Reading) -> Iterator[Chunk]:
+    """The rows of a unit of any format.
+
+    Raises:
+        UserError: the file is damaged or lacks a column.
+    """
+    text = unit.file.format in TEXT_FORMATS
+    return text_chunks(unit, reading) if text else typed_chunks(unit, reading)
+
+
 def text_units(file: FoundFile, reading: Reading, first: int) -> Iterator[Unit]:
     """The units of a file of text, numbered from ``first``.
 
@@ -82,14 +86,18 @@ def text_units(file: FoundFile, reading: Reading, first: int) -> Iterator[Unit]:
         UserError: the file is damaged or lacks a column.
     """
     if file.format == "jsonl" or reading.criteo:
-        return _line_units(file, first, _CRITEO_BLOCK_BYTES if reading.criteo else BLOCK_BYTES)
+        if not reading.criteo:
+            # A row may lack a column, whose value is then missing; a file may not.
+            names = [name for name in reading.names() if name not in file.partitions]
+            settle_json(file, [TextColumn(name=name, holds="id") for name in names])
+        return _line_units(file, first, CRITEO_BLOCK_BYTES if reading.criteo else BLOCK_BYTES)
     return _csv_units(file, reading, first)
 
 
 def text_chunks(unit: Unit, reading: Reading) -> Iterator[Chunk]:
     """The rows of a unit that `text_units` gave, as one chunk or more."""
     if reading.criteo:
-        return _criteo_chunks(unit, reading)
+        return criteo_chunks(unit, reading)
     return (_json_chunks if unit.file.format == "jsonl" else _csv_chunks)(unit, reading)
 
 
@@ -288,14 +296,13 @@ def _json_pieces(
         yield from _json_pieces(lines[middle:], columns, unit, reading)
         return
     fixed = _model_partitions(unit, reading)
-    wanted = {column.name for column in columns}
     odd: list[tuple[int, dict[str, Any] | str]] = []
     for place, line in enumerate(own):
         row = _object(line)
         if row is None:
             odd.append((place, _NOT_JSON))
         else:
-            known = {name: value for name, value in row.items() if name in wanted}
+            known = {column.name: row.get(column.name) for column in columns}
             odd.append((place, {**known, **fixed}))
     kept = _kept_of_json(own, unit, reading.kept)
     yield Chunk(rows=len(lines), numbers=numbers, table=None, odd=tuple(odd), kept=kept)
@@ -332,56 +339,3 @@ def _as_text(value: Any) -> str | None:
         return None
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text.encode(errors="replace").decode()  # a lone surrogate is not a string
-
-
-# Criteo's own format
-
-
-def _criteo_chunks(unit: Unit, reading: Reading) -> Iterator[Chunk]:
-    assert unit.text is not None
-    text = unit.text if unit.text.endswith(b"\n") else unit.text + b"\n"
-    columns = text[: text.index(b"\n")].count(b"\t") + 1
-    if columns == criteo_format.NUM_COLUMNS - 1:  # without labels, which nobody looks at here
-        text = b"0\t" + text[:-1].replace(b"\n", b"\n0\t") + b"\n"
-    block = parse_block(text, file=str(unit.file.path), first_line=unit.first_row)
-    places = None if block.well_formed is None else np.flatnonzero(block.well_formed)
-    words = block.rows
-    arrays: dict[str, Any] = {}
-    for name, row in zip(criteo_format.DENSE_NAMES, words[criteo_format.DENSE_WORDS], strict=True):
-        arrays[name] = pa.array(np.ascontiguousarray(row).view(np.float32))
-    present = words[criteo_format.PRESENT_WORD]
-    ids = words[criteo_format.SPARSE_WORDS]
-    for bit, (name, row) in enumerate(zip(criteo_format.SPARSE_NAMES, ids, strict=True)):
-        missing = ((present >> np.uint32(bit)) & 1) == 0
-        arrays[name] = pa.array(row.astype(np.int64), mask=missing if missing.any() else None)
-    told = {row.line: f"column {row.column!r}: {row.reason}" for row in block.malformed.examples}
-    broken = [] if block.well_formed is None else np.flatnonzero(~block.well_formed).tolist()
-    odd = [(place, told.get(unit.first_row + place, "is malformed")) for place in broken]
-    numbers = np.arange(unit.first_row, unit.first_row + block.lines)
-    kept = _kept_of_criteo(text, block.lines, reading.kept)
-    yield Chunk(
-        rows=block.lines,
-        numbers=numbers,
-        table=with_partitions(pa.table(arrays), unit.file, reading.names()),
-        places=places,
-        odd=tuple(odd),
-        kept=kept,
-    )
-
-
-def _kept_of_criteo(text: bytes, rows: int, kept: tuple[Kept, ...]) -> Any:
-    """The columns that are kept, as strings; null where a line has no such cell or an empty one."""
-    if not kept:
-        return pa.table({})
-    given = text.removesuffix(b"\n").split(b"\n")[:rows]
-    lines = pa.array([line.rstrip(b"\r").decode(errors="replace") for line in given], pa.string())
-    cells = pc.split_pattern(lines, "\t")
-    lengths = pc.list_value_length(cells)
-    arrays = []
-    for own in kept:
-        place = criteo_format.COLUMN_NAMES.index(own.column)
-        short = pc.less_equal(lengths, place)
-        padded = pc.if_else(short, pa.scalar([""] * (place + 1), cells.type), cells)
-        cell = pc.list_element(padded, place)
-        arrays.append(pc.if_else(pc.equal(cell, ""), pa.scalar(None, pa.string()), cell))
-    return pa.table(arrays, names=[own.name for own in kept])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,11 @@ from tessera.durable import replacing
 from tessera.engines import open_engine
 from tessera.errors import UserError
 from tessera.partitions import Engine, LocalEngine
-from tessera.serving.offline.raw_text import text_units
+from tessera.serving.offline.raw_text import units_of
 from tessera.serving.offline.raw_units import (
     TEXT_FORMATS,
-    Reading,
     Unit,
     kept_types,
-    typed_units,
 )
 from tessera.serving.offline.scoring_inputs import find_inputs, reading_of
 from tessera.serving.offline.scoring_parts import PartsFolder
@@ -203,15 +201,6 @@ def _describe(file: FoundFile) -> list[Any]:
     return [str(file.path), stat.st_size, stat.st_mtime_ns]
 
 
-def _units(files: Iterable[FoundFile], reading: Reading) -> Iterator[Unit]:
-    number = 0
-    for file in files:
-        text = file.format in TEXT_FORMATS
-        for unit in text_units(file, reading, number) if text else typed_units(file, number):
-            yield unit
-            number = unit.number + 1
-
-
 def _fill(
     folder: PartsFolder,
     files: Sequence[FoundFile],
@@ -229,7 +218,7 @@ def _fill(
     numbers = itertools.count()
 
     def missing() -> Iterator[Unit]:
-        for unit in _units(files, work.reading):
+        for unit in units_of(files, work.reading):
             head = folder.head(unit.number)
             if head is None:
                 yield unit

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tessera.errors import UserError
 from tessera.serving.offline.raw_columns import near_column
-from tessera.serving.offline.raw_text import found_separators, looks_like_criteo
+from tessera.serving.offline.raw_criteo import looks_like_criteo
+from tessera.serving.offline.raw_text import found_separators
 from tessera.serving.offline.raw_units import TEXT_FORMATS, Kept, Reading
 from tessera.serving.package.schema import InputSchema
 from tessera.training.data.criteo_format import COLUMN_NAMES

@@ -22,8 +22,8 @@ from tessera.errors import UserError
 from tessera.serving.client.assemble import assemble
 from tessera.serving.client.rows import rows_to_parts
 from tessera.serving.offline.raw_columns import RawColumns
-from tessera.serving.offline.raw_text import text_chunks
-from tessera.serving.offline.raw_units import TEXT_FORMATS, Chunk, Reading, Unit, typed_chunks
+from tessera.serving.offline.raw_text import chunks_of
+from tessera.serving.offline.raw_units import Chunk, Reading, Unit
 from tessera.serving.package.loading import LoadedPackage, load_package
 from tessera.serving.package.runner import HostBatch, Runner
 from tessera.serving.package.schema import FeatureSpec, Group, OutputSpec
@@ -109,11 +109,11 @@ class ScoringWork:
         """See `tessera.partitions.Work.start`."""
         if self.loaded is None:
             self.loaded = load_package(self.package, **self.load)
-        return _Scorer(self.loaded.runner, self.reading, self.batch_rows).part
+        return Scorer(self.loaded.runner, self.reading, self.batch_rows).part
 
 
-class _Scorer:
-    """The function of one process."""
+class Scorer:
+    """Scores units, and chunks of them, of one reading; several threads may call `answers` at once."""
 
     def __init__(self, runner: Runner, reading: Reading, batch_rows: int) -> None:
         self._runner = runner
@@ -124,15 +124,14 @@ class _Scorer:
         self._limits = {group: _limits(reading.schema.group(group)) for group in groups}
 
     def part(self, unit: Unit) -> Part:
+        """The scores of a unit."""
         torch.set_num_threads(1)  # bits, and processes that share the cores
-        text = unit.file.format in TEXT_FORMATS
-        chunks = text_chunks(unit, self._reading) if text else typed_chunks(unit, self._reading)
         rows = malformed = 0
         examples: list[tuple[int, str]] = []
         texts: set[str] = set()
         sink = pa.BufferOutputStream()
         writer = None
-        for chunk in chunks:
+        for chunk in chunks_of(unit, self._reading):
             table, wrong = self._chunk(unit, chunk)
             writer = writer or pa.ipc.new_stream(sink, table.schema)
             writer.write_table(table)
@@ -152,7 +151,14 @@ class _Scorer:
 
     def _chunk(self, unit: Unit, chunk: Chunk) -> tuple[Any, dict[int, str]]:
         """The chunk's part of the output, and its rows without a score by place, with the reason."""
-        scores = _Scores(self._outputs, chunk.rows)
+        scores, wrong = self.answers(unit, chunk)
+        arrays = [*chunk.kept.columns, *scores.arrays()]
+        fields = [*chunk.kept.schema, *output_fields(self._outputs)]
+        return pa.table(arrays, schema=pa.schema(fields)), wrong
+
+    def answers(self, unit: Unit, chunk: Chunk) -> tuple[Answers, dict[int, str]]:
+        """The chunk's scores, and its rows without any by place, with the reason."""
+        scores = Answers(self._outputs, chunk.rows)
         wrong: dict[int, str] = {}
         odd: list[tuple[int, dict[str, Any]]] = []
         for place, row in chunk.odd:
@@ -163,12 +169,10 @@ class _Scorer:
         if chunk.table is not None and chunk.table.num_rows:
             odd += self._typed(unit, chunk, scores, wrong)
         self._singly(odd, scores, wrong)
-        arrays = [*chunk.kept.columns, *scores.arrays()]
-        fields = [*chunk.kept.schema, *output_fields(self._outputs)]
-        return pa.table(arrays, schema=pa.schema(fields)), wrong
+        return scores, wrong
 
     def _typed(
-        self, unit: Unit, chunk: Chunk, scores: _Scores, wrong: dict[int, str]
+        self, unit: Unit, chunk: Chunk, scores: Answers, wrong: dict[int, str]
     ) -> list[tuple[int, dict[str, Any]]]:
         """Score the rows that have the columns' types; returns those that may not be taken."""
         table = chunk.table
@@ -202,7 +206,7 @@ class _Scorer:
         return odd
 
     def _singly(
-        self, odd: list[tuple[int, dict[str, Any]]], scores: _Scores, wrong: dict[int, str]
+        self, odd: list[tuple[int, dict[str, Any]]], scores: Answers, wrong: dict[int, str]
     ) -> None:
         """Score rows by the rules for rows that a client sends, or tell why they cannot be."""
         schema = self._reading.schema
@@ -282,8 +286,11 @@ def _integers(column: Any) -> bool:
     return pc.all(pc.match_substring_regex(column, _PLAIN_INTEGER)).as_py() is not False
 
 
-class _Scores:
+class Answers:
     """The outputs of some rows, null until they are put.
+
+    Attributes:
+        values: by output ``[rows, width]`` float32; 0 of rows that have none.
 
     Args:
         outputs: the model's.
@@ -291,13 +298,13 @@ class _Scores:
     """
 
     def __init__(self, outputs: Sequence[OutputSpec], rows: int) -> None:
-        self._values = [np.zeros((rows, output.width), np.float32) for output in outputs]
+        self.values = [np.zeros((rows, output.width), np.float32) for output in outputs]
         self._outputs = outputs
         self._missing = np.ones(rows, np.bool_)
 
     def put(self, places: npt.NDArray[np.int64], scores: dict[str, torch.Tensor]) -> None:
         """Take the scores of the rows at ``places``: by output, ``[n]`` or ``[n, width]`` float32."""
-        for values, output in zip(self._values, self._outputs, strict=True):
+        for values, output in zip(self.values, self._outputs, strict=True):
             values[places] = scores[output.name].view(len(places), -1).numpy()
         self._missing[places] = False
 
@@ -305,7 +312,7 @@ class _Scores:
         """The columns of `output_fields`."""
         mask = pa.array(self._missing) if self._missing.any() else None
         made = []
-        for values, output in zip(self._values, self._outputs, strict=True):
+        for values, output in zip(self.values, self._outputs, strict=True):
             if output.width == 1:
                 array = pa.array(values[:, 0])
                 none = pa.scalar(None, pa.float32())

@@ -149,7 +149,7 @@ def best(
 def search(
     items: Embeddings,
     model: VectorModel,
-    data: Path,
+    data: str,
     out: Path,
     *,
     k: int,
@@ -166,7 +166,7 @@ def search(
     Args:
         items: what is searched.
         model: the user's tower.
-        data: rows of raw values of the users.
+        data: rows of raw values of the users: a file, a pattern, a folder or a URL.
         out: the Parquet file to write or replace.
         k: items of a user.
         kind: see `make_index`.

@@ -1,7 +1,8 @@
 """Generate what the C++ reader of packages is compiled with (``--write``), or check it.
 
 Written is ``cpp_server/src/package/format_rules.h``: the operators that a graph may call, the rules of the
-manifest's fields, and the limits of sizes, so that both readers refuse the same packages.
+fields of manifests and commits, and the limits of sizes, so that both readers refuse the same packages and
+commits.
 """
 
 from __future__ import annotations
@@ -14,6 +15,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from string import Template
 
+from tessera.serving.package.commit import (
+    COMMIT_FORMAT_VERSION,
+    MAX_COMMIT_JSON_BYTES,
+    MAX_COMMIT_MARKS,
+    MAX_COMMIT_NUMBER,
+    MAX_PATCHED_ROW,
+    REFUSALS,
+    Commit,
+)
 from tessera.serving.package.fields import rules
 from tessera.serving.package.layout import MAX_DIRECTORY_BYTES
 from tessera.serving.package.manifest import (
@@ -56,6 +66,11 @@ inline constexpr int kOldestFormatVersion = $oldest_version;
 inline constexpr int kFormatVersion = $format_version;
 inline constexpr std::uint64_t kMaxManifestBytes = $manifest_bytes;
 inline constexpr std::ptrdiff_t kMaxManifestMarks = $manifest_marks;
+inline constexpr int kCommitFormatVersion = $commit_version;
+inline constexpr std::int64_t kMaxCommitNumber = $commit_number;
+inline constexpr std::uint64_t kMaxCommitJsonBytes = $commit_bytes;
+inline constexpr std::ptrdiff_t kMaxCommitMarks = $commit_marks;
+inline constexpr std::int64_t kMaxPatchedRow = $patched_row;
 inline constexpr std::uint64_t kMaxDirectoryBytes = $directory_bytes;
 inline constexpr std::uint64_t kMaxPickleBytes = $pickle_bytes;
 inline constexpr std::uint64_t kMaxCodeBytes = $code_bytes;
@@ -85,6 +100,15 @@ $operators
 // the kind of rule and what it needs.
 inline constexpr std::array<std::string_view, $rules_count> kManifestRules = {
 $rules
+};
+
+// The fields of a commit's last record, likewise.
+inline constexpr std::string_view kCommitRules =
+$commit_rules;
+
+// Why a server stops at a commit.
+inline constexpr std::array<std::string_view, $refusal_count> kCommitRefusals = {
+$refusals
 };
 
 }  // namespace tessera
@@ -118,13 +142,21 @@ def header() -> str:
         operator_count=len(ALLOWED_OPERATORS),
         operators=_texts(ALLOWED_OPERATORS),
         rules_count=len(versions),
-        rules="\n".join(f"{_rules(version)}," for version in versions),
+        rules="\n".join(f"{_rules(Manifest, version)}," for version in versions),
+        commit_version=COMMIT_FORMAT_VERSION,
+        commit_number=MAX_COMMIT_NUMBER,
+        commit_bytes=MAX_COMMIT_JSON_BYTES,
+        commit_marks=MAX_COMMIT_MARKS,
+        patched_row=MAX_PATCHED_ROW,
+        commit_rules=_rules(Commit, COMMIT_FORMAT_VERSION),
+        refusal_count=len(REFUSALS),
+        refusals=_texts(REFUSALS),
     )
 
 
-def _rules(version: int) -> str:
+def _rules(kind: type, version: int) -> str:
     """The rules of one version as the lines of one C++ string."""
-    text = json.dumps(rules(Manifest, version))
+    text = json.dumps(rules(kind, version))
     lines = textwrap.wrap(text, 90, break_on_hyphens=False, drop_whitespace=False)
     return "\n".join(f'    R"({line})"' for line in lines)
 

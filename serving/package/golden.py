@@ -7,6 +7,7 @@ give other answers refuses the model instead of serving wrong scores.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 
 import torch
@@ -19,9 +20,43 @@ from tessera.serving.package.runner import HostBatch, Runner, as_shared
 
 _INPUTS = [field.name for field in fields(HostBatch)][:6]  # `HostBatch.tensors`
 
+TOLERANCE = {"cpu": 1e-5, "cuda": 1e-4}
+"""By the kind of device, how far an answer may be off, for answers of up to 1 in magnitude.
+
+They come from float32 sums whose order differs between processors; a relative difference of 1e-6
+in a logit of size 10 moves a score by 2.5e-6 at most.  A GPU's order differs from that of the CPU
+that packaged in every sum.
+"""
+
+BF16_TOLERANCE = 2**-8
+"""The same where dense layers are bfloat16: the distance of two neighbours below 1.
+
+On a CPU their own sums have the same bits on every processor, but what they take in (interactions,
+torch's functions) differs in the last bit, and an input between two bfloat16 numbers may then be rounded
+the other way.  On a GPU the sums' order differs as well, with the same effect on their results.
+"""
+
+FP8_TOLERANCE = 2**-4
+"""The same where they are e4m3, by the same reckoning: again the distance of two neighbours below 1."""
+
+_DENSE_TOLERANCE = {"bf16": BF16_TOLERANCE, "fp8": FP8_TOLERANCE}
+
 
 class GoldenMismatchError(ValueError):
     """The model's answers are not the recorded ones; the message says which and by how much."""
+
+
+def golden_info(
+    batch: HostBatch,
+    answers: Mapping[str, Tensor],
+    *,
+    device: str = "cpu",
+    dense_dtype: str = "fp32",
+) -> GoldenInfo:
+    """How a loader must meet the ``answers`` to ``batch`` on a kind of device."""
+    tolerance = _DENSE_TOLERANCE.get(dense_dtype, TOLERANCE[device])
+    largest = max((float(answer.abs().max()) for answer in answers.values()), default=0.0)
+    return GoldenInfo(samples=batch.batch_size, atol=tolerance * max(1.0, largest), rtol=0.0)
 
 
 def write_golden(batch: HostBatch, outputs: dict[str, Tensor]) -> bytes:
@@ -54,13 +89,23 @@ def replay_golden(runner: Runner, content: bytes, info: GoldenInfo) -> None:
         GoldenMismatchError: an output is missing, extra, of another shape or type, or differs
             by more than ``info`` allows.
     """
-    batch, expected = read_golden(content)
+    compare_golden(runner, *read_golden(content), info)
+
+
+def compare_golden(
+    runner: Runner, batch: HostBatch, expected: Mapping[str, Tensor], info: GoldenInfo
+) -> None:
+    """As `replay_golden`, of what `read_golden` has read.
+
+    Raises:
+        GoldenMismatchError: see `replay_golden`.
+    """
     _compare(runner.forward(batch), expected, info)
     if runner.shares_rows:
         _compare(runner.forward(as_shared(batch)), expected, info)
 
 
-def _compare(found: dict[str, Tensor], expected: dict[str, Tensor], info: GoldenInfo) -> None:
+def _compare(found: dict[str, Tensor], expected: Mapping[str, Tensor], info: GoldenInfo) -> None:
     if found.keys() != expected.keys():
         raise GoldenMismatchError(
             f"the outputs are {sorted(found)}, the golden answers have {sorted(expected)}"

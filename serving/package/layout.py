@@ -1,4 +1,4 @@
-"""The package's zip archive, byte by byte: its headers and directory, written and read back.
+"""The zip archive of packages and commits, byte by byte: its headers and directory, written and read back.
 
 `FORMAT.md` gives the rules.  They leave nothing open: the file follows from the names and contents
 of its records, so reading means building every header again and comparing.  Nothing here knows
@@ -16,7 +16,7 @@ from typing import BinaryIO
 from tessera.serving.package.hashes import ContentHash
 
 TOP_FOLDER = "model"
-"""The folder that all records lie in; torch takes any, a package has this one."""
+"""The folder that all records of a package lie in; torch takes any, a package has this one."""
 
 ALIGNMENT_BYTES = 64
 """Every content begins at a multiple of this, as where torch itself writes: tensors are mapped."""
@@ -50,16 +50,18 @@ class Entry:
     """One record of the archive.
 
     Attributes:
-        name: below `TOP_FOLDER`.
+        name: below the top folder.
         bytes: of its content.
         crc32: of its content.
         header_offset: the file's byte at which its local header begins.
+        top: the archive's top folder.
     """
 
     name: str
     bytes: int
     crc32: int
     header_offset: int
+    top: str = TOP_FOLDER
 
     @property
     def content_offset(self) -> int:
@@ -83,7 +85,7 @@ class Written:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name (below `TOP_FOLDER`) that a package cannot have.
+    """Refuse a name (below the top folder) that a record cannot have.
 
     Raises:
         LayoutError: it could lead out of the archive, or mean different things to two readers.
@@ -143,13 +145,13 @@ def _zip64_field(numbers: list[int]) -> bytes:
 
 
 def _full_name(entry: Entry) -> bytes:
-    return f"{TOP_FOLDER}/{entry.name}".encode()
+    return f"{entry.top}/{entry.name}".encode()
 
 
-def read_layout(stream: BinaryIO, size: int) -> list[Entry]:
+def read_layout(stream: BinaryIO, size: int, top: str = TOP_FOLDER) -> list[Entry]:
     """The records of the archive in ``stream``, of which ``size`` bytes are there.
 
-    Contents are not read.
+    Contents are not read.  ``top`` is the top folder that it must have.
 
     Raises:
         LayoutError: any byte outside the contents is not as this module writes it, or a name
@@ -157,7 +159,7 @@ def read_layout(stream: BinaryIO, size: int) -> list[Entry]:
     """
     begin, count, end = _find_directory(stream, size)
     stream.seek(begin)
-    entries = _parse_directory(stream.read(end - begin), count)
+    entries = _parse_directory(stream.read(end - begin), count, top)
     position = 0
     for entry in entries:
         header = local_header(entry)
@@ -196,7 +198,7 @@ def _find_directory(stream: BinaryIO, size: int) -> tuple[int, int, int]:
     return begin, count, end
 
 
-def _parse_directory(directory: bytes, count: int) -> list[Entry]:
+def _parse_directory(directory: bytes, count: int, top: str) -> list[Entry]:
     """Names, sizes, CRC-32s and offsets; whoever calls compares the rest by building it again."""
     entries: list[Entry] = []
     seen: set[str] = set()
@@ -208,7 +210,7 @@ def _parse_directory(directory: bytes, count: int) -> list[Entry]:
             directory, at
         )
         at += _ENTRY.size
-        name = _short_name(directory[at : at + name_length])
+        name = _short_name(directory[at : at + name_length], top)
         at += name_length
         extra = directory[at + _FIELD.size : at + extra_length]
         at += extra_length
@@ -220,16 +222,16 @@ def _parse_directory(directory: bytes, count: int) -> list[Entry]:
         if name in seen:
             raise LayoutError(f"record {name!r} is there twice")
         seen.add(name)
-        entries.append(Entry(name=name, bytes=size, crc32=crc32, header_offset=offset))
+        entries.append(Entry(name=name, bytes=size, crc32=crc32, header_offset=offset, top=top))
     if len(entries) != count:
         raise LayoutError("the archive's directory has another number of records than it says")
     return entries
 
 
-def _short_name(full: bytes) -> str:
+def _short_name(full: bytes, top: str) -> str:
     name = full.decode("latin-1")  # takes any byte; check_name does not
-    top, _, short = name.partition("/")
-    if top != TOP_FOLDER:
+    found, _, short = name.partition("/")
+    if found != top:
         raise LayoutError(f"record {name!r} has a name that no package uses")
     check_name(short)
     return short
@@ -241,17 +243,21 @@ class ArchiveWriter:
     Args:
         stream: opened for writing, positioned behind the last of ``entries``.
         entries: the records that ``stream`` has already.
+        top: the archive's top folder.
     """
 
-    def __init__(self, stream: BinaryIO, entries: Iterable[Entry] = ()) -> None:
+    def __init__(
+        self, stream: BinaryIO, entries: Iterable[Entry] = (), top: str = TOP_FOLDER
+    ) -> None:
         self._stream = stream
         self._entries = list(entries)
+        self._top = top
 
     def add(self, name: str, content: Iterable[bytes | memoryview], size: int) -> Written:
         """Append a record.
 
         Args:
-            name: below `TOP_FOLDER`; the caller gives the records in `FORMAT.md`'s order.
+            name: below the top folder; the caller gives the records in `FORMAT.md`'s order.
             content: pieces of bytes, ``size`` in all.
             size: bytes of the content.
 
@@ -260,7 +266,7 @@ class ArchiveWriter:
         """
         check_name(name)
         offset = self._entries[-1].end_offset if self._entries else 0
-        entry = Entry(name=name, bytes=size, crc32=0, header_offset=offset)
+        entry = Entry(name=name, bytes=size, crc32=0, header_offset=offset, top=self._top)
         self._stream.write(local_header(entry))
         digest, crc32, written = ContentHash(size), 0, 0
         for piece in content:

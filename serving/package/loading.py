@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from tessera.kernels.libraries import LibraryError, load_libraries
 from tessera.serving.package.devices import bytes_by_device, default_devices
@@ -22,6 +23,7 @@ from tessera.serving.package.golden import GoldenMismatchError, replay_golden
 from tessera.serving.package.hashes import FileHash
 from tessera.serving.package.manifest import GOLDEN_RECORD, Manifest
 from tessera.serving.package.opening import Memory, Opening
+from tessera.serving.package.record_memory import memory_of_records
 from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.runner import Runner, TorchScriptRunner, as_shared, zero_batch
 from tessera.serving.package.time_limit import TimeLimit, limited
@@ -141,6 +143,7 @@ class Loading:
         trusted_keys: one of which must have signed it.
         allow_ops: that its graph may call.
         memory: see `Opening`.
+        patchable: leave the graph as it is, so that its tensors' bytes can be replaced (`patchable_memory`).
 
     Raises:
         PackageError: by what the file's manifest and headers say, it is not served; nothing else was read.
@@ -155,8 +158,11 @@ class Loading:
         trusted_keys: Sequence[Ed25519PublicKey] | None = None,
         allow_ops: Collection[str] = (),
         memory: Memory | None = None,
+        patchable: bool = False,
     ) -> None:
         self.path = path
+        self._patchable = patchable
+        self._tensor_records: Mapping[str, str] = {}
         self.records = Records(path)
         self.manifest = _trusted_manifest(self.records, trusted_keys)
         if device not in {None, self.manifest.device}:
@@ -195,14 +201,31 @@ class Loading:
         Raises:
             PackageError: an operator library cannot be loaded, or torch cannot open what was read.
         """
+        self.load_libraries()
+        self._golden = self.opening.content(GOLDEN_RECORD)
+        if self._patchable:
+            self._tensor_records = self.opening.tensor_records()
+        self._module = self.opening.module(self.devices)
+        self._vocabularies = Vocabularies.of(self._module)
+        # Frozen, tensors become constants: equal ones are merged, and others computed from them.
+        module = self._module.eval() if self._patchable else optimize(self._module)
+        self._runner = TorchScriptRunner(module)
+
+    def patchable_memory(self) -> dict[str, list[Tensor]]:
+        """What the model, built ``patchable``, reads at each call; see `memory_of_records`."""
+        sizes = {entry.name: entry.bytes for entry in self.records.entries}
+        return memory_of_records(self._module, self._tensor_records, sizes)
+
+    def load_libraries(self) -> None:
+        """Load the operators that the package calls.
+
+        Raises:
+            PackageError: a library cannot be loaded.
+        """
         try:
             load_libraries(self.manifest.operator_libraries)
         except LibraryError as error:
             raise PackageError(self.path, str(error)) from error
-        self._golden = self.opening.content(GOLDEN_RECORD)
-        self._module = self.opening.module(self.devices)
-        self._vocabularies = Vocabularies.of(self._module)
-        self._runner = TorchScriptRunner(optimize(self._module))
 
     def settle(self, *, verify_golden: bool) -> None:
         """Call the model until its executor has settled, and compare its golden answers where asked.
@@ -263,6 +286,32 @@ class CheckedPackage:
     def sha256(self) -> str:
         """SHA-256 of the whole file, lower-case hex; reads it again."""
         return self.records.file_sha256({})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedModule:
+    """A package's module, opened on the CPU and not called.
+
+    Attributes:
+        manifest: what the package says of itself.
+        module: the scripted module as it was written.
+    """
+
+    manifest: Manifest
+    module: Any
+
+
+def open_module(path: Path) -> CheckedModule:
+    """Check a package as `load_package` does, and open its module to look at its buffers.
+
+    Raises:
+        PackageError: see `load_package`.
+    """
+    shards = Records(path).manifest().plan.num_shards
+    loading = Loading(path, devices=["cpu"] * shards)
+    loading.read()
+    loading.load_libraries()
+    return CheckedModule(manifest=loading.manifest, module=loading.opening.module(loading.devices))
 
 
 def open_checked(

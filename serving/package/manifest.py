@@ -8,27 +8,30 @@ key or a value of the wrong type is an error, and any change of the fields raise
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from tessera.serving.package.evaluation import Evaluation
 from tessera.serving.package.fields import (
     Between,
     Count,
-    Hex,
     NotNegative,
     OneOf,
     Positive,
     Release,
-    Sha256,
     decode,
-    fields_of,
 )
 from tessera.serving.package.schema import RAW_SINCE, InputSchema
-from tessera.serving.package.strict_json import first_twice, read_strictly
+from tessera.serving.package.signed_record import (
+    RecordInfo,
+    Signature,
+    encode_fields,
+    read_ascii_json,
+    signed_message,
+    to_record,
+)
+from tessera.serving.package.strict_json import first_twice
 
 FORMAT_VERSION = 5
 """The version of this layout, which the packager writes."""
@@ -47,13 +50,6 @@ MAX_MANIFEST_MARKS = 400_000
 """How many of ``,``, ``:``, ``[`` and ``{`` a manifest may have: 5,000 features with their tables, and a
 terabyte of these, have fewer.  A JSON reader needs up to 200 bytes for each."""
 MAX_SHARDS = 4096
-
-# The two ways in which a manifest's bytes may end; FORMAT.md fixes them.
-_UNSIGNED_END = b'\n "signature": null\n}\n'
-_SIGNED_END = re.compile(
-    rb'\n "signature": \{\n  "algorithm": "ed25519",\n  "public_key": "[0-9a-f]{64}",\n'
-    rb'  "value": "[0-9a-f]{128}"\n \}\n\}\n\Z'
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,42 +158,6 @@ class GoldenInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordInfo:
-    """One record of the archive.
-
-    Attributes:
-        sha256: of its content, lower-case hex.
-        bytes: of its content.
-        crc32: of its content.
-        chunks: SHA-256 of each of `tessera.serving.package.hashes.chunk_sizes`.
-    """
-
-    sha256: Sha256
-    bytes: Count
-    crc32: Annotated[int, Between(0, (1 << 32) - 1)]
-    chunks: tuple[Sha256, ...]
-
-    def compared(self) -> tuple[str, ...]:
-        """The hashes that a loader compares: of the chunks, or of a content that has none."""
-        return tuple(self.chunks) or (self.sha256,)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Signature:
-    """Who vouches for the manifest and with it for the whole file.
-
-    Attributes:
-        algorithm: ``ed25519``, the only one.
-        public_key: the signer's public key, 64 lower-case hex digits.
-        value: the signature, 128 lower-case hex digits; `tessera.serving.package.signing` says of what.
-    """
-
-    algorithm: Annotated[str, OneOf(("ed25519",))]
-    public_key: Annotated[str, Hex(64)]
-    value: Annotated[str, Hex(128)]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """Everything that a loader, a server or a reader needs to know of a package.
 
@@ -252,13 +212,11 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-serialisable form; `from_json` is its inverse."""
-        encoded = _encode(self, self.format_version)
-        assert isinstance(encoded, dict)
-        return encoded
+        return encode_fields(self, self.format_version)
 
     def to_bytes(self) -> bytes:
         """The record's content: UTF-8 JSON, indented for a human reader."""
-        return (json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n").encode()
+        return to_record(self.to_json())
 
     @classmethod
     def from_json(cls, data: Any) -> Manifest:
@@ -309,14 +267,7 @@ class Manifest:
                 version is another, `from_json` refuses, or the signature is spelled in another way than
                 `FORMAT.md` says.
         """
-        if not content.isascii():
-            raise ValueError("the manifest has a byte that is not ASCII")
-        if sum(content.count(mark) for mark in b",:[{") > MAX_MANIFEST_MARKS:
-            raise ValueError(f"the manifest has more than {MAX_MANIFEST_MARKS} values")
-        try:
-            data = read_strictly(content)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"the manifest is not JSON: {error}") from error
+        data = read_ascii_json(content, "the manifest", MAX_MANIFEST_MARKS)
         _format_version(data)
         signed_message(content)
         return cls.from_json(data)
@@ -346,28 +297,3 @@ def _format_version(data: Any) -> int:
         f"the package's format_version is {shown}, this tessera reads {OLDEST_FORMAT_VERSION} to "
         f"{FORMAT_VERSION}; package the model again, or load it with the tessera that wrote it"
     )
-
-
-def signed_message(content: bytes) -> bytes:
-    """What a signature of a manifest's bytes is over: the same bytes without a signature.
-
-    Raises:
-        ValueError: the bytes do not end as `FORMAT.md` says.
-    """
-    if content.endswith(_UNSIGNED_END):
-        return content
-    found = _SIGNED_END.search(content)
-    if found is None:
-        raise ValueError("the manifest does not end in a signature, or null, spelled as it must be")
-    return content[: found.start()] + _UNSIGNED_END
-
-
-def _encode(value: Any, version: int) -> Any:
-    if is_dataclass(value):
-        names = [field.name for field in fields_of(type(value), version)]
-        return {name: _encode(getattr(value, name), version) for name in names}
-    if isinstance(value, Mapping):
-        return {key: _encode(item, version) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return [_encode(item, version) for item in value]
-    return value

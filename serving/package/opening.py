@@ -19,7 +19,9 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tessera.serving.package.devices import place, shard_of
@@ -212,6 +214,32 @@ class Opening:
         bytes_of = {entry.name: entry.bytes for entry in self._records.entries}
         return module, {path: bytes_of[name] for path, name in _stand_ins(module, tokens)}
 
+    def tensor_records(self) -> dict[str, str]:
+        """The record of each parameter and buffer of the module, by its name; before `module`.
+
+        It opens the archive once more, with other bytes in the place of the tensors' own, by which each is
+        known again.  Left out are tensors without elements, and what is neither a parameter nor a buffer.
+
+        Raises:
+            PackageError: see `module`.
+        """
+        tokens = {name: secrets.token_bytes(_TOKEN_BYTES) for name in self._tables}
+        marks: dict[bytes, str] = {token: name for name, token in tokens.items()}
+        kept = dict(self._kept)
+        try:
+            for number, (name, content) in enumerate(kept.items()):
+                if name.startswith("data/") and content:
+                    mark = (number.to_bytes(8, "little") * -(-len(content) // 8))[: len(content)]
+                    # Of one byte there are 256: a package has no more flags than that.
+                    marks[mark] = "" if mark in marks else name
+                    self._kept[name] = bytearray(mark)
+            module = self._open(tokens)
+        finally:
+            self._kept = kept
+        tensors = [*module.named_parameters(), *module.named_buffers(remove_duplicate=False)]
+        found = {path: marks.get(storage_memory(tensor).tobytes(), "") for path, tensor in tensors}
+        return {path: name for path, name in found.items() if name}
+
     def _open(self, tokens: dict[str, bytes]) -> Any:
         if self._tables and self._kept[DATA_RECORD] != self._data:
             raise PackageError(
@@ -264,6 +292,13 @@ class Opening:
             table[done : done + len(piece)].copy_(part)
             done += len(piece)
         return table
+
+
+def storage_memory(tensor: Tensor) -> NDArray[np.uint8]:
+    """All bytes of the storage of a tensor on the CPU ``[bytes]``, in their place."""
+    whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    found: NDArray[np.uint8] = whole.numpy()
+    return found
 
 
 def _stand_ins(module: Any, tokens: dict[str, bytes]) -> Iterator[tuple[str, str]]:

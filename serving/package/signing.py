@@ -1,6 +1,6 @@
-"""Ed25519 signatures of packages (RFC 8032): who vouches for a file, and checking it.
+"""Ed25519 signatures of packages and commits (RFC 8032): who vouches for a file, and checking it.
 
-What is signed is the manifest's record with ``"signature": null`` as its end; `FORMAT.md` says why
+What is signed is the manifest's record, or a commit's last one, with ``"signature": null`` as its end; `FORMAT.md` says why
 that covers the whole file.  Keys are PEM files as OpenSSL writes them.
 """
 
@@ -16,10 +16,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from tessera.errors import UserError
+from tessera.serving.package.archive import file_identity
 from tessera.serving.package.layout import ArchiveWriter
-from tessera.serving.package.manifest import MANIFEST_RECORD, Manifest, Signature, signed_message
-from tessera.serving.package.records import PackageError, Records, file_identity
+from tessera.serving.package.manifest import MANIFEST_RECORD, Manifest
+from tessera.serving.package.records import PackageError, Records
 from tessera.serving.package.replace import replacing
+from tessera.serving.package.signed_record import Signature, signed_message
 
 _CHUNK_BYTES = 1 << 20
 _MAX_KEY_BYTES = 1 << 16
@@ -91,11 +93,16 @@ def key_id(key: Ed25519PublicKey) -> str:
 
 def sign_manifest(manifest: Manifest, key: Ed25519PrivateKey) -> Manifest:
     """``manifest`` with a signature of ``key``; one that it has is replaced."""
-    message = replace(manifest, signature=None).to_bytes()
-    signature = Signature(
+    return replace(
+        manifest, signature=signature_of(replace(manifest, signature=None).to_bytes(), key)
+    )
+
+
+def signature_of(message: bytes, key: Ed25519PrivateKey) -> Signature:
+    """The signature of a record's bytes, which end in ``"signature": null``."""
+    return Signature(
         algorithm="ed25519", public_key=key_id(key.public_key()), value=key.sign(message).hex()
     )
-    return replace(manifest, signature=signature)
 
 
 def check_signature(manifest: bytes, trusted: Sequence[Ed25519PublicKey]) -> str:
@@ -112,12 +119,40 @@ def check_signature(manifest: bytes, trusted: Sequence[Ed25519PublicKey]) -> str
         ValueError: `Manifest.from_bytes` refuses it.
         SignatureError: there is no signature, it is another key's, or it does not hold.
     """
-    signature = Manifest.from_bytes(manifest).signature
+    return check_record_signature(
+        manifest,
+        Manifest.from_bytes(manifest).signature,
+        trusted,
+        what="package",
+        remedy="sign it with: tessera sign MODEL.pt --key KEY.pem",
+    )
+
+
+def check_record_signature(
+    content: bytes,
+    signature: Signature | None,
+    trusted: Sequence[Ed25519PublicKey],
+    *,
+    what: str,
+    remedy: str,
+) -> str:
+    """Check that one of ``trusted`` signed a record.
+
+    Args:
+        content: the record's, which is spelled as it must be.
+        signature: the one in it.
+        trusted: the keys whose signature is enough.
+        what: the kind of file, for errors.
+        remedy: for a file without a signature.
+
+    Returns:
+        The `key_id` of the one that signed.
+
+    Raises:
+        SignatureError: there is no signature, it is another key's, or it does not hold.
+    """
     if signature is None:
-        raise SignatureError(
-            "is not signed, and --require-signature is set; sign it with: "
-            "tessera sign MODEL.pt --key KEY.pem"
-        )
+        raise SignatureError(f"is not signed, and --require-signature is set; {remedy}")
     signer = signature.public_key
     key = next((key for key in trusted if key_id(key) == signer), None)
     if key is None:
@@ -125,10 +160,10 @@ def check_signature(manifest: bytes, trusted: Sequence[Ed25519PublicKey]) -> str
             f"was signed with the key {signer}, which is none of those given by --public-key"
         )
     try:
-        key.verify(bytes.fromhex(signature.value), signed_message(manifest))
+        key.verify(bytes.fromhex(signature.value), signed_message(content))
     except InvalidSignature as error:
         raise SignatureError(
-            f"has a signature of the key {signer} that does not hold: the package was changed "
+            f"has a signature of the key {signer} that does not hold: the {what} was changed "
             "after it was signed"
         ) from error
     return signer

@@ -56,6 +56,19 @@ class Vocabularies:
             return None
         return cls(*(found[name] for name in _NAMES))
 
+    def ids(self, number: int, start: int, size: int) -> NDArray[np.int64]:
+        """``[size]``: the ids of one vocabulary in the order of their rows, of which the first is row 1.
+
+        Args:
+            number: the vocabulary's.
+            start: how many ids the vocabularies before it have.
+            size: how many it has itself.
+        """
+        own = (self.places >= start) & (self.places < start + size)
+        ids = np.empty(size, np.int64)
+        ids[self.places[own] - start] = _inverse_fmix64(self.keys[own]) ^ self.seeds[number]
+        return ids
+
 
 class OutsideVocabulary:
     """Tells which ids of some features their vocabularies do not hold.
@@ -105,3 +118,11 @@ def _fmix64(ids: NDArray[np.int64]) -> NDArray[np.int64]:
     for factor in _FACTORS:
         mixed = (mixed ^ (mixed >> _SHIFT)) * factor
     return (mixed ^ (mixed >> _SHIFT)).view(np.int64)
+
+
+def _inverse_fmix64(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What `_fmix64` makes these numbers of."""
+    value = keys.view(np.uint64)
+    for factor in reversed(_FACTORS):
+        value = (value ^ (value >> _SHIFT)) * np.uint64(pow(int(factor), -1, 1 << 64))
+    return (value ^ (value >> _SHIFT)).view(np.int64)

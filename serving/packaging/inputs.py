@@ -29,6 +29,7 @@ from tessera.serving.package.schema import (
     Pooling,
 )
 from tessera.serving.packaging.collections.find import FoundTables
+from tessera.serving.packaging.collections.hashing import UsedVocabulary
 from tessera.training.modules.choices import Hashing
 from tessera.training.modules.hashing import HashSpec
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
@@ -306,11 +307,14 @@ def module_schema(
     )
 
 
-def with_vocabularies(schema: InputSchema, features: Mapping[str, int]) -> InputSchema:
-    """The schema of a module that looks the ids of ``features`` up in vocabularies of its own."""
+def with_vocabularies(schema: InputSchema, features: Mapping[str, UsedVocabulary]) -> InputSchema:
+    """The schema of a module that looks the ids of ``features`` up in vocabularies of its own.
+
+    Their ``rows`` follow the vocabulary, since a server counts by them which ids it holds.
+    """
     told = (
-        replace(feature, hashing="vocabulary", vocabulary=features[feature.name])
-        if feature.name in features
+        replace(feature, hashing="vocabulary", vocabulary=used.number, rows=used.ids + 1)
+        if (used := features.get(feature.name)) is not None
         else feature
         for feature in schema.features
     )

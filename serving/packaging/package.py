@@ -28,6 +28,7 @@ from tessera.serving.packaging.inputs import ModelInputs, read_inputs
 from tessera.serving.packaging.lookups.backends import default_backend, lookup_backend
 from tessera.serving.packaging.options import Origin, PackageOptions
 from tessera.serving.packaging.ranking import (
+    RANK_ONLY,
     ServedRanking,
     labelled,
     ranking_source,
@@ -234,6 +235,8 @@ def package_runs(
 
 def _source(trained: TrainedModel, tower: TowerSide | None) -> dict[str, str]:
     source = {"checkpoint": trained.checkpoint_path.name, "step": str(trained.step)}
+    if tower is None and trained.model.scores == "raw":
+        source["scores"] = RANK_ONLY
     if tower is not None:
         source |= {"tower": tower, "id_column": id_column(trained.columns, tower)}
     return source

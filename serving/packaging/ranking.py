@@ -21,6 +21,9 @@ from tessera.training.models.retrieval import TowerModel, TowerSide, tower_model
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tessera.training.transforms.ranges import ColumnRange
 
+RANK_ONLY = "rank rows, not probabilities"
+"""What a manifest's ``source`` says under ``scores`` where these are not probabilities."""
+
 _SAMPLES = 2
 _MOST_OTHERS = 10_000
 

@@ -107,12 +107,14 @@ def make_servable(
     progress: bool = False,
     allocate: Callable[[int], Tensor] | None = None,
     calibration: Iterable[LabelledBatch] = (),
+    stored: tuple[StoredTables, ShardingPlan] | None = None,
 ) -> ServableModel:
     """Quantize, trace and script a module, without writing a package.
 
     The module of ``source`` is left as it is.  ``allocate`` makes the tables' buffers; see
-    `tessera.serving.packaging.tables.quantize.quantize_tables`.  ``calibration`` are rows on which the
-    activations of dense types that need it are measured; where there are none it is the golden batch.
+    `tessera.serving.packaging.tables.quantize.quantize_tables`.  With ``stored`` the module's tables have been
+    stored already, and its own are not looked at.  ``calibration`` are rows on which the activations of dense
+    types that need it are measured; where there are none it is the golden batch.
 
     Raises:
         UserError: something that cannot be packaged; says what and how to go on.
@@ -127,7 +129,9 @@ def make_servable(
     specs = hash_specs(find_hashers(module).values())
     # A first schema without outputs: they are seen when the module runs.
     schema = module_schema(inputs, arguments, found, specs, ())
-    tables, plan = store_tables(found.sources, options, progress=progress, allocate=allocate)
+    tables, plan = stored or store_tables(
+        found.sources, options, progress=progress, allocate=allocate
+    )
     packed = with_stored_tables(module, found, tables, schema, backend)
     output = options.output if options.output != DEFAULT_OUTPUT else inputs.output
     watch = HashedIds()

@@ -94,7 +94,7 @@ class StageTimings(_message.Message):
     def __init__(self, decode_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., assemble_us: _Optional[int] = ..., transfer_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., split_us: _Optional[int] = ..., batch_requests: _Optional[int] = ..., batch_samples: _Optional[int] = ...) -> None: ...
 
 class PredictionResponse(_message.Message):
-    __slots__ = ("predictions", "model_name", "model_version", "timings")
+    __slots__ = ("predictions", "model_name", "model_version", "timings", "model_commit")
     class PredictionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -106,8 +106,10 @@ class PredictionResponse(_message.Message):
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_COMMIT_FIELD_NUMBER: _ClassVar[int]
     predictions: _containers.MessageMap[str, FloatVec]
     model_name: str
     model_version: str
     timings: StageTimings
-    def __init__(self, predictions: _Optional[_Mapping[str, FloatVec]] = ..., model_name: _Optional[str] = ..., model_version: _Optional[str] = ..., timings: _Optional[_Union[StageTimings, _Mapping]] = ...) -> None: ...
+    model_commit: int
+    def __init__(self, predictions: _Optional[_Mapping[str, FloatVec]] = ..., model_name: _Optional[str] = ..., model_version: _Optional[str] = ..., timings: _Optional[_Union[StageTimings, _Mapping]] = ..., model_commit: _Optional[int] = ...) -> None: ...

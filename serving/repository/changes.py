@@ -43,12 +43,14 @@ class LoadRequest:
         label: to be this version's.
         rollback: go back to ``to``, or to the highest version below the one that answers.
         to: see ``rollback``.
+        commit: of version ``to``, after which its commits are fenced off; None: it stays as it is.
     """
 
     version: int | None = None
     label: str = ""
     rollback: bool = False
     to: int | None = None
+    commit: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +113,7 @@ def change_by_load(situation: Situation, request: LoadRequest) -> Change:
         wanted = wanted_versions(situation.present, situation.settings, record)
         return Change(record=record, load=wanted.versions)
     version = request.version
-    _refuse_missing(situation, version, situation.present)
+    refuse_missing(situation, version, situation.present)
     record = _asking_for(situation.record, version)
     labels = {**record.labels, request.label: version} if request.label else record.labels
     return Change(
@@ -128,7 +130,7 @@ def change_by_unload(situation: Situation, version: int | None) -> Change:
     """
     if version is None:
         return Change(record=replace(situation.record, unloaded=True))
-    _refuse_missing(situation, version, situation.present | situation.known)
+    refuse_missing(situation, version, situation.present | situation.known)
     _refuse_named(situation, version, situation.record, "unloaded")
     return Change(record=_without(situation.record, version), drop=version)
 
@@ -151,7 +153,7 @@ def _roll_back(situation: Situation, target: int | None) -> Change:
             f"model '{situation.model}' has no version{below} to go back to; name the version that "
             "you want",
         )
-    _refuse_missing(situation, target, situation.present)
+    refuse_missing(situation, target, situation.present)
     if target == current:
         raise RefusedChangeError(
             ChangeRefusal.FAILED_PRECONDITION, f"{_of(situation, target)} answers already"
@@ -176,7 +178,12 @@ def _of(situation: Situation, version: int) -> str:
     return f"version '{version}' of model '{situation.model}'"
 
 
-def _refuse_missing(situation: Situation, version: int, there: Collection[int]) -> None:
+def refuse_missing(situation: Situation, version: int, there: Collection[int]) -> None:
+    """Refuse a version that is not ``there``.
+
+    Raises:
+        RefusedChangeError: NOT_FOUND.
+    """
     if version not in there:
         present = ", ".join(f"'{one}'" for one in sorted(situation.present)) or "none"
         raise RefusedChangeError(

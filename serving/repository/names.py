@@ -9,6 +9,7 @@ MAX_LABEL_BYTES = 64
 MAX_MODEL_NAME_BYTES = 128
 
 _VERSION = re.compile(r"[1-9][0-9]{0,18}", re.ASCII)
+_COMMIT = re.compile(r"0|[1-9][0-9]{0,7}", re.ASCII)
 _LABEL = re.compile(rf"[A-Za-z][A-Za-z0-9_-]{{0,{MAX_LABEL_BYTES - 1}}}", re.ASCII)
 _MODEL = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_.-]{{0,{MAX_MODEL_NAME_BYTES - 1}}}", re.ASCII)
 
@@ -22,6 +23,15 @@ def parse_version(text: str) -> int | None:
         return None
     version = int(text)
     return version if version <= MAX_VERSION else None
+
+
+def parse_state(text: str) -> tuple[int, int] | None:
+    """Version and commit of a state such as ``3.42``; None where ``text`` writes none."""
+    version, point, commit = text.partition(".")
+    number = parse_version(version)
+    if number is None or not point or not _COMMIT.fullmatch(commit):
+        return None
+    return number, int(commit)
 
 
 def is_version(value: object) -> bool:

@@ -46,6 +46,7 @@ _MOST_PROCESSES = 256
 _LARGEST_MESSAGE = (1 << 31) - 1
 _LONGEST_DRAIN_S = 1_000_000
 _LONGEST_POLL_S = 86_400
+_LONGEST_FOLLOW_POLL_MS = 3_600_000
 
 _OLDEST_CONNECTION_S = 1_000_000
 
@@ -139,6 +140,9 @@ class ServerConfig:
         poll_s: seconds between two looks at the folders, with ``poll``.
         max_model_bytes: what the files of loaded versions of repositories, and of the one that is being loaded,
             may have together; 0: without a limit.
+        follow: put the commits of repositories' versions into them while they answer (docs/repository.md).
+        follow_poll_ms: milliseconds between two looks at the logs of commits.
+        rollback_bytes: what may be kept of what commits have replaced, of all versions together.
         host: address to listen on.
         port: gRPC port; 0: any free one.
         http_port: port of metrics, probes and the status page; 0: any free one.
@@ -170,6 +174,9 @@ class ServerConfig:
     model_control: ModelControl = "none"
     poll_s: float = 2.0
     max_model_bytes: int = 0
+    follow: bool = False
+    follow_poll_ms: int = 200
+    rollback_bytes: int = 256 * 1024 * 1024
     host: str = "127.0.0.1"
     port: int = DEFAULT_GRPC_PORT
     http_port: int = DEFAULT_HTTP_PORT
@@ -245,6 +252,10 @@ class ServerConfig:
         if not self.model_repositories:
             if self.model_control != "none":
                 _refuse("model_control", self.model_control, "give a --model-repository DIR, too")
+            if self.follow:
+                raise UserError(
+                    "--follow needs versions with logs of commits; add --model-repository DIR"
+                )
             return
         if len(set(self.model_repositories)) < len(self.model_repositories):
             _refuse("model_repositories", self.model_repositories, "give each folder once")
@@ -256,7 +267,12 @@ class ServerConfig:
             )
         if not 0 < self.poll_s <= _LONGEST_POLL_S:
             _refuse("poll_s", self.poll_s, f"give seconds above 0 and up to {_LONGEST_POLL_S}")
-        _at_least(0, max_model_bytes=self.max_model_bytes)
+        _at_least(0, max_model_bytes=self.max_model_bytes, rollback_bytes=self.rollback_bytes)
+        _at_least(1, follow_poll_ms=self.follow_poll_ms)
+        if self.follow_poll_ms > _LONGEST_FOLLOW_POLL_MS:
+            _refuse(
+                "follow_poll_ms", self.follow_poll_ms, f"give {_LONGEST_FOLLOW_POLL_MS} at most"
+            )
 
     def _check_processes(self) -> None:
         if self.max_inflight_bytes < self.max_message_bytes:

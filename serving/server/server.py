@@ -115,6 +115,7 @@ class Server:
         self._loaded = False
         self._manager = self._make_manager(version_loader) if config.model_repositories else None
         self._metrics.versions.index = self._shown_versions
+        self._metrics.versions.follow.index = self._shown_versions
         self._repository = RepositoryMethods(
             RepositoryCalls(self._manager, config.model_control, frozenset(names)),
             self._index,

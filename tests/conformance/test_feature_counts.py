@@ -9,8 +9,8 @@ from tessera.serving.client import PredictorClient, Shared
 from tessera.serving.client.rows import rows_to_parts
 from tessera.serving.package.loading import load_package
 from tessera.serving.packaging.options import PackageOptions
-from tessera.serving.packaging.package import package_run
-from tessera.training.config import load_config
+from tessera.serving.packaging.package import package_run, package_runs
+from tessera.training.config import ExperimentConfig, load_config
 from tessera.training.trained import load_trained
 from tessera.training.trainer.run import train
 from tests.conformance.conformance_harness import RunningServer
@@ -108,6 +108,7 @@ def check(server, expected):
 def test_values_outside_and_missing_are_counted_by_feature(server, run, package):
     schema = package.manifest.schema
     zeros = counted(server)
+    assert "unlike the training rows" not in server.http("/")[1]
     assert set(zeros[0]) == {"price", "age", "country", "item"}
     assert set(zeros[1]) == {"price", "age"}
     assert not any({**zeros[0], **zeros[1]}.values())
@@ -123,6 +124,11 @@ def test_values_outside_and_missing_are_counted_by_feature(server, run, package)
     twice = slowly(run, schema, more, more_bags)
     both = tuple({k: a[k] + b[k] for k in a} for a, b in zip(expected, twice, strict=True))
     check(server, both)
+    outside, missing = both
+    page = server.http("/")[1]
+    for name, count in outside.items():
+        cells = ("m", package.manifest.version, name, count, missing.get(name, 0))
+        assert "".join(f"<td>{cell}</td>" for cell in cells) in page
 
 
 def test_values_come_in_any_form(server, run, package):
@@ -158,6 +164,27 @@ def counted_once(server):
     """Whether the model looks shared features up once, as the ids' own counter has it."""
     server.wait_for(lambda: server.value("tessera_ids_total", model="m") > 0)
     return server.value("tessera_ids_total", model="m") == 3 + 4
+
+
+def test_an_ensemble_counts_by_its_first_members_vocabularies(run, kind, tmp_path):
+    """The other member's are larger in one table and smaller in the other, and its columns stand otherwise."""
+    config = load_config(write_run(tmp_path))
+    plain = config.to_plain()
+    columns = plain["data"]["columns"]
+    columns["country"]["transform"] = [{"vocabulary": {"min_count": 35}}]
+    columns["item"]["transform"] = [{"vocabulary": {"min_count": 3}}]
+    data = plain["data"] | {"columns": {n: columns[n] for n in reversed(columns)}}
+    other = ExperimentConfig.from_plain({**plain, "data": data}, name="other")
+    assert train(other, tmp_path / "other", progress=False).final
+    path = tmp_path / "both.pt"
+    runs = [run, tmp_path / "other"]
+    package_runs(runs, path, PackageOptions(name="m"), skip_evaluation=True, progress=False)
+    loaded = load_package(path)
+    schema = loaded.manifest.schema
+    dense, bags = dense_rows(schema), bags_of(len(PRICES))
+    with RunningServer(kind, "--model", path, "--drain-propagation-ms", 0) as server:
+        server.predict(request_of(dense, bags, loaded))
+        check(server, slowly(run, schema, dense, bags))
 
 
 def test_what_is_refused_is_not_counted(server, package):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from tessera.serving.package.golden import FP8_TOLERANCE, TOLERANCE
 from tessera.serving.package.loading import load_package
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import write_model
-from tessera.serving.packaging.write.golden import FP8_TOLERANCE, TOLERANCE
 from tests.conformance.conformance_harness import RunningServer, scores_of
 from tests.conformance.test_answers import SIZES, run_in_process
 from tests.package_factory import make_model

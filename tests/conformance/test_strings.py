@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tessera.errors import UserError
 from tessera.serving.client import AsyncPredictorClient, PredictorClient, encode_request
 from tessera.serving.client.assemble import assemble
 from tessera.serving.client.rows import rows_to_parts
@@ -84,11 +85,16 @@ def test_rows_give_the_bits_of_the_package_in_process(server, schema, in_process
         table = pa.Table.from_pylist(rows)
         assert same_bits(client.predict_rows(table).outputs["default"], expected)
     asyncio.run(predicted_by_asyncio(server.address, schema, rows, expected))
-    path = tmp_path / "rows.parquet"
-    pq.write_table(table, path)
+    path, lacking = tmp_path / "rows.parquet", tmp_path / "lacking.parquet"
+    pq.write_table(table, lacking)
+    pq.write_table(table.append_column("region", pa.nulls(9, pa.list_(pa.int64()))), path)
     parser = argparse.ArgumentParser()
     predict.add_arguments(parser)
     flags = ["--address", server.address, "--model-file", str(in_process.path), "--batch", "4"]
+    with pytest.raises(
+        UserError, match=r"lacking\.parquet: has no column 'region'; it has dense_0"
+    ):
+        predict.run(parser.parse_args([*flags, "--input", str(lacking)]))
     lines = tmp_path / "rows.jsonl"
     lines.write_text("\n".join(json.dumps({**row, "clicked": 1}) for row in rows))
     for name in (path, lines):

@@ -177,7 +177,21 @@ def test_what_cannot_be_inferred_is_one_line(
     wide = pa.table({f"c{number}": [1] for number in range(3000)})
     pq.write_table(wide, tmp_path / "wide.parquet")
     (tmp_path / "damaged.parquet").write_bytes(b"PAR1 and more")
+    first = pa.table({"click": [0, 1], "x": [1.5, 2.5]})
+    for name, second in (
+        ("lacks", first.drop_columns(["x"])),
+        ("more", first.append_column("y", first.column("x"))),
+        ("other", first.set_column(1, "x", pa.array(["a", "b"]))),
+    ):
+        (tmp_path / name).mkdir()
+        pq.write_table(first, tmp_path / name / "a.parquet")
+        pq.write_table(second, tmp_path / name / "b.parquet")
     cases = {
+        ("lacks",): "b.parquet: has no column 'x'; it has click",
+        ("more",): "a.parquet: has no column 'y'; it has click, x",
+        (
+            "other",
+        ): "b.parquet: its columns are not those of the files before it: Field x has incompatible",
         ("a.csv",): "no column looks like a label (such as click",
         ("a.csv", "--label", "w"): "has no column 'w'; it has x, z",
         ("a.csv", "--rows", "0"): "--rows 0: give at least 1",

@@ -427,7 +427,7 @@ def test_malformed_rows_of_text_are_counted_with_file_and_row(tmp_path: Path) ->
     assert splits.malformed.total == 5
     assert sorted(str(row) for row in splits.malformed.examples) == [
         f"{path}:3: x='abc': expected a number",
-        f"{path}:5: line='2': expected 3 columns",
+        f"{path}:5: line='2 columns': expected 3 columns",
         f"{path}:6: id='9.5': expected an integer id",
         f"{path}:7: y='2.0': expected 0 or 1",
         f"{path}:8: y='None': expected 0 or 1",

@@ -171,8 +171,13 @@ def test_cells_that_only_single_rows_can_say_are_scored(package, tmp_path):
     given[3]["item"] = [2**62 + 1, 2.0]
     given[4]["item"] = 7
     given[5]["dense_1"] = True
+    # A JSON row may lack a column, whose value is then missing, beside such cells and alone.
+    lacking = [dict(row) for row in given]
+    for place, column in ((5, "user"), (4, "dense_0"), (7, "dense_2"), (8, "history")):
+        del lacking[place][column]
+        given[place][column] = None
     jsonl = tmp_path / "a.jsonl"
-    jsonl.write_text("".join(json.dumps(row) + "\n" for row in given))
+    jsonl.write_text("".join(json.dumps(row) + "\n" for row in lacking))
     table, told = score(package, tmp_path / "jsonl.parquet", jsonl)
     assert told.malformed == 0
     assert same(table.column("default"), plain_scores(load_package(package), given)["default"])
@@ -275,7 +280,7 @@ def test_criteos_own_files_are_read(tmp_path, monkeypatch):
     (tmp_path / "test.txt").write_text("\n".join(line.partition("\t")[2] for line in lines) + "\n")
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:
-        patch.setattr(raw_text, "_CRITEO_BLOCK_BYTES", 1000)
+        patch.setattr(raw_text, "CRITEO_BLOCK_BYTES", 1000)
         table, told = score(
             path, tmp_path / "a.parquet", tmp_path / "day.tsv", keep=("label", "C1")
         )
@@ -306,6 +311,8 @@ def wrong_calls(tmp_path, package):
     pq.write_table(texts, tmp_path / "texts.parquet")
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "good.parquet").read_bytes()[:-9])
     (tmp_path / "lacks.csv").write_text("id,note\n1,x\n")
+    jsons = [{n: v for n, v in row.items() if n != "item"} for row in ROWS]
+    (tmp_path / "lacks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in jsons))
     (tmp_path / "rows.xls").write_text("x")
     kept = table.set_column(0, "id", pa.array(list("abc") * 100))
     pq.write_table(kept, tmp_path / "kept.parquet")
@@ -317,6 +324,7 @@ def wrong_calls(tmp_path, package):
         ("rows.xls", "its name must end in"),
         ("lacks.parquet", "has no column 'item'"),
         ("lacks.csv", "has no column"),
+        ("lacks.jsonl", "has no column 'item'"),
         (
             "ints.parquet",
             "column 'user' has integers (int64), but the model was trained on strings",

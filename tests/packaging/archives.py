@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tessera.serving.package.layout import ArchiveWriter
-from tessera.serving.package.manifest import MANIFEST_RECORD, Manifest, RecordInfo
+from tessera.serving.package.manifest import MANIFEST_RECORD, Manifest
 from tessera.serving.package.records import Records
+from tessera.serving.package.signed_record import RecordInfo
 
 
 def read_records(path: Path) -> dict[str, bytes]:

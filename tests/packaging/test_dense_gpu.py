@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 
 from tessera.cli import main
 from tessera.kernels import ops
+from tessera.serving.package.golden import BF16_TOLERANCE
 from tessera.serving.package.loading import load_package
 from tessera.serving.package.runner import TorchScriptRunner
 from tessera.serving.packaging.options import PackageOptions
@@ -26,7 +27,7 @@ from tessera.serving.packaging.passes.tensors import observe
 from tessera.serving.packaging.ranking import ranking_source
 from tessera.serving.packaging.servable import make_servable
 from tessera.serving.packaging.type_report import compare_types
-from tessera.serving.packaging.write.golden import BF16_TOLERANCE, golden_batch
+from tessera.serving.packaging.write.golden import golden_batch
 from tessera.training.modules.crossnet import LowRankCrossNet
 from tests.package_factory import make_model
 from tests.packaging import user_models

@@ -15,6 +15,7 @@ from tessera.cli import main
 from tessera.errors import UserError
 from tessera.kernels import reference
 from tessera.serving.inspect.compare import compare
+from tessera.serving.package.golden import BF16_TOLERANCE, TOLERANCE
 from tessera.serving.package.loading import load_package
 from tessera.serving.package.runner import TorchScriptRunner
 from tessera.serving.packaging.options import PackageOptions
@@ -28,7 +29,7 @@ from tessera.serving.packaging.type_report import (
     as_text,
     compare_types,
 )
-from tessera.serving.packaging.write.golden import BF16_TOLERANCE, TOLERANCE, golden_batch
+from tessera.serving.packaging.write.golden import golden_batch
 from tests.package_factory import make_model
 from tests.packaging import user_models
 from tests.packaging.backends import NEEDS_TESSERA

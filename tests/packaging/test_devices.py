@@ -11,6 +11,7 @@ from torch import Tensor
 from tessera.kernels.libraries import LibraryError, library_path
 from tessera.serving import package_model
 from tessera.serving.package.devices import default_devices, shard_of
+from tessera.serving.package.golden import TOLERANCE
 from tessera.serving.package.loading import LoadedPackage, load_package
 from tessera.serving.package.records import PackageError
 from tessera.serving.package.runner import HostBatch
@@ -19,7 +20,6 @@ from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import write_model
 from tessera.serving.packaging.servable import make_servable
 from tessera.serving.packaging.trace import FACTORIES as TORCH_FACTORIES
-from tessera.serving.packaging.write.golden import TOLERANCE
 from tessera.training.models.config import TableConfig
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tests.package_factory import FEATURES, make_model

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from tessera.cli import main
 from tessera.errors import UserError
 from tessera.kernels import ops, reference
+from tessera.serving.package.golden import FP8_TOLERANCE
 from tessera.serving.package.loading import load_package
 from tessera.serving.package.runner import TorchScriptRunner
 from tessera.serving.packaging.calibration import CALIBRATION_ROWS, looked_at
@@ -20,7 +21,7 @@ from tessera.serving.packaging.package import package_model, write_model
 from tessera.serving.packaging.passes.fp8 import HEADROOM, LARGEST, to_fp8, unit_of
 from tessera.serving.packaging.ranking import ranking_source
 from tessera.serving.packaging.servable import ServableModel, make_servable
-from tessera.serving.packaging.write.golden import FP8_TOLERANCE, golden_batch
+from tessera.serving.packaging.write.golden import golden_batch
 from tessera.training.models.architectures.dlrm_dcn import DLRMDCNConfig
 from tessera.training.models.config import TableConfig
 from tessera.training.models.ranking import RankingModel, build_ranking_model

@@ -35,7 +35,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def divided(small_chunks: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A package whose larger records have chunks, checked by several threads."""
-    monkeypatch.setattr("tessera.serving.package.records._WORTH_THREADS_BYTES", 0)
+    monkeypatch.setattr("tessera.serving.package.archive._WORTH_THREADS_BYTES", 0)
     monkeypatch.setattr("tessera.serving.package.opening.LARGE_BYTES", 2000)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))
     path, _ = make_package(tmp_path, dim=16, name="divided")

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
+from tessera.serving.package.golden import BF16_TOLERANCE
 from tessera.serving.package.runner import TorchScriptRunner
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.servable import ServableModel, make_servable
-from tessera.serving.packaging.write.golden import BF16_TOLERANCE, golden_batch
+from tessera.serving.packaging.write.golden import golden_batch
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
 from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor
 from tests.packaging.backends import NEEDS_TESSERA

@@ -340,5 +340,5 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 def test_a_manifest_too_large_to_be_one_is_refused(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tessera.serving.package.records.MAX_MANIFEST_BYTES", 100)
+    monkeypatch.setattr(Records, "kind", dataclasses.replace(Records.kind, max_last_bytes=100))
     refused(package, "bytes, more than 100")

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tessera.serving.inspect.summary import MOST_TABLES, describe, human_bytes, summarize
-from tessera.serving.package.manifest import Placement, ShardingPlan, Signature
+from tessera.serving.package.manifest import Placement, ShardingPlan
 from tessera.serving.package.records import Records
+from tessera.serving.package.signed_record import Signature
 
 
 @pytest.mark.parametrize(

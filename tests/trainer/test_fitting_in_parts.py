@@ -9,8 +9,10 @@ from tessera.partitions import LocalEngine
 from tessera.training.config import load_config
 from tessera.training.data.loader import BatchLoader
 from tessera.training.data.opening import open_data
+from tessera.training.data.table.parquet import TableFile
 from tessera.training.trainer import fitting
 from tessera.training.trainer.fitting import FittingWork, fit_transforms
+from tessera.training.transforms.description import RawDense, Transforms
 from tessera.training.transforms.fitting import FittingPass, fit
 from tests.transforms.table_runs import write_run
 
@@ -78,6 +80,29 @@ def test_few_rows_have_the_bits_of_one_pass(train, monkeypatch):
     with torch.random.fork_rng(devices=[]):
         expected = fit(train.dataset.columns.transforms(), lambda: whole.epoch(0))
     assert equal(learned(train), expected)
+
+
+def test_passes_that_look_at_no_ids_do_not_read_them(config, train, monkeypatch):
+    asked, read = [], TableFile.read
+
+    def noted(file, groups, names):
+        asked.append(set(names))
+        return read(file, groups, names)
+
+    monkeypatch.setattr(TableFile, "read", noted)
+    whole = learned(train, engine=LocalEngine(processes=1))
+    # The first pass counts ids, the second fits what stands behind another transform.
+    assert [set(one) for one in dict.fromkeys(map(frozenset, asked))] == [
+        {"price", "age", "country", "device", "item"},
+        {"price", "age"},
+    ]
+    # A run whose transforms learn nothing still looks at the ranges of its dense values.
+    asked.clear()
+    columns = train.dataset.columns
+    plain = Transforms(dense=tuple(RawDense(name=name) for name in columns.dense_names))
+    found = fit_transforms(plain, train, progress=False, engine=LocalEngine(processes=1))
+    assert found.ranges == whole.ranges
+    assert set().union(*asked) == {"price", "age"}
 
 
 def test_other_machines_must_find_the_same_rows(config, train):

@@ -17,6 +17,8 @@ from sklearn.metrics import roc_auc_score
 
 from tessera.cli import main
 from tessera.errors import UserError
+from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.package import package_run
 from tessera.training.config import load_config
 from tessera.training.data.catalogue import collect
 from tessera.training.data.loader import BatchLoader
@@ -310,6 +312,13 @@ def test_products_are_evaluated_as_scores(tmp_path, capsys):
     (metrics,) = label["models"].values()
     assert "auc" in metrics
     assert not {"log_loss", "normalised_entropy", "calibration", "accuracy"} & set(metrics)
+    options = PackageOptions(name="pair", dtype="fp32")
+    package_run(run, tmp_path / "pair.pt", options, skip_evaluation=True, progress=False)
+    words = ["evaluate", str(tmp_path / "pair.pt"), "--data", str(tmp_path / "likes.parquet")]
+    assert main([*words, "--label", "liked", "--json", "--quiet"]) == 0
+    packaged = json.loads(capsys.readouterr().out)["labels"]["liked"]["models"]["pair.pt"]
+    assert packaged.keys() == metrics.keys()
+    assert packaged["auc"]["value"] == pytest.approx(metrics["auc"]["value"], abs=1e-5)
     page = (tmp_path / "found" / "report.html").read_text()
     assert "log loss" not in page
     assert "Calibration" not in page

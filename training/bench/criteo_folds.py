@@ -48,6 +48,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 _FIRST_ORDER = {"first_order": True}
 _L2 = {"embedding_optimizer": {"name": "sgd", "learning_rate": 4.0, "weight_decay": 0.003}}
+_TABLE_RATES = {"deepfm": 2.0}
+"""Rates of tables other than that of `_L2`, at which the sum over all pairs of ``deepfm`` diverges.
+
+On the validation rows of the first fold 2 is better (AUC .7324) than 1 (.7296) and .5 (.7304).
+"""
 SETTINGS: dict[str, tuple[bool, dict[str, Any], dict[str, Any]]] = {
     "first order, L2": (False, _FIRST_ORDER, _L2),
     "first order, L2, target statistics": (True, _FIRST_ORDER, _L2),
@@ -135,6 +140,9 @@ class Bench:
         statistics, model, train = SETTINGS[setting]
         own = {**ARCHITECTURES[arch], **({} if arch == "deepfm" else model), "arch": arch}
         kept = {k: v for k, v in shipped["model"].items() if not k.startswith("dcn_")}
+        tables = {**train["embedding_optimizer"]}
+        tables["learning_rate"] = _TABLE_RATES.get(arch, tables["learning_rate"])
+        train = {**train, "embedding_optimizer": tables}
         last = {"eval_every_epochs": shipped["train"]["epochs"]}
         columns: dict[str, Any] = {"label": {"kind": "label"}}
         columns |= {name: {"kind": "dense", "transform": ["log1p"]} for name in DENSE_NAMES}

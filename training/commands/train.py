@@ -134,6 +134,7 @@ def _train(args: argparse.Namespace) -> int:
             progress=not args.quiet,
             should_stop=stop.is_set,
             engine=engine,
+            publish=getattr(args, "publish_options", None),
         )
     if not speaks:
         return EXIT_INTERRUPTED if result.status == "interrupted" else 0

@@ -12,7 +12,7 @@ bounded whatever the files' size:
 where a prepared row's 164 bytes and the parser's scratch make r = 0.7 and t = 15 for Criteo's own
 lines (about 240 bytes), and at most r = 4 and t = 90 for the shortest possible ones (40 bytes).
 With 8 MiB tasks, 512 KiB tiles and 2 workers that is about 25 MiB here and 20 MiB in each worker
-for Criteo's own lines, on top of Python and numpy.
+for Criteo's own lines, on top of what the workers, which are forked, share with this process.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.errors import UserError
+from tessera.partitions import EachTask, LocalEngine
 from tessera.training.data.criteo_format import ROW_WORDS
 from tessera.training.data.criteo_parse import ParsedBlock, parse_block
 from tessera.training.data.malformed import MalformedReport
-from tessera.training.data.processes import map_in_order
 
 TASK_BYTES = 8 << 20
 TILE_BYTES = 512 << 10
@@ -92,7 +92,8 @@ def read_criteo(files: Iterable[Path], *, workers: int = 0) -> Iterator[Part]:
         for file in files
         for task in (_gzip_tasks(file) if file.suffix == ".gz" else _plain_tasks(file))
     )
-    for task, result in map_in_order(_parse, tasks, workers=workers):
+    engine = LocalEngine(processes=workers)
+    for task, result in engine.map(EachTask(_parse), tasks):
         examples = tuple(replace(row, line=row.line + line) for row in result.malformed.examples)
         line = 0 if task.ends_file else line + result.lines
         yield Part(

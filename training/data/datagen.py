@@ -27,9 +27,9 @@ from tqdm import tqdm
 
 from tessera.durable import replacing
 from tessera.errors import UserError
+from tessera.partitions import EachTask, LocalEngine
 from tessera.training.data.criteo_write import format_rows
 from tessera.training.data.generating_model import GeneratingModel
-from tessera.training.data.processes import map_in_order
 
 CHUNK_ROWS = 1 << 15
 AUC_BINS = 1 << 20
@@ -113,7 +113,8 @@ def generate(
         bar = stack.enter_context(
             tqdm(total=rows, unit="row", unit_scale=True, disable=None if progress else True)
         )
-        for task, (lines, probability, labels) in map_in_order(_make, tasks, workers=workers):
+        engine = LocalEngine(processes=workers)
+        for task, (lines, probability, labels) in engine.map(EachTask(_make), tasks):
             text.write(lines)
             score.add(probability, labels)
             if beside is not None:

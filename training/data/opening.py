@@ -38,12 +38,13 @@ def open_data(config: DataConfig, *, progress: bool = True) -> DataSplits:
     splits = config.open(progress=progress)
     malformed = splits.malformed
     if not isinstance(splits.train, GrowingView) and not len(splits.train):
-        rows = sum(map(len, (splits.train, splits.valid, splits.test)))
+        rows = sum(map(len, (splits.train, splits.valid, splits.test))) + malformed.total
+        named = f"path={', '.join(config.paths())}" if config.paths() else f"format={config.format}"
+        told = f"; {malformed.total} are malformed" if malformed.total else ""
         first = f" ({malformed.examples[0]})" if malformed.examples else ""
-        named = f"path={config.paths()}" if config.paths() else f"format={config.format}"
         raise UserError(
-            f"{named}: of {rows} rows none is left to train on; {malformed.total} malformed ones were"
-            f" left out{first}"
+            f"{named}: of {rows} rows none is left to train on{told}{first}; give a file with others, or"
+            " hold fewer back"
         )
     return splits
 

@@ -21,7 +21,7 @@ from tessera.training.data.dataset import View
 from tessera.training.data.loader import BatchLoader
 from tessera.training.data.opening import open_data
 from tessera.training.data.remote import RemoteFile
-from tessera.training.data.table.view import TableDataset
+from tessera.training.data.table.view import TableDataset, TableView
 from tessera.training.transforms.description import Transforms
 from tessera.training.transforms.fitting import (
     Fitted,
@@ -70,8 +70,11 @@ class FittingWork:
                     f"data.path has {len(self.view)} training rows on one machine of the cluster and"
                     f" {self.rows} on another; give all the same files"
                 )
+        view = self.view
+        if isinstance(view, TableView) and not self.one.looks_at_ids:
+            view = view.of_dense()
         loader = BatchLoader(
-            self.view, batch_size=BATCH_ROWS, shuffle=False, seed=0, prefetch=0, numbered=True
+            view, batch_size=BATCH_ROWS, shuffle=False, seed=0, prefetch=0, numbered=True
         )
 
         def sums(number: int) -> Sums:

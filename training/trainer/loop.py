@@ -31,6 +31,7 @@ from tessera.training.trainer.logs import MetricsLog
 from tessera.training.trainer.metrics import Evaluation
 from tessera.training.trainer.pipelines import give_model_back, make_pipeline
 from tessera.training.trainer.progress import Progress
+from tessera.training.trainer.publishing import Publishing
 from tessera.training.trainer.retrieval_metrics import RetrievalEvaluation
 from tessera.training.trainer.split_metrics import LabelEvaluation, SplitEvaluation
 from tessera.training.trainer.step import PendingLosses, StepBatch
@@ -59,6 +60,7 @@ class TrainingLoop:
         log: takes losses and evaluations; None on ranks that write none.
         display: shows them.
         save: writes a checkpoint of the present state.
+        publishing: publishes the model while it is trained; None: nobody does.
         should_stop: asked after each step (on GPUs every few steps) and within evaluations; it
             answers all ranks alike.
     """
@@ -71,6 +73,7 @@ class TrainingLoop:
     display: Display
     save: Callable[[], None]
     should_stop: Callable[[], bool]
+    publishing: Publishing | None = None
 
     def __post_init__(self) -> None:
         device = self.assembly.model.device
@@ -215,8 +218,15 @@ class TrainingLoop:
             ended_epoch = progress.epoch
             progress.epoch, progress.batch = progress.epoch + 1, 0
         progress.evaluation_due = self._is_evaluated(progress.step, ended_epoch=ended_epoch)
+        if self.publishing is not None:
+            self.publishing.after_step(progress.step, self.newest_example_s)
         if progress.evaluation_due or _falls_on(progress.step, self.config.log_every_steps):
             self._log_loss()
+
+    def newest_example_s(self) -> float | None:
+        """When the newest row that was trained on was written, seconds since 1970; None: not known."""
+        train = self.splits.train
+        return train.newest_s(self.progress.samples) if isinstance(train, FolderStream) else None
 
     def _look_at_losses(self) -> None:
         """Count the losses of the steps that were not looked at; waits for the device.

@@ -18,6 +18,7 @@ from tessera.training.config import (
 from tessera.training.data.dataset import DataSplits, GrowingView, View
 from tessera.training.data.opening import open_data
 from tessera.training.data.users import user_feature
+from tessera.training.models.ranking import build_ranking_model
 from tessera.training.trackers.tracker import TrackedRun
 from tessera.training.trainer.assembly import Assembly, assemble
 from tessera.training.trainer.checkpoint import (
@@ -35,6 +36,7 @@ from tessera.training.trainer.fitting import fit_transforms
 from tessera.training.trainer.logs import MetricsLog, read_metrics
 from tessera.training.trainer.loop import TrainingLoop
 from tessera.training.trainer.progress import Progress
+from tessera.training.trainer.publishing import PublishedModel, Publishing, PublishOptions
 from tessera.training.trainer.ranks import Ranks, device_of, joined_ranks
 from tessera.training.trainer.retrieval_evaluation import retrieval_data
 from tessera.training.trainer.run_folder import RunFolder
@@ -84,6 +86,7 @@ def train(
     progress: bool = True,
     should_stop: Callable[[], bool] = lambda: False,
     engine: Engine | None = None,
+    publish: PublishOptions | None = None,
 ) -> RunResult:
     """Train into the folder ``out`` until the config's end, evaluate the best checkpoint, report.
 
@@ -104,6 +107,7 @@ def train(
             is finished and a checkpoint written.  One rank's True is all ranks'.
         engine: where transforms are fitted; None: in processes over all cores.  What they learn does
             not depend on it.
+        publish: where commits of the model are written while it is trained; None: nowhere.
 
     Raises:
         UserError: the folder, the data or the config do not fit, the run was resumed with
@@ -160,6 +164,7 @@ def train(
             ranks=ranks,
             show_progress=progress and ranks.first,
             should_stop=lambda: ranks.any(should_stop()),
+            publish=publish,
         ).run()
 
 
@@ -175,6 +180,7 @@ class _Run:
     ranks: Ranks
     show_progress: bool
     should_stop: Callable[[], bool]
+    publish: PublishOptions | None
 
     def run(self) -> RunResult:
         progress = self._restore()
@@ -220,7 +226,8 @@ class _Run:
             stack.enter_context(contextlib.closing(display))
             if progress.step:
                 display.say(f"resumed after step {progress.step}")
-            return TrainingLoop(
+            publishing = self._publishing(stack)
+            loop = TrainingLoop(
                 config=self.config.train,
                 assembly=self.assembly,
                 splits=self.splits,
@@ -229,7 +236,39 @@ class _Run:
                 display=display,
                 save=lambda: self._save(progress),
                 should_stop=self.should_stop,
-            ).run()
+                publishing=publishing,
+            )
+            if publishing is not None:
+                loop.save = lambda: self._save_and_publish(progress, publishing, loop)
+            return loop.run()
+
+    def _publishing(self, stack: contextlib.ExitStack) -> Publishing | None:
+        """What publishes the model, until ``stack`` ends."""
+        if self.publish is None:
+            return None
+        columns, config = self.splits.train.dataset.columns, self.config
+        model = PublishedModel(
+            make=lambda: build_ranking_model(
+                config.model,
+                columns.dense_names,
+                columns.sparse_names,
+                labels=columns.label_names,
+                transforms=columns.transforms(),
+                sizes=self.fitted.sizes,
+                device="meta",
+            ),
+            columns=columns,
+        )
+        publishing = Publishing(self.publish, model, self.assembly)
+        stack.enter_context(contextlib.closing(publishing))
+        return publishing
+
+    def _save_and_publish(
+        self, progress: Progress, publishing: Publishing, loop: TrainingLoop
+    ) -> None:
+        self._save(progress)
+        path = find_checkpoint(self.folder.checkpoints, progress.step)
+        publishing.after_save(path, progress.step, loop.newest_example_s())
 
     def _restore(self) -> Progress:
         """Load the latest checkpoint, if there is one; returns where to begin."""

@@ -113,6 +113,12 @@ class FittingPass:
         self._ready = tuple(ready)
         self._first = first
 
+    @property
+    def looks_at_ids(self) -> bool:
+        """Whether it looks at sparse features; the others can do without them in its batches."""
+        transforms = self._preprocessor.transforms
+        return self._first and bool(transforms.vocabularies or transforms.target_statistics)
+
     def sums(self, batches: Iterable[FittedRows]) -> Sums:
         """What these rows tell.  The same rows in the same batches give the same bits."""
         preprocessor, transforms = self._preprocessor, self._preprocessor.transforms

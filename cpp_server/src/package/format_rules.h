@@ -16,6 +16,11 @@ inline constexpr int kOldestFormatVersion = 3;
 inline constexpr int kFormatVersion = 5;
 inline constexpr std::uint64_t kMaxManifestBytes = 16777216;
 inline constexpr std::ptrdiff_t kMaxManifestMarks = 400000;
+inline constexpr int kCommitFormatVersion = 1;
+inline constexpr std::int64_t kMaxCommitNumber = 99999999;
+inline constexpr std::uint64_t kMaxCommitJsonBytes = 16777216;
+inline constexpr std::ptrdiff_t kMaxCommitMarks = 400000;
+inline constexpr std::int64_t kMaxPatchedRow = 4294967295;
 inline constexpr std::uint64_t kMaxDirectoryBytes = 4194304;
 inline constexpr std::uint64_t kMaxPickleBytes = 4194304;
 inline constexpr std::uint64_t kMaxCodeBytes = 16777216;
@@ -318,6 +323,30 @@ inline constexpr std::array<std::string_view, 3> kManifestRules = {
     R"(4294967295]}, "chunks": {"list": {"hex": 64}}}}}, "signature": {"or_null": {"object": )"
     R"({"algorithm": {"one_of": ["ed25519"]}, "public_key": {"hex": 64}, "value": {"hex": )"
     R"(128}}}}}})",
+};
+
+// The fields of a commit's last record, likewise.
+inline constexpr std::string_view kCommitRules =
+    R"({"object": {"format_version": {"integer": [1, 1]}, "model": "text", "version": {"integer":)"
+    R"( [1, 9223372036854775807]}, "number": {"integer": [1, 99999999]}, "base": {"hex": 64}, )"
+    R"("previous": {"hex": 64}, "newest_example_s": {"or_null": {"number": )"
+    R"([-1.7976931348623157e+308, 1.7976931348623157e+308]}}, "created_s": {"number": )"
+    R"([-1.7976931348623157e+308, 1.7976931348623157e+308]}, "step": {"or_null": {"integer": [0, )"
+    R"(9223372036854775807]}}, "patches": {"list": {"object": {"record": "text", "table": "text",)"
+    R"( "offset": {"integer": [0, 9223372036854775807]}, "stride": {"integer": [1, )"
+    R"(9223372036854775807]}, "width": {"integer": [1, 9223372036854775807]}, "count": )"
+    R"({"integer": [1, 4294967296]}, "rows": "text", "bytes": "text"}}}, "golden": {"object": )"
+    R"({"samples": {"integer": [0, 9223372036854775807]}, "atol": {"number": [0, )"
+    R"(1.7976931348623157e+308]}, "rtol": {"number": [0, 1.7976931348623157e+308]}}}, "records": )"
+    R"({"map": {"object": {"sha256": {"hex": 64}, "bytes": {"integer": [0, 9223372036854775807]},)"
+    R"( "crc32": {"integer": [0, 4294967295]}, "chunks": {"list": {"hex": 64}}}}}, "signature": )"
+    R"({"or_null": {"object": {"algorithm": {"one_of": ["ed25519"]}, "public_key": {"hex": 64}, )"
+    R"("value": {"hex": 128}}}}}})";
+
+// Why a server stops at a commit.
+inline constexpr std::array<std::string_view, 10> kCommitRefusals = {
+    "base", "chain", "damaged", "fenced", "gap", "golden", "memory", "repeat", "schema",
+    "unsigned",
 };
 
 }  // namespace tessera

@@ -85,11 +85,8 @@ double read_percent(const std::string& key, const YamlTree& value, bool above) {
                         "; give one of ", all, near.empty() ? "" : "; did you mean " + near + "?"));
 }
 
-const std::vector<std::pair<std::string, YamlTree>>& fields_of(const std::string& key,
-                                                               const YamlTree& value,
-                                                               const std::string& example) {
+void require_map(const std::string& key, const YamlTree& value, const std::string& example) {
   if (value.kind != Kind::kMap) refuse(key, value, "give a mapping such as " + example);
-  return value.fields;
 }
 
 std::vector<Version> read_version_list(const YamlTree& value) {
@@ -133,7 +130,8 @@ void check_label(const std::string& section, const std::string& label) {
 
 Labels read_labels(const YamlTree& value) {
   Labels labels;
-  for (const auto& [label, field] : fields_of("labels", value, "{stable: 3}")) {
+  require_map("labels", value, "{stable: 3}");
+  for (const auto& [label, field] : value.fields) {
     check_label("labels", label);
     labels[label] = read_version("labels." + label, field);
   }
@@ -143,7 +141,8 @@ Labels read_labels(const YamlTree& value) {
 Shares read_traffic(const YamlTree& value) {
   Shares shares;
   double sum = 0;
-  for (const auto& [label, field] : fields_of("traffic", value, "{stable: 95, canary: 5}")) {
+  require_map("traffic", value, "{stable: 95, canary: 5}");
+  for (const auto& [label, field] : value.fields) {
     check_label("traffic", label);
     shares[label] = read_percent("traffic." + label, field, false);
     sum += shares[label];
@@ -156,7 +155,8 @@ Shares read_traffic(const YamlTree& value) {
 
 ShadowConfig read_shadow(const YamlTree& value) {
   ShadowConfig shadow;
-  for (const auto& [key, field] : fields_of("shadow", value, "{version: 4, share: 10}")) {
+  require_map("shadow", value, "{version: 4, share: 10}");
+  for (const auto& [key, field] : value.fields) {
     if (key == "version") {
       shadow.version = read_version("shadow.version", field);
     } else if (key == "share") {
@@ -185,7 +185,8 @@ BatchingConfig read_batching(const YamlTree& value) {
                       {"max_delay_us", &batching.max_delay_us, 0, kMaxDelayUs},
                       {"max_queue_requests", &batching.max_queue_requests, 1, kAny},
                       {"max_queue_samples", &batching.max_queue_samples, 1, kAny}};
-  for (const auto& [name, field] : fields_of("batching", value, "{max_batch_samples: 256}")) {
+  require_map("batching", value, "{max_batch_samples: 256}");
+  for (const auto& [name, field] : value.fields) {
     const auto* const key =
         std::find_if(std::begin(keys), std::end(keys),
                      [&name = name](const Key& known) { return known.name == name; });

@@ -19,7 +19,7 @@ from tessera.serving.package.loading import LoadedPackage, cpu_instead, load_pac
 from tessera.serving.package.schema import FeatureSpec, InputSchema
 from tessera.serving.package.time_limit import TimeLimit
 from tessera.serving.packaging.evaluate import host_batch
-from tessera.serving.packaging.ranking import ServedRanking, served_tasks
+from tessera.serving.packaging.ranking import RANK_ONLY, ServedRanking, served_tasks
 from tessera.training.data.batch import Batch
 from tessera.training.data.columns import ColumnConfig, FeatureColumns, Kind, LabelColumn
 from tessera.training.data.config import DataConfig
@@ -132,6 +132,7 @@ class PackageModel(Model):
         self.features = (*_dense_of(self._schema), *map(_sparse_of, self._schema.features))
         self.outputs = tuple(one.name for one in self._schema.outputs if one.width == 1)
         self.about = {"sha256": self._loaded.sha256, "dtype": manifest.dtype}
+        self.probabilities = manifest.source.get("scores") != RANK_ONLY
 
     def answers(self, dense: Tensor, sparse: KeyedJaggedTensor) -> dict[str, Tensor]:
         """See `Model.answers`."""

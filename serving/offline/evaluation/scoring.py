@@ -266,6 +266,8 @@ class _Kept:
             scores = own[label.name]
             if float(scores.min()) < 0 or float(scores.max()) > 1:
                 raise UserError(
-                    f"{self._opened.inputs[number].model.path}: gives scores outside 0 to 1 for the binary"
-                    f" label {label.name!r}; give --task regression, or another --label"
+                    f"{self._opened.inputs[number].model.path}: gives scores from {scores.min():.3g} to"
+                    f" {scores.max():.3g} for the binary label {label.name!r}, which are not probabilities;"
+                    " of a model that only ranks give the run, or package it anew; otherwise give"
+                    " --task regression, or another --label"
                 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -40,15 +41,31 @@ def hash_specs(hashers: Iterable[FeatureHasher]) -> dict[str, HashSpec]:
     return {spec.name: spec for hasher in hashers for spec in hasher.specs}
 
 
-def vocabulary_features(module: nn.Module) -> dict[str, int]:
-    """The features whose ids a `Preprocessor` of the module looks up, with the vocabulary's number."""
-    return {
-        column.name: list(part.transforms.vocabularies).index(column.vocabulary)
-        for part in module.modules()
-        if isinstance(part, Preprocessor)
-        for column in part.transforms.sparse
-        if column.vocabulary is not None
-    }
+@dataclass(frozen=True)
+class UsedVocabulary:
+    """The vocabulary of a feature.
+
+    Attributes:
+        number: its place among the vocabularies of its `Preprocessor`.
+        ids: how many it holds.
+    """
+
+    number: int
+    ids: int
+
+
+def vocabulary_features(module: nn.Module) -> dict[str, UsedVocabulary]:
+    """The features whose ids a `Preprocessor` of the module looks up; the first of several, as in an ensemble."""
+    found: dict[str, UsedVocabulary] = {}
+    for part in module.modules():
+        if isinstance(part, Preprocessor) and part.vocabulary is not None:
+            names = list(part.transforms.vocabularies)
+            for column in part.transforms.sparse:
+                if column.vocabulary is not None:
+                    ids = part.vocabulary.sizes[column.vocabulary]
+                    used = UsedVocabulary(names.index(column.vocabulary), ids)
+                    found.setdefault(column.name, used)
+    return found
 
 
 class HashedIds(TorchFunctionMode):

@@ -203,7 +203,7 @@ def _encoded(table: FloatTable, kind: RowType) -> _ReadRows:
     def read(begin: int, end: int) -> tuple[Tensor, float, float, float]:
         source = table.weights[begin:end].detach()
         chunk = source.float()
-        _check_range(table.name, begin, chunk, kind)
+        check_range(table.name, lambda row: begin + row, chunk, kind)
         encoded = kind.encode(chunk)
         error = kind.decode(encoded, table.dim) - chunk
         low, high = error.aminmax()
@@ -250,7 +250,11 @@ def _write(buffer: Tensor, piece: StoredPiece, kind: RowType, begin: int, encode
     data[to] = own[:, kind.header_bytes :]
 
 
-def _check_range(name: str, first_row: int, chunk: Tensor, kind: RowType) -> None:
+def check_range(name: str, row_of: Callable[[int], int], chunk: Tensor, kind: RowType) -> None:
+    """Refuse rows with a number that ``kind`` cannot store, by a `UserError`.
+
+    ``row_of`` tells which row of the table stands at a place of ``chunk`` ``[n, D]``.
+    """
     low, high = chunk.aminmax()  # NaN where one element is
     limit = min(kind.largest, LARGEST_FLOAT32)  # infinity is beyond it
     if low.item() >= -limit and high.item() <= limit:
@@ -258,7 +262,7 @@ def _check_range(name: str, first_row: int, chunk: Tensor, kind: RowType) -> Non
     bad = ~(chunk.abs() <= limit).all(dim=1)  # written so that a NaN counts
     row = int(bad.nonzero()[0])
     raise UserError(
-        f"table {name!r}, row {first_row + row} holds a number that {kind.name} cannot store "
+        f"table {name!r}, row {row_of(row)} holds a number that {kind.name} cannot store "
         f"(not finite, or larger than {kind.largest:g}); the training diverged, or package "
         "with --dtype fp32"
     )

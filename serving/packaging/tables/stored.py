@@ -69,17 +69,22 @@ class StoredTables:
 
     def rows(self, piece: StoredPiece, kind: RowType) -> Tensor:
         """The stored rows of a piece ``[rows, row_bytes]`` uint8, scale and bias first."""
-        header, data = views(self.buffers[piece.placement.shard], piece, kind)
-        return torch.cat([header, data], dim=1)
+        return torch.cat(views(self.buffers[piece.placement.shard], piece, kind), dim=1)
 
-    def values(self, name: str) -> Tensor:
-        """What the lookups see of a table: ``[rows, dim]`` float32."""
+    def values(self, name: str, begin: int = 0, end: int | None = None) -> Tensor:
+        """What the lookups see of a table's rows from ``begin`` to before ``end``: ``[n, dim]`` float32."""
         table = self.table(name)
-        values = torch.empty(table.info.rows, table.info.dim)
+        end = table.info.rows if end is None else end
+        values = torch.empty(end - begin, table.info.dim)
         for piece in table.pieces:
             at = piece.placement
-            part = table.kind.decode(self.rows(piece, table.kind), piece.dim)
-            values[at.row_begin : at.row_end, at.column_begin : at.column_end] = part
+            first, last = max(begin, at.row_begin), min(end, at.row_end)
+            if first >= last:
+                continue
+            own = slice(first - at.row_begin, last - at.row_begin)
+            both = views(self.buffers[at.shard], piece, table.kind)
+            part = table.kind.decode(torch.cat([one[own] for one in both], dim=1), piece.dim)
+            values[first - begin : last - begin, at.column_begin : at.column_end] = part
         return values
 
 

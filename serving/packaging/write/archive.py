@@ -10,10 +10,11 @@ from torch import Tensor
 
 from tessera.errors import UserError
 from tessera.serving.package.layout import TOP_FOLDER, ArchiveWriter
-from tessera.serving.package.manifest import GOLDEN_RECORD, MANIFEST_RECORD, Manifest, RecordInfo
+from tessera.serving.package.manifest import GOLDEN_RECORD, MANIFEST_RECORD, Manifest
 from tessera.serving.package.operators import refusal, refused_operator
 from tessera.serving.package.replace import replacing
 from tessera.serving.package.scripted_source import SourceError, check_source
+from tessera.serving.package.signed_record import RecordInfo
 from tessera.serving.packaging.write.stream import Draft
 
 _EXTRA = "extra/"  # where torch.jit.save puts extra files, below the archive's top folder

@@ -3,54 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from tessera.serving.package.manifest import GoldenInfo
 from tessera.serving.package.runner import HostBatch
 from tessera.serving.package.schema import FeatureSpec, InputSchema
 
 LONG_BAG = 50
 """Ids in each bag of the sample of long bags."""
 
-TOLERANCE = {"cpu": 1e-5, "cuda": 1e-4}
-"""By the kind of device, how far an answer may be off, for answers of up to 1 in magnitude.
-
-They come from float32 sums whose order differs between processors; a relative difference of 1e-6
-in a logit of size 10 moves a score by 2.5e-6 at most.  A GPU's order differs from that of the CPU
-that packaged in every sum.
-"""
-
-BF16_TOLERANCE = 2**-8
-"""The same where dense layers are bfloat16: the distance of two neighbours below 1.
-
-On a CPU their own sums have the same bits on every processor, but what they take in (interactions,
-torch's functions) differs in the last bit, and an input between two bfloat16 numbers may then be rounded
-the other way.  On a GPU the sums' order differs as well, with the same effect on their results.
-"""
-
-FP8_TOLERANCE = 2**-4
-"""The same where they are e4m3, by the same reckoning: again the distance of two neighbours below 1."""
-
-_DENSE_TOLERANCE = {"bf16": BF16_TOLERANCE, "fp8": FP8_TOLERANCE}
-
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 _RANDOM_SAMPLES = 4
-
-
-def golden_info(
-    batch: HostBatch,
-    answers: Mapping[str, Tensor],
-    *,
-    device: str = "cpu",
-    dense_dtype: str = "fp32",
-) -> GoldenInfo:
-    """How a loader must meet the ``answers`` to ``batch`` on a kind of device."""
-    tolerance = _DENSE_TOLERANCE.get(dense_dtype, TOLERANCE[device])
-    largest = max((float(answer.abs().max()) for answer in answers.values()), default=0.0)
-    return GoldenInfo(samples=batch.batch_size, atol=tolerance * max(1.0, largest), rtol=0.0)
 
 
 def golden_batch(schema: InputSchema, *, seed: int = 0) -> HostBatch:

@@ -15,20 +15,20 @@ import tessera
 from tessera.errors import UserError
 from tessera.kernels.libraries import fbgemm_version
 from tessera.serving.package.evaluation import Evaluation
-from tessera.serving.package.golden import write_golden
+from tessera.serving.package.golden import golden_info, write_golden
 from tessera.serving.package.manifest import (
     FORMAT_VERSION,
     Manifest,
-    RecordInfo,
     Versions,
 )
 from tessera.serving.package.runner import Runner
+from tessera.serving.package.signed_record import RecordInfo
 from tessera.serving.package.signing import read_private_key, sign_manifest
 from tessera.serving.packaging.lookups.backends import lookup_backend
 from tessera.serving.packaging.options import Origin, PackageOptions
 from tessera.serving.packaging.servable import ServableModel
 from tessera.serving.packaging.write.archive import write_package
-from tessera.serving.packaging.write.golden import golden_batch, golden_info
+from tessera.serving.packaging.write.golden import golden_batch
 
 TORCH_MIN = "2.11"
 TORCH_BELOW = "2.14"

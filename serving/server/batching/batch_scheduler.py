@@ -12,6 +12,7 @@ from typing import Any
 
 from tessera.serving.package.runner import Runner
 from tessera.serving.package.schema import InputSchema
+from tessera.serving.server.batching.commit_lock import CommitLock
 from tessera.serving.server.batching.parts import cut_request, join_outputs
 from tessera.serving.server.batching.policy import (
     BatchLimits,
@@ -44,6 +45,7 @@ class PendingRequest:
         future: the scores.
         begun: whether a worker has taken a part of the request.
         request: the whole of it.
+        parts: all that it was cut into, where commits may come between them.
     """
 
     __slots__ = (
@@ -54,18 +56,23 @@ class PendingRequest:
         "_timings",
         "begun",
         "future",
+        "parts",
         "request",
     )
 
     def __init__(self, future: asyncio.Future[Answer], parts: int, request: DecodedRequest) -> None:
         self.future = future
         self.request = request
-        self._answers: list[Mapping[str, bytes] | None] = [None] * parts
-        self._timings: list[PassTimings] = []
-        self._missing = parts
+        self.parts: list[Part] = []
+        self._begin(parts)
         self._queue_seconds = 0.0
         self._dropped = False
         self.begun = False
+
+    def _begin(self, parts: int) -> None:
+        self._answers: list[Mapping[str, bytes] | None] = [None] * parts
+        self._timings: list[PassTimings] = []
+        self._missing = parts
 
     def is_done(self) -> bool:
         """Whether the request has been answered, refused or cancelled."""
@@ -94,17 +101,26 @@ class PendingRequest:
 
     def add(
         self, index: int, outputs: Mapping[str, bytes], timings: PassTimings, queued: float
-    ) -> None:
-        """Take one part's scores; the last one answers the request."""
+    ) -> bool:
+        """Take one part's scores; the last one answers the request.
+
+        Returns:
+            Whether all parts are to be computed again, together: they have seen different commits.
+        """
         self._answers[index] = outputs
         self._timings.append(timings)
         self._queue_seconds = max(self._queue_seconds, queued)
         self._missing -= 1
-        if self._missing == 0:
-            answers = [answer for answer in self._answers if answer is not None]
-            self.future.set_result(
-                Answer(join_outputs(answers), self._queue_seconds, _total(self._timings))
-            )
+        if self._missing:
+            return False
+        if any(one.commit != timings.commit for one in self._timings):
+            self._begin(len(self._answers))
+            return True
+        answers = [answer for answer in self._answers if answer is not None]
+        self.future.set_result(
+            Answer(join_outputs(answers), self._queue_seconds, _total(self._timings))
+        )
+        return False
 
 
 class BatchScheduler:
@@ -118,6 +134,7 @@ class BatchScheduler:
         loop: the event loop that owns this object.
         log: where failures go.
         clock: seconds, monotonic; the one that deadlines are measured with.
+        lock: what passes hold while commits change the model; None: nothing changes it.
     """
 
     def __init__(
@@ -130,11 +147,13 @@ class BatchScheduler:
         loop: asyncio.AbstractEventLoop,
         log: Any,
         clock: Callable[[], float],
+        lock: CommitLock | None = None,
     ) -> None:
         self._schema = schema
         self._metrics = metrics
         self._loop = loop
         self._clock = clock
+        self._changes = lock is not None
         self._limits = BatchLimits(
             max_samples=limits.max_batch_samples,
             max_ids=limits.max_batch_ids,
@@ -158,6 +177,7 @@ class BatchScheduler:
             loop=loop,
             deliver=self._deliver,
             log=log,
+            lock=lock,
         )
         metrics.queue_requests = lambda: self._queue.requests
         metrics.queue_samples = lambda: self._queue.samples
@@ -200,6 +220,9 @@ class BatchScheduler:
             Part(each, pending, index, index == len(requests) - 1, now, deadline, priority)
             for index, each in enumerate(requests)
         ]
+        if self._changes and len(parts) > 1:
+            pending.parts = parts
+            pending.future.add_done_callback(lambda _: pending.parts.clear())  # they refer to it
         self._count_dropped(self._queue.push(parts, now))
         self._schedule_pump()
         if left_to_us:
@@ -254,7 +277,7 @@ class BatchScheduler:
             parts=len(queue),
             samples=queue.samples,
             ids=queue.ids,
-            free_workers=self._free_workers,
+            free_workers=max(0, self._free_workers),
             oldest=queue.oldest() if waits else 0.0,
             earliest_deadline=queue.earliest_deadline() if waits else NO_DEADLINE,
             expected_forward_s=self._expected_forward,
@@ -292,16 +315,19 @@ class BatchScheduler:
         rows = zip(outcome.parts, outcome.outcomes, outcome.timings, strict=True)
         for part, result, timings in rows:
             queued = outcome.started - part.arrived
-            waited(queued)
             pending = _pending(part)
-            if part.index == 0 and metrics.feature_counter is not None:
+            if not outcome.together:
+                waited(queued)
+            if part.index == 0 and not outcome.together and metrics.feature_counter is not None:
                 metrics.feature_counter.take(pending.request)
             if pending.future.done():
                 continue
             if isinstance(result, ServeError):
                 pending.future.set_exception(result)
-            else:
-                pending.add(part.index, result, timings, queued)
+            elif pending.add(part.index, result, timings, queued):
+                # It waits for a worker as a batch does, before what is in the queue.
+                self._free_workers -= 1
+                self._pool.compute_together(list(pending.parts))
 
 
 def _pending(part: Part) -> PendingRequest:
@@ -320,4 +346,5 @@ def _total(timings: list[PassTimings]) -> PassTimings:
         requests=max(t.requests for t in timings),
         samples=max(t.samples for t in timings),
         ids=sum(t.ids for t in timings),
+        commit=timings[0].commit,
     )

@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -23,6 +24,7 @@ import torch
 from tessera.errors import UserError
 from tessera.serving.package.runner import HostBatch, Runner
 from tessera.serving.package.schema import InputSchema, OutputSpec
+from tessera.serving.server.batching.commit_lock import CommitLock
 from tessera.serving.server.batching.merger import MergedBatch, Merger
 from tessera.serving.server.batching.request_queue import Part
 from tessera.serving.server.errors import Code, QueueFullError, ServeError
@@ -44,6 +46,8 @@ class BatchOutcome:
         timings: per part, of the forward pass that served it.
         passes: every forward pass that succeeded: one, unless the batch had to be retried.
         out_of_range_ids: ids that were clamped or hashed into their table.
+        together: whether these are the parts of one request, computed once more because they had seen
+            different commits.
         started: the clock when the worker took the batch (seconds).
     """
 
@@ -53,6 +57,7 @@ class BatchOutcome:
     passes: list[PassTimings]
     out_of_range_ids: int
     started: float
+    together: bool = False
 
 
 class WorkerPool:
@@ -67,6 +72,7 @@ class WorkerPool:
         loop: where outcomes are delivered.
         deliver: called on the loop with each `BatchOutcome`.
         log: where failures go, with their id.
+        lock: what passes hold while commits change the model; None: nothing changes it.
 
     Raises:
         UserError: the system gives no thread for a worker.
@@ -83,7 +89,9 @@ class WorkerPool:
         loop: asyncio.AbstractEventLoop,
         deliver: Callable[[BatchOutcome], None],
         log: Any,
+        lock: CommitLock | None = None,
     ) -> None:
+        self._lock = lock
         self._schema = schema
         self._runner = runner
         self._threads_per_worker = threads_per_worker
@@ -91,7 +99,7 @@ class WorkerPool:
         self._loop = loop
         self._deliver = deliver
         self._log = log
-        self._inbox: SimpleQueue[list[Part] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[list[Part], bool] | None] = SimpleQueue()
         self._mergers = [Merger(schema) for _ in range(workers)]
         self._threads = [
             threading.Thread(target=self._run, args=(merger,), name=f"worker-{i}", daemon=True)
@@ -112,7 +120,11 @@ class WorkerPool:
 
     def start_batch(self, parts: list[Part]) -> None:
         """Hand a batch to whichever worker is free next."""
-        self._inbox.put(parts)
+        self._inbox.put((parts, False))
+
+    def compute_together(self, parts: list[Part]) -> None:
+        """Hand all parts of one request to a worker, to be computed one after the other with one commit."""
+        self._inbox.put((parts, True))
 
     def close(self, timeout_s: float) -> None:
         """Let every worker finish what it has, then end; wait ``timeout_s`` seconds for it."""
@@ -136,12 +148,14 @@ class WorkerPool:
             this = threading.get_native_id()
             own = os.getpriority(os.PRIO_PROCESS, this)
             os.setpriority(os.PRIO_PROCESS, this, own + self._niceness)
-        execute = Executor(self._schema, self._runner, merger, self._log).execute
-        while (parts := self._inbox.get()) is not None:
-            outcome = execute(parts)
+        executor = Executor(self._schema, self._runner, merger, self._log, self._lock)
+        while (order := self._inbox.get()) is not None:
+            parts, together = order
+            outcome = executor.execute_together(parts) if together else executor.execute(parts)
             with contextlib.suppress(RuntimeError):  # the loop was closed without waiting
                 self._loop.call_soon_threadsafe(self._deliver, outcome)
             del (
+                order,
                 parts,
                 outcome,
             )  # they hold whole requests, and the next batch may be long in coming
@@ -150,9 +164,17 @@ class WorkerPool:
 class Executor:
     """Runs batches on the calling thread, with the calling thread's own buffers."""
 
-    def __init__(self, schema: InputSchema, runner: Runner, merger: Merger, log: Any) -> None:
+    def __init__(
+        self,
+        schema: InputSchema,
+        runner: Runner,
+        merger: Merger,
+        log: Any,
+        lock: CommitLock | None = None,
+    ) -> None:
         self._outputs = schema.outputs
         self._runner = runner
+        self._lock = lock
         self._merger = merger
         self._log = log
 
@@ -161,11 +183,30 @@ class Executor:
         started = time.monotonic()
         requests = [part.request for part in parts]
         try:
-            outputs, timings, outside = self._forward(requests)
+            outputs, timings, outside = self._forward(requests, self._state())
         except Exception as error:  # noqa: BLE001 - whatever a model raises, the server lives on
             return self._one_by_one(parts, started, error)
         count = len(parts)
         return BatchOutcome(parts, list(outputs), [timings] * count, [timings], outside, started)
+
+    def execute_together(self, parts: list[Part]) -> BatchOutcome:
+        """As `execute`, of all parts of one request, which see one commit."""
+        assert self._lock is not None
+        started = time.monotonic()
+        outcomes: list[Outcome] = []
+        passes: list[PassTimings] = []
+        with self._lock.shared() as commit:
+            for part in parts:
+                try:
+                    outputs, timings, _ = self._forward([part.request], nullcontext(commit))
+                except Exception as failure:  # noqa: BLE001 - see execute
+                    outcomes.append(refusal_of(self._log, failure))
+                    passes.append(_NO_TIMINGS)
+                    continue
+                outcomes += outputs
+                passes.append(timings)
+        # Its ids were counted before.
+        return BatchOutcome(parts, outcomes, passes, passes, 0, started, together=True)
 
     def _one_by_one(self, parts: list[Part], started: float, error: Exception) -> BatchOutcome:
         if len(parts) > 1:
@@ -183,7 +224,7 @@ class Executor:
             try:
                 if len(parts) == 1:
                     raise error  # noqa: TRY301 - it was alone already
-                outputs, timings, count = self._forward([part.request])
+                outputs, timings, count = self._forward([part.request], self._state())
             except Exception as failure:  # noqa: BLE001 - see execute
                 outcomes.append(refusal_of(self._log, failure))
                 per_part.append(_NO_TIMINGS)
@@ -194,17 +235,23 @@ class Executor:
             outside += count
         return BatchOutcome(parts, outcomes, per_part, passes, outside, started)
 
+    def _state(self) -> AbstractContextManager[int]:
+        """Keeps the model as it is while it is held, and gives its commit."""
+        return _UNCHANGING if self._lock is None else self._lock.shared()
+
     def _forward(
-        self, requests: list[DecodedRequest]
+        self, requests: list[DecodedRequest], state: AbstractContextManager[int]
     ) -> tuple[list[Mapping[str, bytes]], PassTimings, int]:
         begin = time.perf_counter()
         merged = self._merger.merge(requests)
         assembled = time.perf_counter()
         batch = _wrap(merged)
         wrapped = time.perf_counter()
-        scores = self._runner.forward(batch)
-        computed = time.perf_counter()
-        outputs = split_scores(scores, self._outputs, [request.samples for request in requests])
+        with state as commit:
+            scores = self._runner.forward(batch)
+            computed = time.perf_counter()
+            samples = [request.samples for request in requests]
+            outputs = split_scores(scores, self._outputs, samples)
         end = time.perf_counter()
         timings = PassTimings(
             assembled - begin,
@@ -214,10 +261,12 @@ class Executor:
             len(requests),
             merged.samples,
             merged.ids,
+            commit,
         )
         return outputs, timings, merged.out_of_range_ids
 
 
+_UNCHANGING = nullcontext(0)
 _NO_TIMINGS = PassTimings(0.0, 0.0, 0.0, 0.0, 0, 0, 0)
 
 

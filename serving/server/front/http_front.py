@@ -210,6 +210,8 @@ class HttpFront:
             state=self._state(),
             rows=self._status_page.rows(),
             versions=self._status_page.versions(),
+            freshness=self._status_page.freshness(),
+            features=self._status_page.features(),
             version=tessera.__version__,
             uptime=round(time.monotonic() - self._began),
         )

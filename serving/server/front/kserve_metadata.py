@@ -155,6 +155,8 @@ class KserveMetadata:
             "weight_dtype": info.dtype if info else "",
             "sha256": (info.sha256() if info else None) or "",
         }
+        if model.followed is not None:
+            parameters["commit"] = str(model.followed.lock.commit)
         for name, value in parameters.items():
             config.parameters[name].string_value = value
         return ipb.ModelConfigResponse(config=config)

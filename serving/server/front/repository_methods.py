@@ -15,7 +15,13 @@ from google.protobuf.message import DecodeError
 from tessera.serving.package.strict_json import read_strictly
 from tessera.serving.protocol import inference_pb2 as ipb
 from tessera.serving.repository.changes import LoadRequest
-from tessera.serving.repository.names import LABEL_RULE, is_label, is_version, parse_version
+from tessera.serving.repository.names import (
+    LABEL_RULE,
+    is_label,
+    is_version,
+    parse_state,
+    parse_version,
+)
 from tessera.serving.repository.plan import VersionState
 from tessera.serving.server.batching.workers import refusal_of
 from tessera.serving.server.errors import InvalidRequestError, ServeError
@@ -186,13 +192,30 @@ def _load_request(parameters: Parameters) -> LoadRequest:
     label = parameters.get("label", "")
     if "label" in parameters and not (isinstance(label, str) and is_label(label)):
         raise InvalidRequestError(f"parameter 'label' is {label!r}, expected {LABEL_RULE}")
-    rollback = parameters.get("rollback")
+    to, commit = _rollback(parameters)
     return LoadRequest(
         version=_version(parameters, "version"),
         label=label,
         rollback="rollback" in parameters,
-        to=None if rollback == "previous" else _version(parameters, "rollback"),
+        to=to,
+        commit=commit,
     )
+
+
+def _rollback(parameters: Parameters) -> tuple[int | None, int | None]:
+    """The version to go back to, if one is named, and the commit of it, likewise."""
+    value = parameters.get("rollback")
+    if "rollback" not in parameters or value == "previous":
+        return None, None
+    state = parse_state(value) if isinstance(value, str) else None
+    if state is not None:
+        return state
+    version = parse_version(value) if isinstance(value, str) else value
+    if not isinstance(version, int) or not is_version(version):
+        raise InvalidRequestError(
+            f"parameter 'rollback' is {value!r}, expected 'previous', a version, or a state such as '3.42'"
+        )
+    return version, None
 
 
 def _unload_version(parameters: Parameters) -> int | None:
@@ -206,8 +229,7 @@ def _version(parameters: Parameters, name: str) -> int | None:
     value = parameters[name]
     version = parse_version(value) if isinstance(value, str) else value
     if not isinstance(version, int) or not is_version(version):
-        words = "'previous' or " if name == "rollback" else ""
         raise InvalidRequestError(
-            f"parameter '{name}' is {value!r}, expected {words}a version, a positive whole number"
+            f"parameter '{name}' is {value!r}, expected a version, a positive whole number"
         )
     return version

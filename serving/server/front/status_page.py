@@ -12,11 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tessera.serving.server.errors import Code
+from tessera.serving.server.front.freshness_graph import FreshnessGraph, FreshnessHistory
 from tessera.serving.server.metrics.histogram import Histogram
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
 from tessera.serving.server.repository.model_versions import IndexRow
 
 WINDOW_SECONDS = 60
+MOST_FEATURES = 20
+"""So many features of all models are shown with their counts, those with the most first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,25 @@ class ModelStatus:
     mean_batch_samples: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureStatus:
+    """A feature that was sent values unlike those of the training rows, since the start.
+
+    Attributes:
+        model: whose.
+        version: of the model.
+        feature: the feature's name.
+        outside: values outside of what the training rows held.
+        missing: dense values that were missing.
+    """
+
+    model: str
+    version: str
+    feature: str
+    outside: int
+    missing: int
+
+
 class StatusPage:
     """Keeps a minute of snapshots per model.
 
@@ -74,11 +96,13 @@ class StatusPage:
         self._clock = clock
         self._models = models
         self._snapshots: dict[ModelMetrics, deque[_Snapshot]] = {}
+        self._freshness = FreshnessHistory()
         self.tick()
 
     def tick(self) -> None:
         """Take a snapshot; to be called about once a second."""
         now = self._clock()
+        self._freshness.note(self._index())
         # Without those that are shown no more.
         self._snapshots = {model: self._snapshots.get(model, deque()) for model in self._models}
         for model, snapshots in self._snapshots.items():
@@ -90,6 +114,10 @@ class StatusPage:
         """Every version of every model as it is now; empty where no repository is served."""
         return self._index()
 
+    def freshness(self) -> list[FreshnessGraph]:
+        """How fresh the scores of versions that follow their logs were."""
+        return self._freshness.graphs(self._index())
+
     def rows(self) -> list[ModelStatus]:
         """Every model as it is now."""
         now = self._clock()
@@ -98,6 +126,26 @@ class StatusPage:
             snapshots = self._snapshots.get(model)
             rows.append(_row(model, snapshots[0] if snapshots else _snapshot(model, now), now))
         return rows
+
+    def features(self) -> list[FeatureStatus]:
+        """The features with the most values that are missing or outside of what the training rows held."""
+        found = []
+        for model in self._models:
+            model.look_at_features()
+            outside = dict(zip(model.features.outside, model.outside_values, strict=True))
+            missing = dict(zip(model.features.missing, model.missing_values, strict=True))
+            found += [
+                FeatureStatus(
+                    model=model.model,
+                    version=model.version,
+                    feature=name,
+                    outside=outside.get(name, 0),
+                    missing=missing.get(name, 0),
+                )
+                for name in dict.fromkeys([*outside, *missing])
+            ]
+        found = [row for row in found if row.outside or row.missing]
+        return sorted(found, key=lambda row: -row.outside - row.missing)[:MOST_FEATURES]
 
 
 def _snapshot(model: ModelMetrics, now: float) -> _Snapshot:

@@ -16,6 +16,7 @@ from prometheus_client.core import (
 )
 
 from tessera.serving.repository.plan import VersionState
+from tessera.serving.server.metrics.follow_metrics import FollowMetrics
 from tessera.serving.server.metrics.histogram import Histogram
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
 
@@ -64,10 +65,12 @@ class VersionMetrics:
 
     Attributes:
         index: gives every version of every model.
+        follow: of the versions that follow their logs.
     """
 
     def __init__(self) -> None:
         self.index: Callable[[], Sequence[ShownVersion]] = _no_versions
+        self.follow = FollowMetrics()
         self._loads: Counter[tuple[str, str]] = Counter()
         # By model and version of the shadow; by model, version and shadow's version.
         self._shadow_calls: dict[tuple[str, str], Counter[ShadowResult]] = {}
@@ -94,6 +97,7 @@ class VersionMetrics:
 
     def forget(self, model: ModelMetrics) -> None:
         """End the series of a version."""
+        self.follow.forget(model.model, model.version)
         self._shadow_calls.pop((model.model, model.version), None)
         for place in list(self._differences):
             if place[0] == model.model and model.version in place[1:]:
@@ -145,3 +149,4 @@ class VersionMetrics:
             loads.add_metric(labels, count)
         yield from (state, progress, loads)
         yield from self._collect_shadows()
+        yield from self.follow.collect()

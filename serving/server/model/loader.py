@@ -19,6 +19,7 @@ from tessera.serving.package.schema import InputSchema
 from tessera.serving.package.time_limit import DEFAULT_LOAD_TIMEOUT_S, TimeLimit
 from tessera.serving.package.vocabulary import Vocabularies
 from tessera.serving.server.config import ModelSource, ServerConfig
+from tessera.serving.server.follow.followed_model import FollowedModel
 from tessera.serving.server.metrics.feature_counts import NO_FEATURES, CountedFeatures
 from tessera.serving.server.model.replicas import Replicas, devices_of_replicas
 
@@ -50,6 +51,7 @@ class LoadedModel:
         devices: of each replica, the device that its batches come to, such as ``cpu`` and ``cuda:0``.
         table_bytes: bytes of its tables by device, such as ``cpu`` and ``cuda:0``.
         load_seconds: how long loading took.
+        followed: what commits change; None: nothing does.
     """
 
     schema: InputSchema
@@ -62,6 +64,7 @@ class LoadedModel:
     table_bytes: Mapping[str, int]
     load_seconds: float
     vocabularies: Vocabularies | None = None
+    followed: FollowedModel | None = None
 
 
 class ModelLoader(Protocol):

@@ -10,6 +10,7 @@ from tessera.serving.package.schema import InputSchema
 from tessera.serving.protocol import predictor_pb2 as pb
 from tessera.serving.server.batching.batch_scheduler import BatchScheduler
 from tessera.serving.server.config import ModelLimits
+from tessera.serving.server.follow.followed_model import FollowedModel
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
 from tessera.serving.server.request.decoder import RequestDecoder
 from tessera.serving.server.request.encoder import ResponseEncoder
@@ -66,6 +67,7 @@ class ServedModel:
         metrics: counts its requests.
         limits: of its requests, queue and batches.
         calls: those that it has to answer.
+        followed: what commits change; None: nothing does.
     """
 
     name: str
@@ -81,6 +83,7 @@ class ServedModel:
     metrics: ModelMetrics
     limits: ModelLimits
     calls: CallCount = field(default_factory=CallCount)
+    followed: FollowedModel | None = None
 
     @functools.cached_property
     def sample_bytes(self) -> int:

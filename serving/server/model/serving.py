@@ -48,6 +48,7 @@ def serve_model(
         loop=asyncio.get_running_loop(),
         log=log,
         clock=time.monotonic,
+        lock=None if model.followed is None else model.followed.lock,
     )
     if isinstance(model.runner, Replicas):
         for replica, device in enumerate(model.devices):
@@ -65,10 +66,11 @@ def serve_model(
         decoder=RequestDecoder(schema, limits, shares_rows=shares_rows),
         encoder=ResponseEncoder(schema.outputs, **names),
         infer_decoder=InferDecoder(schema, limits, shares_rows=shares_rows),
-        infer_encoder=InferEncoder(schema.outputs, **names),
+        infer_encoder=InferEncoder(schema.outputs, **names, follows=model.followed is not None),
         scheduler=scheduler,
         metrics=metrics,
         limits=limits,
+        followed=model.followed,
     )
 
 

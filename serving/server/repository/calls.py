@@ -18,9 +18,11 @@ from tessera.serving.repository.changes import (
     change_by_load,
     change_by_unload,
 )
+from tessera.serving.repository.choice import answering_version
 from tessera.serving.repository.control import write_control
 from tessera.serving.server.daemon_thread import in_thread
 from tessera.serving.server.errors import Code, ServeError
+from tessera.serving.server.repository.going_back import go_back_to
 from tessera.serving.server.repository.manager import RepositoryManager
 from tessera.serving.server.repository.model_versions import ModelVersions
 from tessera.serving.server.repository.reading import read_model
@@ -50,7 +52,38 @@ class RepositoryCalls:
             ServeError: NOT_FOUND, INVALID_ARGUMENT, or FAILED_PRECONDITION, also where a version cannot be
                 loaded; UNAVAILABLE where the server drains.  Nothing has changed then.
         """
-        await self._change(name, lambda situation: change_by_load(situation, request))
+        if request.rollback and request.commit is not None:
+            await self._go_back(name, replace(request, commit=None), request.commit)
+        else:
+            await self._change(name, lambda situation: change_by_load(situation, request))
+
+    async def _go_back(self, name: str, request: LoadRequest, commit: int) -> None:
+        manager = self._allowed(name)
+        await asyncio.shield(
+            asyncio.ensure_future(self._go_back_to(manager, name, request, commit))
+        )
+
+    async def _go_back_to(
+        self, manager: RepositoryManager, name: str, request: LoadRequest, commit: int
+    ) -> None:
+        """Let the version that ``request`` names answer, with its commits until ``commit``."""
+        async with self._one_at_a_time:
+            model = await self._read(manager, name)
+            try:
+                situation = model.situation()
+                answers = answering_version(model.wanted, situation.ready) == request.to
+                if not answers:
+                    change_by_load(situation, request)  # where it is refused, nothing is fenced off
+                await go_back_to(manager, model, request.to or 0, commit, answers=answers)
+            except RefusedChangeError as error:
+                raise ServeError(Code(error.refusal.value), error.message) from None
+            finally:
+                model.asked = None
+                model.decide()
+                manager.publish(model)
+                manager.wake()
+        if not answers:
+            await self._make_change(manager, name, lambda now: change_by_load(now, request))
 
     async def unload(self, name: str, version: int | None) -> None:
         """Unload ``version``, or the whole model, and return when it has given back its memory.

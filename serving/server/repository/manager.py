@@ -20,6 +20,7 @@ from tessera.serving.repository.folder import Fingerprint
 from tessera.serving.server.config import ServerConfig
 from tessera.serving.server.daemon_thread import in_thread
 from tessera.serving.server.errors import Code, ServeError
+from tessera.serving.server.follow.version_log import Step, VersionLog
 from tessera.serving.server.front.health_service import HealthService, Serving
 from tessera.serving.server.metrics.feature_counts import CountedFeatures
 from tessera.serving.server.metrics.metrics_page import MetricsPage
@@ -28,9 +29,13 @@ from tessera.serving.server.model.loader import LoadedModel
 from tessera.serving.server.model.registry import Registry, VersionedModel
 from tessera.serving.server.model.served_model import ServedModel
 from tessera.serving.server.model.serving import serve_model
+from tessera.serving.server.repository.following import Following
 from tessera.serving.server.repository.model_versions import IndexRow, LiveVersion, ModelVersions
 from tessera.serving.server.repository.reading import Reading, read_repositories
 from tessera.serving.server.repository.version_loader import VersionLoader
+
+_Replayed = tuple[VersionLog | None, list[Step]]
+"""The log that a version follows, and what was done of it before the version answers."""
 
 _END_OF_WORKERS_S = 60.0
 """What the batches of a version may take that nobody waits for any more."""
@@ -69,6 +74,7 @@ class RepositoryManager:
         self._loader = loader
         self._log = log
         self._clock = clock
+        self.following = self._follow() if config.follow else None
         self._taken = frozenset(name for name, _ in registry.fixed())
         self._counters: dict[tuple[str, int], ModelMetrics] = {}
         self._told: frozenset[str] = frozenset()
@@ -102,6 +108,8 @@ class RepositoryManager:
     async def close(self) -> None:
         """Begin nothing any more."""
         self._closed = True
+        if self.following is not None:
+            self.following.close()
         self._tell_changed()
         for task in self._tasks:
             task.cancel()
@@ -196,7 +204,8 @@ class RepositoryManager:
             loaded = await in_thread(
                 lambda: self._loader.load(path, progress, beside_others=beside_others)
             )
-            self._serve(model, version, file, loaded, path)
+            replayed = await self._replay(model, version, path, loaded)
+            self._serve(model, version, file, loaded, replayed)
         except UserError as error:
             self._fail(model, version, file, str(error))
         except Exception as error:
@@ -212,6 +221,37 @@ class RepositoryManager:
             model.loading = None
             self.publish(model)
 
+    # Logs of commits.
+
+    def _follow(self) -> Following:
+        return Following(
+            config=self._config,
+            metrics=self._metrics.versions.follow,
+            log=self._log,
+            changed=self._tell_changed,
+            reload=self._load_again,
+        )
+
+    async def _replay(
+        self, model: ModelVersions, version: int, path: Path, loaded: LoadedModel
+    ) -> _Replayed:
+        following, followed = self.following, loaded.followed
+        if following is None or followed is None:
+            return None, []
+        return await in_thread(lambda: following.replay(model.name, version, path.parent, followed))
+
+    def _follow_no_more(self, live: LiveVersion) -> None:
+        if self.following is not None and live.log is not None:
+            self.following.end(live.log)
+
+    def _load_again(self, log: VersionLog) -> None:
+        """Load the version of ``log`` anew: it has to go back further than memory reaches."""
+        model = self.models.get(log.model)
+        live = None if model is None else model.live.get(log.version)
+        if model is not None and live is not None and live.log is log:
+            model.load_again(log.version)
+            self._wake.set()
+
     def _fail(self, model: ModelVersions, version: int, file: Fingerprint, reason: str) -> None:
         model.failed(version, file, reason, self._clock())
         self._metrics.versions.count_load(model.name, ok=False)
@@ -224,8 +264,9 @@ class RepositoryManager:
         version: int,
         file: Fingerprint,
         loaded: LoadedModel,
-        path: Path,
+        replayed: _Replayed,
     ) -> None:
+        assert model.folder is not None
         counted = CountedFeatures.of(loaded.schema)
         counters = self._counters.get((model.name, version))
         if counters is None or counters.features != counted:
@@ -235,17 +276,23 @@ class RepositoryManager:
             self._counters[model.name, version] = counters
             self._metrics.add(counters)
         limits = self._config.limits_of(model.settings.batching if model.settings else {})
-        served = serve_model(loaded, str(path), counters, limits, self._log)
+        path = str(model.folder.package(version))
+        served = serve_model(loaded, path, counters, limits, self._log)
         counters.ready = True
         self._metrics.versions.count_load(model.name, ok=True)
-        before = model.succeeded(version, LiveVersion(served, file))
+        log, steps = replayed
+        before = model.succeeded(version, LiveVersion(served, file, log))
+        if self.following is not None and log is not None:
+            self.following.begin(log, steps)
         self.publish(model)
         if before is not None:
+            self._follow_no_more(before)
             model.retiring.append((version, before.file))
             self._release_at_end(model, version, before)
 
     def _retire(self, model: ModelVersions, version: int) -> None:
         live = model.retire(version)
+        self._follow_no_more(live)
         live.served.metrics.ready = False
         self._log.info("unload", model=model.name, version=str(version))
         self.publish(model)

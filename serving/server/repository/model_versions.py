@@ -15,6 +15,7 @@ from tessera.serving.repository.folder import Fingerprint, ModelFolder
 from tessera.serving.repository.plan import Plan, VersionState, VersionStatus, plan_model
 from tessera.serving.repository.settings import ServingSettings
 from tessera.serving.repository.wanted import GONE, Wanted, wanted_versions
+from tessera.serving.server.follow.version_log import Shown, VersionLog
 from tessera.serving.server.model.served_model import ServedModel
 from tessera.serving.server.repository.reading import ModelReading
 
@@ -25,10 +26,11 @@ ABSENT = "is not in its folder"
 
 @dataclass(eq=False)
 class LiveVersion:
-    """A loaded version: what answers, and the file that it came from."""
+    """A loaded version: what answers, the file that it came from, and the log that it follows, if it does."""
 
     served: ServedModel
     file: Fingerprint
+    log: VersionLog | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,8 @@ class IndexRow:
         labels: that name it.
         percent: of the requests without a version that ``traffic`` gives it.
         shadow: whether it computes a share of the calls and does not answer them.
+        commit: the number of its last commit, 0 where it has none; None: it follows no log.
+        newest_example_s: when its newest training example was made, seconds since 1970; None: not known.
     """
 
     model: str
@@ -54,6 +58,13 @@ class IndexRow:
     labels: tuple[str, ...] = ()
     percent: float = 0.0
     shadow: bool = False
+    commit: int | None = None
+    newest_example_s: float | None = None
+
+    @property
+    def full_version(self) -> str:
+        """The version with its commit, such as ``3.42``, where it follows a log."""
+        return self.version if self.commit is None else f"{self.version}.{self.commit}"
 
 
 @dataclass(eq=False)
@@ -145,6 +156,10 @@ class ModelVersions:
         )
         self.reasons[version] = reason
 
+    def load_again(self, version: int) -> None:
+        """Let ``version``, which answers, be loaded once more beside it."""
+        self.statuses[version] = VersionStatus()
+
     def forgive(self, versions: frozenset[int]) -> None:
         """Let failed loads of ``versions`` be tried again at once."""
         for version in versions & set(self.statuses):
@@ -199,6 +214,7 @@ class ModelVersions:
             state, reason = self._state(version, retiring=version in retiring)
             labels = tuple(sorted(one for one, of in self.wanted.labels.items() if of == version))
             shares = self.wanted.traffic
+            shown = self._shown(version)
             yield IndexRow(
                 model=self.name,
                 version=str(version),
@@ -208,12 +224,23 @@ class ModelVersions:
                 labels=labels,
                 percent=sum(shares.get(label, 0.0) for label in labels),
                 shadow=self.wanted.shadow is not None and self.wanted.shadow.version == version,
+                commit=None if shown is None else shown.commit,
+                newest_example_s=None if shown is None else shown.newest_example_s,
             )
+
+    def _shown(self, version: int) -> Shown | None:
+        """What is shown of the version's log; None: it follows none."""
+        live = self.live.get(version)
+        return None if live is None or live.log is None else live.log.shown
 
     def _state(self, version: int, *, retiring: bool) -> tuple[VersionState, str]:
         # One that is tried again has its reason until it is ready.
         reason = self.reasons.get(version, "")
         if version in self.live:
+            shown = self._shown(version)
+            if shown is not None and shown.refused is not None:
+                stopped = f"commit {shown.refused.commit}: {shown.refused.message}"
+                reason = "; ".join(filter(None, (reason, stopped)))
             return VersionState.READY, reason
         if retiring:
             return VersionState.UNLOADING, ""

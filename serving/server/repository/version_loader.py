@@ -7,16 +7,20 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from tessera.serving.package.hashes import FileHash
 from tessera.serving.package.loading import LoadedPackage, Loading
+from tessera.serving.package.signed_record import unsigned_sha256
 from tessera.serving.package.table_memory import TableMemory
 from tessera.serving.server.config import ServerConfig
+from tessera.serving.server.follow.followed_model import FollowedModel
 from tessera.serving.server.model.loader import LoadedModel, PackageLoader, loaded_model
 from tessera.serving.server.repository.checker import (
     LOWEST_PRIORITY,
@@ -71,13 +75,17 @@ class PackageVersionLoader:
         begin = time.perf_counter()
         packages: list[LoadedPackage] = []
         names: list[str] = []
+        memory: list[Mapping[str, Sequence[Tensor]]] = []
+        follow = self._config.follow
         for devices in self._packages.replica_devices(path):
             loading = Loading(
                 path,
                 devices=devices,
                 trusted_keys=self._packages.trusted_keys,
                 allow_ops=self._config.allow_ops,
-                memory=self._memory,
+                # Commits change tables: those of a followed version are its own.
+                memory=None if follow else self._memory,
+                patchable=follow,
             )
             checked = self._read(loading, progress, LOWEST_PRIORITY if beside_others else 0)
             torch.set_num_threads(1)  # of this thread; OpenMP's would spin
@@ -92,7 +100,21 @@ class PackageVersionLoader:
             file_hash = packages[0].file_hash if packages else self._file_hash(loading)
             packages.append(loading.package(file_hash, time.perf_counter() - begin))
             names.append(devices[0] if devices else packages[-1].manifest.device)
-        return loaded_model(packages, names)
+            memory.append(loading.patchable_memory() if follow else {})
+        loaded = loaded_model(packages, names)
+        return replace(loaded, followed=self._followed(packages, memory)) if follow else loaded
+
+    def _followed(
+        self, packages: Sequence[LoadedPackage], memory: Sequence[Mapping[str, Sequence[Tensor]]]
+    ) -> FollowedModel:
+        records = packages[0].records
+        return FollowedModel(
+            runners=[package.runner for package in packages],
+            memory=memory,
+            sizes={entry.name: entry.bytes for entry in records.entries},
+            base=unsigned_sha256(records.manifest_bytes()),
+            verify_golden=self._config.verify_golden,
+        )
 
     def _read(self, loading: Loading, progress: Callable[[float], None], niceness: int) -> bool:
         """Read the package; returns whether another process has run the model."""

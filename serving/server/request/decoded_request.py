@@ -96,7 +96,7 @@ class DecodedRequest:
 
 @dataclass(slots=True, eq=False)
 class PassTimings:
-    """How long the stages of one forward pass took (seconds), and who shared it."""
+    """How long the stages of one forward pass took (seconds), who shared it, and the commit that it saw."""
 
     assemble: float
     transfer: float
@@ -105,6 +105,7 @@ class PassTimings:
     requests: int
     samples: int
     ids: int
+    commit: int = 0
 
 
 @dataclass(slots=True, eq=False)

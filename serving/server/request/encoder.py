@@ -2,7 +2,7 @@
 
 The scores are bytes already; copying them into a message one float at a time would cost more
 than the forward pass of a small request.  The layout is protobuf's wire format: a field is a
-tag, and for text, bytes and messages a length, before its content.
+tag, and for text, bytes and messages a length, before its content; a number follows its tag.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class ResponseEncoder:
         fields = pb.PredictionResponse.DESCRIPTOR.fields_by_name
         self._predictions = _tag(fields["predictions"].number)
         self._timings = _tag(fields["timings"].number)
+        self._commit = _varint(fields["model_commit"].number << 3)
         self._names = [(output.name, _field(1, output.name.encode())) for output in outputs]
         self._model = pb.PredictionResponse(
             model_name=model_name, model_version=model_version
@@ -61,6 +62,8 @@ class ResponseEncoder:
             batch_samples=timings.samples,
         ).SerializeToString()
         pieces += (self._model, self._timings, _varint(len(stages)), stages)
+        if timings.commit:
+            pieces += (self._commit, _varint(timings.commit))
         return b"".join(pieces)
 
 

@@ -16,11 +16,18 @@ class InferEncoder:
         outputs: the model's outputs.
         model_name: said in every answer.
         model_version: said in every answer.
+        follows: whether answers say with which commit they were computed.
     """
 
     def __init__(
-        self, outputs: Sequence[OutputSpec], *, model_name: str, model_version: str
+        self,
+        outputs: Sequence[OutputSpec],
+        *,
+        model_name: str,
+        model_version: str,
+        follows: bool = False,
     ) -> None:
+        self._follows = follows
         self._widths = {output.name: output.width for output in outputs}
         self._name = model_name
         self._version = model_version
@@ -39,6 +46,8 @@ class InferEncoder:
         response = ipb.ModelInferResponse(
             model_name=self._name, model_version=self._version, id=call_id
         )
+        if self._follows:
+            response.parameters["commit"].int64_param = answer.timings.commit
         for name in self._widths if outputs is None else outputs:
             width = self._widths[name]
             shape = [samples] if width == 1 else [samples, width]

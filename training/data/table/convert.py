@@ -203,7 +203,9 @@ def _csv_batches(file: FoundFile, columns: list[TextColumn]) -> Batches:
         nonlocal report
         skipped.append(row.number or 0)
         reason = f"expected {row.expected_columns} columns"
-        report += left_out(file.path, row.number or 0, "line", row.actual_columns, reason)
+        report += left_out(
+            file.path, row.number or 0, "line", f"{row.actual_columns} columns", reason
+        )
         return "skip"
 
     with ExitStack() as stack:

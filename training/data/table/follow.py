@@ -15,9 +15,7 @@ the disk before its rows are used.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -34,6 +32,7 @@ from tessera.training.data.columns import FeatureColumns
 from tessera.training.data.dataset import EpochOrder, GrowingView
 from tessera.training.data.malformed import MalformedReport
 from tessera.training.data.table.files import FoundFile, files_below
+from tessera.training.data.table.ledger import Ledger
 from tessera.training.data.table.settle import TableColumns
 from tessera.training.data.table.view import TableDataset, TableView
 
@@ -68,50 +67,6 @@ class Follow:
         check.not_negative(self, "settle_s")
         if self.poll_s <= 0:
             raise UserError(f"poll_s={self.poll_s}: give more than 0 seconds")
-
-
-class Ledger:
-    """The lines of a ``stream.jsonl``."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def records(self, skip: int = 0) -> list[dict[str, Any]]:
-        """The whole lines after the first ``skip``; one that is being written is not whole.
-
-        Raises:
-            UserError: the file is not a ledger.
-        """
-        if not self.path.exists():
-            return []
-        lines = self.path.read_bytes().split(b"\n")[:-1][skip:]
-        try:
-            found = [json.loads(line) for line in lines]
-        except (ValueError, RecursionError) as error:
-            raise UserError(
-                f"{self.path}: is damaged ({error}); begin a new run, or put the file back"
-            ) from error
-        return found
-
-    def begin(self, records: list[dict[str, Any]]) -> None:
-        """Make the file hold these records, without pauses and without half a line."""
-        kept = [record for record in records if "pause" not in record]
-        temporary = self.path.with_name(f"{self.path.name}.tmp")
-        temporary.write_text("".join(json.dumps(one) + "\n" for one in kept), encoding="utf-8")
-        _flush(temporary)
-        temporary.replace(self.path)
-
-    def append(self, record: dict[str, Any]) -> None:
-        """Add a line, which is on the disk when this returns."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 class Opener(Protocol):
@@ -229,6 +184,20 @@ class FolderStream(GrowingView):
     def malformed_rows(self) -> int:
         """See `GrowingView.malformed_rows`."""
         return sum(record.get("malformed", 0) for record in self._records)
+
+    def newest_s(self, rows: int) -> float | None:
+        """When the newest of the files that the first ``rows`` rows are in was written, seconds since 1970.
+
+        None before the first row.
+        """
+        newest, seen = None, 0
+        for record in self._records:
+            if seen >= rows:
+                break
+            seen += record["rows"]
+            written = max(file["mtime_ns"] for file in record["files"]) / 1e9
+            newest = written if newest is None else max(newest, written)
+        return newest
 
     def __len__(self) -> int:
         return self._segments[0].rows if self._segments else 0

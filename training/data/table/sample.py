@@ -21,6 +21,7 @@ from tessera.training.data.table.common import (
     BLOCK_BYTES,
     DAMAGED,
     Utf8Text,
+    missing_column,
     open_bytes,
     unreadable,
 )
@@ -76,12 +77,8 @@ def read_sample(files: list[FoundFile], rows: int) -> Sample:
             part = part.append_column(name, pa.repeat(pa.scalar(typed, kind), part.num_rows))
         parts.append(part)
         total += of_file
-    try:
-        table = pa.concat_tables(parts, promote_options="permissive").combine_chunks()
-    except pa.ArrowException as error:
-        raise UserError(
-            f"the files do not have the same columns: {error}".splitlines()[0]
-        ) from error
+    _check_alike(chosen, parts)
+    table = pa.concat_tables(parts, promote_options="permissive").combine_chunks()
     if not table.num_rows:
         raise UserError(f"{files[0].path}: has no rows; give a file that has some")
     separators: dict[str, str] = {}
@@ -90,6 +87,25 @@ def read_sample(files: list[FoundFile], rows: int) -> Sample:
         table, separators = _with_types(table)
     total = total * len(files) / len(chosen)
     return Sample(table=table, total_rows=int(total), text=text, separators=separators)
+
+
+def _check_alike(files: list[FoundFile], parts: list[Any]) -> None:
+    """Refuse a file that lacks a column of another, which training would, or has it with another type."""
+    schema, there = parts[0].schema, dict.fromkeys(parts[0].column_names, files[0])
+    for file, part in zip(files[1:], parts[1:], strict=True):
+        if file.format != "jsonl":  # whose rows may lack a column that later ones have
+            for name in there.keys() - set(part.column_names):
+                raise missing_column(file.path, name, part.column_names)
+            for name in set(part.column_names) - there.keys():
+                raise missing_column(files[0].path, name, list(there))
+        try:
+            schema = pa.unify_schemas([schema, part.schema], promote_options="permissive")
+        except pa.ArrowException as error:
+            reason = str(error).splitlines()[0].removeprefix("Unable to merge: ")
+            raise UserError(
+                f"{file.path}: its columns are not those of the files before it: {reason}; mend the file"
+                " or leave it out"
+            ) from error
 
 
 def _of_file(file: FoundFile, rows: int) -> tuple[Any, float]:

@@ -283,5 +283,5 @@ def _check(
         what = "the weights of a weighted_list" if weights else f"kind {own.kind}"
         raise UserError(
             f"{path}: column {source!r} has the type {str(kind)[:100]}, which {what} cannot be read"
-            " from; give another kind in data.columns"
+            " from; change the file, or the kind in data.columns"
         )

@@ -14,6 +14,7 @@ the windows from there on.  Held in memory: the windows under way, two of a shuf
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import weakref
 from collections.abc import Sequence
@@ -76,6 +77,20 @@ class TableView:
         self.rooms: list[Room] = []  # of windows that are done, for those that follow
         parts = (self._of_unit(unit) for unit in dataset.units)
         self.unit_rows = np.array([np.count_nonzero(part) for part in parts], np.int64)
+
+    def of_dense(self) -> TableView:
+        """The same rows without their sparse features, whose columns are then not read."""
+        own = self.dataset
+        columns = dataclasses.replace(
+            own.table_columns.columns,
+            sparse=(),
+            crosses={},
+            target_statistics={},
+            user_id=None,
+            item_id=None,
+        )
+        narrow = dataclasses.replace(own.table_columns, sparse=(), columns=columns)
+        return TableView(TableDataset(own.files, own.units, narrow, own.index), self._split)
 
     def _of_unit(self, unit: Unit) -> npt.NDArray[np.bool_]:
         split = self.dataset.index.split[unit.first_row : unit.first_row + unit.rows]

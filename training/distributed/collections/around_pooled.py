@@ -14,6 +14,7 @@ from tessera.training.distributed.collections.sharded_collection import ShardedE
 from tessera.training.distributed.comm.awaitable import LazyAwaitable
 from tessera.training.distributed.plan.sharded_module import Out
 from tessera.training.distributed.sharding.embedding_sharding import TableSharding
+from tessera.training.distributed.tables.batched_kernels import Kernel
 from tessera.training.distributed.tables.interfaces import BaseGroupedFeatureProcessor
 from tessera.training.distributed.travel.kjt_list import KJTList
 from tessera.training.modules.embedding_modules import EmbeddingBagCollection
@@ -61,6 +62,10 @@ class AroundPooledCollection(
     def fused_optimizer(self) -> CombinedOptimizer:
         """The optimizer of the fused tables here, under the collection's names for them."""
         return self._inner[0].fused_optimizer
+
+    def table_kernels(self) -> list[Kernel]:
+        """What holds the shards of this rank."""
+        return self._inner[0].table_kernels()
 
     def create_context(self) -> EmbeddingBagCollectionContext:
         """Return a new context, which holds what the steps of one batch share."""

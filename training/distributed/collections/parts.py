@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata
 
+from tessera.training.distributed.tables.batched_kernels import Kernel
 from tessera.training.distributed.tables.grouped_lookup import GroupedLookup
 from tessera.training.distributed.tables.shard_state import shard_of
 from tessera.training.distributed.tables.table_module import ShardedTable
@@ -66,6 +67,10 @@ class ShardedTables:
                     dist.broadcast(values.data, group=self._pg, group_src=0)
         self.purge()
 
+    def kernels(self) -> list[Kernel]:
+        """The kernels that hold the shards of this rank."""
+        return [kernel for lookup in self._lookups for kernel in lookup.kernels]
+
     def flush(self) -> None:
         """Write cached rows back to the tables; call it before they are read."""
         for lookup in self._lookups:
@@ -85,8 +90,7 @@ class ShardedTables:
         """The optimizer of the fused tables here, under ``<prefix>.<table>.weight``."""
         parts: list[KeyedOptimizer | tuple[str, KeyedOptimizer]] = [
             (prefix, kernel.fused_optimizer)
-            for lookup in self._lookups
-            for kernel in lookup.kernels
+            for kernel in self.kernels()
             if isinstance(kernel, FusedOptimizerModule)
         ]
         return CombinedOptimizer(parts or [EmptyFusedOptimizer()])

@@ -38,6 +38,7 @@ from tessera.training.distributed.sharding.interfaces import (
     ModuleShardingMixIn,
 )
 from tessera.training.distributed.sharding.registry import strategy_of
+from tessera.training.distributed.tables.batched_kernels import Kernel
 from tessera.training.distributed.tables.grouped_lookup import GroupedLookup
 from tessera.training.distributed.tables.interfaces import BaseGroupedFeatureProcessor
 from tessera.training.distributed.travel.feature_router import FeatureRouter
@@ -238,6 +239,10 @@ class ShardedCollection(
     def fused_optimizer(self) -> CombinedOptimizer:
         """The optimizer of the fused tables here, which works in the backward pass."""
         return self._fused_optimizer
+
+    def table_kernels(self) -> list[Kernel]:
+        """What holds the shards of this rank."""
+        return self._tables.kernels()
 
     def reset_parameters(self) -> None:
         """Give every table new first values."""

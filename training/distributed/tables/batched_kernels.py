@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.training.distributed.plan.plan_types import ShardingType
+from tessera.training.distributed.tables.delta_tracker import TouchedRows
 from tessera.training.distributed.tables.kernels import bags as kernel_bags
 from tessera.training.distributed.tables.kernels.choice import build_fused_tables
 from tessera.training.distributed.tables.kernels.dense import DenseTables
@@ -46,6 +47,7 @@ class Kernel(ABC, nn.Module):
     Attributes:
         config: the settings of the shards of the group.
         tables: the shards in the order of their features.
+        touched: the rows that were trained since `track`; None: it was not called.
     """
 
     _pooled = True
@@ -53,6 +55,8 @@ class Kernel(ABC, nn.Module):
     _weights: Sequence[nn.Parameter]
     _bounds_check: kernel_bags.BoundsCheck | None
     _in_fbgemm: TbeTables | None = None  # may have a cache of rows
+    _whole_steps = False  # whether a step changes every row
+    touched: TouchedRows | None = None
 
     def __init__(self, config: GroupedEmbeddingConfig, device: torch.device | None) -> None:
         super().__init__()
@@ -139,6 +143,10 @@ class Kernel(ABC, nn.Module):
             features, weighted=self._is_weighted, weighted_mean=self._weighted_mean
         )
 
+    def track(self) -> None:
+        """Begin to take note of the rows that are trained."""
+        self.touched = TouchedRows(self.tables, self._group.device, whole=self._whole_steps)
+
     @abstractmethod
     def _look_up(self, bags: kernel_bags.Bags) -> Tensor:
         """``[B, sum of D]`` pooled, ``[N, D]`` not pooled."""
@@ -162,6 +170,8 @@ class Kernel(ABC, nn.Module):
             # Something was refused: look again, slowly, and say what.
             kernel_bags.name_bad_id(self.tables, bags)
             raise
+        if self.touched is not None and torch.is_grad_enabled():
+            self.touched.note(bags)
         if bags.strides is None or not self._pooled:
             return vectors
         return kernel_bags.unpadded(vectors, bags.strides, self.config.embedding_dims())
@@ -244,6 +254,8 @@ class BatchedFusedEmbedding(FusedKernel):
 
 class DenseKernel(Kernel):
     """Tables as ordinary parameters, with gradients."""
+
+    _whole_steps = True
 
     def __init__(
         self,

@@ -1,0 +1,215 @@
+"""`tessera train --publish`: what is published while a model is trained is what its checkpoints hold."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from tessera.cli import main
+from tessera.serving.commits.chain import StepKind, next_step
+from tessera.serving.commits.fence import read_fence, write_fence
+from tessera.serving.commits.file import read_commit
+from tessera.serving.commits.replay import replay
+from tessera.serving.commits.state import VersionState
+from tessera.serving.package.commit import COMMIT_PACKAGE_RECORD
+from tessera.serving.packaging.commits.live import live_options
+from tessera.training.config import load_config
+from tessera.training.trainer.checkpoint import load_checkpoint
+from tessera.training.trainer.files import latest_checkpoint
+from tessera.training.trainer.run import train
+from tests.trainer.tiny_runs import TINY, write_criteo
+from tests.training.ranks import run_on_ranks
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A config, and a repository with version 1 of the model ``ads`` of an earlier run of it, per row type."""
+    folder = tmp_path_factory.mktemp("trained")
+    data = write_criteo(folder / "clicks.tsv", 300)
+    config = folder / "tiny.yaml"
+    config.write_text(
+        TINY.replace("PATH", str(data)).replace("embedding_dim: 4", "embedding_dim: 16")
+    )
+    out = folder / "first"
+    assert (
+        main(["train", "--config", str(config), "--out", str(out), "--quiet", "train.epochs=1"])
+        == 0
+    )
+    for dtype in ("int8", "int8b"):
+        (folder / dtype).mkdir()
+        assert main(["package-model", str(out), "--repository", str(folder / dtype), "--name", "ads",
+                     "--dtype", dtype, "--no-evaluate"]) == 0  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def repository(trained, tmp_path):
+    def make(dtype="int8"):
+        return shutil.copytree(trained / dtype, tmp_path / dtype)
+
+    return make
+
+
+def commits(repository):
+    """Every commit of the log, which has no gap."""
+    log = repository / "ads/1/log"
+    names, applied, reads = [path.name for path in log.iterdir()], [], []
+    while (step := next_step(names, read_fence(log), applied)).kind is StepKind.TAKE:
+        reads.append(read_commit(log / f"{step.number:08d}.commit"))
+        applied.append(step.number)
+    assert step.kind is StepKind.WAIT
+    return reads
+
+
+def check(repository, run, capsys):
+    """The log follows its chain, and its state is that of the package of the last checkpoint."""
+    state = VersionState(repository / "ads/1/model.pt", "ads", 1)
+    assert replay(state, repository / "ads/1/log") is None
+    capsys.readouterr()
+    last = latest_checkpoint(run / "checkpoints")
+    assert main(["publish", str(last), "--repository", str(repository), "--model", "ads",
+                 "--no-evaluate"]) == 0  # fmt: skip
+    assert "nothing has changed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int8b"])
+def test_commits_are_the_differences_of_checkpoints(trained, repository, tmp_path, capsys, dtype):
+    models = repository(dtype)
+    out = tmp_path / "run"
+    command = ["train", "--config", str(trained / "tiny.yaml"), "--out", str(out), "--quiet",
+               "train.seed=7", "train.checkpoint_every_steps=10"]  # fmt: skip
+    publish = ["--publish", str(models / "ads"), "--publish-every", "4steps"]
+    assert main([*command, *publish]) == 0
+    check(models, out, capsys)
+    found = commits(models)
+    described = [read for read in found if COMMIT_PACKAGE_RECORD in read.contents]
+    assert len(described) > 3
+    # A package of the checkpoint shows nothing that the tracker has missed.
+    assert [len(read.commit.patches) for read in described] == [0] * len(described)
+    steps = [read.commit.step for read in found if read not in described]
+    assert steps == sorted({*range(4, steps[-1] + 1, 4), *(read.commit.step for read in described)})
+    if dtype == "int8":
+        # The first compares everything; later ones have the rows of four steps of 16 samples.
+        rows = [
+            sum(patch.count for patch in read.commit.patches if patch.table)
+            for read in found
+            if read not in described
+        ]
+        assert max(rows[1:]) < rows[0]
+        assert all(patch.rows for read in found for patch in read.commit.patches if patch.table)
+    # Publishing changes nothing of the training.
+    alone = tmp_path / "alone"
+    command[command.index(str(out))] = str(alone)
+    assert main(command) == 0
+    ours, theirs = (load_checkpoint(latest_checkpoint(r / "checkpoints")) for r in (out, alone))
+    assert all(torch.equal(value, theirs.model[name]) for name, value in ours.model.items())
+    assert torch.equal(ours.rng, theirs.rng)
+
+
+def _train_on_rank(folder, repository, sharding):
+    config = load_config(folder / "tiny.yaml", [f"train.sharding={sharding}", "train.epochs=1"])
+    options = live_options(repository / "ads", None, every_s=None, every_steps=5)
+    train(config, repository / "run", progress=False, publish=options)
+
+
+@pytest.mark.parametrize("sharding", ["row_wise", "column_wise"])
+def test_on_two_ranks(trained, repository, capsys, sharding):
+    models = repository()
+    run_on_ranks(2, _train_on_rank, trained, models, sharding)
+    check(models, models / "run", capsys)
+    described = [read for read in commits(models) if COMMIT_PACKAGE_RECORD in read.contents]
+    assert described
+    assert not any(read.commit.patches for read in described)
+
+
+def test_killed_trainers_leave_a_log_that_goes_on(trained, repository, tmp_path, capsys):
+    models, out, draw = repository(), tmp_path / "run", random.Random(3)
+    command = [sys.executable, "-m", "tessera", "train", "--quiet", "--out", str(out)]
+    command += ["--publish", str(models / "ads"), "--publish-every", "1steps"]
+    log = models / "ads/1/log"
+    seen = 0
+    for number in range(3):
+        resume = ["--resume"] if (out / "config.yaml").exists() else []
+        config = [] if resume else ["--config", str(trained / "tiny.yaml")]
+        process = subprocess.Popen([*command, *resume, *config], stderr=subprocess.DEVNULL)
+        wanted = seen + draw.randint(2, 6)
+        while len(list(log.glob("0*.commit")) if log.exists() else []) < wanted:
+            assert process.poll() is None, number
+            time.sleep(0.02)
+        time.sleep(draw.random() * 0.2)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        seen = len(list(log.glob("0*.commit")))
+    assert main([*command[3:], "--resume"]) == 0
+    check(models, out, capsys)
+    numbers = [read.commit.number for read in commits(models)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert len(numbers) > seen
+    assert [path.name for path in log.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_rolled_back_trainer_publishes_no_more_until_it_is_resumed(
+    trained, repository, tmp_path, capsys
+):
+    models, out = repository(), tmp_path / "run"
+    log = models / "ads/1/log"
+    options = live_options(models / "ads", None, every_s=None, every_steps=3)
+    writer = options.open()
+    steps = []
+    commit = writer.commit
+
+    def commit_and_roll_back(dense, *, step, newest_example_s):
+        steps.append(step)
+        commit(dense, step=step, newest_example_s=newest_example_s)
+        if step == 6:
+            write_fence(log, {2: read_commit(log / "00000002.commit").sha256})
+
+    writer.commit = commit_and_roll_back
+    config = load_config(trained / "tiny.yaml", [])
+    asked = iter([*[False] * 12, *[True] * 99])
+    train(config, out, progress=False, should_stop=lambda: next(asked),
+          publish=type(options)(open=lambda: writer, every_steps=3))  # fmt: skip
+    assert "was rolled back; nothing more is published" in capsys.readouterr().err
+    assert [read.commit.step for read in commits(models)] == [3]
+    assert steps[-1] > 6
+    assert main(["train", "--resume", "--out", str(out), "--quiet",
+                 "--publish", str(models / "ads")]) == 0  # fmt: skip
+    check(models, out, capsys)
+    assert commits(models)[1].commit.number == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--publish-every", "5steps"], "--publish-every is for --publish DIR/MODEL"),
+        (["--publish", "nowhere/ads"], "cannot be read"),
+        (["--publish", "AT", "model.rows=51"], "another model, as table 't_C1' shows"),
+        (["--publish", "AT", "model.over_layers=[4]"], "another model, as the size of 'linear_"),
+        (["--publish", "AT", "model.over_layers=[8,8,8]"], "another model, as 'linear_"),
+        (["--publish", "AT", "train.average={kind: ema, decay: 0.9, every: 1}"], "train.average"),
+        (["--publish", "AT", "--publish-every", "5"], "give 30s or 1000steps"),
+        (["--publish", "AT", "--publish-every", "0s"], "give 30s or 1000steps"),
+    ],
+)
+def test_what_cannot_be_published(trained, repository, capsys, flags, words):
+    models = repository()
+    flags = [str(models / "ads") if flag == "AT" else flag for flag in flags]
+    command = [sys.executable, "-m", "tessera", "train", "--config", str(trained / "tiny.yaml")]
+    assert refused([*command[3:], "--quiet", "--out", str(models / "run"), *flags]) == 2
+    assert words in capsys.readouterr().err
+    log = models / "ads/1/log"
+    assert not log.exists() or not commits(models)
+
+
+def refused(arguments):
+    """The exit status, of the command or of its parser."""
+    try:
+        return main(arguments)
+    except SystemExit as end:
+        return end.code

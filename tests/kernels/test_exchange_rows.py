@@ -1,0 +1,60 @@
+"""``tessera::exchange_rows``, which applies commits, against its slow form."""
+
+import pytest
+import torch
+
+import tessera.kernels.ops  # noqa: F401 - registers the operators
+from tessera.kernels import reference
+
+
+def drawn(generator, *, rows, width, stride, offset, count, spare=0):
+    size = offset + (rows - 1) * stride + width + spare
+    storage = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
+    chosen = torch.randperm(rows, generator=generator)[:count].sort().values
+    values = torch.randint(0, 256, (count, width), dtype=torch.uint8, generator=generator)
+    return storage, chosen, values
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "stride", "offset", "count"),
+    [
+        (1, 1, 1, 0, 1),
+        (50, 132, 132, 0, 50),
+        (300, 36, 48, 128, 40),
+        (20, 700, 704, 64, 7),
+        (9, 5, 5, 3, 0),
+    ],
+)
+def test_it_exchanges_the_rows_and_nothing_else(rows, width, stride, offset, count):
+    generator = torch.Generator().manual_seed(rows)
+    storage, chosen, values = drawn(
+        generator, rows=rows, width=width, stride=stride, offset=offset, count=count, spare=11
+    )
+    expected, old = storage.clone(), values.clone()
+    reference.exchange_rows(expected, chosen, old, offset, stride)
+    before = storage.clone()
+    torch.ops.tessera.exchange_rows(storage, chosen, values, offset, stride)
+    assert torch.equal(storage, expected)
+    assert torch.equal(values, old)
+    torch.ops.tessera.exchange_rows(storage, chosen, values, offset, stride)
+    assert torch.equal(storage, before)
+
+
+@pytest.mark.parametrize(
+    ("rows", "offset", "stride", "said"),
+    [
+        ([1, 1], 0, 4, "entry 1 is 1, expected more than 1 and less than 4"),
+        ([2, 1], 0, 4, "entry 1 is 1, expected more than 2"),
+        ([0, 4], 0, 4, "entry 1 is 4"),
+        ([-1, 2], 0, 4, "entry 0 is -1"),
+        ([0, 3], 1, 4, "entry 1 is 3, expected more than 0 and less than 3"),
+        ([0, 1], 17, 4, "offset: 17"),
+        ([0, 1], 0, 3, "stride: 3"),
+    ],
+)
+def test_it_refuses_what_lies_outside(rows, offset, stride, said):
+    storage, values = torch.arange(16, dtype=torch.uint8), torch.zeros(2, 4, dtype=torch.uint8)
+    before = storage.clone()
+    with pytest.raises(RuntimeError, match=said):
+        torch.ops.tessera.exchange_rows(storage, torch.tensor(rows), values, offset, stride)
+    assert torch.equal(storage, before)

@@ -1,0 +1,110 @@
+"""The parts of following that need no server: the lock, the memory to go back, devices other than the CPU."""
+
+import threading
+from dataclasses import dataclass
+
+import torch
+
+from tessera.kernels import reference
+from tessera.serving.server.batching.commit_lock import CommitLock
+from tessera.serving.server.follow.followed_model import exchange_by_index
+from tessera.serving.server.follow.undo_memory import UndoMemory, UndoRecords
+from tessera.serving.server.front.freshness_graph import FreshnessHistory
+from tests.patience import PATIENCE_S
+
+
+def test_a_commit_waits_for_passes_and_comes_before_the_next_ones():
+    lock, order = CommitLock(), []
+    waits = threading.Event()
+
+    def commit():
+        waits.set()
+        with lock.exclusive():
+            order.append("commit")
+            lock.commit = 7
+
+    def late():
+        with lock.shared() as number:
+            order.append(number)
+
+    with lock.shared() as first, lock.shared() as second:
+        assert (first, second) == (0, 0)
+        writer = threading.Thread(target=commit)
+        writer.start()
+        assert waits.wait(PATIENCE_S)
+        while not lock._writers:  # it has said that it waits
+            pass
+        reader = threading.Thread(target=late)
+        reader.start()
+        order.append("passes")
+    for thread in (writer, reader):
+        thread.join(PATIENCE_S)
+    assert order == ["passes", "commit", 7]
+
+
+@dataclass(eq=False)
+class Kept:
+    bytes: int
+
+
+def test_the_oldest_records_go_first_and_each_version_goes_back_as_far_as_it_can():
+    memory, first, second = UndoMemory(100), UndoRecords(), UndoRecords()
+    a, b, c, d = Kept(40), Kept(30), Kept(20), Kept(25)
+    for records, kept in ((first, a), (second, b), (first, c)):
+        memory.keep(records, kept)
+    assert memory.held == 90
+    assert memory.newest(first, 2) == [c, a]
+    memory.keep(second, d)  # has no room beside the oldest
+    assert memory.held == 75
+    assert memory.newest(first, 2) is None
+    assert memory.newest(first, 1) == [c]
+    assert memory.newest(second, 2) == [d, b]
+    memory.forget(second, 1)
+    assert memory.newest(second, 1) == [b]
+    memory.forget(second)
+    memory.forget(first)
+    assert memory.held == 0
+    memory.keep(first, Kept(101))
+    assert memory.newest(first, 1) is None
+    assert memory.held == 0
+
+
+def test_rows_are_exchanged_by_index_where_the_operator_is_not_there():
+    generator = torch.Generator().manual_seed(3)
+    for rows, width, stride, offset in ((1, 9, 9, 0), (40, 20, 32, 16), (7, 300, 300, 3)):
+        size = offset + 49 * stride + width
+        memory = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
+        chosen = torch.randperm(50, generator=generator)[:rows].sort().values
+        values = torch.randint(0, 256, (rows, width), dtype=torch.uint8, generator=generator)
+        expected, old = memory.clone(), values.clone()
+        reference.exchange_rows(expected, chosen, old, offset, stride)
+        exchange_by_index(memory, chosen, values, offset, stride)
+        assert torch.equal(memory, expected)
+        assert torch.equal(values, old)
+    exchange_by_index(memory, chosen[:0], values[:0], 0, 300)
+    assert torch.equal(memory, expected)
+
+
+@dataclass
+class Row:
+    model: str
+    version: str
+    commit: int | None
+    newest_example_s: float | None
+
+
+def test_freshness_is_drawn_of_ten_minutes():
+    now = 1_000.0
+    history = FreshnessHistory(lambda: now)
+    unknown, none = Row("m", "4", 0, None), Row("m", "5", None, None)
+    for _ in range(700):
+        now += 1
+        history.note([Row("m", "3", 7, now - 2), unknown, none])
+    now += 1
+    (graph,) = history.graphs([Row("m", "3", 8, now - 1), unknown, none])
+    assert (graph.model, graph.version, graph.seconds) == ("m", "3.8", 1)
+    points = graph.points.split()
+    assert len(points) == 601
+    assert points[-1] == "599,0.0"
+    history.note([])
+    assert history.graphs([Row("m", "3", 8, now - 1)]) == []
