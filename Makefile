@@ -30,7 +30,7 @@ BENCHES := training.bench.reader training.bench.startup training.bench.train_spe
 DATA ?= data
 
 .DEFAULT_GOAL := help
-.PHONY: attack attack-lives sanitize help install install-dev build build-kernels build-server demo test test-random check format protos row-types package-rules config-page bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
+.PHONY: attack attack-lives attack-logs sanitize help install install-dev build build-kernels build-server demo test test-random check format protos row-types package-rules config-page bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -94,6 +94,12 @@ attack-lives: install-dev build  ## 50 models of three versions live and die at 
 	$(BIN)/python -m tests.attack.lives --server cpp --calls $(CALLS) --limit-s $(LIVES_S)
 	$(BIN)/python -m tests.attack.lives --server python --calls $(CALLS) --limit-s $(LIVES_S)
 
+FAULTS ?= 10000
+
+attack-logs: install-dev build  ## spoilt logs of commits before servers that follow them, under checked calls; FAULTS=10000
+	$(BIN)/python -m tests.attack.logs --server cpp --faults $(FAULTS)
+	$(BIN)/python -m tests.attack.logs --server python --faults $(FAULTS)
+
 SANITIZERS ?= asan tsan
 SANITIZED_TESTS ?= tests/attack/test_floods.py tests/conformance
 SANITIZED_CALLS ?= 20000
@@ -104,7 +110,7 @@ sanitize: install-dev build-kernels  ## the C++ tests, floods, conformance suite
 	@for preset in $(SANITIZERS); do \
 	  built=$(CURDIR)/build/cpp/$$preset; \
 	  PYTHON=$(BIN)/python cpp_server/build.sh $$preset || exit 1; \
-	  for tests in unit_tests http2_tests front_tests; do $$built/tests/$$tests --gtest_brief=1 || exit 1; done; \
+	  for tests in unit_tests http2_tests front_tests torch_tests; do $$built/tests/$$tests --gtest_brief=1 || exit 1; done; \
 	  TESSERA_CPP_SERVER=$$built/tessera-server $(BIN)/python -m pytest -q $(SANITIZED_TESTS) -k cpp || exit 1; \
 	  TESSERA_CPP_SERVER=$$built/tessera-server $(BIN)/python -m tests.attack.faults --server cpp --calls $(SANITIZED_CALLS) || exit 1; \
 	done

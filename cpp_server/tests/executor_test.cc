@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <limits>
 #include <new>
 #include <stdexcept>
+#include <thread>
 
 #include "batching/buffer.h"
 #include "batching/merger.h"
@@ -128,8 +130,14 @@ class Observer final : public ExecutionObserver {
     return {{Code::kInternal, std::string("failed: ") + failure.what()}, std::nullopt};
   }
 
+  std::vector<Part> cut_again(PendingRequest& request) override {
+    ++cut;
+    return cut_request(request, 1, 7, 1'000'000);
+  }
+
   std::vector<std::int64_t> samples;
   std::size_t retried = 0;
+  int cut = 0;
 };
 
 struct ExecutorTest : testing::Test {
@@ -203,6 +211,61 @@ TEST_F(ExecutorTest, PartsAreRejoined) {
     expect_answered(large);
     expect_answered(small);
   }
+}
+
+TEST_F(ExecutorTest, ARequestIsComputedWithOneCommit) {
+  CommitLock commits;
+  Executor guarded{schema, runner, clock, observer, &commits};
+  for (int round = 0; round < 20; ++round) {
+    Request request(test::random_request(random, 30, 4));
+    Request other(test::random_request(random, 2, 4));
+    std::vector<Part> parts = parts_of(request, 7);
+    std::vector<Part> last = parts_of(other);
+    last.push_back(std::move(parts.back()));
+    parts.pop_back();
+    for (const Part& part : parts) guarded.execute({&part, 1});
+    const bool changes = round % 2 == 0;
+    if (changes) {
+      const ExclusiveHold hold(commits.lock);
+      ++commits.commit;
+    }
+    observer.cut = 0;
+    runner.passes = 0;
+    guarded.execute(last);
+    EXPECT_EQ(observer.cut, changes ? 1 : 0);
+    EXPECT_EQ(runner.passes, changes ? 1 + 5 : 1);
+    expect_answered(request);
+    expect_answered(other);
+    EXPECT_EQ(request.commit(), commits.commit);
+    EXPECT_EQ(other.commit(), commits.commit);
+  }
+}
+
+TEST_F(ExecutorTest, NoPassBeginsWhileACommitIsApplied) {
+  CommitLock commits;
+  Executor guarded{schema, runner, clock, observer, &commits};
+  std::atomic<bool> inside = false;
+  std::atomic<int> seen = 0;
+  runner.before = [&](const HostBatch&) {
+    if (inside) ++seen;
+  };
+  constexpr int kCommits = 100;
+  std::atomic<int> applied = 0;
+  std::jthread writer([&] {
+    for (; applied < kCommits; ++applied) {
+      const ExclusiveHold hold(commits.lock);
+      inside = true;
+      ++commits.commit;
+      inside = false;
+    }
+  });
+  do {
+    Request request(test::random_request(random, 12, 2));
+    const std::vector<Part> parts = parts_of(request, 5);
+    for (const Part& part : parts) guarded.execute({&part, 1});
+    expect_answered(request);
+  } while (applied < kCommits);
+  EXPECT_EQ(seen, 0);
 }
 
 TEST_F(ExecutorTest, OneBadRequestDoesNotFailItsNeighbours) {

@@ -61,7 +61,7 @@ void read_package(std::span<const std::byte> content) {
   const auto into = [&](const std::string& name, const Record& record) -> Destination {
     return {.place = kept.emplace(name, Content(record.bytes)).first->second};
   };
-  verify_records(records, read_manifest(records), {.into = into});
+  verify_records(records, read_manifest(records).records, {.into = into});
 }
 
 }  // namespace

@@ -331,13 +331,17 @@ TEST(InferWriter, WritesWhatProtobufReads) {
   for (const std::vector<std::size_t>& chosen :
        {std::vector<std::size_t>{0, 1}, std::vector<std::size_t>{1, 0},
         std::vector<std::size_t>{1}}) {
-    for (const std::string& id : {std::string(), std::string(1'000, 'x')}) {
+    for (const auto& [id, commit] :
+         {std::pair(std::string(), std::optional<std::int64_t>()),
+          std::pair(std::string(1'000, 'x'), std::optional<std::int64_t>(0)),
+          std::pair(std::string("a"), std::optional<std::int64_t>(99'999'999))}) {
       const InferResponseParts parts{.outputs = outputs,
                                      .chosen = chosen,
                                      .samples = 3,
                                      .model_name = "m",
                                      .model_version = "7",
-                                     .id = id};
+                                     .id = id,
+                                     .commit = commit};
       std::string bytes(infer_response_bytes(parts), '\0');
       write_infer_response(parts, reinterpret_cast<std::byte*>(bytes.data()));
       inference::ModelInferResponse message;
@@ -346,6 +350,11 @@ TEST(InferWriter, WritesWhatProtobufReads) {
       EXPECT_EQ(message.model_name(), "m");
       EXPECT_EQ(message.model_version(), "7");
       EXPECT_EQ(message.id(), id);
+      ASSERT_EQ(message.parameters_size(), commit.has_value() ? 1 : 0);
+      if (commit.has_value()) {
+        EXPECT_TRUE(message.parameters().at("commit").has_int64_param());
+        EXPECT_EQ(message.parameters().at("commit").int64_param(), *commit);
+      }
       ASSERT_EQ(message.outputs_size(), static_cast<int>(chosen.size()));
       ASSERT_EQ(message.raw_output_contents_size(), static_cast<int>(chosen.size()));
       for (int i = 0; i < message.outputs_size(); ++i) {

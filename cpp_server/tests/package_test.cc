@@ -185,11 +185,11 @@ TEST_F(PackageTest, ComparesEveryRecordWithTheManifest) {
     const std::string content = text_of(records.read(name, 1'000));
     manifest.records[name] = {digest(content), content.size(), records.all().at(name).crc32};
   }
-  verify_records(records, manifest);
+  verify_records(records, manifest.records);
 
   const auto why = [&](const Manifest& other) {
     try {
-      verify_records(records, other);
+      verify_records(records, other.records);
     } catch (const PackageError& error) {
       return std::string(error.what());
     }
@@ -237,7 +237,7 @@ TEST_F(PackageTest, ComparesTheChunksOfLargeRecords) {
     kept[name].resize(record.bytes);
     return {.place = kept[name]};
   };
-  verify_records(records, manifest, {.into = into});
+  verify_records(records, manifest.records, {.into = into});
   EXPECT_EQ(text_of(kept.at("data/0")), large);
 
   // From memory, from the file, and from both.
@@ -246,11 +246,11 @@ TEST_F(PackageTest, ComparesTheChunksOfLargeRecords) {
   const Contents nothing = {{kManifestRecord, manifest_bytes}};
   const Contents some = {{kManifestRecord, manifest_bytes}, {"data/0", kept.at("data/0")}};
   for (const Contents& contents : {nothing, some}) {
-    EXPECT_EQ(file_sha256(records, manifest, contents, {}), digest(zipped));
+    EXPECT_EQ(file_sha256(records, manifest.records, contents, {}), digest(zipped));
   }
   std::stop_source stopped;
   stopped.request_stop();
-  EXPECT_EQ(file_sha256(records, manifest, some, stopped.get_token()), "");
+  EXPECT_EQ(file_sha256(records, manifest.records, some, stopped.get_token()), "");
 
   const std::uint64_t place = records.all().at("data/0").offset + kChunkBytes + 3;
   std::string bad = zipped;
@@ -260,14 +260,14 @@ TEST_F(PackageTest, ComparesTheChunksOfLargeRecords) {
   const PackageFile other(path);
   const Records others(other);
   try {
-    verify_records(others, manifest);
+    verify_records(others, manifest.records);
     FAIL() << "a changed chunk was not found";
   } catch (const PackageError& error) {
     // The first, whichever thread is faster.
     EXPECT_NE(std::string(error.what()).find("of bytes 8388608 to 16777216 of 16777221, the"),
               std::string::npos);
   }
-  EXPECT_THROW(file_sha256(others, manifest, nothing, {}), PackageError);
+  EXPECT_THROW(file_sha256(others, manifest.records, nothing, {}), PackageError);
 }
 
 const char* const kManifest = R"({

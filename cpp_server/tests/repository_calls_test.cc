@@ -177,7 +177,8 @@ TEST_F(RepositoryCallsTest, WrongParametersAreRefusedByName) {
        "parameter 'label' is '7', expected a letter, then letters, digits, '_' or '-', at most 64 "
        "of them"},
       {[](auto& with) { with["rollback"].set_string_param("last"); },
-       "parameter 'rollback' is 'last', expected 'previous' or a version"}};
+       "parameter 'rollback' is 'last', expected 'previous', a version, "
+       "or a state such as '3.42'"}};
   for (const auto& [set, message] : cases) {
     const Outcome outcome = load("a", set);
     EXPECT_EQ(outcome.code, grpc::StatusCode::INVALID_ARGUMENT);

@@ -183,6 +183,18 @@ TEST(Flags, RepositoriesStandBesideModels) {
   EXPECT_TRUE(config.models.empty());
 }
 
+TEST(Flags, LogsOfCommitsAreThoseOfRepositories) {
+  const std::string folder = std::filesystem::temp_directory_path().string();
+  const ServerConfig config = parse_flags({"--model-repository", folder, "--follow",
+                                           "--follow-poll-ms", "50", "--rollback-bytes", "0"});
+  EXPECT_TRUE(config.follow);
+  EXPECT_EQ(config.follow_poll_ms, 50);
+  EXPECT_EQ(config.rollback_bytes, 0);
+  EXPECT_FALSE(parse_flags({"--model-repository", folder}).follow);
+  EXPECT_EQ(usage_error({"--model", "a.pt", "--follow"}),
+            "--follow needs versions with logs of commits; add --model-repository DIR");
+}
+
 TEST(Workers, AreHalfOfTheCpusAndSpareOnTheOthers) {
   const auto plan = [](int workers, bool on_cpu, int cpus) {
     ServerConfig config;
@@ -321,6 +333,38 @@ TEST(MetricsTest, PageHasEveryFamily) {
   EXPECT_EQ(page.find("model=\"\",version=\"\",code=\"OK\""), std::string::npos);
 }
 
+TEST(MetricsTest, PageShowsTheLogsThatAreFollowed) {
+  ModelList models;
+  ModelMetrics& model = *models.add("ranker", "3");
+  const ModelMetrics unresolved("", "");
+  const Log log(LogLevel::kError, true, -1);
+  const http2::Counters connections;
+  ShadowList shadows;
+  const MetricsPage metrics(models, unresolved, log, connections, "9.9");
+  EXPECT_EQ(metrics.render(nullptr, shadows).find("tessera_model_commit{"), std::string::npos);
+  model.follow.followed = true;
+  model.follow.commit = 42;
+  model.follow.rows = 7;
+  model.follow.count_refused("golden");
+  model.follow.apply.observe(0.002);
+  std::string page = metrics.render(nullptr, shadows);
+  for (const char* line : {
+           "tessera_model_commit{model=\"ranker\",version=\"3\"} 42\n",
+           "tessera_commit_rows_total{model=\"ranker\",version=\"3\"} 7\n",
+           "tessera_commit_apply_seconds_bucket{model=\"ranker\",version=\"3\",le=\"0.001\"} 0\n",
+           "tessera_commit_apply_seconds_bucket{model=\"ranker\",version=\"3\",le=\"0.003\"} 1\n",
+           "tessera_commits_refused_total{model=\"ranker\",version=\"3\",reason=\"golden\"} 1\n",
+           "tessera_commits_refused_total{model=\"ranker\",version=\"3\",reason=\"gap\"} 0\n",
+       }) {
+    EXPECT_NE(page.find(line), std::string::npos) << line;
+  }
+  EXPECT_EQ(page.find("tessera_freshness_seconds{"), std::string::npos);  // not known
+  model.follow.set_newest_example(1.0);
+  page = metrics.render(nullptr, shadows);
+  EXPECT_NE(page.find("tessera_freshness_seconds{model=\"ranker\",version=\"3\"} "),
+            std::string::npos);
+}
+
 TEST(Http, ReadsHeadsAndWritesAnswers) {
   const auto parsed = [](const std::string& head) {
     const auto read = parse_head(head);
@@ -359,6 +403,28 @@ TEST(StatusPage, ShowsTheVersionsOfRepositories) {
   }
   EXPECT_EQ(StatusPage(models, clock).page("ready", "1", {}).find("<h2>versions"),
             std::string::npos);
+}
+
+TEST(StatusPage, ShowsHowFreshTheFollowedVersionsAre) {
+  test::FakeClock clock;
+  ModelList models;
+  ModelMetrics& model = *models.add("ranker", "3");
+  StatusPage board(models, clock);
+  EXPECT_EQ(board.page("ready", "1", {}).find("Freshness"), std::string::npos);
+  model.follow.followed = true;
+  model.follow.commit = 42;
+  model.follow.set_newest_example(
+      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count() +
+      100);  // of another clock, ahead of ours
+  clock.advance(std::chrono::seconds(1));
+  board.tick();
+  const std::string page = board.page(
+      "ready", "1",
+      {{.model = "ranker", .version = "3", .state = VersionState::kReady, .commit = 42}});
+  EXPECT_NE(page.find("<h2>Freshness</h2>"), std::string::npos);
+  EXPECT_NE(page.find("<polyline points=\"600,60.0\"/>"), std::string::npos) << page;
+  EXPECT_NE(page.find("(at most 0.0 s in 10 minutes)"), std::string::npos);
+  EXPECT_NE(page.find("<td>ranker</td><td>3.42</td><td>READY</td>"), std::string::npos);
 }
 
 TEST(StatusPage, ShowsTheLastMinute) {

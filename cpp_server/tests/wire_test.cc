@@ -248,7 +248,8 @@ TEST(WireWriter, WritesWhatProtobufReads) {
                     .forward_us = 128,
                     .split_us = 0,
                     .batch_requests = 3,
-                    .batch_samples = static_cast<std::int32_t>(random() % 1000)}};
+                    .batch_samples = static_cast<std::int32_t>(random() % 1000)},
+        .commit = round % 3 == 0 ? std::nullopt : std::optional<std::int64_t>(round * 100)};
     std::string bytes(response_bytes(parts), '\0');
     write_response(parts, reinterpret_cast<std::byte*>(bytes.data()));
     predictor::PredictionResponse message;
@@ -259,6 +260,7 @@ TEST(WireWriter, WritesWhatProtobufReads) {
     EXPECT_EQ(message.predictions().at("other").data_size(), static_cast<int>(second.size()));
     EXPECT_EQ(message.model_name(), parts.model_name);
     EXPECT_EQ(message.model_version(), "7");
+    EXPECT_EQ(message.model_commit(), parts.commit.value_or(0));
     EXPECT_EQ(message.timings().decode_us(), parts.timings.decode_us);
     EXPECT_EQ(message.timings().forward_us(), 128);
     EXPECT_EQ(message.timings().batch_samples(), parts.timings.batch_samples);

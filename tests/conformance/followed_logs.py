@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
+import threading
+from collections import Counter
 
 from tessera.serving.bench.commits import SyntheticPublisher
 from tessera.serving.commits.chain import LOG_FOLDER, commit_name
+from tessera.serving.commits.file import read_commit
 from tessera.serving.package.loading import load_package
 from tessera.serving.package.manifest import MANIFEST_RECORD
+from tests.conformance.live_models import bits
 from tests.conformance.test_answers import run_in_process
 from tests.packaging.archives import read_records, with_record
 
@@ -17,20 +22,21 @@ ROWS = 40
 
 
 class History:
-    """Commits of version ``version`` of the model ``m``, made once for many tests.
+    """Commits of version 3 of the model ``m``, made once for many tests.
 
     ``commits[n]`` are the bytes of commit ``n``, ``expected(n, message)`` what the whole package of the state after
     it answers (0: the package itself).
     """
 
-    def __init__(self, folder, package, count, *, seed=0, key=None, model="m", version=3):
+    def __init__(self, folder, package, count, *, seed=0, key=None, whole=True):
         self.package = package
-        self.folder = folder / model / str(version)
+        self._whole = whole  # without it there are the commits alone
+        self.folder = folder / "m" / "3"
         self.folder.mkdir(parents=True)
         shutil.copy(package, self.folder / "model.pt")
         self.publisher = SyntheticPublisher(self.folder, seed=seed, key=key)
         self.commits = {}
-        self._packages = {0: load_package(package)}
+        self._packages = {0: load_package(package)} if whole else {}
         for _ in range(count):
             self.publish()
 
@@ -40,8 +46,13 @@ class History:
         path = self.publisher.publish(**options)
         number = int(path.name.split(".")[0])
         self.commits[number] = path.read_bytes()
-        self._packages[number] = self._whole_package(number)
+        if self._whole:
+            self._packages[number] = self._whole_package(number)
         return number
+
+    def sha256(self, number):
+        """How a fence names commit ``number``."""
+        return read_commit(self.folder / LOG_FOLDER / commit_name(number)).sha256
 
     def _whole_package(self, number):
         """The package of the state as it is now, written anew and loaded as any other."""
@@ -77,8 +88,52 @@ class FollowedVersion:
         draft.write_bytes(content)
         draft.rename(self.log / commit_name(number))
 
-    def remove(self, number):
-        (self.log / commit_name(number)).unlink()
+    def fence(self, fenced):
+        """The fence is as it says: by number a hash, or None."""
+        self.log.mkdir(exist_ok=True)
+        entries = [{"number": number, "sha256": fenced[number]} for number in sorted(fenced)]
+        draft = self.log / f".{next(DRAFTS)}.partial"
+        draft.write_text(json.dumps({"format": 1, "fenced": entries}))
+        draft.rename(self.log / "fenced.json")
+
+
+class Callers:
+    """Threads that call a model until they are told to end, and keep what is not the answer of the commit it names."""
+
+    def __init__(self, server, messages, expected, threads=4):
+        self.answered = Counter()
+        self.wrong = []
+        self._end = threading.Event()
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._call, args=(server, messages, expected, first))
+            for first in range(threads)
+        ]
+
+    def _call(self, server, messages, expected, turn):
+        while not self._end.is_set():
+            turn = (turn + 1) % len(messages)
+            commit = None
+            try:
+                answer = server.predict(messages[turn])
+                commit = answer.model_commit
+                right = bits(answer) == expected[turn][commit]
+            except Exception as error:  # noqa: BLE001 - the test shows whatever it was
+                commit, right = repr(error), False
+            with self._lock:
+                self.answered[commit] += 1
+                if not right:
+                    self.wrong.append((turn, commit))
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
 
 
 def wait_for_commit(server, message, number):

@@ -41,8 +41,10 @@ class Faults:
         self._keys = key, other_key
         count = len(history.commits)
         # The first commits of these fit no other base; those of a branch follow other ones.
-        self._other_base = History(folder / "base", other_package, count, key=key)
-        self._branch = History(folder / "branch", history.package, count, seed=9, key=key)
+        self._other_base = History(folder / "base", other_package, count, key=key, whole=False)
+        self._branch = History(
+            folder / "branch", history.package, count, seed=9, key=key, whole=False
+        )
         self.all = [
             Fault("missing", "gap", lambda n: {n + 1: self._right(n + 1)}),
             Fault("reordered", "gap", lambda n: {n: self._right(n + 1)}),

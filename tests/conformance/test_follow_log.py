@@ -127,7 +127,9 @@ def test_going_back_and_on(kind, kept, version, message, tmp_path):
         answer = wait_for_commit(server, asked, 5)
         assert bits(answer) == other.expected(5, message)
         # Whoever can write to the folder can do it, too, even to the package itself.
-        _fence_by_hand(version, fenced)
+        version.fence(
+            {1: None, 2: None, 5: None} | {one["number"]: one["sha256"] for one in fenced}
+        )
         answer = wait_for_commit(server, asked, 0)
         assert bits(answer) == history.expected(0, message)
 
@@ -139,14 +141,6 @@ def _branch(history, tmp_path):
         branch.publisher.state.apply(read_commit(history.folder / LOG_FOLDER / commit_name(number)))
     branch.publish(number=5)
     return branch
-
-
-def _fence_by_hand(version, fenced):
-    entries = [{"number": number, "sha256": None} for number in (1, 2)]
-    entries += [*fenced, {"number": 5, "sha256": None}]
-    draft = version.log / ".fenced.partial"
-    draft.write_text(json.dumps({"format": 1, "fenced": entries}))
-    draft.rename(version.log / "fenced.json")
 
 
 def test_follow_needs_a_repository(kind):

@@ -51,11 +51,7 @@ def test_every_fault_stops_the_log_until_it_is_mended(kind, signed, tmp_path, me
             told = f"commit {next_one}: "
             server.wait_for(lambda told=told: index(server)["m", "3"][1].startswith(told))
             _check_it_goes_on(server, history, asked, at)
-            refused = {
-                reason: server.value("tessera_commits_refused_total", reason=reason)
-                for reason in expected
-            }
-            assert refused == expected, fault
+            server.wait_for(lambda: _refused(server, expected) == expected)
             version.put(next_one, history.commits[next_one])
             at = next_one + (fault.name == "missing")
             assert bits(wait_for_commit(server, asked, at)) == history.expected(at, asked), fault
@@ -63,6 +59,11 @@ def test_every_fault_stops_the_log_until_it_is_mended(kind, signed, tmp_path, me
         lines = [line for line in server.log if line["event"] == "commit_refused"]
     assert Counter(line["reason"] for line in lines) == expected
     assert all(line["level"] == "warning" and line["message"] for line in lines)
+
+
+def _refused(server, reasons):
+    name = "tessera_commits_refused_total"
+    return {reason: server.value(name, reason=reason) for reason in reasons}
 
 
 def _check_it_goes_on(server, history, asked, commit):

@@ -1,56 +1,15 @@
 """Commits that are taken, and taken back, while requests are in flight: no answer mixes two, none is lost."""
 
-import threading
 import time
-from collections import Counter
 
 import pytest
 
 from tessera.serving.client import RepositoryClient
 from tests.conformance.conformance_harness import TIMEOUT_S, RunningServer
-from tests.conformance.followed_logs import FollowedVersion, History
-from tests.conformance.live_models import asking, bits
+from tests.conformance.followed_logs import Callers, FollowedVersion, History
+from tests.conformance.live_models import asking
 
 COUNT = 12
-
-
-class Callers:
-    """Threads that call a model until they are told to end, and keep what is not the answer of the commit it names."""
-
-    def __init__(self, server, messages, expected, threads=4):
-        self.answered = Counter()
-        self.wrong = []
-        self._end = threading.Event()
-        self._lock = threading.Lock()
-        self._threads = [
-            threading.Thread(target=self._call, args=(server, messages, expected, first))
-            for first in range(threads)
-        ]
-
-    def _call(self, server, messages, expected, turn):
-        while not self._end.is_set():
-            turn = (turn + 1) % len(messages)
-            commit = None
-            try:
-                answer = server.predict(messages[turn])
-                commit = answer.model_commit
-                right = bits(answer) == expected[turn][commit]
-            except Exception as error:  # noqa: BLE001 - the test shows whatever it was
-                commit, right = repr(error), False
-            with self._lock:
-                self.answered[commit] += 1
-                if not right:
-                    self.wrong.append((turn, commit))
-
-    def __enter__(self):
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._end.set()
-        for thread in self._threads:
-            thread.join()
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,7 @@ def package(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("program", ["unit_tests", "front_tests"])
+@pytest.mark.parametrize("program", ["unit_tests", "front_tests", "torch_tests"])
 def test_unit_tests(program):
     done = run(BUILD / "tests" / program, "--gtest_brief=1")
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <memory>
+#include <new>
 #include <stdexcept>
 
 #include "common/text.h"
@@ -9,12 +10,26 @@
 namespace tessera {
 
 Executor::Executor(const InputSchema& schema, Session& session, const Clock& clock,
-                   ExecutionObserver& observer)
-    : schema_(schema), session_(session), clock_(clock), observer_(observer), merger_(schema) {}
+                   ExecutionObserver& observer, CommitLock* commits)
+    : schema_(schema),
+      session_(session),
+      clock_(clock),
+      observer_(observer),
+      merger_(schema),
+      commits_(commits) {}
 
 void Executor::execute(std::span<const Part> parts) {
+  execute(parts, Inside::kNo);
+  while (!mixed_.empty()) {
+    PendingRequest& request = *mixed_.back();
+    mixed_.pop_back();
+    compute_again(request);
+  }
+}
+
+void Executor::execute(std::span<const Part> parts, Inside inside) {
   try {
-    run(parts);
+    run(parts, inside);
     return;
   } catch (const std::exception& failure) {
     if (parts.size() == 1) {
@@ -23,16 +38,36 @@ void Executor::execute(std::span<const Part> parts) {
     }
     observer_.on_retry(parts.size(), failure.what());
   }
-  for (const Part& part : parts) execute({&part, 1});
+  for (const Part& part : parts) execute({&part, 1}, inside);
 }
 
-void Executor::run(std::span<const Part> parts) {
+void Executor::compute_again(PendingRequest& request) {
+  std::vector<Part> parts;
+  try {
+    request.expect_parts(1, 0);  // so that it can be dropped
+    parts = observer_.cut_again(request);
+  } catch (const std::bad_alloc&) {
+    request.drop(out_of_memory_refusal());
+    return;
+  }
+  const SharedHold hold(commits_ == nullptr ? nullptr : &commits_->lock);
+  for (const Part& part : parts) execute({&part, 1}, Inside::kYes);
+}
+
+void Executor::run(std::span<const Part> parts, Inside inside) {
   PassTimings pass;
   pass.started = clock_.now();
   const Duration cpu_before = thread_cpu_time();
   const HostBatch batch = merger_.merge(parts, session_);
   const TimePoint assembled = clock_.now();
-  const std::unique_ptr<Scores> scores = session_.forward(batch);
+  mixed_.reserve(mixed_.size() + parts.size());
+  std::unique_ptr<Scores> scores;
+  {
+    const SharedHold hold(commits_ == nullptr || inside == Inside::kYes ? nullptr
+                                                                        : &commits_->lock);
+    if (commits_ != nullptr) pass.commit = commits_->commit;
+    scores = session_.forward(batch);
+  }
   pass.computed = clock_.now();
   pass.cpu = thread_cpu_time() - cpu_before;
   pass.assemble = assembled - pass.started;
@@ -62,7 +97,7 @@ void Executor::run(std::span<const Part> parts) {
       views_[i] = {schema_.outputs[i].name, rows[i], count};
       rows[i] += count;
     }
-    part.request->deliver(part.index, views_, pass);
+    if (!part.request->deliver(part.index, views_, pass)) mixed_.push_back(part.request);
   }
   observer_.on_pass(pass, clock_.now() - pass.computed);
 }

@@ -49,24 +49,27 @@ StageTimings PendingRequest::stage_timings(const PassTimings& pass) const {
           .batch_samples = static_cast<std::int32_t>(pass.samples)};
 }
 
-void PendingRequest::deliver(std::size_t part, std::span<const OutputView> rows,
+bool PendingRequest::deliver(std::size_t part, std::span<const OutputView> rows,
                              const PassTimings& pass) {
   StageTimings timings = stage_timings(pass);
   timings.split_us = micros(std::chrono::steady_clock::now() - pass.computed);
   if (joined_ == nullptr) {
+    commit_ = pass.commit;
     answer(rows, timings);
-    return;
+    return true;
   }
-  bool is_last = false;
-  if (!join(*joined_, part, rows, timings, is_last)) {
-    drop(out_of_memory_refusal());
-  } else if (is_last) {
-    finish_joined(*joined_);
+  switch (join(*joined_, part, rows, timings, pass.commit)) {
+    case Join::kNoMemory: drop(out_of_memory_refusal()); return true;
+    case Join::kWaits: return true;
+    case Join::kMixed: return false;
+    case Join::kWhole: finish_joined(*joined_); return true;
   }
+  return true;
 }
 
-bool PendingRequest::join(Joined& joined, std::size_t part, std::span<const OutputView> rows,
-                          const StageTimings& timings, bool& is_last) {
+PendingRequest::Join PendingRequest::join(Joined& joined, std::size_t part,
+                                          std::span<const OutputView> rows,
+                                          const StageTimings& timings, std::int64_t commit) {
   const MutexLock lock(joined.mutex);
   try {
     joined.names.clear();
@@ -75,8 +78,10 @@ bool PendingRequest::join(Joined& joined, std::size_t part, std::span<const Outp
       joined.names.push_back(rows[i].name);
     }
   } catch (const std::bad_alloc&) {
-    return false;
+    return Join::kNoMemory;
   }
+  joined.mixed = joined.mixed || joined.commit.value_or(commit) != commit;
+  joined.commit = commit;
   StageTimings& sum = joined.timings;
   sum.decode_us = timings.decode_us;
   sum.queue_us = std::max(sum.queue_us, timings.queue_us);
@@ -86,8 +91,8 @@ bool PendingRequest::join(Joined& joined, std::size_t part, std::span<const Outp
   sum.split_us += timings.split_us;
   sum.batch_requests = std::max(sum.batch_requests, timings.batch_requests);
   sum.batch_samples = std::max(sum.batch_samples, timings.batch_samples);
-  is_last = --joined.left == 0;
-  return true;
+  if (--joined.left > 0) return Join::kWaits;
+  return joined.mixed && !joined.refusal.has_value() ? Join::kMixed : Join::kWhole;
 }
 
 void PendingRequest::drop(const Refusal& refusal) {
@@ -117,6 +122,7 @@ void PendingRequest::finish_joined(Joined& joined) {
     pieces = std::move(joined.pieces);
     names = std::move(joined.names);
     timings = joined.timings;
+    commit_ = joined.commit.value_or(0);
   }
   if (refusal.has_value()) {
     fail(*refusal);

@@ -49,6 +49,7 @@ struct PassTimings {
   std::int64_t requests = 0;
   std::int64_t samples = 0;
   std::int64_t ids = 0;
+  std::int64_t commit = 0;  // the state of the model's weights that it was computed with
 };
 
 // A refusal or failure. `reason` is set where tessera_rejected_total counts it.
@@ -80,8 +81,13 @@ class PendingRequest {
 
   // The scores of part `part`; `rows` is what each output has of them, in the schema's order.
   // The memory is used during the call only. Where there is no memory to keep them until the other
-  // parts have come, the request fails.
-  void deliver(std::size_t part, std::span<const OutputView> rows, const PassTimings& pass);
+  // parts have come, the request fails. False: this was the last part, and they were not all
+  // computed with the same state of the weights; the request, of which nothing has been answered,
+  // is the caller's again, who cuts it anew and has all of it computed with one.
+  bool deliver(std::size_t part, std::span<const OutputView> rows, const PassTimings& pass);
+
+  // The state of the weights that the outputs were computed with; to be asked by answer.
+  std::int64_t commit() const { return commit_; }
 
   // The part was not computed; the request fails with the first refusal of its parts.
   void drop(const Refusal& refusal);
@@ -103,18 +109,28 @@ class PendingRequest {
     std::size_t left TESSERA_GUARDED_BY(mutex) = 0;
     std::vector<std::vector<float>> pieces TESSERA_GUARDED_BY(mutex);  // [part * outputs + output]
     std::vector<std::string_view> names TESSERA_GUARDED_BY(mutex);
-    StageTimings timings TESSERA_GUARDED_BY(mutex);            // summed over the parts
-    std::optional<Refusal> refusal TESSERA_GUARDED_BY(mutex);  // the first one
+    StageTimings timings TESSERA_GUARDED_BY(mutex);                // summed over the parts
+    std::optional<std::int64_t> commit TESSERA_GUARDED_BY(mutex);  // of the parts so far
+    bool mixed TESSERA_GUARDED_BY(mutex) = false;                  // parts of several commits
+    std::optional<Refusal> refusal TESSERA_GUARDED_BY(mutex);      // the first one
     std::atomic<bool> failed = false;
   };
 
+  // What becomes of a request when one of its parts has come.
+  enum class Join {
+    kNoMemory,  // the part has not been counted
+    kWaits,     // for other parts
+    kMixed,     // it was the last one, and they are of several commits
+    kWhole,
+  };
+
   StageTimings stage_timings(const PassTimings& pass) const;
-  // False: there was no memory for the part, and it has not been counted.
-  bool join(Joined& joined, std::size_t part, std::span<const OutputView> rows,
-            const StageTimings& timings, bool& is_last);
+  Join join(Joined& joined, std::size_t part, std::span<const OutputView> rows,
+            const StageTimings& timings, std::int64_t commit);
   void finish_joined(Joined& joined);
 
   std::unique_ptr<Joined> joined_;
+  std::int64_t commit_ = 0;
 };
 
 // A piece of work: rows [row_begin, row_end) of a request.

@@ -15,11 +15,12 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <thread>
 #include <utility>
+
+#include "common/thread_slot.h"
 
 namespace tessera {
 
@@ -41,19 +42,13 @@ class Published {
   // From when this returns nobody sees the former value.
   void replace(std::unique_ptr<const T> next) {
     const std::unique_ptr<const T> former(value_.exchange(next.release()));
-    for (const Slot& slot : readers_) {
+    for (const ThreadSlot& slot : readers_) {
       while (slot.count.load() != 0) std::this_thread::sleep_for(kPatience);
     }
   }
 
  private:
-  static constexpr std::size_t kSlots = 32;  // more than threads that read often
-  static constexpr std::size_t kCacheLine = 64;
   static constexpr std::chrono::microseconds kPatience{20};
-
-  struct alignas(kCacheLine) Slot {
-    std::atomic<std::uint32_t> count = 0;
-  };
 
   class Inside {
    public:
@@ -66,14 +61,8 @@ class Published {
     std::atomic<std::uint32_t>& count_;
   };
 
-  static std::size_t slot_of_thread() {
-    static std::atomic<std::size_t> threads = 0;
-    thread_local const std::size_t slot = threads.fetch_add(1) % kSlots;
-    return slot;
-  }
-
   std::atomic<const T*> value_;
-  mutable std::array<Slot, kSlots> readers_;
+  mutable std::array<ThreadSlot, kThreadSlots> readers_;
 };
 
 }  // namespace tessera

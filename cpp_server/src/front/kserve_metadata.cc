@@ -195,6 +195,10 @@ void KserveMetadata::describe(const ServedModel& model, inference::ModelConfig& 
   for (const auto& [name, value] : parameters) {
     (*config.mutable_parameters())[name].set_string_value(value);
   }
+  if (model.metrics().follow.followed) {
+    (*config.mutable_parameters())["commit"].set_string_value(
+        text(model.metrics().follow.commit.load()));
+  }
 }
 
 Status KserveMetadata::answer(const inference::ModelStatisticsRequest& request,

@@ -144,10 +144,12 @@ void PredictCall::answer(std::span<const OutputView> outputs, const StageTimings
     }
   }
   const TimePoint encoding = context_.clock.now();
-  const ResponseParts parts{.outputs = outputs,
-                            .model_name = model_->name(),
-                            .model_version = model_->version(),
-                            .timings = timings};
+  const ResponseParts parts{
+      .outputs = outputs,
+      .model_name = model_->name(),
+      .model_version = model_->version(),
+      .timings = timings,
+      .commit = model_->commit_lock() == nullptr ? std::nullopt : std::optional(commit())};
   const std::size_t bytes = protocol_->response_bytes(parts);
   std::byte* reply = nullptr;
   try {

@@ -29,6 +29,22 @@ Status read_version(const std::string& name, const Parameter& value,
   return version ? Status{} : wrong_value(name, value, "a version, a positive whole number");
 }
 
+// "previous", a version, or a version's state such as "3.42".
+Status read_rollback(const std::string& name, const Parameter& value, Rollback& rollback) {
+  const auto* const text = std::get_if<std::string>(&value);
+  if (text != nullptr && *text == "previous") return {};
+  Parameter version = value;
+  if (const auto point = text == nullptr ? std::string::npos : text->find('.');
+      point != std::string::npos) {
+    version = text->substr(0, point);
+    const std::string commit = text->substr(point + 1);
+    rollback.commit = commit == "0" ? 0 : parse_version(commit);
+    if (!rollback.commit.has_value()) version = OtherParameter{};
+  }
+  if (read_version(name, version, rollback.version).ok()) return {};
+  return wrong_value(name, value, "'previous', a version, or a state such as '3.42'");
+}
+
 Status unknown_parameter(const std::string& name, const std::vector<std::string>& known) {
   std::string all;
   for (const std::string& one : known) all += (all.empty() ? "'" : ", '") + one + "'";
@@ -48,10 +64,7 @@ Status read_load(const Parameters& parameters, LoadRequest& request) {
       request.label = *text;
     } else if (name == "rollback") {
       request.rollback.emplace();
-      if (text == nullptr || *text != "previous") {
-        status = read_version(name, value, request.rollback->version);
-        if (!status.ok()) return wrong_value(name, value, "'previous' or a version");
-      }
+      status = read_rollback(name, value, *request.rollback);
     } else {
       status = unknown_parameter(name, {"version", "label", "rollback"});
     }

@@ -1,10 +1,12 @@
 #include "front/status_page.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "common/text.h"
@@ -13,6 +15,7 @@ namespace tessera {
 namespace {
 
 constexpr Duration kWindow = std::chrono::seconds(60);
+constexpr Duration kFreshnessWindow = std::chrono::seconds(600);
 // So many features of all models are shown with their counts, those with the most first.
 constexpr std::size_t kMostFeatures = 20;
 
@@ -30,6 +33,8 @@ th:nth-child(-n+3), td:nth-child(-n+3) { text-align: left; }
 .versions th, .versions td { text-align: left; }
 .state { padding: .1rem .6rem; border-radius: .5rem; background: #a4600c; color: white; }
 .ready { background: #2a7d46; }
+.freshness { width: 100%; height: 4rem; background: #8881; }
+.freshness polyline { fill: none; stroke: #2a7d46; stroke-width: 1.5; }
 footer { color: #888; margin-top: 1rem; }
 </style>
 </head>
@@ -57,6 +62,11 @@ std::string detail(const IndexEntry& entry) {
               figure(entry.progress * 100, 0), "%");
 }
 
+// "3", or "3.42" where the version follows its log.
+std::string state_of(const IndexEntry& entry) {
+  return entry.commit.has_value() ? text(entry.version, ".", *entry.commit) : entry.version;
+}
+
 // The versions of repositories: where each stands, and what names it.
 std::string versions_table(const std::vector<IndexEntry>& versions) {
   if (versions.empty()) return {};
@@ -67,7 +77,7 @@ std::string versions_table(const std::vector<IndexEntry>& versions) {
     std::string labels;
     for (const std::string& label : entry.labels) labels += (labels.empty() ? "" : ", ") + label;
     if (entry.shadow) labels += labels.empty() ? "(shadow)" : " (shadow)";
-    html += "<tr>" + cell(html_escaped(entry.model)) + cell(html_escaped(entry.version)) +
+    html += "<tr>" + cell(html_escaped(entry.model)) + cell(html_escaped(state_of(entry))) +
             cell(html_escaped(std::string(state_name(entry.state)))) + cell(html_escaped(labels)) +
             cell(entry.percent > 0 ? text(entry.percent, "%") : "") + cell(detail(entry)) +
             "</tr>\n";
@@ -160,6 +170,41 @@ void StatusPage::tick() {
     while (now - own.front().time > kWindow) own.pop_front();
   }
   snapshots_ = std::move(kept);  // without those that are shown no more
+  note_freshness(now);
+}
+
+void StatusPage::note_freshness(TimePoint now) {
+  const double time_of_day =
+      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  decltype(freshness_) kept;
+  for (const auto& [model, past] : snapshots_) {
+    const std::optional<double> newest = model->follow.newest_example();
+    if (!model->follow.followed || !newest.has_value()) continue;
+    std::deque<Freshness>& own = kept[model] = std::move(freshness_[model]);
+    own.push_back({.time = now, .seconds = time_of_day - *newest});
+    while (now - own.front().time > kFreshnessWindow) own.pop_front();
+  }
+  freshness_ = std::move(kept);
+}
+
+// A line from left (ten minutes ago) to right (now); its top is the largest.
+std::string StatusPage::freshness(const ModelMetrics& model, const std::deque<Freshness>& points,
+                                  TimePoint now) {
+  constexpr double kHeight = 60;
+  double most = 0;
+  for (const Freshness& point : points) most = std::max(most, point.seconds);
+  std::string line;
+  for (const Freshness& point : points) {
+    const double x = seconds(kFreshnessWindow - (now - point.time));
+    const double y = most > 0 ? kHeight * (1 - std::max(point.seconds, 0.0) / most) : kHeight;
+    line += (line.empty() ? "" : " ") + figure(x, 0) + "," + figure(y, 1);
+  }
+  return text(
+      "<figure><svg class=\"freshness\" viewBox=\"0 0 600 60\" preserveAspectRatio=\"none\">",
+      "<polyline points=\"", line, "\"/></svg>\n<figcaption>", html_escaped(model.model), " ",
+      html_escaped(model.version), ".", model.follow.commit.load(), ": ",
+      figure(points.back().seconds, 1), " s (at most ", figure(most, 1),
+      " s in 10 minutes)</figcaption></figure>\n");
 }
 
 std::string StatusPage::row(const ModelMetrics& model, const Snapshot& past, TimePoint now) const {
@@ -203,6 +248,8 @@ std::string StatusPage::page(const std::string& state, const std::string& versio
     html += row(*model, is_new ? snapshot(*model, now) : known->second.front(), now);
   }
   html += "</table>\n" + features_table(models_) + versions_table(versions);
+  if (!freshness_.empty()) html += "<h2>Freshness</h2>\n";
+  for (const auto& [model, points] : freshness_) html += freshness(*model, points, now);
   html += text(
       "<footer>tessera ", html_escaped(version), ", up ",
       std::chrono::duration_cast<std::chrono::seconds>(now - began_).count(),

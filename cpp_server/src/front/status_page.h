@@ -1,4 +1,5 @@
-// The status page: what happened in the last minute, from snapshots taken every second.
+// The status page: what happened in the last minute, from snapshots taken every second, and how
+// fresh the followed versions were in the last ten.
 //
 // Contract: one thread (the HTTP port's) calls tick and page; the list outlives the page.
 #pragma once
@@ -39,11 +40,21 @@ class StatusPage {
   static Snapshot snapshot(const ModelMetrics& model, TimePoint now);
   std::string row(const ModelMetrics& model, const Snapshot& past, TimePoint now) const;
 
+  // How old the newest training example of a followed version's state was, seconds.
+  struct Freshness {
+    TimePoint time{};
+    double seconds = 0;
+  };
+  static std::string freshness(const ModelMetrics& model, const std::deque<Freshness>& points,
+                               TimePoint now);
+  void note_freshness(TimePoint now);
+
   // The oldest first; of a model that has just begun to be shown, none.
   using Snapshots = std::deque<Snapshot>;
 
   const ModelList& models_;
   std::map<std::shared_ptr<const ModelMetrics>, Snapshots> snapshots_;
+  std::map<std::shared_ptr<const ModelMetrics>, std::deque<Freshness>> freshness_;
   const Clock& clock_;
   TimePoint began_;
 };

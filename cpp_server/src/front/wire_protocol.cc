@@ -122,7 +122,8 @@ class InferProtocol final : public WireProtocol {
             .samples = samples_,
             .model_name = parts.model_name,
             .model_version = parts.model_version,
-            .id = view_.id};
+            .id = view_.id,
+            .commit = parts.commit};
   }
 
   InferRequestView view_;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <functional>
 #include <limits>
 #include <map>
@@ -205,6 +206,42 @@ void add_gauges(std::vector<MetricFamily>& page, const Models& models,
   }
 }
 
+// The logs of commits of the versions that follow one.
+void add_commits(std::vector<MetricFamily>& page, const Models& models) {
+  MetricFamily commit =
+      family("tessera_model_commit", "The commit of the state that answers, 0: the package itself",
+             MetricType::Gauge);
+  MetricFamily freshness =
+      family("tessera_freshness_seconds",
+             "How long ago the newest training example of the state that answers was made",
+             MetricType::Gauge);
+  MetricFamily rows = family("tessera_commit_rows_total",
+                             "Rows of tables that commits have changed", MetricType::Counter);
+  MetricFamily apply =
+      family("tessera_commit_apply_seconds",
+             "How long batches waited while a commit was written and its golden answers computed",
+             MetricType::Histogram);
+  MetricFamily refused = family("tessera_commits_refused_total",
+                                "Commits that were not taken, by reason", MetricType::Counter);
+  const double now =
+      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  for (const auto& model : models) {
+    const FollowMetrics& follow = model->follow;
+    if (!follow.followed) continue;
+    const Labels labels = labels_of(*model);
+    add(commit, labels, static_cast<double>(follow.commit.load()));
+    if (const auto newest = follow.newest_example()) add(freshness, labels, now - *newest);
+    add(rows, labels, value(follow.rows));
+    add(apply, labels, follow.apply);
+    for (std::size_t i = 0; i < follow.refused.size(); ++i) {
+      add(refused, with(labels, "reason", kCommitRefusals[i]), value(follow.refused[i]));
+    }
+  }
+  for (MetricFamily* made : {&commit, &freshness, &rows, &apply, &refused}) {
+    page.push_back(std::move(*made));
+  }
+}
+
 // What has come of the gRPC port's connections.
 void add_connections(std::vector<MetricFamily>& page, const http2::Counters& counters) {
   page.push_back(family("tessera_connections", "Connections of the gRPC port", MetricType::Gauge));
@@ -294,6 +331,7 @@ std::string MetricsPage::render(const RepositoryControl* repository, ShadowList&
   add_counters(page, models);
   add_histograms(page, models);
   add_gauges(page, models, server_version_);
+  add_commits(page, models);
   add_connections(page, connections_);
   const std::vector<IndexEntry> entries =
       repository == nullptr ? std::vector<IndexEntry>{} : repository->index();

@@ -21,6 +21,10 @@ class ModelList {
   // The counters of `version` of `model`, from now on shown; those that are shown already, if any.
   std::shared_ptr<ModelMetrics> add(const std::string& model, const std::string& version);
 
+  // The counters of `version` of `model`; null: they are not shown.
+  std::shared_ptr<const ModelMetrics> find(const std::string& model,
+                                           const std::string& version) const;
+
   // They are shown no more.
   void remove(const ModelMetrics& metrics);
 

@@ -22,6 +22,7 @@
 #include "common/mutex.h"
 #include "common/status.h"
 #include "metrics/feature_counter.h"
+#include "metrics/follow_metrics.h"
 #include "metrics/histogram.h"
 #include "model/runner.h"
 
@@ -132,6 +133,7 @@ class ModelMetrics {
   std::atomic<std::uint64_t> ids = 0;
   std::atomic<std::uint64_t> out_of_range_ids = 0;
   std::atomic<bool> ready = false;
+  FollowMetrics follow;
 
   // What a loaded model shows of itself.
   struct Loaded {

@@ -62,10 +62,14 @@ class CpuSession final : public Session {
 
 class CpuRunner final : public Runner {
  public:
-  CpuRunner(const Opening& opening, const std::string& path, const Manifest& manifest)
+  CpuRunner(const Opening& opening, const std::string& path, const Manifest& manifest,
+            bool changing)
       : schema_(manifest.schema),
         table_bytes_(manifest.table_bytes),
-        module_(opening, path, schema_) {}
+        module_(opening, path, schema_,
+                changing ? TorchScriptModule::Form::kChanging : TorchScriptModule::Form::kFrozen) {
+    if (changing) weights_ = std::make_unique<HostWeights>(module_.places());
+  }
 
   std::vector<std::string> devices() const override { return {"cpu"}; }
 
@@ -77,6 +81,8 @@ class CpuRunner final : public Runner {
     return std::make_unique<CpuSession>(module_, schema_);
   }
 
+  Weights* weights() const override { return weights_.get(); }
+
   std::vector<DeviceMemory> memory() const override {
     return {{.device = "cpu", .kind = "tables", .bytes = table_bytes_}};
   }
@@ -85,16 +91,17 @@ class CpuRunner final : public Runner {
   const InputSchema schema_;
   const std::uint64_t table_bytes_;
   const TorchScriptModule module_;
+  std::unique_ptr<HostWeights> weights_;
 };
 
 }  // namespace
 
 std::unique_ptr<Runner> open_on_cpu(const Opening& opening, const std::string& path,
-                                    const Manifest& manifest) {
+                                    const Manifest& manifest, bool changing) {
   // What torch computes while it opens and optimizes a model stays in this thread: a pool of its
   // own would run at the priority of none of ours.
   at::set_num_threads(1);
-  return std::make_unique<CpuRunner>(opening, path, manifest);
+  return std::make_unique<CpuRunner>(opening, path, manifest, changing);
 }
 
 }  // namespace tessera

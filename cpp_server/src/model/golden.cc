@@ -43,15 +43,8 @@ std::vector<T> numbers(const TensorView& view, const char* dtype) {
   return values;
 }
 
-// One group of the recorded inputs.
-struct Recorded {
-  std::vector<std::int32_t> lengths;
-  std::vector<std::int64_t> values;
-  std::vector<float> weights;
-};
-
-Recorded read_group(const Tensors& tensors, const std::string& prefix, bool weighted) {
-  Recorded group;
+RecordedGroup read_group(const Tensors& tensors, const std::string& prefix, bool weighted) {
+  RecordedGroup group;
   group.lengths = numbers<std::int32_t>(tensor_at(tensors, prefix + "_lengths"), "I32");
   const TensorView& ids = tensor_at(tensors, prefix + "_values");
   if (ids.dtype == "I32") {
@@ -64,7 +57,7 @@ Recorded read_group(const Tensors& tensors, const std::string& prefix, bool weig
 }
 
 // `recorded` of `samples` samples into a batch's rows.
-void fill(const HostGroup& group, const Recorded& recorded, const HostBatch& batch) {
+void fill(const HostGroup& group, const RecordedGroup& recorded, const HostBatch& batch) {
   const auto samples = static_cast<std::size_t>(batch.samples);
   const auto rows = static_cast<std::size_t>(batch.rows);
   const std::size_t features = recorded.lengths.size() / samples;
@@ -83,8 +76,8 @@ void fill(const HostGroup& group, const Recorded& recorded, const HostBatch& bat
 // With `shared`, every second feature is given as rows that each are used once: the same batch by
 // the model's other method.
 std::unique_ptr<Scores> score(Session& session, std::int64_t samples,
-                              const std::vector<float>& dense, const Recorded& plain,
-                              const Recorded& scored, bool shared) {
+                              const std::vector<float>& dense, const RecordedGroup& plain,
+                              const RecordedGroup& scored, bool shared) {
   const auto features = static_cast<std::int64_t>(plain.lengths.size()) / samples;
   const HostBatch batch =
       session.reserve({.samples = samples,
@@ -102,14 +95,14 @@ std::unique_ptr<Scores> score(Session& session, std::int64_t samples,
 }
 
 void compare(const OutputSpec& output, std::span<const float> found,
-             const std::vector<float>& golden, const Manifest& manifest) {
+             const std::vector<float>& golden, const GoldenBounds& bounds) {
   if (found.size() != golden.size()) {
     throw std::runtime_error(text("does not give its golden answers: output '", output.name,
                                   "' has ", found.size(), " numbers, recorded were ",
                                   golden.size()));
   }
   for (std::size_t i = 0; i < golden.size(); ++i) {
-    const double bound = manifest.golden_atol + manifest.golden_rtol * std::abs(golden[i]);
+    const double bound = bounds.atol + bounds.rtol * std::abs(golden[i]);
     // Written so that a NaN fails.
     if (!(std::abs(double{found[i]} - double{golden[i]}) <= bound)) {
       throw std::runtime_error(text("does not give its golden answers: output '", output.name,
@@ -122,29 +115,32 @@ void compare(const OutputSpec& output, std::span<const float> found,
 
 }  // namespace
 
-void replay_golden(Session& session, const Manifest& manifest, std::span<const std::byte> content,
-                   bool shared) {
+GoldenAnswers::GoldenAnswers(std::span<const std::byte> content, const InputSchema& schema)
+    : schema_(&schema) {
   Tensors tensors;
   try {
     tensors = read_safetensors(content);
   } catch (const std::invalid_argument& error) {
     throw std::runtime_error(text("golden.bin cannot be read: ", error.what()));
   }
-  const TensorView& dense_view = tensor_at(tensors, "in.float_features");
-  const std::vector<float> dense = numbers<float>(dense_view, "F32");
-  const auto dense_features = static_cast<std::int64_t>(manifest.schema.dense_features.size());
-  if (dense_view.shape.size() != 2 || dense_view.shape[0] < 1 ||
-      dense_view.shape[1] != dense_features) {
+  const TensorView& dense = tensor_at(tensors, "in.float_features");
+  dense_ = numbers<float>(dense, "F32");
+  const auto dense_features = static_cast<std::int64_t>(schema.dense_features.size());
+  if (dense.shape.size() != 2 || dense.shape[0] < 1 || dense.shape[1] != dense_features) {
     throw std::runtime_error("golden.bin: in.float_features does not fit the schema");
   }
-  const auto scores =
-      score(session, dense_view.shape[0], dense,
-            read_group(tensors, "in.id_list_features", /*weighted=*/false),
-            read_group(tensors, "in.id_score_list_features", /*weighted=*/true), shared);
-  for (std::size_t i = 0; i < manifest.schema.outputs.size(); ++i) {
-    const OutputSpec& output = manifest.schema.outputs[i];
-    const auto golden = numbers<float>(tensor_at(tensors, "out." + output.name), "F32");
-    compare(output, scores->output(i), golden, manifest);
+  samples_ = dense.shape[0];
+  plain_ = read_group(tensors, "in.id_list_features", /*weighted=*/false);
+  scored_ = read_group(tensors, "in.id_score_list_features", /*weighted=*/true);
+  for (const OutputSpec& output : schema.outputs) {
+    outputs_.push_back(numbers<float>(tensor_at(tensors, "out." + output.name), "F32"));
+  }
+}
+
+void GoldenAnswers::replay(Session& session, const GoldenBounds& bounds, bool shared) const {
+  const auto scores = score(session, samples_, dense_, plain_, scored_, shared);
+  for (std::size_t i = 0; i < outputs_.size(); ++i) {
+    compare(schema_->outputs[i], scores->output(i), outputs_[i], bounds);
   }
 }
 
@@ -155,8 +151,8 @@ void warm_up(Session& session, const InputSchema& schema, bool shared) {
       const auto group = [&](Group kind, bool weighted) {
         // One id per bag.
         const std::size_t bags = B * schema.group(kind).size();
-        return Recorded{std::vector<std::int32_t>(bags, 1), std::vector<std::int64_t>(bags),
-                        std::vector<float>(weighted ? bags : 0)};
+        return RecordedGroup{std::vector<std::int32_t>(bags, 1), std::vector<std::int64_t>(bags),
+                             std::vector<float>(weighted ? bags : 0)};
       };
       score(session, samples, std::vector<float>(B * schema.dense_features.size()),
             group(Group::kIdList, false), group(Group::kIdScoreList, true), shared);

@@ -33,14 +33,24 @@ class GpuRunner final : public Runner {
                            ? 0
                            : std::min(options.max_batch_samples, options.graph_samples)) {
     for (const std::vector<int>& devices : placements) {
-      replicas_.emplace_back(file, schema_, devices, options.allow_ops);
+      replicas_.emplace_back(file, schema_, devices, options);
       if (!replicas_.back().module.keep_on_device()) {
         throw PackageError(file->path(),
                            "its graph does not end in copies of its outputs to the CPU, as "
                            "packages for 'cuda' do; package the model again");
       }
     }
+    if (!options.changing) return;
+    DeviceWeights::Places places;
+    for (const Replica& replica : replicas_) {
+      for (const auto& [record, copies] : replica.module.device_places()) {
+        places[record].insert(places[record].end(), copies.begin(), copies.end());
+      }
+    }
+    weights_ = std::make_unique<DeviceWeights>(std::move(places));
   }
+
+  Weights* weights() const override { return weights_.get(); }
 
   std::vector<std::string> devices() const override {
     std::vector<std::string> names;
@@ -80,10 +90,12 @@ class GpuRunner final : public Runner {
  private:
   struct Replica {
     Replica(const std::shared_ptr<const PackageFile>& file, const InputSchema& schema,
-            const std::vector<int>& numbers, const std::set<std::string>& allow_ops)
+            const std::vector<int>& numbers, const GpuOptions& options)
         : device(numbers.at(0)),
           name(text("cuda:", device)),
-          module(file, schema, cuda(numbers), allow_ops) {}
+          module(file, schema, cuda(numbers), options.allow_ops,
+                 options.changing ? TorchScriptModule::Form::kChanging
+                                  : TorchScriptModule::Form::kFrozen) {}
 
     int device;  // that its inputs, outputs and first shard are on
     std::string name;
@@ -94,6 +106,7 @@ class GpuRunner final : public Runner {
   const InputSchema schema_;
   const std::int64_t graph_samples_;
   std::deque<Replica> replicas_;
+  std::unique_ptr<DeviceWeights> weights_;
 };
 
 // For each replica of the model, the device of each shard: as many replicas as there are devices

@@ -79,7 +79,7 @@ void check_torch(const std::string& path, const Manifest& manifest) {
 }
 
 void check_device(Runner& runner, std::size_t device, const Manifest& manifest,
-                  std::span<const std::byte> golden, LoadSteps& steps) {
+                  const std::optional<GoldenAnswers>& golden, LoadSteps& steps) {
   const std::unique_ptr<Session> session = runner.open_session(device);
   session->begin_thread(1);
   // Both of the model's methods, where it has two.
@@ -87,7 +87,10 @@ void check_device(Runner& runner, std::size_t device, const Manifest& manifest,
     if (shared && !runner.shares_rows()) continue;
     warm_up(*session, manifest.schema, shared);
     steps.done("warm_up");
-    if (!golden.empty()) replay_golden(*session, manifest, golden, shared);
+    if (golden.has_value()) {
+      golden->replay(*session, {.atol = manifest.golden_atol, .rtol = manifest.golden_rtol},
+                     shared);
+    }
     steps.done("golden");
   }
 }
@@ -109,13 +112,13 @@ void check_device_kind(const std::string& path, const Manifest& manifest) {
 }
 
 std::unique_ptr<FileHash> hash_of_file(const std::shared_ptr<const Checked>& checked,
-                                       const std::optional<Opening>& opening) {
-  Contents contents = opening.has_value() ? opening->contents() : Contents();
+                                       const std::optional<Opening>& opening, bool follow) {
+  Contents contents = opening.has_value() ? opening->contents(/*unchanging=*/follow) : Contents();
   contents[kManifestRecord] = checked->manifest_bytes;
   return std::make_unique<FileHash>(
       [checked, contents,
        kept = opening.has_value() ? opening->kept() : nullptr](const std::stop_token& stop) {
-        return file_sha256(checked->records, checked->manifest, contents, stop);
+        return file_sha256(checked->records, checked->manifest.records, contents, stop);
       });
 }
 
@@ -132,11 +135,12 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
   check_torch(path, manifest);
   const bool on_cpu = manifest.device == "cpu";
   std::optional<Opening> opening;
-  verify_headers(checked->records, manifest);
+  verify_headers(checked->records, manifest.records);
   check_names(checked->records);
   if (on_cpu) {
     opening.emplace(checked->records, manifest, options.allow_ops,
-                    options.only_try ? Opening::Tables::kFile : Opening::Tables::kMemory);
+                    options.only_try ? Opening::Tables::kFile : Opening::Tables::kMemory,
+                    options.follow ? Opening::Sharing::kNo : Opening::Sharing::kYes);
   }
   steps.done("manifest");
   const auto into = [&](const std::string& name, const Record& record) -> Destination {
@@ -155,13 +159,13 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
                       static_cast<double>(checked->file->size()));
   };
   verify_records(
-      checked->records, manifest,
+      checked->records, manifest.records,
       {.into = into, .threads = options.beside ? 1U : kReadingThreads, .progress = count});
   if (on_cpu) opening->share_tables();
   check_contents(checked->records, checked->parsed, options.allow_ops);
   steps.done("verify");
   LoadedPackage package;
-  if (!options.only_try) package.file_hash = hash_of_file(checked, opening);
+  if (!options.only_try) package.file_hash = hash_of_file(checked, opening, options.follow);
   try {
     load_operator_libraries(manifest.operator_libraries, options.library_folders);
   } catch (const LibraryError& error) {
@@ -175,8 +179,9 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
   if (on_cpu && limited) limit.emplace(path, options.load_timeout_s);
   GpuOptions gpu = options.gpu;
   gpu.allow_ops = options.allow_ops;
-  std::unique_ptr<Runner> runner =
-      on_cpu ? open_on_cpu(*opening, path, manifest) : open_on_gpus(checked->file, manifest, gpu);
+  gpu.changing = options.follow;
+  std::unique_ptr<Runner> runner = on_cpu ? open_on_cpu(*opening, path, manifest, options.follow)
+                                          : open_on_gpus(checked->file, manifest, gpu);
   if (!on_cpu) checked->file->check_unchanged();
   steps.done("open");
   // Opening has read the file again.
@@ -189,8 +194,10 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
       throw PackageError(path, text("record '", kGoldenRecord, "' is missing or empty"));
   }
   try {
+    std::optional<GoldenAnswers> answers;
+    if (!golden.empty()) answers.emplace(golden, manifest.schema);
     for (std::size_t device = 0; device < runner->devices().size(); ++device) {
-      check_device(*runner, device, manifest, golden, steps);
+      check_device(*runner, device, manifest, answers, steps);
     }
   } catch (const PackageError&) {
     throw;
@@ -199,6 +206,7 @@ LoadedPackage load_package(const std::string& path, const LoadOptions& options) 
   }
   package.path = path;
   package.manifest = manifest;
+  package.base_sha256 = unsigned_sha256(checked->manifest_bytes);
   package.runner = std::move(runner);
   package.load_time = steps.total();
   package.steps = steps.all();

@@ -45,6 +45,8 @@ struct LoadOptions {
   // Large tables are neither compared nor read into memory, but mapped: to see whether the model
   // can be opened and called, and not to serve it.
   bool only_try = false;
+  // The version's commits are to be followed: its weights can change in place, so it shares none.
+  bool follow = false;
   // Called with the share that is done, 0 to 1; what it throws ends the loading.
   std::function<void(double share)> progress = nullptr;
   // Called for a package for CPUs once every byte has been compared and nothing has run yet. What
@@ -56,6 +58,7 @@ struct LoadOptions {
 struct LoadedPackage {
   std::string path;
   Manifest manifest;
+  std::string base_sha256;  // of the manifest's bytes with no signature in it, lower-case hex
   std::unique_ptr<Runner> runner;
   Duration load_time{0};
   std::vector<std::pair<std::string, Duration>> steps;  // that it consists of, in their order

@@ -24,12 +24,12 @@ namespace {
 
 constexpr std::uint64_t kLargeBytes = 1U << 20;  // smaller tables take torch's way
 constexpr std::size_t kTokenBytes = 24;
-constexpr std::string_view kDataFolder = "data/";
 constexpr std::string_view kExtraFolder = "extra/";
 
 class MemoryAdapter final : public caffe2::serialize::ReadAdapterInterface {
  public:
-  explicit MemoryAdapter(std::vector<std::byte> content) : content_(std::move(content)) {}
+  MemoryAdapter(std::vector<std::byte> content, std::map<std::uint64_t, std::string> starts)
+      : content_(std::move(content)), reads_(std::move(starts)) {}
 
   size_t size() const override { return content_.size(); }
 
@@ -37,11 +37,15 @@ class MemoryAdapter final : public caffe2::serialize::ReadAdapterInterface {
     if (offset > content_.size()) return 0;
     const auto given = std::min<size_t>(count, content_.size() - offset);
     std::memcpy(buffer, content_.data() + offset, given);
+    reads_.note(offset, buffer);
     return given;
   }
 
+  const RecordAddresses& reads() const { return reads_.reads(); }
+
  private:
-  std::vector<std::byte> content_;
+  const std::vector<std::byte> content_;
+  mutable RecordReads reads_;
 };
 
 std::vector<std::byte> random_token(std::random_device& random) {
@@ -57,20 +61,22 @@ void append(std::vector<std::byte>& out, std::span<const std::byte> piece) {
 }  // namespace
 
 Opening::Opening(const Records& records, const Manifest& manifest, std::set<std::string> allow_ops,
-                 Tables tables)
+                 Tables tables, Sharing sharing)
     : records_(records),
       manifest_(manifest),
       allow_ops_(std::move(allow_ops)),
+      sharing_(sharing),
       kept_(std::make_shared<Kept>()) {
   const std::string& path = records.file().path();
-  verify_headers(records, manifest);
+  verify_headers(records, manifest.records);
   check_names(records);
-  data_ = read_verified(records, manifest, kDataRecord, kMaxPickleBytes);
+  data_ = read_verified(records, manifest.records, kDataRecord, kMaxPickleBytes);
   try {
     const Storages storages(data_);
     for (const auto& [name, record] : records.all()) {
       if (record.bytes < kLargeBytes || !name.starts_with(kDataFolder)) continue;
-      if (storages.plain(name.substr(kDataFolder.size()))) kept_->tables.try_emplace(name);
+      if (storages.plain(name.substr(std::string_view(kDataFolder).size())))
+        kept_->tables.try_emplace(name);
     }
   } catch (const std::invalid_argument& error) {
     throw PackageError(path, error.what());
@@ -86,7 +92,10 @@ Destination Opening::place(const std::string& name, const Record& record) {
                        .read = nullptr};
       return {.known = true};
     }
-    std::shared_ptr<TableMemory> memory = TableStore::shared().find(manifest_.records.at(name));
+    std::shared_ptr<TableMemory> memory;
+    if (sharing_ == Sharing::kYes) {
+      memory = TableStore::shared().find(manifest_.records.at(name));
+    }
     const bool known = memory != nullptr;
     if (!known) memory = std::make_shared<TableMemory>(record.bytes);
     table->second = {
@@ -98,6 +107,7 @@ Destination Opening::place(const std::string& name, const Record& record) {
 }
 
 void Opening::share_tables() const {
+  if (sharing_ == Sharing::kNo) return;
   for (const auto& [name, table] : kept_->tables) {
     if (table.read != nullptr) TableStore::shared().add(manifest_.records.at(name), table.read);
   }
@@ -111,16 +121,17 @@ std::span<const std::byte> Opening::content(const std::string& name) const {
   return found->second;
 }
 
-Contents Opening::contents() const {
+Contents Opening::contents(bool unchanging) const {
   Contents all;
   for (const auto& [name, content] : kept_->contents) all[name] = content;
+  if (unchanging) return all;
   for (const auto& [name, table] : kept_->tables) {
     all[name] = table.content;
   }
   return all;
 }
 
-torch::jit::Module Opening::module() const {
+torch::jit::Module Opening::module(RecordPlaces* places) const {
   check_contents(records_, kept_->contents, allow_ops_);
   StandIns stand_ins;
   std::map<std::vector<std::byte>, std::string> names;
@@ -133,15 +144,25 @@ torch::jit::Module Opening::module() const {
     throw PackageError(records_.file().path(),
                        "was changed while it was being loaded; load it again");
   }
-  torch::jit::Module loaded =
-      torch::jit::load(std::make_shared<MemoryAdapter>(small_archive(stand_ins)), at::kCPU);
+  std::map<std::uint64_t, std::string> starts;
+  std::vector<std::byte> archive = small_archive(stand_ins, starts);
+  const auto adapter = std::make_shared<MemoryAdapter>(std::move(archive), std::move(starts));
+  torch::jit::Module loaded = torch::jit::load(adapter, at::kCPU);
   check_operators(loaded, records_.file().path(), allow_ops_);
   put_tables(loaded, names);
+  if (places != nullptr) {
+    RecordAddresses addresses = adapter->reads();
+    for (const auto& [name, table] : kept_->tables) addresses[table.content.data()] = name;
+    std::map<std::string, std::uint64_t> bytes;
+    for (const auto& [name, record] : records_.all()) bytes[name] = record.bytes;
+    *places = find_records(loaded, addresses, bytes);
+  }
   return loaded;
 }
 
 // The package with `stand_ins` instead of its large tables, and without extra files.
-std::vector<std::byte> Opening::small_archive(const StandIns& stand_ins) const {
+std::vector<std::byte> Opening::small_archive(const StandIns& stand_ins,
+                                              std::map<std::uint64_t, std::string>& starts) const {
   std::vector<std::byte> out;
   std::string directory;
   std::uint64_t entries = 0;
@@ -151,6 +172,7 @@ std::vector<std::byte> Opening::small_archive(const StandIns& stand_ins) const {
     const std::uint64_t offset = out.size();
     const std::string header = local_header(name, record, offset);
     append(out, std::as_bytes(std::span(header)));
+    if (!content.empty()) starts[out.size()] = name;
     append(out, content);
     directory += directory_entry(name, record, offset);
     ++entries;
@@ -162,7 +184,7 @@ std::vector<std::byte> Opening::small_archive(const StandIns& stand_ins) const {
     } else if (name == kDataRecord && !stand_ins.empty()) {
       std::map<std::string, std::uint64_t> sizes;
       for (const auto& [table, token] : stand_ins) {
-        sizes[table.substr(kDataFolder.size())] = token.size();
+        sizes[table.substr(std::string_view(kDataFolder).size())] = token.size();
       }
       add(name, Storages(data_).with_sizes(sizes));
     } else {

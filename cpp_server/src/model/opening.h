@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "model/record_places.h"
 #include "package/manifest.h"
 #include "package/records.h"
 #include "package/storages.h"
@@ -32,12 +33,16 @@ class Opening {
   // compared with its hashes, for whoever only tries whether the package's code comes back.
   enum class Tables { kMemory, kFile };
 
+  // Whether a large table may be one that another package has been opened with, and the other way
+  // round: not where it is to be changed.
+  enum class Sharing { kYes, kNo };
+
   // Compares the records' headers with the manifest and reads, compares and looks through the
   // record that names the tensors. `records` and `manifest` must outlive this; `allow_ops` are
   // operators that the package's code may call beside those that every package may. Throws
   // PackageError.
   Opening(const Records& records, const Manifest& manifest, std::set<std::string> allow_ops,
-          Tables tables = Tables::kMemory);
+          Tables tables = Tables::kMemory, Sharing sharing = Sharing::kYes);
 
   // Where a record's content goes; for verify_records. A large table that this process has already
   // (TableStore) is not read again; with tables of the file none is.
@@ -49,15 +54,16 @@ class Opening {
   // A record that was verified.
   std::span<const std::byte> content(const std::string& name) const;
 
-  // All of them.
-  Contents contents() const;
+  // All of them, or only those that are never changed: copies of what the module has.
+  Contents contents(bool unchanging = false) const;
 
   // What holds the memory of all that was placed.
   std::shared_ptr<const void> kept() const { return kept_; }
 
   // The module, whose graph calls nothing but allowed operators; verify_records must have passed.
-  // Throws PackageError, and what torch throws.
-  torch::jit::Module module() const;
+  // Throws PackageError, and what torch throws. `places`, where it is not null, is told where the
+  // module has the records below "data/" that it has as they are.
+  torch::jit::Module module(RecordPlaces* places = nullptr) const;
 
  private:
   struct Table {
@@ -74,13 +80,16 @@ class Opening {
   using StandIns = std::map<std::string, std::vector<std::byte>>;
 
   static at::Tensor tensor_over(const Table& table);
-  std::vector<std::byte> small_archive(const StandIns& stand_ins) const;
+  // `starts` is told where the records' contents begin in it.
+  std::vector<std::byte> small_archive(const StandIns& stand_ins,
+                                       std::map<std::uint64_t, std::string>& starts) const;
   void put_tables(torch::jit::Module module,
                   const std::map<std::vector<std::byte>, std::string>& names) const;
 
   const Records& records_;
   const Manifest& manifest_;
   const std::set<std::string> allow_ops_;
+  const Sharing sharing_;
   std::vector<std::byte> data_;  // of kDataRecord
   MappedFile file_;              // kFile: all of it
   std::shared_ptr<Kept> kept_;

@@ -14,6 +14,7 @@
 
 #include "common/clock.h"
 #include "model/vocabularies.h"
+#include "model/weights.h"
 
 namespace tessera {
 
@@ -104,6 +105,9 @@ class Runner {
   virtual std::unique_ptr<Session> open_session(std::size_t device) = 0;
   // What its vocabularies hold; without keys where it has none. Valid as long as the runner is.
   virtual VocabularyBuffers vocabularies() const { return {}; }
+  // Its stored bytes, to be changed in place; null: it was not loaded for that. Valid as long as
+  // the runner is.
+  virtual Weights* weights() const { return nullptr; }
   // What the model holds on its devices beside its sessions' host memory.
   virtual std::vector<DeviceMemory> memory() const = 0;
 };

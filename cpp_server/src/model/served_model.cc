@@ -68,6 +68,8 @@ ServedModel::ServedModel(LoadedPackage package, const ServerConfig& config,
       request_bytes_(package_.manifest.schema),
       plan_(plan_workers(config, package_.manifest.device == "cpu", available_cpus())),
       queue_limits_(config.queue_limits),
+      commit_lock_(package_.runner->weights() == nullptr ? nullptr
+                                                         : std::make_unique<CommitLock>()),
       scheduler_(config.queue_limits, shared(config.batch_limits, plan_), clock) {
   const Manifest& manifest = package_.manifest;
   shown_->facts = {.sha256 = [this] { return sha256(); },
@@ -141,6 +143,7 @@ void ServedModel::log_file_hash() const {
 void ServedModel::close() {
   scheduler_.close();
   workers_.clear();  // joins
+  followed_.reset();
 }
 
 void ServedModel::submit(PendingRequest& request, std::size_t loop) {
@@ -151,9 +154,7 @@ void ServedModel::submit(PendingRequest& request, std::size_t loop) {
                   RejectReason::kDeadline});
     return;
   }
-  const BatchLimits& limits = scheduler_.batch_limits();
-  std::vector<Part> parts = cut_request(request, package_.manifest.schema.outputs.size(),
-                                        limits.max_samples, limits.max_ids);
+  std::vector<Part> parts = cut_again(request);
   const std::size_t count = parts.size();
   std::vector<DroppedPart> dropped;
   const Submitter submitter = loop < loops_.size() ? Submitter::kRunsPasses : Submitter::kLeaves;
@@ -165,9 +166,16 @@ void ServedModel::submit(PendingRequest& request, std::size_t loop) {
   }
 }
 
+std::vector<Part> ServedModel::cut_again(PendingRequest& request) {
+  const BatchLimits& limits = scheduler_.batch_limits();
+  return cut_request(request, package_.manifest.schema.outputs.size(), limits.max_samples,
+                     limits.max_ids);
+}
+
 ServedModel::Computer::Computer(ServedModel& model, Session& its_session)
     : session(its_session),
-      executor(model.package_.manifest.schema, its_session, model.clock_, model) {}
+      executor(model.package_.manifest.schema, its_session, model.clock_, model,
+               model.commit_lock_.get()) {}
 
 void ServedModel::work(WorkerKind kind, Session& session, ModelMetrics::DeviceCounters& device) {
   stand_back(niceness_);

@@ -16,10 +16,13 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "batching/batch_scheduler.h"
+#include "batching/commit_lock.h"
 #include "batching/executor.h"
+#include "follow/followed_version.h"
 #include "metrics/model_metrics.h"
 #include "model/loader.h"
 #include "request/decoder.h"
@@ -68,6 +71,15 @@ class ServedModel final : private ExecutionObserver {
   // Logs the SHA-256 of the package's file, or why it cannot be had, once that is known.
   void log_file_hash() const;
 
+  // What each of its batches holds; null: its weights never change.
+  CommitLock* commit_lock() const { return commit_lock_.get(); }
+  Runner& runner() const { return *package_.runner; }
+  const std::string& base_sha256() const { return package_.base_sha256; }
+
+  // What follows the version's log, from before the first call that it answers; null: nothing does.
+  void follow(std::unique_ptr<FollowedVersion> version) { followed_ = std::move(version); }
+  FollowedVersion* followed() const { return followed_.get(); }
+
   // From now on batches do not wait for more requests.
   void drain() { scheduler_.drain(); }
   void close();
@@ -91,6 +103,7 @@ class ServedModel final : private ExecutionObserver {
   void on_pass(const PassTimings& pass, Duration split) override;
   void on_retry(std::size_t parts, const std::string& error) override;
   Refusal on_failure(const std::exception& failure) override;
+  std::vector<Part> cut_again(PendingRequest& request) override;
 
   const LoadedPackage package_;
   const std::shared_ptr<ModelMetrics> metrics_;
@@ -104,10 +117,12 @@ class ServedModel final : private ExecutionObserver {
   const RequestBytes request_bytes_;
   const WorkerPlan plan_;
   const QueueLimits queue_limits_;
+  const std::unique_ptr<CommitLock> commit_lock_;  // null: its weights never change
   BatchScheduler scheduler_;
   std::vector<std::unique_ptr<Session>> sessions_;  // one per worker, then one per event loop
   std::vector<std::unique_ptr<Computer>> loops_;    // none where the model is on GPUs
   std::vector<std::jthread> workers_;
+  std::unique_ptr<FollowedVersion> followed_;
 };
 
 // A fresh id for a bug, under which the log has what the client is not told.

@@ -1,6 +1,7 @@
 #include "model/torchscript_module.h"
 
 #include <caffe2/serialize/read_adapter_interface.h>
+#include <torch/csrc/jit/passes/inliner.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/csrc/jit/serialization/import.h>
 #include <torch/version.h>
@@ -14,6 +15,7 @@
 #include "model/graph_operators.h"
 #include "model/torchscript_runner.h"
 #include "package/package_error.h"
+#include "package/records.h"
 
 namespace tessera {
 namespace {
@@ -21,17 +23,22 @@ namespace {
 // torch reads the very file that was verified, not whatever is at its path by now.
 class FileAdapter final : public caffe2::serialize::ReadAdapterInterface {
  public:
-  explicit FileAdapter(std::shared_ptr<const PackageFile> file) : file_(std::move(file)) {}
+  FileAdapter(std::shared_ptr<const PackageFile> file, std::map<std::uint64_t, std::string> starts)
+      : file_(std::move(file)), reads_(std::move(starts)) {}
 
   size_t size() const override { return file_->size(); }
 
   size_t read(uint64_t offset, void* buffer, size_t count, const char* /*what*/) const override {
     file_->read_at(offset, {static_cast<std::byte*>(buffer), count});
+    reads_.note(offset, buffer);
     return count;
   }
 
+  const RecordAddresses& reads() const { return reads_.reads(); }
+
  private:
   std::shared_ptr<const PackageFile> file_;
+  mutable RecordReads reads_;
 };
 
 constexpr const char* kSharedMethod = "forward_shared";
@@ -56,22 +63,10 @@ std::size_t shard_of(const std::string& name) {
   return at == std::string::npos ? 0 : std::stoul(name.substr(at + kMark.size()));
 }
 
-// Moves every tensor of `module`, one after the other, to its shard's device.
-void place(torch::jit::Module module, const std::string& prefix,
-           const std::vector<at::Device>& devices) {
-  for (const auto& attribute : module.named_attributes(/*recurse=*/false)) {
-    if (!attribute.value.isTensor()) continue;
-    const at::Device device = devices.at(shard_of(prefix + attribute.name));
-    module.setattr(attribute.name, attribute.value.toTensor().to(device));
-  }
-  for (const auto& child : module.named_children()) {
-    place(child.value, prefix + child.name + ".", devices);
-  }
-}
-
 // What the module's vocabularies hold, by their buffers' names (serving/FORMAT.md, "Vocabularies");
 // nothing where it has none that can be read. Of several, as an ensemble has, the first.
-VocabularyBuffers find_vocabularies(const torch::jit::Module& module) {
+// `copied`: not in the module's own memory.
+VocabularyBuffers find_vocabularies(const torch::jit::Module& module, bool copied) {
   constexpr std::array<std::string_view, 3> kNames = {"vocabulary_keys_U", "vocabulary_places_U",
                                                       "vocabulary_seeds_V"};
   const auto held = std::make_shared<std::array<at::Tensor, kNames.size()>>();
@@ -81,6 +76,7 @@ VocabularyBuffers find_vocabularies(const torch::jit::Module& module) {
       if (own.defined() || !buffer.name.ends_with(kNames[i])) continue;
       if (buffer.value.scalar_type() != at::kLong || buffer.value.dim() != 1) return {};
       own = buffer.value.cpu().contiguous();
+      if (copied) own = own.clone();
     }
   }
   for (const at::Tensor& own : *held) {
@@ -94,32 +90,54 @@ VocabularyBuffers find_vocabularies(const torch::jit::Module& module) {
   return {span(0), span(1), span(2), held};
 }
 
+// `places` is told where the devices have the records; null: nobody asks. Who asks, and shards,
+// need the whole module on the host for a moment.
 torch::jit::Module load(const std::shared_ptr<const PackageFile>& file,
                         const std::vector<at::Device>& devices,
-                        const std::set<std::string>& allow_ops) {
-  const bool sharded = devices.size() > 1;
-  torch::jit::Module loaded = torch::jit::load(std::make_shared<FileAdapter>(file),
-                                               sharded ? at::Device(at::kCPU) : devices.at(0));
+                        const std::set<std::string>& allow_ops, DeviceWeights::Places* places) {
+  std::map<std::uint64_t, std::string> starts;
+  std::map<std::string, std::uint64_t> bytes;
+  if (places != nullptr) {
+    const Records records(*file);
+    for (const auto& [name, record] : records.all()) {
+      bytes[name] = record.bytes;
+      if (record.bytes > 0) starts[record.offset] = name;
+    }
+  }
+  const bool placed = devices.size() > 1 || places != nullptr;
+  const auto adapter = std::make_shared<FileAdapter>(file, std::move(starts));
+  torch::jit::Module loaded =
+      torch::jit::load(adapter, placed ? at::Device(at::kCPU) : devices.at(0));
   check_operators(loaded, file->path(), allow_ops);
-  if (sharded) place(loaded, "", devices);
+  if (!placed) return loaded;
+  const RecordPlaces on_host = find_records(loaded, adapter->reads(), bytes);
+  DeviceWeights::Places moved = move_records(
+      loaded, on_host.places, [&](const std::string& name) { return devices.at(shard_of(name)); });
+  if (places != nullptr) *places = std::move(moved);
   return loaded;
 }
 
 }  // namespace
 
 TorchScriptModule::TorchScriptModule(const Opening& opening, const std::string& path,
-                                     const InputSchema& schema)
-    : TorchScriptModule([&] { return opening.module(); }, path, schema, /*on_cpu=*/true) {}
+                                     const InputSchema& schema, Form form)
+    : TorchScriptModule(
+          [&] { return opening.module(form == Form::kChanging ? &places_ : nullptr); }, path,
+          schema, /*on_cpu=*/true, form) {}
 
 TorchScriptModule::TorchScriptModule(const std::shared_ptr<const PackageFile>& file,
                                      const InputSchema& schema,
                                      const std::vector<at::Device>& devices,
-                                     const std::set<std::string>& allow_ops)
-    : TorchScriptModule([&] { return load(file, devices, allow_ops); }, file->path(), schema,
-                        devices.at(0).is_cpu()) {}
+                                     const std::set<std::string>& allow_ops, Form form)
+    : TorchScriptModule(
+          [&] {
+            return load(file, devices, allow_ops,
+                        form == Form::kChanging ? &device_places_ : nullptr);
+          },
+          file->path(), schema, devices.at(0).is_cpu(), form) {}
 
 TorchScriptModule::TorchScriptModule(const Load& load, const std::string& path,
-                                     const InputSchema& schema, bool on_cpu)
+                                     const InputSchema& schema, bool on_cpu, Form form)
     : schema_(schema) {
   // No fusion: recompiling at each new shape costs a server far more than fused kernels give.
   torch::jit::FusionStrategy no_fusion = {{torch::jit::FusionBehavior::STATIC, 0}};
@@ -131,13 +149,18 @@ TorchScriptModule::TorchScriptModule(const Load& load, const std::string& path,
       if (tensor.scalar_type() != at::kByte) continue;
       table_bytes_[tensor.is_cuda() ? tensor.device().index() : -1] += tensor.nbytes();
     }
-    vocabularies_ = find_vocabularies(loaded);
+    vocabularies_ = find_vocabularies(loaded, form == Form::kChanging);
     loaded.eval();
     std::vector<std::string> more;
     if (on_cpu && loaded.find_method(kSharedMethod).has_value()) more.emplace_back(kSharedMethod);
-    module_ = torch::jit::freeze(loaded, more);
-    // What it does beyond freezing is for the CPU.
-    if (on_cpu) module_ = torch::jit::optimize_for_inference(module_, more);
+    if (form == Form::kChanging) {
+      module_ = loaded;
+      torch::jit::Inline(*module_.get_method("forward").graph());  // as freezing does
+    } else {
+      module_ = torch::jit::freeze(loaded, more);
+      // What it does beyond freezing is for the CPU.
+      if (on_cpu) module_ = torch::jit::optimize_for_inference(module_, more);
+    }
     forward_ = &module_.get_method("forward").function();
     if (!more.empty()) shared_ = &module_.get_method(kSharedMethod).function();
   } catch (const c10::Error& error) {

@@ -33,15 +33,20 @@ using SharedArguments = std::array<at::Tensor, 2>;
 
 class TorchScriptModule {
  public:
-  // Opens what was verified, on the CPU, and freezes it; the operator libraries must be loaded.
-  // Throws PackageError naming `path`.
-  TorchScriptModule(const Opening& opening, const std::string& path, const InputSchema& schema);
+  // Opens what was verified, on the CPU, and freezes it, unless its weights are to change in place
+  // (kChanging): a frozen graph has some of them as copies (of equal constants one, what was
+  // computed of constants, transposed ones), and nobody could tell which. The operator libraries
+  // must be loaded. Throws PackageError naming `path`.
+  enum class Form { kFrozen, kChanging };
+  TorchScriptModule(const Opening& opening, const std::string& path, const InputSchema& schema,
+                    Form form = Form::kFrozen);
 
   // Opens the archive in `file`, whose records must have been verified, with shard k on device k
   // of `devices` and everything else on the first; else the same. The file is read once more,
   // tensor by tensor, so that the host never holds what the devices do.
   TorchScriptModule(const std::shared_ptr<const PackageFile>& file, const InputSchema& schema,
-                    const std::vector<at::Device>& devices, const std::set<std::string>& allow_ops);
+                    const std::vector<at::Device>& devices, const std::set<std::string>& allow_ops,
+                    Form form = Form::kFrozen);
 
   // The outputs in the schema's order, float32, on the module's device where keep_on_device has
   // been called, else on the CPU. Throws what the model throws, or std::runtime_error when the
@@ -57,7 +62,12 @@ class TorchScriptModule {
   // copy all of them at once. False: the graph does not end in such copies and stays as it is.
   bool keep_on_device();
 
-  // What its vocabularies hold, on the CPU; without keys where it has none.
+  // With kChanging: where it has the package's records, on the host or on its devices.
+  const HostWeights::Places& places() const { return places_.places; }
+  const DeviceWeights::Places& device_places() const { return device_places_; }
+
+  // What its vocabularies hold, on the CPU; without keys where it has none. They stay what they are
+  // when weights change.
   VocabularyBuffers vocabularies() const { return vocabularies_; }
 
   // Bytes of stored rows by device number (-1: the CPU).
@@ -68,11 +78,13 @@ class TorchScriptModule {
   using Load = std::function<torch::jit::Module()>;
 
   TorchScriptModule(const Load& load, const std::string& path, const InputSchema& schema,
-                    bool on_cpu);
+                    bool on_cpu, Form form);
 
   std::vector<at::Tensor> run(torch::jit::Function& method,
                               std::span<const at::Tensor> arguments) const;
 
+  RecordPlaces places_;
+  DeviceWeights::Places device_places_;
   torch::jit::Module module_;
   torch::jit::Function* forward_ = nullptr;
   torch::jit::Function* shared_ = nullptr;  // null: the module has no such method

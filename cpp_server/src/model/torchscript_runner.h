@@ -17,16 +17,17 @@ namespace tessera {
 
 class Opening;
 
-// Opens what was verified of the file at `path`; the operator libraries must be loaded. Throws
-// PackageError.
+// Opens what was verified of the file at `path`; the operator libraries must be loaded. With
+// `changing` the runner has weights that may change in place. Throws PackageError.
 std::unique_ptr<Runner> open_on_cpu(const Opening& opening, const std::string& path,
-                                    const Manifest& manifest);
+                                    const Manifest& manifest, bool changing);
 
 struct GpuOptions {
   std::vector<int> devices = {};         // by CUDA's numbers; empty: every one that is there
   std::int64_t max_batch_samples = 512;  // CUDA graphs are recorded for batches of up to these
   std::set<std::string> allow_ops = {};  // that the graph may call beside those of every package
   std::int64_t graph_samples = 2'048;    // and of up to these: beyond, launching costs little
+  bool changing = false;                 // the runner has weights that may change in place
 };
 
 // The archive in `file`, whose records must have been verified, on GPUs, the whole model on each.

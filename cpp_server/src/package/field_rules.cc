@@ -174,4 +174,6 @@ void check_manifest_fields(const Json& manifest, int version) {
   check(manifest, Json::parse(kManifestRules.at(place)), "manifest");
 }
 
+void check_commit_fields(const Json& commit) { check(commit, Json::parse(kCommitRules), "commit"); }
+
 }  // namespace tessera

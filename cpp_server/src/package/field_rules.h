@@ -1,4 +1,5 @@
-// The rules of the manifest's fields, which both readers of packages obey (format_rules.h).
+// The rules of the fields of manifests and commits, which both readers of them obey
+// (format_rules.h).
 //
 // Contract: free functions without state; any thread; nothing blocks.
 #pragma once
@@ -11,5 +12,8 @@ namespace tessera {
 // of another type or out of its range than kManifestRules says of `version`, which is from
 // kOldestFormatVersion to kFormatVersion.
 void check_manifest_fields(const nlohmann::json& manifest, int version);
+
+// The same of commit.json and kCommitRules.
+void check_commit_fields(const nlohmann::json& commit);
 
 }  // namespace tessera

@@ -40,8 +40,6 @@ class Writer {
 
 std::uint64_t capped(std::uint64_t value, std::uint64_t most) { return std::min(value, most); }
 
-std::size_t full_bytes(std::string_view name) { return kTopFolder.size() + name.size(); }
-
 // From the version needed to the sizes: the same in both headers.
 void put_common(Writer& out, const Record& record) {
   out.put2(kVersion).put2(0).put2(0).put2(0).put2(kDate);
@@ -61,24 +59,29 @@ bool good_name(std::string_view name) {
                      [](char c) { return c >= 0x21 && c <= 0x7e && c != '\\'; });
 }
 
-std::string local_header(std::string_view name, const Record& record, std::uint64_t header_offset) {
+std::string local_header(std::string_view name, const Record& record, std::uint64_t header_offset,
+                         std::string_view top_folder) {
   Writer extra;
   const bool wide = record.bytes >= kMax32;
   if (wide) extra.put2(kZip64Id).put2(16).put8(record.bytes).put8(record.bytes);
-  const std::uint64_t before =
-      header_offset + kLocalBytes + full_bytes(name) + (wide ? kFieldBytes + 16 : 0) + kFieldBytes;
+  const std::uint64_t before = header_offset + kLocalBytes + top_folder.size() + name.size() +
+                               (wide ? kFieldBytes + 16 : 0) + kFieldBytes;
   const std::uint64_t padding = (kAlignment - before % kAlignment) % kAlignment;
   extra.put2(kPaddingId).put2(padding).put(std::string(padding, '\0'));
   const std::string fields = extra.take();
   Writer out;
   out.put4(0x04034b50);
   put_common(out, record);
-  out.put2(full_bytes(name)).put2(fields.size()).put(kTopFolder).put(name).put(fields);
+  out.put2(top_folder.size() + name.size())
+      .put2(fields.size())
+      .put(top_folder)
+      .put(name)
+      .put(fields);
   return out.take();
 }
 
 std::string directory_entry(std::string_view name, const Record& record,
-                            std::uint64_t header_offset) {
+                            std::uint64_t header_offset, std::string_view top_folder) {
   Writer extra;
   const bool wide = record.bytes >= kMax32;
   const bool far = header_offset >= kMax32;
@@ -91,8 +94,8 @@ std::string directory_entry(std::string_view name, const Record& record,
   Writer out;
   out.put4(0x02014b50).put2(kVersion);
   put_common(out, record);
-  out.put2(full_bytes(name)).put2(fields.size()).put2(0).put2(0).put2(0).put4(0);
-  out.put4(capped(header_offset, kMax32)).put(kTopFolder).put(name).put(fields);
+  out.put2(top_folder.size() + name.size()).put2(fields.size()).put2(0).put2(0).put2(0).put4(0);
+  out.put4(capped(header_offset, kMax32)).put(top_folder).put(name).put(fields);
   return out.take();
 }
 

@@ -13,13 +13,12 @@
 #include "package/format_rules.h"
 #include "package/package_error.h"
 #include "package/signature.h"
+#include "package/strict_json.h"
 
 namespace tessera {
 namespace {
 
 using Json = nlohmann::json;
-
-constexpr int kMaxDepth = 500;  // what is deeper could not be printed on a thread's stack
 
 [[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
 
@@ -155,36 +154,19 @@ MajorMinor major_minor(const std::string& version) {
   refuse(text("'", version, "' is not a torch version"));
 }
 
-Json parse_json(std::span<const std::byte> json) {
-  const auto* const begin = reinterpret_cast<const char*>(json.data());
-  // The keys met so far of every object that is open.
-  std::vector<std::set<std::string>> open;
-  const auto check = [&](int depth, Json::parse_event_t event, Json& value) {
-    if (depth > kMaxDepth) refuse(text("the manifest is nested more than ", kMaxDepth, " deep"));
-    if (event == Json::parse_event_t::object_start) open.emplace_back();
-    if (event == Json::parse_event_t::object_end) open.pop_back();
-    if (event == Json::parse_event_t::key) {
-      const auto key = value.get<std::string>();
-      if (!open.back().insert(key).second) refuse("a key is there twice");
-    }
-    return true;
-  };
-  Json root = Json::parse(begin, begin + json.size(), check, /*allow_exceptions=*/false);
-  if (root.is_discarded()) refuse("the manifest is not JSON");
-  return root;
+std::map<std::string, RecordInfo> read_record_infos(const Json& records) {
+  std::map<std::string, RecordInfo> infos;
+  for (const auto& item : records.items()) {
+    infos[item.key()] = {item.value().at("sha256").get<std::string>(),
+                         item.value().at("bytes").get<std::uint64_t>(),
+                         item.value().at("crc32").get<std::uint32_t>(),
+                         item.value().at("chunks").get<std::vector<std::string>>()};
+  }
+  return infos;
 }
 
 Manifest parse_manifest(std::span<const std::byte> json) {
-  const std::string_view all(reinterpret_cast<const char*>(json.data()), json.size());
-  if (std::any_of(all.begin(), all.end(), [](char c) { return (c & 0x80) != 0; })) {
-    refuse("the manifest has a byte that is not ASCII");
-  }
-  if (std::count_if(all.begin(), all.end(), [](char c) {
-        return c == ',' || c == ':' || c == '[' || c == '{';
-      }) > kMaxManifestMarks) {
-    refuse(text("the manifest has more than ", kMaxManifestMarks, " values"));
-  }
-  const Json root = parse_json(json);
+  const Json root = parse_ascii_json(json, "the manifest", kMaxManifestMarks);
   const int version = read_format_version(root);
   read_signature(json);
   check_manifest_fields(root, version);
@@ -209,12 +191,7 @@ Manifest parse_manifest(std::span<const std::byte> json) {
   manifest.num_shards = root.at("plan").at("num_shards").get<int>();
   manifest.golden_atol = root.at("golden").at("atol").get<double>();
   manifest.golden_rtol = root.at("golden").at("rtol").get<double>();
-  for (const auto& item : root.at("records").items()) {
-    manifest.records[item.key()] = {item.value().at("sha256").get<std::string>(),
-                                    item.value().at("bytes").get<std::uint64_t>(),
-                                    item.value().at("crc32").get<std::uint32_t>(),
-                                    item.value().at("chunks").get<std::vector<std::string>>()};
-  }
+  manifest.records = read_record_infos(root.at("records"));
   return manifest;
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
 #include <utility>
@@ -66,6 +67,9 @@ MajorMinor major_minor(const std::string& version);
 // of the wrong type, throws std::invalid_argument naming it. So does a signature that is not
 // spelled as packages have it; whether it holds is not looked at.
 Manifest parse_manifest(std::span<const std::byte> json);
+
+// The field `records` of a manifest or a commit, whose rules it has passed.
+std::map<std::string, RecordInfo> read_record_infos(const nlohmann::json& records);
 
 // The manifest's bytes. Throws PackageError.
 std::vector<std::byte> read_manifest_bytes(const Records& records);

@@ -23,9 +23,17 @@ constexpr std::uint64_t kEntryBytes = 46;
 constexpr std::uint64_t kFieldBytes = 4;
 constexpr std::uint32_t kMax32 = 0xffffffffU;
 
-[[noreturn]] void no_package(const PackageFile& file, std::string_view why) {
-  throw PackageError(file.path(), text("is damaged, cut short or no package at all (", why,
-                                       "); if an older Tessera wrote it, package the model again"));
+// What is read of an archive, with what it is for.
+struct Source {
+  const PackageFile& file;
+  const ArchiveKind& kind;
+};
+
+[[noreturn]] void no_package(const Source& source, std::string_view why) {
+  std::string said(source.kind.advice);
+  constexpr std::string_view kWhere = "WHERE";
+  said.replace(said.find(kWhere), kWhere.size(), why);
+  throw PackageError(source.file.path(), said);
 }
 
 // `name` as one line of ASCII, whatever bytes it has.
@@ -39,9 +47,9 @@ std::string printable(std::string_view name) {
 // A range of the file in memory, with every access checked.
 class Fields {
  public:
-  Fields(const PackageFile& file, std::uint64_t offset, std::uint64_t bytes)
-      : file_(file), bytes_(bytes) {
-    file.read_at(offset, bytes_);
+  Fields(const Source& source, std::uint64_t offset, std::uint64_t bytes)
+      : source_(source), bytes_(bytes) {
+    source.file.read_at(offset, bytes_);
   }
 
   template <typename T>
@@ -52,12 +60,12 @@ class Fields {
   }
 
   std::string_view slice(std::uint64_t at, std::uint64_t count) const {
-    if (at > bytes_.size() || count > bytes_.size() - at) no_package(file_, "its directory");
+    if (at > bytes_.size() || count > bytes_.size() - at) no_package(source_, "its directory");
     return {reinterpret_cast<const char*>(bytes_.data()) + at, count};
   }
 
  private:
-  const PackageFile& file_;
+  const Source source_;
   std::vector<std::byte> bytes_;
 };
 
@@ -68,26 +76,27 @@ struct Directory {
 
 // Where the end records say that the directory is; whether they say the truth shows when
 // everything is built again.
-Directory find_directory(const PackageFile& file) {
-  if (file.size() < kEndBytes) no_package(file, "it is too short");
+Directory find_directory(const Source& source) {
+  const PackageFile& file = source.file;
+  if (file.size() < kEndBytes) no_package(source, "it is too short");
   const std::uint64_t end_offset = file.size() - kEndBytes;
-  const Fields end(file, end_offset, kEndBytes);
+  const Fields end(source, end_offset, kEndBytes);
   if (end.get<std::uint32_t>(0) != kEndSignature) {
-    no_package(file, "the archive's end record is not at the file's end");
+    no_package(source, "the archive's end record is not at the file's end");
   }
   Directory found{.offset = end.get<std::uint32_t>(16), .bytes = end.get<std::uint32_t>(12)};
   constexpr std::uint64_t kWideBytes = kEnd64Bytes + kLocator64Bytes;
   if (end_offset >= kWideBytes) {
-    const Fields wide(file, end_offset - kWideBytes, kWideBytes);
+    const Fields wide(source, end_offset - kWideBytes, kWideBytes);
     // In a package without these records the bytes are those of the directory's last entry.
     if (wide.get<std::uint32_t>(0) == kEnd64Signature) {
       found = {.offset = wide.get<std::uint64_t>(48), .bytes = wide.get<std::uint64_t>(40)};
     }
   }
   if (found.offset > file.size() || found.bytes > file.size() - found.offset) {
-    no_package(file, "its directory is not where its end says");
+    no_package(source, "its directory is not where its end says");
   }
-  if (found.bytes > kMaxDirectoryBytes) no_package(file, "its directory is too large");
+  if (found.bytes > kMaxDirectoryBytes) no_package(source, "its directory is too large");
   return found;
 }
 
@@ -98,15 +107,16 @@ struct Entry {
 };
 
 // Reads the entry at `at` and moves `at` behind it.
-Entry read_entry(const PackageFile& file, const Fields& directory, std::uint64_t& at) {
+Entry read_entry(const Source& source, const Fields& directory, std::uint64_t& at) {
   const auto name_bytes = directory.get<std::uint16_t>(at + 28);
   const auto extra_bytes = directory.get<std::uint16_t>(at + 30);
   const std::string_view name = directory.slice(at + kEntryBytes, name_bytes);
-  if (!name.starts_with(kTopFolder) || !good_name(name.substr(kTopFolder.size()))) {
-    no_package(file, text("record '", printable(name), "' has a name that no package uses"));
+  if (!name.starts_with(source.kind.top_folder) ||
+      !good_name(name.substr(source.kind.top_folder.size()))) {
+    no_package(source, text("record '", printable(name), "' has a name that no package uses"));
   }
   Entry entry;
-  entry.name = name.substr(kTopFolder.size());
+  entry.name = name.substr(source.kind.top_folder.size());
   entry.record.crc32 = directory.get<std::uint32_t>(at + 16);
   entry.record.bytes = directory.get<std::uint32_t>(at + 24);
   entry.header_offset = directory.get<std::uint32_t>(at + 42);
@@ -120,50 +130,52 @@ Entry read_entry(const PackageFile& file, const Fields& directory, std::uint64_t
   return entry;
 }
 
-void compare(const PackageFile& file, std::uint64_t offset, const std::string& expected,
+void compare(const Source& source, std::uint64_t offset, const std::string& expected,
              std::string_view what) {
+  const PackageFile& file = source.file;
   std::vector<std::byte> found(expected.size());
-  if (offset > file.size() || expected.size() > file.size() - offset) no_package(file, what);
+  if (offset > file.size() || expected.size() > file.size() - offset) no_package(source, what);
   file.read_at(offset, found);
-  if (std::memcmp(found.data(), expected.data(), found.size()) != 0) no_package(file, what);
+  if (std::memcmp(found.data(), expected.data(), found.size()) != 0) no_package(source, what);
 }
 
-// The manifest is behind all others, which are in the order of their names.
-bool in_order(const std::string& name, const std::string& next) {
-  if (name == kManifestRecord) return false;
-  return next == kManifestRecord || name < next;
+// `last` is behind all others, which are in the order of their names.
+bool in_order(const std::string& name, const std::string& next, const char* last) {
+  if (name == last) return false;
+  return next == last || name < next;
 }
 
 }  // namespace
 
-Records::Records(const PackageFile& file) : file_(file) {
-  const Directory place = find_directory(file);
-  const Fields directory(file, place.offset, place.bytes);
+Records::Records(const PackageFile& file, const ArchiveKind& kind) : file_(file), kind_(kind) {
+  const Source source{file, kind};
+  const Directory place = find_directory(source);
+  const Fields directory(source, place.offset, place.bytes);
   std::uint64_t offset = 0;  // where the next record begins
   std::string rebuilt;
   std::string last;
   for (std::uint64_t at = 0; at < place.bytes;) {
-    Entry entry = read_entry(file, directory, at);
+    Entry entry = read_entry(source, directory, at);
     const std::string what = text("the header of record '", entry.name, "'");
-    if (!last.empty() && !in_order(last, entry.name)) {
-      no_package(file, text("record '", entry.name, "' is not in the order of names"));
+    if (!last.empty() && !in_order(last, entry.name, kind.last_record)) {
+      no_package(source, text("record '", entry.name, "' is not in the order of names"));
     }
-    const std::string header = local_header(entry.name, entry.record, offset);
-    compare(file, offset, header, what);
-    rebuilt += directory_entry(entry.name, entry.record, offset);
+    const std::string header = local_header(entry.name, entry.record, offset, kind.top_folder);
+    compare(source, offset, header, what);
+    rebuilt += directory_entry(entry.name, entry.record, offset, kind.top_folder);
     entry.record.offset = offset + header.size();
     if (entry.record.bytes > place.offset ||
         entry.record.offset > place.offset - entry.record.bytes) {
-      no_package(file, text("record '", entry.name, "' is cut short"));
+      no_package(source, text("record '", entry.name, "' is cut short"));
     }
     offset = entry.record.offset + entry.record.bytes;
     last = entry.name;
     records_.emplace(entry.name, entry.record);
   }
-  if (offset != place.offset) no_package(file, "there are bytes that belong to no record");
+  if (offset != place.offset) no_package(source, "there are bytes that belong to no record");
   rebuilt += directory_end(records_.size(), place.bytes, place.offset);
-  compare(file, offset, rebuilt, "its directory");
-  if (offset + rebuilt.size() != file.size()) no_package(file, "its end");
+  compare(source, offset, rebuilt, "its directory");
+  if (offset + rebuilt.size() != file.size()) no_package(source, "its end");
 }
 
 std::vector<std::byte> Records::read(const std::string& name, std::uint64_t max_bytes) const {

@@ -22,9 +22,10 @@ namespace tessera {
 class Records {
  public:
   // Reads the directory and every header; no record's content.
-  explicit Records(const PackageFile& file);
+  explicit Records(const PackageFile& file, const ArchiveKind& kind = kPackageArchive);
 
   const PackageFile& file() const { return file_; }
+  const ArchiveKind& kind() const { return kind_; }
 
   // By the name below the archive's top folder.
   const std::map<std::string, Record>& all() const { return records_; }
@@ -37,6 +38,7 @@ class Records {
 
  private:
   const PackageFile& file_;
+  const ArchiveKind& kind_;
   std::map<std::string, Record> records_;
 };
 

@@ -12,6 +12,7 @@
 #include "common/flags.h"
 #include "common/text.h"
 #include "package/package_error.h"
+#include "package/sha256.h"
 
 namespace tessera {
 namespace {
@@ -76,7 +77,8 @@ PublicKey read_public_key(const std::string& path) {
   return bytes;
 }
 
-std::optional<Signature> read_signature(std::span<const std::byte> manifest) {
+std::optional<Signature> read_signature(std::span<const std::byte> manifest,
+                                        std::string_view what) {
   const std::string_view all(reinterpret_cast<const char*>(manifest.data()), manifest.size());
   if (all.ends_with(kUnsigned)) return std::nullopt;
   Signature found;
@@ -94,10 +96,17 @@ std::optional<Signature> read_signature(std::span<const std::byte> manifest) {
       good && skip(kBeforeValue) && read_hex(rest.substr(0, 2 * found.value.size()), found.value);
   if (good) rest.remove_prefix(2 * found.value.size());
   if (!good || rest != kAfterValue) {
-    throw std::invalid_argument("the manifest's signature is not written as package files have it");
+    throw std::invalid_argument(text(what, "'s signature is not written as package files have it"));
   }
   found.message = std::string(all.substr(0, all.size() - tail)) + std::string(kUnsigned);
   return found;
+}
+
+std::string unsigned_sha256(std::span<const std::byte> manifest) {
+  const std::optional<Signature> signature = read_signature(manifest);
+  Sha256 digest;
+  digest.update(signature.has_value() ? std::as_bytes(std::span(signature->message)) : manifest);
+  return digest.hex();
 }
 
 bool holds(const Signature& signature, const PublicKey& trusted) {
@@ -116,7 +125,8 @@ bool holds(const Signature& signature, const PublicKey& trusted) {
 }
 
 void require_signature(const std::string& path, std::span<const std::byte> manifest,
-                       std::span<const PublicKey> trusted) {
+                       std::span<const PublicKey> trusted, std::string_view what,
+                       std::string_view remedy) {
   std::optional<Signature> signature;
   try {
     signature = read_signature(manifest);
@@ -124,16 +134,14 @@ void require_signature(const std::string& path, std::span<const std::byte> manif
     throw PackageError(path, error.what());
   }
   if (!signature.has_value()) {
-    throw PackageError(path,
-                       "is not signed, and --require-signature is set; sign it with: tessera sign "
-                       "MODEL.pt --key KEY.pem");
+    throw PackageError(path, text("is not signed, and --require-signature is set; ", remedy));
   }
   for (const PublicKey& key : trusted) {
     if (key != signature->key) continue;
     if (holds(*signature, key)) return;
-    throw PackageError(path, text("has a signature of the key ", hex_of(key),
-                                  " that does not hold: the package was changed after it was "
-                                  "signed"));
+    throw PackageError(
+        path, text("has a signature of the key ", hex_of(key), " that does not hold: the ", what,
+                   " was changed after it was signed"));
   }
   throw PackageError(path, text("was signed with the key ", hex_of(signature->key),
                                 ", which is none of those given by --public-key"));

@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tessera {
@@ -27,15 +28,25 @@ struct Signature {
   std::string message;  // what was signed: the manifest with no signature in it
 };
 
-// The signature at the end of a manifest's bytes; none where it says null. Throws
-// std::invalid_argument when the manifest ends in neither of the two ways that there are.
-std::optional<Signature> read_signature(std::span<const std::byte> manifest);
+// The signature at the end of the bytes of a manifest, or of another archive's last record, which
+// messages call `what`; none where it says null. Throws std::invalid_argument when the record ends
+// in neither of the two ways that there are.
+std::optional<Signature> read_signature(std::span<const std::byte> manifest,
+                                        std::string_view what = "the manifest");
+
+// SHA-256 of such bytes with no signature in them, lower-case hex: the same however they are
+// signed. Throws as read_signature does.
+std::string unsigned_sha256(std::span<const std::byte> manifest);
 
 // Whether the signature is of the key `trusted` over its message.
 bool holds(const Signature& signature, const PublicKey& trusted);
 
-// Throws PackageError unless one of `trusted` signed the manifest of the package at `path`.
-void require_signature(const std::string& path, std::span<const std::byte> manifest,
-                       std::span<const PublicKey> trusted);
+// Throws PackageError unless one of `trusted` signed the manifest of the package at `path`; or the
+// last record of another archive, which messages call `what` and of which `remedy` says how to get
+// it signed.
+void require_signature(
+    const std::string& path, std::span<const std::byte> manifest,
+    std::span<const PublicKey> trusted, std::string_view what = "package",
+    std::string_view remedy = "sign it with: tessera sign MODEL.pt --key KEY.pem");
 
 }  // namespace tessera

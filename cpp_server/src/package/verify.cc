@@ -69,7 +69,7 @@ void compare(const Records& records, const Part& part, std::uint64_t record_byte
           : text("bytes ", part.begin, " to ", part.begin + part.bytes, " of ", record_bytes);
   throw PackageError(records.file().path(),
                      text("record '", *part.name, "' was changed: SHA-256 ", found, " of ", where,
-                          ", the manifest says ", *part.sha256));
+                          ", ", records.kind().last_word, " says ", *part.sha256));
 }
 
 void check_part(const Records& records, const Part& part, std::uint64_t record_bytes,
@@ -82,37 +82,40 @@ void check_part(const Records& records, const Part& part, std::uint64_t record_b
   compare(records, part, record_bytes, digest.hex());
 }
 
-void check_sizes(const std::string& path, const std::string& name, const Record& record,
+void check_sizes(const Records& records, const std::string& name, const Record& record,
                  const RecordInfo& listed) {
+  const std::string& path = records.file().path();
   if (record.bytes != listed.bytes) {
     throw PackageError(path, text("record '", name, "' was changed: it has ", record.bytes,
-                                  " bytes, the manifest says ", listed.bytes));
+                                  " bytes, ", records.kind().last_word, " says ", listed.bytes));
   }
   if (listed.chunks.size() != chunk_count(record.bytes)) {
     throw PackageError(
-        path, text("the manifest names ", listed.chunks.size(), " chunks of record '", name,
-                   "', whose ", record.bytes, " bytes have ", chunk_count(record.bytes)));
+        path, text(records.kind().last_word, " names ", listed.chunks.size(), " chunks of record '",
+                   name, "', whose ", record.bytes, " bytes have ", chunk_count(record.bytes)));
   }
 }
 
 }  // namespace
 
-void verify_headers(const Records& records, const Manifest& manifest) {
+void verify_headers(const Records& records, const Listed& listed) {
   const std::string& path = records.file().path();
-  for (const auto& [name, info] : manifest.records) {
+  for (const auto& [name, info] : listed) {
     if (!records.has(name)) throw PackageError(path, text("records are missing: ", name));
   }
   for (const auto& [name, record] : records.all()) {
-    if (name == kManifestRecord) continue;
-    const auto listed = manifest.records.find(name);
-    if (listed == manifest.records.end()) {
-      throw PackageError(path, text("records are not listed in the manifest: ", name));
+    if (name == records.kind().last_record) continue;
+    const auto found = listed.find(name);
+    if (found == listed.end()) {
+      throw PackageError(path,
+                         text("records are not listed in ", records.kind().last_word, ": ", name));
     }
-    if (listed->second.crc32 != record.crc32) {
-      throw PackageError(path, text("the header of record '", name, "' was changed: CRC-32 ",
-                                    record.crc32, ", the manifest says ", listed->second.crc32));
+    if (found->second.crc32 != record.crc32) {
+      throw PackageError(
+          path, text("the header of record '", name, "' was changed: CRC-32 ", record.crc32, ", ",
+                     records.kind().last_word, " says ", found->second.crc32));
     }
-    check_sizes(path, name, record, listed->second);
+    check_sizes(records, name, record, found->second);
   }
 }
 
@@ -146,12 +149,12 @@ class FirstFailure {
 
 }  // namespace
 
-std::vector<std::byte> read_verified(const Records& records, const Manifest& manifest,
+std::vector<std::byte> read_verified(const Records& records, const Listed& listed,
                                      const std::string& name, std::uint64_t max_bytes) {
   std::vector<std::byte> content = records.read(name, max_bytes);
   const Record& record = records.all().at(name);
   std::vector<Part> parts;
-  add_parts(parts, name, record, manifest.records.at(name), {});
+  add_parts(parts, name, record, listed.at(name), {});
   for (const Part& part : parts) {
     Sha256 digest;
     digest.update(std::span<const std::byte>(content).subspan(part.begin, part.bytes));
@@ -160,15 +163,15 @@ std::vector<std::byte> read_verified(const Records& records, const Manifest& man
   return content;
 }
 
-void verify_records(const Records& records, const Manifest& manifest, const ReadOptions& options) {
-  verify_headers(records, manifest);
+void verify_records(const Records& records, const Listed& listed, const ReadOptions& options) {
+  verify_headers(records, listed);
   std::vector<Part> parts;
   std::uint64_t bytes = 0;
-  for (const auto& [name, listed] : manifest.records) {
+  for (const auto& [name, info] : listed) {
     const Record& record = records.all().at(name);
     const Destination to = options.into == nullptr ? Destination() : options.into(name, record);
     if (to.known) continue;
-    add_parts(parts, name, record, listed, to.place);
+    add_parts(parts, name, record, info, to.place);
     bytes += record.bytes;
   }
   std::atomic<std::size_t> next = 0;
@@ -193,14 +196,14 @@ void verify_records(const Records& records, const Manifest& manifest, const Read
   failure.rethrow();
 }
 
-std::string file_sha256(const Records& records, const Manifest& manifest, const Contents& contents,
+std::string file_sha256(const Records& records, const Listed& listed, const Contents& contents,
                         const std::stop_token& stop) {
   Sha256 whole;
   std::string directory;
   std::uint64_t offset = 0;
   const auto add = [&](const std::string& name, const Record& record) {
-    const std::string header = local_header(name, record, offset);
-    directory += directory_entry(name, record, offset);
+    const std::string header = local_header(name, record, offset, records.kind().top_folder);
+    directory += directory_entry(name, record, offset, records.kind().top_folder);
     whole.update(std::as_bytes(std::span(header)));
     offset += header.size() + record.bytes;
     if (const auto kept = contents.find(name); kept != contents.end()) {
@@ -213,7 +216,7 @@ std::string file_sha256(const Records& records, const Manifest& manifest, const 
       return;
     }
     std::vector<Part> parts;
-    add_parts(parts, name, record, manifest.records.at(name), {});
+    add_parts(parts, name, record, listed.at(name), {});
     for (const Part& part : parts) {
       if (stop.stop_requested()) return;
       Sha256 own;
@@ -228,9 +231,9 @@ std::string file_sha256(const Records& records, const Manifest& manifest, const 
     }
   };
   for (const auto& [name, record] : records.all()) {
-    if (name != kManifestRecord) add(name, record);
+    if (name != records.kind().last_record) add(name, record);
   }
-  add(kManifestRecord, records.all().at(kManifestRecord));
+  add(records.kind().last_record, records.all().at(records.kind().last_record));
   if (stop.stop_requested()) return "";
   directory += directory_end(records.all().size(), directory.size(), offset);
   whole.update(std::as_bytes(std::span(directory)));

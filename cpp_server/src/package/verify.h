@@ -1,4 +1,5 @@
-// Comparing every byte of a package with the hashes that its manifest names, before anything runs.
+// Comparing every byte of a package, or of a commit, with the hashes that its last record names,
+// before anything runs.
 //
 // Contract: blocks on the disk; uses a few short-lived threads of its own where it may. Throws
 // PackageError.
@@ -33,25 +34,27 @@ struct ReadOptions {
   std::function<void(std::uint64_t bytes)> progress = nullptr;
 };
 
+// What the archive's last record says of the others, by their name.
+using Listed = std::map<std::string, RecordInfo>;
+
 // Contents that were kept, by the record's name.
 using Contents = std::map<std::string, std::span<const std::byte>>;
 
-// Compares the names, sizes and CRC-32s of the headers with the manifest; reads no content.
-void verify_headers(const Records& records, const Manifest& manifest);
+// Compares the names, sizes and CRC-32s of the headers with what is listed; reads no content.
+void verify_headers(const Records& records, const Listed& listed);
 
 // The content of one record of at most `max_bytes` bytes, compared with its hash; verify_headers
 // must have passed.
-std::vector<std::byte> read_verified(const Records& records, const Manifest& manifest,
+std::vector<std::byte> read_verified(const Records& records, const Listed& listed,
                                      const std::string& name, std::uint64_t max_bytes);
 
 // Reads every content once. Throws when a record is missing, is there without being listed, or
 // differs; what was written through `into` is to be used only if this returns.
-void verify_records(const Records& records, const Manifest& manifest,
-                    const ReadOptions& options = {});
+void verify_records(const Records& records, const Listed& listed, const ReadOptions& options = {});
 
 // SHA-256 of the whole file as verify_records saw it, lower-case hex; empty where `stop` was asked
 // for meanwhile. What `contents` lacks (it has the manifest) is read, and compared, again.
-std::string file_sha256(const Records& records, const Manifest& manifest, const Contents& contents,
+std::string file_sha256(const Records& records, const Listed& listed, const Contents& contents,
                         const std::stop_token& stop);
 
 }  // namespace tessera

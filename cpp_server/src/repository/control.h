@@ -34,16 +34,20 @@ struct IndexEntry {
   std::string model = {};
   std::string version = {};  // decimal, or what the manifest of a package of --model says
   VersionState state = VersionState::kUnavailable;
-  std::string reason = {};               // why it is UNAVAILABLE
-  double progress = 0;                   // 0 to 1 while it is LOADING
-  std::vector<std::string> labels = {};  // that name it
-  double percent = 0;                    // of the requests without a version, by `traffic`
-  bool shadow = false;                   // whether it computes a share of the calls, too
+  // Why it is UNAVAILABLE; of a READY version whose log is followed, why no further.
+  std::string reason = {};
+  std::optional<std::int64_t> commit = {};  // of a followed version: that of its state
+  double progress = 0;                      // 0 to 1 while it is LOADING
+  std::vector<std::string> labels = {};     // that name it
+  double percent = 0;                       // of the requests without a version, by `traffic`
+  bool shadow = false;                      // whether it computes a share of the calls, too
 };
 
-// Going back: to a version, or to the highest one below the one that answers.
+// Going back: to a version, to the state of a version after one of its commits (0: the package
+// itself), or to the highest version below the one that answers.
 struct Rollback {
   std::optional<Version> version = {};
+  std::optional<std::int64_t> commit = {};  // only with a version
 };
 
 // RepositoryModelLoad's parameters. With nothing set the folder is read again.

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "common/text.h"
+#include "follow/commit_chain.h"
 
 namespace tessera {
 namespace {
@@ -49,8 +50,18 @@ std::string shown(const std::string& name) {
 
 }  // namespace
 
+Fingerprint fingerprint_of(const std::string& path) {
+  struct stat about {};
+  if (::stat(path.c_str(), &about) != 0) return {};
+  return fingerprint(about).value_or(Fingerprint{});
+}
+
 std::string ModelFolder::package_path(Version version) const {
   return text(path, "/", version, "/model.pt");
+}
+
+std::string ModelFolder::log_path(Version version) const {
+  return text(path, "/", version, "/", kLogFolder);
 }
 
 ModelFolder scan_model(const std::string& path, const std::string& name) {

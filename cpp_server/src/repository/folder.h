@@ -24,6 +24,9 @@ struct Fingerprint {
   bool operator==(const Fingerprint&) const = default;
 };
 
+// The fingerprint of the file at `path`; all zero where there is none.
+Fingerprint fingerprint_of(const std::string& path);
+
 struct ModelFolder {
   std::string name;
   std::string path;
@@ -32,6 +35,9 @@ struct ModelFolder {
 
   // Where the package of `version` lies.
   std::string package_path(Version version) const;
+
+  // The folder of its commits.
+  std::string log_path(Version version) const;
 };
 
 // The versions of the model in the folder `path`. Names that begin with a dot are passed over;

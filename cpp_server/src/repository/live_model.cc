@@ -80,9 +80,14 @@ ModelSituation LiveModel::situation() const {
           .states = states};
 }
 
+std::set<Version> LiveModel::ready_versions() const {
+  std::set<Version> versions;
+  for (const auto& [version, model] : ready) versions.insert(version);
+  return versions;
+}
+
 Routes LiveModel::routes() const {
-  std::set<Version> answering;
-  for (const auto& [version, model] : ready) answering.insert(version);
+  std::set<Version> answering = ready_versions();
   NotReady not_ready;
   for (const Version version : wanted.versions) {
     if (answering.contains(version)) continue;

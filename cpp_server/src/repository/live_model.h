@@ -56,6 +56,9 @@ class LiveModel {
 
   const std::string& name() const { return folder.name; }
 
+  // The versions that answer.
+  std::set<Version> ready_versions() const;
+
   // Whether `version` is loaded, or on its way in or out.
   bool holds(Version version) const;
   bool holds_any() const;

@@ -1,46 +1,25 @@
 #include "repository/manager.h"
 
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <exception>
 #include <filesystem>
-#include <functional>
 #include <new>
 #include <system_error>
 
+#include "common/stand_aside.h"
 #include "common/text.h"
 
 namespace tessera {
 namespace {
 
-constexpr int kLowestPriority = 19;
 // How often it is looked whether the last call of a version has been answered.
 constexpr Duration kLeavingLook = std::chrono::milliseconds(5);
-
-// Does `work` on a thread that waits behind all others for a CPU, and waits for it. Linux gives
-// threads a priority of their own; those that this one starts, torch's and the verifier's, have it,
-// too. So whatever is to serve must be started elsewhere.
-void stand_aside(const std::function<void()>& work) {
-  std::exception_ptr failure;
-  std::thread thread([&] {
-    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kLowestPriority);
-    try {
-      work();
-    } catch (...) {
-      failure = std::current_exception();
-    }
-  });
-  thread.join();
-  if (failure) std::rethrow_exception(failure);
-}
 
 }  // namespace
 
 RepositoryManager::RepositoryManager(const ServerConfig& config, std::vector<Fixed> fixed,
                                      Registry& registry, ModelList& list, Load load,
-                                     Listener listener, const Clock& clock, const Log& log)
+                                     Listener listener, const Clock& clock, const Log& log,
+                                     FollowedVersion::Options follow)
     : config_(config),
       fixed_(std::move(fixed)),
       registry_(registry),
@@ -49,11 +28,14 @@ RepositoryManager::RepositoryManager(const ServerConfig& config, std::vector<Fix
       listener_(std::move(listener)),
       clock_(clock),
       log_(log),
+      follow_options_(std::move(follow)),
+      undo_(static_cast<std::uint64_t>(config.rollback_bytes)),
       shown_(std::make_unique<Shown>()) {}
 
 RepositoryManager::~RepositoryManager() { stop(); }
 
 void RepositoryManager::start() {
+  if (config_.follow) start_following();
   thread_ = std::thread([this] { run(); });
 }
 
@@ -78,6 +60,7 @@ void RepositoryManager::begin_stop() {
 void RepositoryManager::stop() {
   begin_stop();
   if (thread_.joinable()) thread_.join();
+  if (follower_ != nullptr) follower_->stop();
   for (const Leaving& version : leaving_) version.model->close();
 }
 
@@ -99,6 +82,7 @@ void RepositoryManager::serve() {
   while (!stopping_) {
     wait();
     std::optional<Call> call;
+    std::set<std::pair<std::string, std::string>> reloads;
     bool read = config_.control == ModelControl::kPoll && clock_.now() >= next_read_;
     {
       const MutexLock lock(mutex_);
@@ -106,10 +90,12 @@ void RepositoryManager::serve() {
         call = std::move(calls_.front());
         calls_.pop_front();
       }
+      reloads.swap(reloads_);
       read = read || rescan_;
       rescan_ = false;
     }
     if (call.has_value()) handle(*call);
+    for (const auto& [name, version] : reloads) load_again(name, version);
     if (read) read_folders();
     let_go();
     work_off();
@@ -122,7 +108,7 @@ void RepositoryManager::wait() {
   if (config_.control == ModelControl::kPoll) until = std::min(until, next_read_);
   if (!leaving_.empty()) until = std::min(until, clock_.now() + kLeavingLook);
   const MutexLock lock(mutex_);
-  if (!calls_.empty() || rescan_ || closed_) return;
+  if (!calls_.empty() || !reloads_.empty() || rescan_ || closed_) return;
   if (until == kNever) {
     changed_.wait(mutex_);
   } else {
@@ -246,6 +232,7 @@ std::shared_ptr<ServedModel> RepositoryManager::try_load(LiveModel& model, Versi
     const auto metrics = list_.add(model.name(), name);
     auto served = std::make_shared<ServedModel>(std::move(package), model.limited(config_), metrics,
                                                 clock_, log_);
+    if (config_.follow) begin_to_follow(model, version, *served);
     log_.info("loaded", {{"model", model.name()}, {"version", name}, {"seconds", took}});
     ++counts_[model.name()].ok;
     return served;
@@ -300,6 +287,8 @@ void RepositoryManager::put_in_place(LiveModel& model, Version version,
                                      std::shared_ptr<ServedModel> served) {
   if (model.ready.contains(version)) retire(model, version, /*replaced=*/true);
   served->metrics().ready = true;
+  served->metrics().follow.followed = served->followed() != nullptr;
+  if (served->followed() != nullptr) served->followed()->set_shown(true);
   served->log_file_hash();
   VersionStatus& status = model.states[version];
   status = {.state = VersionState::kReady, .loaded = model.folder.versions.at(version)};
@@ -310,7 +299,9 @@ void RepositoryManager::retire(LiveModel& model, Version version, bool replaced)
   const auto found = model.ready.find(version);
   VersionStatus& status = model.states[version];
   if (found == model.ready.end()) return;
+  if (found->second->followed() != nullptr) found->second->followed()->set_shown(false);
   if (!replaced) {
+    found->second->metrics().follow.followed = false;
     found->second->metrics().ready = false;
     status.state = VersionState::kUnloading;
   }
@@ -357,6 +348,7 @@ void RepositoryManager::wait_until_gone() {
 // Requests, health checks, metrics and the index see `model` as it is now.
 void RepositoryManager::publish(LiveModel& model) {
   registry_.put(model.name(), model.routes(), model.ready);
+  watch();
   if (const bool serving = !model.ready.empty(); model.told_serving != serving) {
     model.told_serving = serving;
     listener_.serving(model.name(), serving);
@@ -386,6 +378,11 @@ std::vector<IndexEntry> RepositoryManager::index() const {
   std::vector<IndexEntry> entries = shown_.read([](const Shown& shown) { return shown.entries; });
   for (IndexEntry& entry : entries) {
     if (entry.state == VersionState::kLoading) entry.progress = progress_;
+    if (entry.state != VersionState::kReady) continue;
+    const auto metrics = list_.find(entry.model, entry.version);
+    if (metrics == nullptr || !metrics->follow.followed) continue;
+    entry.commit = metrics->follow.commit;
+    if (entry.reason.empty()) entry.reason = metrics->follow.trouble();
   }
   for (const auto& [name, version] : fixed_) {
     Status status;

@@ -29,6 +29,9 @@
 #include "common/clock.h"
 #include "common/mutex.h"
 #include "common/published.h"
+#include "follow/followed_version.h"
+#include "follow/follower.h"
+#include "follow/undo_records.h"
 #include "metrics/model_list.h"
 #include "model/loader.h"
 #include "model/registry.h"
@@ -60,7 +63,7 @@ class RepositoryManager final : public RepositoryControl {
   // `config` and the references outlive the manager. Metrics of versions are added to `list`.
   RepositoryManager(const ServerConfig& config, std::vector<Fixed> fixed, Registry& registry,
                     ModelList& list, Load load, Listener listener, const Clock& clock,
-                    const Log& log);
+                    const Log& log, FollowedVersion::Options follow = {});
   ~RepositoryManager() override;
 
   void start();
@@ -120,11 +123,17 @@ class RepositoryManager final : public RepositoryControl {
   LoadedPackage load(const std::string& path, const Progress& progress);
   void check_room(const std::string& path, std::int64_t bytes) const;
   void note_failure(LiveModel& model, Version version, const std::string& reason);
+  void start_following();
+  void begin_to_follow(const LiveModel& model, Version version, ServedModel& served);
+  void load_again(const std::string& name, const std::string& version);
+  Status roll_back(LiveModel& model, Version version, CommitNumber commit);
+  bool obey_fence(LiveModel& model, Version version, const Fence& fenced);
   void put_in_place(LiveModel& model, Version version, std::shared_ptr<ServedModel> served);
   void retire(LiveModel& model, Version version, bool replaced);
   void let_go();
   void wait_until_gone();
   void publish(LiveModel& model);
+  void watch();
   void show();
 
   const ServerConfig& config_;
@@ -135,6 +144,9 @@ class RepositoryManager final : public RepositoryControl {
   const Listener listener_;
   const Clock& clock_;
   const Log& log_;
+  const FollowedVersion::Options follow_options_;
+  UndoRecords undo_;
+  std::unique_ptr<Follower> follower_;  // null: without --follow
 
   // The manager's thread's alone:
   std::map<std::string, std::unique_ptr<LiveModel>> models_;
@@ -151,6 +163,8 @@ class RepositoryManager final : public RepositoryControl {
   Mutex mutex_;
   Condition changed_;
   std::deque<Call> calls_ TESSERA_GUARDED_BY(mutex_);
+  // Versions whose state cannot be had without loading them again, by model and version.
+  std::set<std::pair<std::string, std::string>> reloads_ TESSERA_GUARDED_BY(mutex_);
   bool rescan_ TESSERA_GUARDED_BY(mutex_) = false;
   bool closed_ TESSERA_GUARDED_BY(mutex_) = false;
   std::thread thread_;

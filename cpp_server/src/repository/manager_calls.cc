@@ -6,6 +6,7 @@
 #include <system_error>
 #include <utility>
 
+#include "common/flags.h"
 #include "common/text.h"
 #include "repository/manager.h"
 
@@ -69,6 +70,12 @@ Status RepositoryManager::carry_out(const Call& call) {
   if (model == nullptr) {
     return {Code::kNotFound,
             text("model '", call.model, "' is in no repository; there are ", names_of(models_))};
+  }
+  if (call.load.has_value() && call.load->rollback && call.load->rollback->commit) {
+    if (call.load->version || !call.load->label.empty()) {
+      return change_by_load(model->situation(), *call.load).status;  // says why not
+    }
+    return roll_back(*model, *call.load->rollback->version, *call.load->rollback->commit);
   }
   if (call.load.has_value()) return change(*model, change_by_load(model->situation(), *call.load));
   return change(*model, change_by_unload(model->situation(), call.version));

@@ -309,8 +309,35 @@ struct OutputSizes {
   std::size_t content;
 };
 
+constexpr std::uint32_t kParameters = 4;
 constexpr std::uint32_t kAnswered = 5;
 constexpr std::uint32_t kRaw = 6;
+
+// The map's entry "commit": its key, and an InferParameter whose int64_param is the number, which
+// is written also where it is 0, as that of a oneof is.
+struct CommitSizes {
+  explicit CommitSizes(std::int64_t commit)
+      : number(static_cast<std::uint64_t>(commit)),
+        parameter(tag_bytes(kInt64Parameter) + varint_bytes(number)),
+        entry(delimited_bytes(1, kKey.size()) + delimited_bytes(2, parameter)) {}
+
+  static constexpr std::string_view kKey = "commit";
+  static constexpr std::uint32_t kInt64Parameter = 2;
+  std::uint64_t number;
+  std::size_t parameter;
+  std::size_t entry;
+};
+
+void write_commit(WireWriter& writer, std::int64_t commit) {
+  const CommitSizes sizes(commit);
+  writer.tag(kParameters, WireType::kBytes);
+  writer.varint(sizes.entry);
+  write_string(writer, 1, CommitSizes::kKey);
+  writer.tag(2, WireType::kBytes);
+  writer.varint(sizes.parameter);
+  writer.tag(CommitSizes::kInt64Parameter, WireType::kVarint);
+  writer.varint(sizes.number);
+}
 
 }  // namespace
 
@@ -318,6 +345,9 @@ std::size_t infer_response_bytes(const InferResponseParts& parts) {
   std::size_t bytes = optional_bytes(1, parts.model_name.size()) +
                       optional_bytes(2, parts.model_version.size()) +
                       optional_bytes(3, parts.id.size());
+  if (parts.commit.has_value()) {
+    bytes += delimited_bytes(kParameters, CommitSizes(*parts.commit).entry);
+  }
   for (const std::size_t index : parts.chosen) {
     const OutputSizes sizes(parts.outputs[index], parts.samples);
     bytes += delimited_bytes(kAnswered, sizes.message) + delimited_bytes(kRaw, sizes.content);
@@ -330,6 +360,7 @@ void write_infer_response(const InferResponseParts& parts, std::byte* out) {
   write_string(writer, 1, parts.model_name);
   write_string(writer, 2, parts.model_version);
   write_string(writer, 3, parts.id);
+  if (parts.commit.has_value()) write_commit(writer, *parts.commit);
   for (const std::size_t index : parts.chosen) {
     const OutputView& output = parts.outputs[index];
     const OutputSizes sizes(output, parts.samples);

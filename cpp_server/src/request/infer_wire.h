@@ -11,6 +11,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -93,6 +94,7 @@ struct InferResponseParts {
   std::string_view model_name;
   std::string_view model_version;
   std::string_view id;
+  std::optional<std::int64_t> commit = {};  // see ResponseParts
 };
 
 // Bytes that write_infer_response will write for `parts`.

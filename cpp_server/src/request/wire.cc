@@ -101,6 +101,11 @@ constexpr std::uint32_t kPredictions = 1;
 constexpr std::uint32_t kModelName = 100;
 constexpr std::uint32_t kModelVersion = 101;
 constexpr std::uint32_t kTimings = 102;
+constexpr std::uint32_t kModelCommit = 103;
+
+std::uint64_t commit_of(const ResponseParts& parts) {
+  return static_cast<std::uint64_t>(parts.commit.value_or(0));
+}
 
 }  // namespace
 
@@ -138,6 +143,8 @@ std::size_t response_bytes(const ResponseParts& parts) {
   for (const OutputView& output : parts.outputs) {
     bytes += delimited_bytes(kPredictions, entry_bytes(output));
   }
+  const std::uint64_t commit = commit_of(parts);
+  if (commit != 0) bytes += tag_bytes(kModelCommit) + varint_bytes(commit);
   return bytes;
 }
 
@@ -166,6 +173,10 @@ void write_response(const ResponseParts& parts, std::byte* out) {
     writer.tag(field, WireType::kVarint);
     writer.varint(value);
   });
+  const std::uint64_t commit = commit_of(parts);
+  if (commit == 0) return;
+  writer.tag(kModelCommit, WireType::kVarint);
+  writer.varint(commit);
 }
 
 }  // namespace tessera

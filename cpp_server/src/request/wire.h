@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -90,6 +91,9 @@ struct ResponseParts {
   std::string_view model_name;
   std::string_view model_version;
   StageTimings timings;
+  // The commit of the version's log that the outputs were computed with (0: the package itself);
+  // nothing where the version follows none.
+  std::optional<std::int64_t> commit = {};
 };
 
 // Bytes that write_response will write for `parts`.

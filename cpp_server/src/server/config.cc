@@ -172,6 +172,17 @@ std::vector<Flag> own_flags(ServerConfig& config) {
                   "what the files of a repository's loaded versions, and of the one that is being "
                   "loaded, may have in sum, bytes; 0: any number",
                   config.max_model_bytes, 0),
+      {"follow", "",
+       "take the commits that come into the folder log beside a package of --model-repository, "
+       "while it answers (default: serve packages as they are)",
+       [&](const std::string&) { config.follow = true; }},
+      number_flag("follow-poll-ms", "how often --follow looks for commits, milliseconds",
+                  config.follow_poll_ms, 1, 3'600'000),
+      number_flag("rollback-bytes",
+                  "what --follow keeps of what commits have replaced, of all versions together, so "
+                  "that they can be taken back at once, bytes; 0: nothing, a version is loaded "
+                  "again then",
+                  config.rollback_bytes, 0),
       {"host", "HOST",
        text("address to listen on, for both ports (default: ", config.host,
             ", this machine alone; 0.0.0.0: every interface)"),
@@ -303,6 +314,9 @@ void check(const ServerConfig& config) {
   if (config.repositories.empty() && config.control != ModelControl::kNone) {
     refuse_flag("model-control", std::string(control_name(config.control)),
                 "there is nothing to control; add --model-repository DIR");
+  }
+  if (config.repositories.empty() && config.follow) {
+    throw UsageError("--follow needs versions with logs of commits; add --model-repository DIR");
   }
   if (config.port == config.http_port && config.port != 0) {
     refuse_flag("http-port", text(config.http_port), "the gRPC port is the same: choose another");

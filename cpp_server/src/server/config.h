@@ -35,7 +35,10 @@ struct ServerConfig {
   std::vector<std::string> repositories;  // folders of models (docs/repository.md)
   ModelControl control = ModelControl::kNone;
   double poll_s = 2;
-  std::int64_t max_model_bytes = 0;  // of the files of loaded versions; 0: any number
+  std::int64_t max_model_bytes = 0;   // of the files of loaded versions; 0: any number
+  bool follow = false;                // the logs of the repositories' versions
+  std::int64_t follow_poll_ms = 200;  // how often they are looked at
+  std::int64_t rollback_bytes = std::int64_t{256} << 20;  // of what commits have replaced
   std::string host = "127.0.0.1";
   int port = 50051;      // 0: any free one
   int http_port = 8002;  // 0: any free one

@@ -181,6 +181,7 @@ std::unique_ptr<RepositoryManager> Server::make_manager() {
     LoadOptions options = load_options();
     options.load_timeout_s = 0;
     options.beside = beside;
+    options.follow = config_.follow;
     std::atomic<double> share = 0;  // several threads may read
     options.progress = [&](double done) {
       share = done;
@@ -196,8 +197,11 @@ std::unique_ptr<RepositoryManager> Server::make_manager() {
                         bool serving) { grpc_.set_serving(model, serving && !draining_); },
       .gone = [this](const std::string& model) { grpc_.forget(model); },
       .started = [this] { begin_to_serve(); }};
-  return std::make_unique<RepositoryManager>(config_, std::move(fixed), registry_, counters_, load,
-                                             std::move(listener), clock_, log_);
+  return std::make_unique<RepositoryManager>(
+      config_, std::move(fixed), registry_, counters_, load, std::move(listener), clock_, log_,
+      FollowedVersion::Options{
+          .trusted = config_.require_signature ? std::optional(trusted_) : std::nullopt,
+          .verify_golden = config_.verify_golden});
 }
 
 void Server::load_all() {

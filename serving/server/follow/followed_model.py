@@ -84,9 +84,20 @@ class StagedCommit:
     exchanges: Sequence[Exchange]
     golden: tuple[HostBatch, Mapping[str, Tensor]] | None
 
+
+@dataclass(frozen=True, kw_only=True)
+class UndoRecord:
+    """What undoes a commit that was put in.
+
+    Attributes:
+        exchanges: of the commit, in their order, with what it has replaced.
+    """
+
+    exchanges: Sequence[Exchange]
+
     @property
     def bytes(self) -> int:
-        """What undoing it needs."""
+        """What it holds."""
         return sum(exchange.bytes for exchange in self.exchanges)
 
 
@@ -205,11 +216,11 @@ class FollowedModel:
         except (RuntimeError, ValueError) as error:
             raise CommitError(path, f"cannot be called: {last_line(error)}", "golden") from error
 
-    def take_back(self, undone: Sequence[StagedCommit], commit: int) -> None:
+    def take_back(self, undone: Sequence[UndoRecord], commit: int) -> None:
         """Undo commits, the newest first, together; the state is then that of ``commit``."""
         with self.lock.exclusive():
-            for staged in undone:
-                _run_back(staged.exchanges)
+            for record in undone:
+                _run_back(record.exchanges)
             self.lock.commit = commit
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from tessera.serving.server.follow.followed_model import StagedCommit
+from tessera.serving.server.follow.followed_model import UndoRecord
 
 
 class UndoRecords:
     """Commits of one version that can be taken back, the oldest first; see `UndoMemory`."""
 
     def __init__(self) -> None:
-        self.commits: deque[StagedCommit] = deque()
+        self.commits: deque[UndoRecord] = deque()
 
 
 class UndoMemory:
@@ -29,16 +29,16 @@ class UndoMemory:
         # Each version's records are here in their order, so the oldest of all is the oldest of its version.
         self._order: deque[UndoRecords] = deque()
 
-    def keep(self, records: UndoRecords, commit: StagedCommit) -> None:
-        """``commit`` was put in; it can be taken back until its room is needed."""
+    def keep(self, records: UndoRecords, record: UndoRecord) -> None:
+        """A commit was put in; it can be taken back until the room of ``record`` is needed."""
         with self._lock:
-            records.commits.append(commit)
+            records.commits.append(record)
             self._order.append(records)
-            self._held += commit.bytes
+            self._held += record.bytes
             while self._held > self._limit:
                 self._held -= self._order.popleft().commits.popleft().bytes
 
-    def newest(self, records: UndoRecords, count: int) -> list[StagedCommit] | None:
+    def newest(self, records: UndoRecords, count: int) -> list[UndoRecord] | None:
         """The ``count`` newest records, the newest first; None: some were dropped."""
         with self._lock:
             if len(records.commits) < count:

@@ -26,7 +26,7 @@ from tessera.serving.commits.chain import (
 from tessera.serving.commits.fence import read_fence
 from tessera.serving.commits.file import CommitError, ReadCommit, read_commit
 from tessera.serving.package.archive import file_identity
-from tessera.serving.server.follow.followed_model import FollowedModel
+from tessera.serving.server.follow.followed_model import FollowedModel, UndoRecord
 from tessera.serving.server.follow.undo_memory import UndoMemory, UndoRecords
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ class VersionLog:
         self._applied.append(
             Applied(number=number, sha256=read.sha256, newest_example_s=commit.newest_example_s)
         )
-        self._undo.keep(self._records, staged)
+        self._undo.keep(self._records, UndoRecord(exchanges=staged.exchanges))
         rows = {patch.rows or patch.bytes: patch.count for patch in commit.patches if patch.table}
         return Step(
             did=Did.TOOK, commit=number, before=before, rows=sum(rows.values()), seconds=seconds

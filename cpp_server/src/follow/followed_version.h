@@ -1,0 +1,135 @@
+// A version whose weights follow the log of commits beside its package: reads and checks what comes
+// next, stages it beside serving, writes it between two batches, and takes back what was fenced
+// off.
+//
+// A commit is written whole or not at all: while no batch is computed the new bytes are
+// exchanged for the old ones, the golden answers are computed, and where they are not those of the
+// commit the bytes are exchanged back. What was replaced is kept for as long as --rollback-bytes
+// lets it.
+//
+// Contract: any thread; one call runs at a time.
+// They block on the disk and on batches that are being computed. Files are read and checked on a
+// thread that stands back for others; the bytes are written by the calling thread, which must not:
+// batches wait for it. Ends before the model.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "batching/commit_lock.h"
+#include "common/clock.h"
+#include "common/mutex.h"
+#include "follow/commit_chain.h"
+#include "follow/commit_file.h"
+#include "follow/undo_records.h"
+#include "metrics/follow_metrics.h"
+#include "model/golden.h"
+#include "model/runner.h"
+#include "package/signature.h"
+#include "repository/folder.h"
+#include "server/log.h"
+
+namespace tessera {
+
+class FollowedVersion {
+ public:
+  struct Options {
+    std::optional<std::vector<PublicKey>> trusted = {};  // nothing: signatures are not looked at
+    bool verify_golden = true;
+  };
+  // What it changes; all of it outlives the version.
+  struct Model {
+    const InputSchema& schema;
+    Runner& runner;  // has weights
+    CommitLock& commits;
+    FollowMetrics& metrics;
+  };
+
+  // `state` is that of the package alone, `log_folder` where its commits come.
+  FollowedVersion(LogState state, std::string log_folder, const Model& model, Options options,
+                  UndoRecords& undo, const Clock& clock, const Log& log);
+  ~FollowedVersion();
+  FollowedVersion(const FollowedVersion&) = delete;
+  FollowedVersion& operator=(const FollowedVersion&) = delete;
+
+  enum class Outcome {
+    kIdle,     // nothing new, or what is there is refused
+    kChanged,  // one step: there may be more
+    kReload,   // what was replaced is not held any more: the version has to be loaded again
+  };
+
+  // The next step.
+  Outcome poll();
+
+  struct State {
+    CommitNumber number = 0;
+    std::map<CommitNumber, std::string> applied = {};  // their hashes
+  };
+  State state() const;
+
+  // Whether the metrics show its state: from when it answers until another takes its place.
+  void set_shown(bool shown);
+
+  const std::string& log_folder() const { return log_folder_; }
+
+ private:
+  struct Applied {
+    CommitNumber number = 0;
+    std::string sha256;
+    std::optional<double> newest_example_s;
+    std::weak_ptr<StagedPatches> replaced;
+  };
+  // A commit that is ready to be written.
+  struct Staged {
+    ReadCommit commit;
+    std::unique_ptr<StagedPatches> patches;
+    std::optional<GoldenAnswers> golden;
+  };
+  // What has been refused, so that it is told once.
+  struct Refused {
+    CommitNumber number = 0;
+    std::string reason;
+    Fingerprint file;
+    TimePoint when{};
+  };
+
+  Outcome take(CommitNumber number, const Fence& fence) TESSERA_REQUIRES(mutex_);
+  Outcome go_back(CommitNumber to) TESSERA_REQUIRES(mutex_);
+  Staged stage(CommitNumber number, const Fence& fence) const TESSERA_REQUIRES(mutex_);
+  // How long nothing else was computed.
+  Duration write(Staged& staged) TESSERA_REQUIRES(mutex_);
+  void replay(const Staged& staged);
+  void refuse(CommitNumber number, const CommitRefusal& refusal, const Fingerprint& file)
+      TESSERA_REQUIRES(mutex_);
+  bool refused_before(CommitNumber number, const Fingerprint& file) const TESSERA_REQUIRES(mutex_);
+  LogState log_state() const TESSERA_REQUIRES(mutex_);
+  // What stands now, without anything refused.
+  void settle() TESSERA_REQUIRES(mutex_);
+  void show() TESSERA_REQUIRES(mutex_);
+
+  const LogState base_;
+  const std::string log_folder_;
+  const Model model_;
+  const Options options_;
+  UndoRecords& undo_;
+  const Clock& clock_;
+  const Log& log_;
+  const std::unique_ptr<Session> session_;  // for golden answers
+
+  mutable Mutex mutex_;
+  std::vector<Applied> applied_ TESSERA_GUARDED_BY(mutex_);
+  std::optional<Refused> refused_ TESSERA_GUARDED_BY(mutex_);
+  std::string trouble_ TESSERA_GUARDED_BY(mutex_);
+  bool shown_ TESSERA_GUARDED_BY(mutex_) = false;
+  TimePoint reload_asked_ TESSERA_GUARDED_BY(mutex_) = TimePoint::min();
+};
+
+// The numbers of the commits in the folder `log`; none where it cannot be read.
+std::set<CommitNumber> scan_log(const std::string& log);
+
+}  // namespace tessera

@@ -1,0 +1,66 @@
+// The stored bytes of a loaded model, record by record of its package, to be changed in place while
+// it is served. Tables and dense weights alike: nothing is known of a record but its bytes.
+//
+// Contract: stage takes no part in serving and may be called by any thread; a StagedPatches is used
+// by one thread at a time, and swap only while nothing is computed with the model. What was staged
+// must end before the weights.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "package/commit.h"
+
+namespace tessera {
+
+// New bytes for rows of one record. Every row lies in it: who makes a Patch has checked that.
+struct Patch {
+  PatchInfo info;
+  std::vector<std::byte> rows;   // their numbers: uint32, little-endian; empty: 0, 1, ... count - 1
+  std::vector<std::byte> bytes;  // count * width
+};
+
+// Patches that are ready to be written.
+class StagedPatches {
+ public:
+  virtual ~StagedPatches() = default;
+
+  // Exchanges the staged bytes with the stored ones. So a second call undoes the first.
+  virtual void swap() = 0;
+
+  // What it holds.
+  virtual std::uint64_t bytes() const = 0;
+};
+
+class Weights {
+ public:
+  virtual ~Weights() = default;
+
+  // Bytes of a record that lies in the model as it is in the package; nothing: there is none.
+  virtual std::optional<std::uint64_t> bytes(const std::string& record) const = 0;
+
+  // Throws std::bad_alloc.
+  virtual std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches) = 0;
+};
+
+// Records that lie in this process's memory.
+class HostWeights final : public Weights {
+ public:
+  using Places = std::map<std::string, std::span<std::byte>>;
+
+  explicit HostWeights(Places places) : places_(std::move(places)) {}
+
+  std::optional<std::uint64_t> bytes(const std::string& record) const override;
+  std::unique_ptr<StagedPatches> stage(std::vector<Patch> patches) override;
+
+ private:
+  const Places places_;
+};
+
+}  // namespace tessera

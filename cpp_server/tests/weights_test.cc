@@ -1,0 +1,182 @@
+// Records found in a module that torch has opened, and changed there: on the host, and by the way
+// that GPUs take.
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <caffe2/serialize/inline_container.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/jit/serialization/import.h>
+
+#include <cstring>
+#include <memory>
+#include <random>
+#include <sstream>
+#include <string>
+
+#include "model/device_weights.h"
+#include "model/record_places.h"
+#include "model/weights.h"
+
+namespace tessera {
+namespace {
+
+class Adapter final : public caffe2::serialize::ReadAdapterInterface {
+ public:
+  Adapter(std::string content, std::map<std::uint64_t, std::string> starts)
+      : content_(std::move(content)), reads_(std::move(starts)) {}
+  size_t size() const override { return content_.size(); }
+  size_t read(uint64_t offset, void* buffer, size_t count, const char*) const override {
+    const auto given = std::min<size_t>(count, content_.size() - offset);
+    std::memcpy(buffer, content_.data() + offset, given);
+    reads_.note(offset, buffer);
+    return given;
+  }
+  const RecordAddresses& reads() const { return reads_.reads(); }
+
+ private:
+  const std::string content_;
+  mutable RecordReads reads_;
+};
+
+// A module with three weights, two of them alike, and where it has their records.
+struct Opened {
+  Opened() {
+    torch::jit::Module made("__torch__.Sum");
+    made.register_buffer("a", at::ones({4}));
+    made.register_buffer("b", at::ones({4}));
+    made.register_parameter("c", at::zeros({2, 2}), /*is_buffer=*/false);
+    made.define("def forward(self, x):\n  return self.a + 10 * self.b + x + self.c.sum()\n");
+    std::stringstream out;
+    made.save(out);
+    const std::string archive = out.str();
+    std::map<std::uint64_t, std::string> starts;
+    std::map<std::string, std::uint64_t> bytes;
+    std::stringstream in(archive);
+    caffe2::serialize::PyTorchStreamReader reader(&in);
+    for (const std::string& name : reader.getAllRecords()) {
+      starts[reader.getRecordOffset(name)] = name;
+      bytes[name] = reader.getRecordSize(name);
+    }
+    const auto adapter = std::make_shared<Adapter>(archive, starts);
+    module = torch::jit::load(adapter, at::kCPU);
+    module.eval();
+    found = find_records(module, adapter->reads(), bytes);
+  }
+
+  float call() { return module.forward({at::zeros({4})}).toTensor()[0].item<float>(); }
+
+  torch::jit::Module module;
+  RecordPlaces found;
+};
+
+Patch patch_of(const std::string& record, float value, std::size_t numbers) {
+  const std::vector<float> values(numbers, value);
+  Patch patch;
+  patch.info = {.record = record,
+                .table = "",
+                .stride = numbers * 4,
+                .width = numbers * 4,
+                .count = 1,
+                .rows = "",
+                .bytes = "bytes/0"};
+  patch.bytes.resize(numbers * 4);
+  std::memcpy(patch.bytes.data(), values.data(), patch.bytes.size());
+  return patch;
+}
+
+TEST(RecordPlacesTest, EveryRecordIsAtItsOwnAddress) {
+  Opened opened;
+  ASSERT_EQ(opened.found.places.size(), 3u);
+  EXPECT_EQ(opened.call(), 11);
+  HostWeights weights(opened.found.places);
+  EXPECT_EQ(weights.bytes("data/0"), 16u);
+  EXPECT_EQ(weights.bytes("data/3"), std::nullopt);
+  for (int call = 0; call < 3; ++call) opened.call();  // torch's executor has made its plan
+  // Each is changed alone, though two have had the same content.
+  float sum = 0;
+  for (const auto& [record, place] : opened.found.places) {
+    std::vector<Patch> patches;
+    patches.push_back(patch_of(record, 2, 4));
+    const auto staged = weights.stage(std::move(patches));
+    staged->swap();
+    sum += opened.call() - 11;
+    staged->swap();
+    EXPECT_EQ(opened.call(), 11) << record;
+  }
+  EXPECT_EQ(sum, 1 + 10 + 8);
+}
+
+TEST(RecordPlacesTest, FollowsRecordsToTheirDevices) {
+  Opened opened;
+  std::vector<std::string> names;
+  const DeviceWeights::Places moved =
+      move_records(opened.module, opened.found.places, [&](const std::string& name) {
+        names.push_back(name);
+        return at::Device(at::kCPU);
+      });
+  EXPECT_EQ(names.size(), 3u);
+  ASSERT_EQ(moved.size(), 3u);
+  DeviceWeights weights(moved);
+  EXPECT_EQ(weights.bytes("data/0"), 16u);
+  std::vector<Patch> patches;
+  for (const auto& [record, copies] : moved) {
+    EXPECT_EQ(copies.size(), 1u);
+    patches.push_back(patch_of(record, 3, 4));
+  }
+  const auto staged = weights.stage(std::move(patches));
+  staged->swap();
+  EXPECT_EQ(opened.call(), 3 + 30 + 12);
+  staged->swap();
+  EXPECT_EQ(opened.call(), 11);
+}
+
+// Rows anywhere in a record, of two copies, written by either way: the same bytes.
+TEST(DeviceWeightsTest, WritesWhatTheHostWrites) {
+  std::mt19937 random{3};
+  for (int round = 0; round < 50; ++round) {
+    constexpr std::size_t kBytes = 4'096;
+    std::vector<std::byte> host(kBytes);
+    for (std::byte& byte : host) byte = static_cast<std::byte>(random());
+    const std::vector<std::byte> before = host;
+    const auto copy = [&] { return at::from_blob(host.data(), {kBytes}, at::kByte).clone(); };
+    const std::vector<at::Tensor> copies = {copy(), copy()};
+    std::vector<Patch> patches;
+    for (int i = 0; i < 3; ++i) {  // they overlap
+      Patch patch;
+      patch.info.record = "data/0";
+      patch.info.width = 1 + random() % 40;
+      patch.info.stride = patch.info.width + random() % 3;
+      patch.info.offset = random() % 100;
+      const std::uint64_t most = (kBytes - 100) / patch.info.stride - 1;
+      std::vector<std::uint32_t> rows;
+      for (std::uint32_t row = 0; row < most; ++row) {
+        if (random() % 3 == 0 || rows.empty()) rows.push_back(row);
+      }
+      if (i == 1) {
+        rows.resize(most / 2);
+      } else {
+        patch.rows.resize(rows.size() * 4);
+        std::memcpy(patch.rows.data(), rows.data(), patch.rows.size());
+      }
+      patch.info.count = rows.size();
+      patch.bytes.resize(patch.info.count * patch.info.width);
+      for (std::byte& byte : patch.bytes) byte = static_cast<std::byte>(random());
+      patches.push_back(std::move(patch));
+    }
+    HostWeights on_host({{"data/0", std::span(host)}});
+    DeviceWeights on_devices({{"data/0", copies}});
+    const auto staged_on_host = on_host.stage(patches);
+    const auto staged_on_devices = on_devices.stage(patches);
+    for (int swap = 0; swap < 2; ++swap) {
+      staged_on_host->swap();
+      staged_on_devices->swap();
+      for (const at::Tensor& one : copies) {
+        EXPECT_EQ(std::memcmp(one.const_data_ptr(), host.data(), kBytes), 0) << round;
+      }
+      EXPECT_EQ(host == before, swap == 1);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera
