@@ -47,7 +47,7 @@ class Present {
     return bits_ == nullptr || ((bits_[row >> 3] >> (row & 7)) & 1) != 0;
   }
 
-  // Of `count` <= 64 rows from `row` on, the first in the lowest bit.
+  // The bits of `count` <= 64 rows from `row` on, the first in the lowest bit.
   uint64_t word(int64_t row, int64_t count) const {
     const uint64_t wanted = count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
     if (bits_ == nullptr) return wanted;
