@@ -23,7 +23,7 @@ __device__ __forceinline__ int64_t warp_sum(int64_t value) {
   return value;
 }
 
-// Of all threads of the block; `room` is free afterwards.
+// The sum of what all threads of the block give; `room` may be used again when it returns.
 __device__ __forceinline__ int64_t block_sum(int64_t value, int64_t* room) {
   value = warp_sum(value);
   if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = value;

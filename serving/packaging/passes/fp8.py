@@ -91,7 +91,7 @@ class _Rewriting:
         fp8: the nodes whose operators will give e4m3.
         units: by node, of the e4m3 form of its tensor.
         moved: by node of the graph as it came, what stands in its place.
-        casts: likewise, the node that gives its tensor as e4m3 where its operator does not.
+        casts: by node and unit, the node that gives its tensor as e4m3 where its operator does not.
         weights: by address, the buffer with a weight, which several calls may share, and its unit.
     """
 
