@@ -32,6 +32,17 @@ Shapes: ``F`` features, ``B`` samples, ``N`` ids, ``D`` dimension, ``T = F`` vec
     ``x0 * (v weight' + bias) + x``, all bfloat16.  Products are summed in float32 and the result is
     rounded once; on GPUs that are not of compute capability 9.0, or where K is over 512 or not a
     multiple of 64 or N not one of 32, the layer's output is rounded as well.
+``linear_fp8(input [B, K], weight [N, K], bias [N] or None, scales [8], relu, dtype) -> [B, N]``
+    ``scales[0] * scales[4] * input weight' + bias`` of float8_e4m3fn numbers, with a ReLU where it is
+    wanted, as float8_e4m3fn (the default) or bfloat16.  The bias is bfloat16; on GPUs of compute
+    capability below 8.9, or where K or N is not a multiple of 16, the product is rounded to it as well.
+``cross_layer_fp8(x0 [B, N], x [B, N], v [B, K], weight [N, K], bias [N], scales [8]) -> [B, N]``
+    ``x0 * (scales[0] * v weight' + bias) + scales[4] * x`` of float8_e4m3fn numbers but for the bfloat16
+    bias.  On GPUs that are not of compute capability 9.0, or where K is over 512 or not a multiple of
+    128 or N not one of 64, the layer's output is rounded to bfloat16.
+``linear_thin(input [B, K], weight [N, K], bias [N], relu, dtype, scale) -> [B, N]``
+    A dense layer of fewer than 16 inputs or outputs, computed in float32 from a float32 or bfloat16
+    input; float32 (the default), bfloat16, or float8_e4m3fn of the result times ``scale``.
 ``dense_steps(values [B, F], steps [S, F, 3]) -> [B, F]``
     float32 values after ``S`` steps of `tessera.kernels.dense_steps.Step`; ``steps`` is float64: by step
     and column the kind and its two settings.  A value's bits do not depend on the others.  CPU only.
@@ -65,7 +76,9 @@ Arguments:
     shared: bool, one per feature; features beyond its end are not shared.
     dense: ``[B, G]`` of the output's dtype, copied to columns ``[0, G)`` by `lookup`.
     outside: int64 ``[F]``; ids outside their table are added to it.
-    dtype: float32 (default), float16 or bfloat16.
+    dtype: float32 (default), float16 or bfloat16; in `lookup` also float8_e4m3fn.
+    scale: what a float8_e4m3fn result is multiplied by before it is rounded; 1 for other types.  ``dense``
+        comes with it.  Beyond the largest number of that type, 448, results become that.
     launch: `launch_hint` of the plan; lets a GPU start a kernel made for its tables.  Values never
         depend on it.
 
@@ -205,6 +218,18 @@ def _fake_cross_layer(call: dict[str, Any]) -> Tensor:
     return fresh
 
 
+def _fake_linear_fp8(call: dict[str, Any]) -> Tensor:
+    shape = (call["input"].shape[0], call["weight"].shape[0])
+    fresh: Tensor = call["input"].new_empty(shape, dtype=call["dtype"] or torch.float8_e4m3fn)
+    return fresh
+
+
+def _fake_linear_thin(call: dict[str, Any]) -> Tensor:
+    shape = (call["input"].shape[0], call["weight"].shape[0])
+    fresh: Tensor = call["input"].new_empty(shape, dtype=call["dtype"] or torch.float32)
+    return fresh
+
+
 def _fake_dense_steps(call: dict[str, Any]) -> Tensor:
     values: Tensor = call["values"]
     return values.new_empty(values.shape)
@@ -226,6 +251,9 @@ _FAKES: dict[str, _Fake] = {
     "linear": _fake_linear,
     "linear_bf16": _fake_linear,
     "cross_layer": _fake_cross_layer,
+    "cross_layer_fp8": _fake_cross_layer,
+    "linear_fp8": _fake_linear_fp8,
+    "linear_thin": _fake_linear_thin,
     "dense_steps": _fake_dense_steps,
     "xxh64": _fake_xxh64,
 }

@@ -229,6 +229,56 @@ def cross_layer(x0: Tensor, x: Tensor, v: Tensor, weight: Tensor, bias: Tensor) 
     return (x0.double() * wide + x.double()).to(torch.bfloat16)
 
 
+FLOAT8 = torch.float8_e4m3fn
+LARGEST_FLOAT8 = 448.0
+
+
+def to_float8(values: Tensor) -> Tensor:
+    """Rounded to e4m3, ties to even; beyond the largest number that."""
+    return values.clamp(-LARGEST_FLOAT8, LARGEST_FLOAT8).to(FLOAT8)
+
+
+def linear_fp8(  # noqa: PLR0917 - the operator's order
+    input: Tensor,  # noqa: A002 - torch's name for it
+    weight: Tensor,
+    bias: Tensor | None,
+    scales: Tensor,
+    relu: bool = False,  # noqa: FBT001, FBT002
+    dtype: torch.dtype = FLOAT8,
+) -> Tensor:
+    """A layer of e4m3 numbers in float64, rounded once: ``[B, N]`` e4m3 or bfloat16."""
+    result = input.double() @ weight.double().t() * scales[::4].double().prod()
+    if bias is not None:
+        result += bias.double()
+    if relu:
+        result = result.relu()
+    return to_float8(result) if dtype == FLOAT8 else result.to(dtype)
+
+
+def cross_layer_fp8(  # noqa: PLR0917 - the operator's order
+    x0: Tensor, x: Tensor, v: Tensor, weight: Tensor, bias: Tensor, scales: Tensor
+) -> Tensor:
+    """A cross layer of e4m3 numbers in float64, rounded once: ``[B, N]`` e4m3."""
+    first, second = scales[::4].double()
+    layer = v.double() @ weight.double().t() * first + bias.double()
+    return to_float8(x0.double() * layer + x.double() * second)
+
+
+def linear_thin(  # noqa: PLR0917 - the operator's order
+    input: Tensor,  # noqa: A002 - torch's name for it
+    weight: Tensor,
+    bias: Tensor,
+    relu: bool = False,  # noqa: FBT001, FBT002
+    dtype: torch.dtype = torch.float32,
+    scale: float = 1.0,
+) -> Tensor:
+    """A layer in float64, rounded once: ``[B, N]``."""
+    result = input.double() @ weight.double().t() + bias.double()
+    if relu:
+        result = result.relu()
+    return to_float8(result * scale) if dtype == FLOAT8 else result.to(dtype)
+
+
 def exchange_rows(storage: Tensor, rows: Tensor, values: Tensor, offset: int, stride: int) -> None:
     """`torch.ops.tessera.exchange_rows`, one row after the other."""
     width = values.shape[1]

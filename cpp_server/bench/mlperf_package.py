@@ -1,7 +1,7 @@
 """Make the package that `gpu_bench.py` serves: MLPerf's DLRM-DCNv2 with capped tables, for GPUs.
 
     python cpp_server/bench/mlperf_package.py MODEL.pt [--rows 400000] [--dtype int8b]
-        [--device cuda] [--dense-dtype bf16]
+        [--device cuda] [--dense-dtype fp8]
 
 The shape is that of MLPerf Inference's dlrm-v2: 26 tables of dimension 128 with the Criteo 1TB rows
 (capped at ``--rows``), bottom MLP 512-256-128, three cross layers of rank 512, top MLP
@@ -78,7 +78,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cuda", help="kind of device (default cuda)")
     parser.add_argument("--dtype", default="int8", help="the tables' type (default int8)")
-    parser.add_argument("--dense-dtype", default="fp32", help="fp32 (default) or bf16")
+    parser.add_argument("--dense-dtype", default="fp32", help="fp32 (default), bf16 or fp8")
     args = parser.parse_args()
     options = PackageOptions(
         name="dlrm", dtype=args.dtype, device=args.device, dense_dtype=args.dense_dtype

@@ -91,6 +91,20 @@ inline at::ScalarType out_scalar_type(c10::optional<at::ScalarType> dtype) {
   return type;
 }
 
+// The same where e4m3 may be asked for as well; `scale` is for that alone.
+inline at::ScalarType scaled_scalar_type(c10::optional<at::ScalarType> dtype, double scale) {
+  if (dtype == at::kFloat8_e4m3fn) return at::kFloat8_e4m3fn;
+  TORCH_CHECK(scale == 1.0, "scale: only float8_e4m3fn has one other than 1, got ", scale, " for ",
+              dtype.value_or(at::kFloat));
+  return out_scalar_type(dtype);
+}
+
+inline OutType out_type_of(at::ScalarType type) {
+  if (type == at::kFloat) return OutType::kFloat32;
+  if (type == at::kFloat8_e4m3fn) return OutType::kFloat8;
+  return type == at::kHalf ? OutType::kFloat16 : OutType::kBFloat16;
+}
+
 inline void check_dense(const c10::optional<at::Tensor>& dense, const at::Tensor& out) {
   if (!dense.has_value()) return;
   TORCH_CHECK(dense->dim() == 2 && dense->size(0) == out.size(0) && dense->size(1) <= out.size(1) &&

@@ -2,6 +2,7 @@
 #include <torch/library.h>
 
 #include "binding_checks.h"
+#include "binding_fp8.h"
 #include "cpu_call.h"
 
 namespace tessera {
@@ -16,12 +17,19 @@ void run_lookup(Call& call, const Tensor& indices, const Tensor& out) {
 Tensor lookup(const Tensor& weights, const Tensor& plan, const Tensor& indices,
               const Tensor& lengths, int64_t width, const OptionalTensor& id_weights,
               const OptionalTensor& dense, const OptionalTensor& outside, bool offsets,
-              c10::optional<at::ScalarType> dtype, int64_t /*launch*/) {
+              c10::optional<at::ScalarType> dtype, int64_t /*launch*/, double scale) {
   Call call = prepare(weights, plan, indices, lengths, id_weights, outside, offsets, width);
-  Tensor out = at::empty({call.job.batch, width}, weights.options().dtype(out_scalar_type(dtype)));
+  const at::ScalarType type = scaled_scalar_type(dtype, scale);
+  Tensor out = at::empty({call.job.batch, width}, weights.options().dtype(type));
   check_dense(dense, out);
+  if (type == at::kFloat8_e4m3fn) {
+    // Packages for GPUs alone have such results; here they are made of float32 ones.
+    const Tensor pooled = at::zeros({call.job.batch, width}, weights.options().dtype(at::kFloat));
+    run_lookup(call, indices, pooled);
+    out.copy_(to_float8(pooled.mul_(scale)));
+  }
   if (dense.has_value()) out.narrow(1, 0, dense->size(1)).copy_(*dense);
-  run_lookup(call, indices, out);
+  if (type != at::kFloat8_e4m3fn) run_lookup(call, indices, out);
   return out;
 }
 

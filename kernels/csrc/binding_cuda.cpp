@@ -11,6 +11,7 @@
 #include "binding_checks.h"
 #include "cuda_interaction.h"
 #include "cuda_lookup.h"
+#include "cuda_offsets.h"
 #include "cuda_spread.h"
 
 namespace tessera {
@@ -21,11 +22,19 @@ using OptionalTensor = c10::optional<Tensor>;
 
 constexpr int64_t kMostFeatures = 65534;
 
+void launched(cudaError_t status) {
+  TORCH_CHECK(status == cudaSuccess,
+              "the lookup kernel was not launched: ", cudaGetErrorString(status));
+}
+
 // Bag starts [F * B + 1] from lengths [F * B].
 Tensor offsets_of(const Tensor& lengths) {
-  Tensor offsets = at::zeros({lengths.numel() + 1}, lengths.options().dtype(at::kLong));
-  Tensor ends = offsets.narrow(0, 1, lengths.numel());
-  at::cumsum_out(ends, lengths, 0, at::kLong);
+  const auto options = lengths.options().dtype(at::kLong);
+  const Tensor offsets = at::empty({lengths.numel() + 1}, options);
+  const Tensor sums = at::empty({offset_sums(lengths.numel())}, options);
+  launched(launch_offsets(lengths.const_data_ptr(), lengths.scalar_type() == at::kLong,
+                          lengths.numel(), sums.mutable_data_ptr<int64_t>(),
+                          offsets.mutable_data_ptr<int64_t>(), c10::cuda::getCurrentCUDAStream()));
   return offsets;
 }
 
@@ -71,19 +80,9 @@ CudaLookup prepare(const Tensor& weights, const Tensor& plan, const Tensor& indi
   return job;
 }
 
-OutType out_type_of(at::ScalarType type) {
-  if (type == at::kFloat) return OutType::kFloat32;
-  return type == at::kHalf ? OutType::kFloat16 : OutType::kBFloat16;
-}
-
 void set_out(const Tensor& out, CudaLookup* job) {
   job->out = out.mutable_data_ptr();
   job->out_type = out_type_of(out.scalar_type());
-}
-
-void launched(cudaError_t status) {
-  TORCH_CHECK(status == cudaSuccess,
-              "the lookup kernel was not launched: ", cudaGetErrorString(status));
 }
 
 // Of the current device; asked once per device and thread.
@@ -101,12 +100,14 @@ int multiprocessors() {
 Tensor lookup(const Tensor& weights, const Tensor& plan, const Tensor& indices,
               const Tensor& lengths, int64_t width, const OptionalTensor& id_weights,
               const OptionalTensor& dense, const OptionalTensor& outside, bool offsets,
-              c10::optional<at::ScalarType> dtype, int64_t launch) {
+              c10::optional<at::ScalarType> dtype, int64_t launch, double scale) {
   const c10::cuda::CUDAGuard guard(weights.device());
   Tensor bag_starts;
   CudaLookup job = prepare(weights, plan, indices, lengths, id_weights, outside, offsets, width,
                            launch, &bag_starts);
-  Tensor out = at::empty({job.batch, width}, weights.options().dtype(out_scalar_type(dtype)));
+  const at::ScalarType type = scaled_scalar_type(dtype, scale);
+  Tensor out = at::empty({job.batch, width}, weights.options().dtype(type));
+  job.out_scale = static_cast<float>(scale);
   check_dense(dense, out);
   if (dense.has_value()) {
     TORCH_CHECK(dense->stride(1) == 1 || dense->size(1) <= 1, "dense: its rows must be contiguous");
@@ -237,7 +238,7 @@ Tensor lookup_dot_interaction(const Tensor& weights, const Tensor& plan, const T
   Tensor in_order = plan.clone();
   in_order.select(1, kOutColumn).copy_(at::arange(count, plan.options()).mul_(dim));
   const Tensor pooled = lookup(weights, in_order, indices, bag_starts, count * dim, id_weights,
-                               c10::nullopt, outside, true, at::kFloat, launch);
+                               c10::nullopt, outside, true, at::kFloat, launch, 1.0);
   CudaInteraction job = interaction_of(dense, count, upper, out);
   job.sparse = pooled.const_data_ptr<float>();
   job.sparse_stride = pooled.stride(0);

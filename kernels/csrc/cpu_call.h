@@ -46,11 +46,6 @@ struct ThreadScratch {
 
 ThreadScratch& thread_scratch();
 
-inline OutType out_type_of(at::ScalarType type) {
-  if (type == at::kFloat) return OutType::kFloat32;
-  return type == at::kHalf ? OutType::kFloat16 : OutType::kBFloat16;
-}
-
 // A checked call: the job without its output, and where resolved rows and counts go.
 struct Call {
   LookupJob job;

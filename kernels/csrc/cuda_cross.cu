@@ -17,6 +17,7 @@
 
 #include "cuda_cross.cuh"
 #include "hopper.cuh"
+#include "hopper_launch.cuh"
 
 namespace tessera {
 namespace {
@@ -25,9 +26,10 @@ constexpr int kRows = 128;      // of a block
 constexpr int kColumns = 128;   // of a tile
 constexpr int kDepth = 64;      // columns of v and weight in a piece: the 128 bytes of a swizzle
 constexpr int kMostPieces = 8;  // of v
-constexpr int kStages = 6;      // of the ring
+constexpr int kStages = 5;      // of the ring
 constexpr int kGroup = 32;      // columns that are fetched in their own order
 constexpr int kCluster = 2;     // blocks
+constexpr int kMostTiles = 60;  // of a block, whose bias it keeps
 constexpr int kPieceBytes = kRows * kDepth * 2;
 constexpr int kWarpgroup = 128;  // threads
 constexpr int kThreads = 3 * kWarpgroup;
@@ -35,6 +37,7 @@ constexpr int kThreads = 3 * kWarpgroup;
 struct Shared {
   alignas(1024) uint8_t v[kMostPieces][kPieceBytes];
   alignas(1024) uint8_t weight[kStages][kPieceBytes];
+  alignas(16) uint16_t bias[kMostTiles * kColumns];
   uint64_t v_full[kMostPieces];
   uint64_t full[kStages];
   uint64_t empty[kStages];
@@ -50,17 +53,6 @@ constexpr int kTurnBarrier = 1;  // and the next: a warpgroup's turn has come
 constexpr int kProducerRegisters = 56;
 constexpr int kConsumerRegisters = 224;
 static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * 168, "more than a block has");
-
-struct Tiles {
-  int begin;
-  int count;
-};
-
-// What block `part` of `parts` has of `tiles`.
-__device__ __forceinline__ Tiles tiles_of(int tiles, int part, int parts) {
-  const int begin = tiles * part / parts;
-  return {begin, tiles * (part + 1) / parts - begin};
-}
 
 // The tile's lines of x0 and x, 256 bytes a row, to L2.
 __device__ __forceinline__ void prefetch_tile(const CudaCross& job, int64_t row, int column,
@@ -79,8 +71,8 @@ __device__ __forceinline__ void prefetch_tile(const CudaCross& job, int64_t row,
 }
 
 __device__ void produce(const CudaCross& job, const CUtensorMap* v_map,
-                        const CUtensorMap* weight_map, Shared& shared, int64_t row, Tiles tiles,
-                        int pieces, uint32_t rank) {
+                        const CUtensorMap* weight_map, Shared& shared, int64_t row,
+                        hopper::Tiles tiles, int pieces, uint32_t rank) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   int step = 0;
   for (int tile = 0; tile < tiles.count; ++tile) {
@@ -110,8 +102,8 @@ __device__ void produce(const CudaCross& job, const CUtensorMap* v_map,
 }
 
 // Adds up and stores what a thread holds of 64 rows: `row` and the one 8 below it.
-__device__ __forceinline__ void store_rows(const CudaCross& job, const float (&sums)[64],
-                                           int64_t row, int column) {
+__device__ __forceinline__ void store_rows(const CudaCross& job, const uint16_t* biases,
+                                           const float (&sums)[64], int64_t row, int column) {
   constexpr int kGroups = kColumns / kGroup;
   uint4 factors[2][kGroups];
   uint4 added[2][kGroups];
@@ -132,8 +124,7 @@ __device__ __forceinline__ void store_rows(const CudaCross& job, const float (&s
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
     if (column + group * kGroup >= job.width) continue;
-    const uint4 bias = __ldg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(job.bias) +
-                                                            column + group * kGroup));
+    const uint4 bias = *reinterpret_cast<const uint4*>(biases + group * kGroup);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (!wanted[half][group]) continue;
@@ -155,8 +146,8 @@ __device__ __forceinline__ void store_rows(const CudaCross& job, const float (&s
   }
 }
 
-__device__ void consume(const CudaCross& job, Shared& shared, int64_t first_row, Tiles tiles,
-                        int pieces, int turn) {
+__device__ void consume(const CudaCross& job, Shared& shared, int64_t first_row,
+                        hopper::Tiles tiles, int pieces, int turn) {
   const int thread = static_cast<int>(threadIdx.x % kWarpgroup);
   const int lane = thread % 32;
   const uint32_t v_address = hopper::shared_address(shared.v);
@@ -197,9 +188,10 @@ __device__ void consume(const CudaCross& job, Shared& shared, int64_t first_row,
     hopper::mma_wait<0>();
     release((tile * pieces + pieces - 1) % kStages);
     const int column = (tiles.begin + tile) * kColumns + lane % 4 * 8;
+    const uint16_t* const biases = shared.bias + tile * kColumns + lane % 4 * 8;
     const int64_t row = first_row + thread / 32 * 16 + lane / 4;
-    store_rows(job, upper, row, column);
-    store_rows(job, lower, row + 64, column);
+    store_rows(job, biases, upper, row, column);
+    store_rows(job, biases, lower, row + 64, column);
   }
 }
 
@@ -215,8 +207,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int pieces = static_cast<int>(job.inner / kDepth);
   const uint32_t rank = blockIdx.x % kCluster;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kRows;
-  const Tiles tiles = tiles_of(static_cast<int>((job.width + kColumns - 1) / kColumns),
-                               static_cast<int>(blockIdx.y), static_cast<int>(gridDim.y));
+  const hopper::Tiles tiles =
+      hopper::tiles_of(static_cast<int>((job.width + kColumns - 1) / kColumns),
+                       static_cast<int>(blockIdx.y), static_cast<int>(gridDim.y));
   if (threadIdx.x == 0) {
     for (uint64_t& barrier : shared.v_full) hopper::barrier_init(&barrier, 1);
     for (uint64_t& barrier : shared.full) hopper::barrier_init(&barrier, 1);
@@ -225,6 +218,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
+  for (int k = static_cast<int>(threadIdx.x); k < tiles.count * kColumns; k += kThreads) {
+    const int column = tiles.begin * kColumns + k;
+    shared.bias[k] = column < job.width ? __ldg(static_cast<const uint16_t*>(job.bias) + column)
+                                        : static_cast<uint16_t>(0);
+  }
+  __syncthreads();
   hopper::cluster_sync();
   // The same for a whole warp, and through the shuffle known to be, which keeps addresses in
   // uniform registers.
@@ -242,38 +241,14 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-// The driver's function; null where there is none.
-Encode encode() {
-  static const Encode found = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    const cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                                12000, cudaEnableDefault, &result);
-    const bool is_there = status == cudaSuccess && result == cudaDriverEntryPointSuccess;
-    return is_there ? reinterpret_cast<Encode>(function) : nullptr;
-  }();
-  return found;
-}
-
-bool make_map(CUtensorMap* map, const void* from, int dimensions, const cuuint64_t* sizes,
-              const cuuint64_t* strides_bytes, const cuuint32_t* box) {
-  constexpr cuuint32_t kEach[5] = {1, 1, 1, 1, 1};
-  return encode() != nullptr &&
-         encode()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, static_cast<cuuint32_t>(dimensions),
-                  const_cast<void*>(from), sizes, strides_bytes, box, kEach,
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
+constexpr CUtensorMapDataType kType = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 
 bool make_v_map(const CudaCross& job, CUtensorMap* map) {
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(job.inner),
                               static_cast<cuuint64_t>(job.rows)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(job.v_stride) * 2};
   const cuuint32_t box[] = {kDepth, kRows};
-  return make_map(map, job.v, 2, sizes, strides, box);
+  return hopper::make_map(map, kType, job.v, 2, sizes, strides, box);
 }
 
 // Rows 8 q + 2 j + e of every 32 in the order (j, q, e), e changing fastest.
@@ -283,7 +258,7 @@ bool make_weight_map(const CudaCross& job, CUtensorMap* map) {
                               static_cast<cuuint64_t>(job.width / kGroup)};
   const cuuint64_t strides[] = {row, row * 8, row * 2, row * kGroup};
   const cuuint32_t box[] = {kDepth, 2, 4, 4, kColumns / kGroup / kCluster};
-  return make_map(map, job.weight, 5, sizes, strides, box);
+  return hopper::make_map(map, kType, job.weight, 5, sizes, strides, box);
 }
 
 bool fits(const CudaCross& job) {
@@ -295,50 +270,11 @@ bool fits(const CudaCross& job) {
          in_sixteens(job.out, job.width);
 }
 
-// The device's multiprocessors where its compute capability is 9.0 and blocks may have
-// kSharedBytes; otherwise 0.  Asked once per device and thread.
-int hopper_multiprocessors(int device) {
-  static thread_local int known = -1;
-  static thread_local int count = 0;
-  if (device == known) return count;
-  int major = 0;
-  count = 0;
-  // Code made for an older generation would be compiled for this one by the driver, with an empty
-  // body.
-  cudaFuncAttributes code{};
-  const bool is_hopper =
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-      major == 9 && cudaFuncGetAttributes(&code, cross_kernel) == cudaSuccess &&
-      code.ptxVersion == 90 &&
-      cudaFuncSetAttribute(cross_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           kSharedBytes) == cudaSuccess;
-  if (is_hopper) cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  known = device;
-  return count;
-}
-
-// As many parts of a row of tiles as keep the busiest multiprocessor's work shortest; a part costs
-// about two tiles of its own, for fetching v and for the last tile's sums.
-int64_t best_parts(int64_t blocks, int64_t tiles, int64_t multiprocessors) {
-  constexpr int64_t kPartCost = 2;
-  int64_t best = 1;
-  int64_t least = INT64_MAX;
-  for (int64_t parts = 1; parts <= tiles; ++parts) {
-    const int64_t rounds = (blocks * parts + multiprocessors - 1) / multiprocessors;
-    const int64_t cost = rounds * ((tiles + parts - 1) / parts + kPartCost);
-    if (cost < least) {
-      least = cost;
-      best = parts;
-    }
-  }
-  return best;
-}
-
 }  // namespace
 
 bool launch_cross(const CudaCross& job, int device, cudaStream_t stream, cudaError_t* status) {
   if (!fits(job)) return false;
-  const int multiprocessors = hopper_multiprocessors(device);
+  const int multiprocessors = hopper::multiprocessors<cross_kernel, kSharedBytes>(device);
   CUtensorMap v_map;
   CUtensorMap weight_map;
   if (multiprocessors == 0 || !make_v_map(job, &v_map) || !make_weight_map(job, &weight_map)) {
@@ -347,8 +283,8 @@ bool launch_cross(const CudaCross& job, int device, cudaStream_t stream, cudaErr
   constexpr int64_t kPairRows = kRows * kCluster;
   const int64_t blocks = (job.rows + kPairRows - 1) / kPairRows * kCluster;
   const int64_t tiles = (job.width + kColumns - 1) / kColumns;
-  const dim3 grid(static_cast<unsigned>(blocks),
-                  static_cast<unsigned>(best_parts(blocks, tiles, multiprocessors)));
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(hopper::best_parts(
+                                                     blocks, tiles, multiprocessors, kMostTiles)));
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {kCluster, 1, 1};

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "float8.cuh"
 #include "plan.h"
 #include "row_values.h"
 
@@ -110,11 +111,15 @@ __device__ __forceinline__ float block_scale(const uint8_t* book, const uint8_t*
   return decode_column(kFloat32, book + 4 * block_code(word), 0);
 }
 
-__device__ __forceinline__ void store_element(OutType type, void* out, int64_t at, float value) {
+// `scale` is what a value is multiplied by before it becomes e4m3.
+__device__ __forceinline__ void store_element(OutType type, float scale, void* out, int64_t at,
+                                              float value) {
   if (type == OutType::kFloat32) {
     static_cast<float*>(out)[at] = value;
   } else if (type == OutType::kFloat16) {
     static_cast<__half*>(out)[at] = __float2half_rn(value);
+  } else if (type == OutType::kFloat8) {
+    static_cast<uint8_t*>(out)[at] = static_cast<uint8_t>(narrow_fp8(value * scale, 0.0f));
   } else {
     static_cast<__nv_bfloat16*>(out)[at] = __float2bfloat16_rn(value);
   }
@@ -135,6 +140,10 @@ __device__ __forceinline__ void store_streaming(void* at, uint32_t a, uint32_t b
   asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(a), "r"(b), "r"(c),
                "r"(d)
                : "memory");
+}
+
+__device__ __forceinline__ void store_streaming(void* at, uint32_t a) {
+  asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(at), "r"(a) : "memory");
 }
 
 __device__ __forceinline__ void store_streaming(void* at, uint32_t a, uint32_t b) {

@@ -93,7 +93,7 @@ __device__ __forceinline__ bool scales_served(const FeaturePlan& plan) {
 template <int64_t T, Scales S, Ids I, int Lanes>
 __device__ __forceinline__ bool express_serves(const CudaLookup& job, const FeaturePlan& plan) {
   constexpr int kBytes = Share<T>::kBytes;
-  const int64_t element = job.out_type == OutType::kFloat32 ? 4 : 2;
+  const int64_t element = element_bytes(job.out_type);
   const int64_t out = static_cast<int64_t>(reinterpret_cast<uintptr_t>(job.out));
   const int64_t last = plan.data_offset + (plan.rows - 1) * plan.row_stride + Lanes * kBytes;
   return scales_served<T, S>(plan) && plan.weight_type == T &&
@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(kExpressThreads, kExpressBlocks)
       (static_cast<int>(blockIdx.x) * kGroups + static_cast<int>(threadIdx.x) / Lanes) *
       bags_per_group;
   const int bags = min(static_cast<int>(job.batch) - first_bag, bags_per_group);
-  const int feature = feature_of_block(job);
+  const int feature = longest_feature_of_block(job);
   // Offsets travel while the plan is read.  Lane k keeps where bag k ends, from `begin`.
   int64_t begin = 0;
   int64_t my_end = 0;
@@ -303,7 +303,9 @@ __global__ void __launch_bounds__(kExpressThreads, kExpressBlocks)
   const auto write = [&](Sum<C>* sum, int) {
     constexpr bool kHasBias = express_has_bias(T, S);
     if (job.out_type == OutType::kFloat16) {
-      sum->write_half(job, out, kHasBias);
+      sum->template write_half<OutType::kFloat16>(job, out, kHasBias);
+    } else if (job.out_type == OutType::kBFloat16) {
+      sum->template write_half<OutType::kBFloat16>(job, out, kHasBias);
     } else {
       sum->write(job, out, C, true, kHasBias, 1.0f);
     }

@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads)
         value = __fmul_rn(pair.x, decode_column(plan.weight_type, data, column));
         if (quantized) value = __fadd_rn(value, pair.y);
       }
-      store_element(job.out_type, job.out, i * job.out_width + column, value);
+      store_element(job.out_type, job.out_scale, job.out, i * job.out_width + column, value);
     }
   }
 }

@@ -37,6 +37,7 @@ struct CudaLookup {
   bool wide_ids;
   bool wide_offsets;
   OutType out_type;
+  float out_scale;          // what values are multiplied by under OutType::kFloat8
   const float* id_weights;  // [ids] or nullptr
   void* out;                // [B, out_width], or [ids, out_width] for rows
   int64_t out_width;        // elements

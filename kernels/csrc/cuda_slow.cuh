@@ -44,7 +44,8 @@ __device__ void stream_bags_slowly(const CudaLookup& job, const FeaturePlan& pla
         if (plan.pooling == kMean && end - begin > 1) {
           acc = __fdiv_rn(acc, static_cast<float>(end - begin));
         }
-        store_element(job.out_type, job.out, bag * job.out_width + plan.out_column + column, acc);
+        store_element(job.out_type, job.out_scale, job.out,
+                      bag * job.out_width + plan.out_column + column, acc);
       }
     }
   }
@@ -71,6 +72,32 @@ __device__ __forceinline__ int feature_of_block(const CudaLookup& job) {
   return ordered_feature(job, blockIdx.y);
 }
 
+// The feature that this block works on: those with the most ids in the call come first, so that
+// their long bags do not end last.  Where there are more features than a warp has lanes, the plan
+// says. All threads of a warp call it.
+__device__ __forceinline__ int longest_feature_of_block(const CudaLookup& job) {
+  constexpr int kLanes = 32;
+  if (job.features > kLanes) return feature_of_block(job);
+  const int features = static_cast<int>(job.features);
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  int64_t ids = -1;
+  if (lane < features) {
+    const int64_t first = lane * job.batch;
+    ids = load_integer(job.offsets, first + job.batch, job.wide_offsets) -
+          load_integer(job.offsets, first, job.wide_offsets);
+    ids = min(max(ids, int64_t{0}), int64_t{0x7fffffff});
+  }
+  const int mine = static_cast<int>(ids);
+  int rank = 0;
+  for (int other = 0; other < features; ++other) {
+    const int theirs = __shfl_sync(~0u, mine, other);
+    rank += theirs > mine || (theirs == mine && other < lane) ? 1 : 0;
+  }
+  const unsigned found =
+      __ballot_sync(~0u, lane < features && rank == static_cast<int>(blockIdx.y));
+  return __ffs(static_cast<int>(found)) - 1;
+}
+
 // Copies a feature's record into the warp's `to`; all its threads call it.  Reading it field by
 // field where it lies would wait for one sector after the other.
 __device__ __forceinline__ void fetch_plan(const CudaLookup& job, int feature, FeaturePlan* to) {
@@ -88,7 +115,7 @@ __device__ __forceinline__ void fetch_plan(const CudaLookup& job, int feature, F
 __device__ __forceinline__ void share_shape(const CudaLookup& job, const FeaturePlan& plan,
                                             int whole_columns, BagShape* shape) {
   if (threadIdx.x % 32 == 0) {
-    const int64_t element = job.out_type == OutType::kFloat32 ? 4 : 2;
+    const int64_t element = element_bytes(job.out_type);
     const int64_t at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(job.out)) |
                        plan.out_column * element | job.out_width * element;
     shape->out_column = plan.out_column;
@@ -96,7 +123,7 @@ __device__ __forceinline__ void share_shape(const CudaLookup& job, const Feature
     shape->mean = plan.pooling == kMean;
     shape->quantized = has_bias(plan.scale_type);
     shape->stores = shape->dim % 4 != 0 || (at & (4 * element - 1)) != 0 ? Stores::kSingle
-                    : at % 16 != 0                                       ? Stores::kQuads
+                    : at % 16 != 0 || element == 1                       ? Stores::kQuads
                                                                          : Stores::kWhole;
     shape->plain_half = job.out_type == OutType::kFloat16 && plan.pooling == kSum &&
                         shape->stores == Stores::kWhole && shape->dim % whole_columns == 0;
@@ -104,17 +131,55 @@ __device__ __forceinline__ void share_shape(const CudaLookup& job, const Feature
   __syncwarp();
 }
 
+// The same in pieces of 16 bytes, several on their way.
+__device__ __forceinline__ void copy_dense_in_sixteens(const CudaLookup& job, int64_t element) {
+  constexpr int kTogether = 4;
+  const int64_t in_row = job.dense_width * element / 16;
+  const int64_t count = job.batch * in_row;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  const auto* from = static_cast<const uint8_t*>(job.dense);
+  auto* to = static_cast<uint8_t*>(job.out);
+  for (int64_t first = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; first < count;
+       first += kTogether * step) {
+    uint4 pieces[kTogether];
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      const int64_t at = first + k * step;
+      if (at >= count) break;
+      const int64_t row = at / in_row;
+      pieces[k] = __ldg(reinterpret_cast<const uint4*>(from + row * job.dense_stride * element) +
+                        (at - row * in_row));
+    }
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      const int64_t at = first + k * step;
+      if (at >= count) break;
+      const int64_t row = at / in_row;
+      reinterpret_cast<uint4*>(to + row * job.out_width * element)[at - row * in_row] = pieces[k];
+    }
+  }
+}
+
 // The dense vectors to the first columns, by the blocks behind the last feature.
 __device__ void copy_dense(const CudaLookup& job) {
-  const int element = job.out_type == OutType::kFloat32 ? 4 : 2;
+  const int64_t element = element_bytes(job.out_type);
+  const int64_t places = static_cast<int64_t>(reinterpret_cast<uintptr_t>(job.dense)) |
+                         static_cast<int64_t>(reinterpret_cast<uintptr_t>(job.out));
+  if ((places | job.dense_width * element | job.dense_stride * element | job.out_width * element) %
+          16 ==
+      0) {
+    return copy_dense_in_sixteens(job, element);
+  }
   for (int64_t b = blockIdx.x; b < job.batch; b += gridDim.x) {
     for (int64_t column = threadIdx.x; column < job.dense_width; column += blockDim.x) {
       const int64_t from = b * job.dense_stride + column;
       const int64_t to = b * job.out_width + column;
       if (element == 4) {
         static_cast<uint32_t*>(job.out)[to] = static_cast<const uint32_t*>(job.dense)[from];
-      } else {
+      } else if (element == 2) {
         static_cast<uint16_t*>(job.out)[to] = static_cast<const uint16_t*>(job.dense)[from];
+      } else {
+        static_cast<uint8_t*>(job.out)[to] = static_cast<const uint8_t*>(job.dense)[from];
       }
     }
   }

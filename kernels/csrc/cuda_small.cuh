@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kSmallThreads, 8)
   sum.bias = bias;
   const int64_t out = bag * job.out_width + plan.out_column + lane * kColumns;
   if (job.out_type == OutType::kFloat16) {
-    sum.write_half(job, out, kHasBias);
+    sum.template write_half<OutType::kFloat16>(job, out, kHasBias);
   } else {
     sum.write(job, out, kColumns, true, kHasBias, 1.0f);
   }

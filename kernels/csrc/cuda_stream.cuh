@@ -89,14 +89,15 @@ struct Sum {
     bias = 0.0f;
   }
 
-  // The short way: fp16, all C columns, aligned.
+  // The short way: 16 bits, all C columns, aligned.
+  template <OutType Type>
   __device__ __forceinline__ void write_half(const CudaLookup& job, int64_t at, bool quantized) {
     uint16_t* out = static_cast<uint16_t*>(job.out) + at;
     const float add = quantized ? bias : 0.0f;
     uint32_t pairs[C / 2];
 #pragma unroll
     for (int k = 0; k < C / 2; ++k) {
-      pairs[k] = pack_pair(OutType::kFloat16, acc[2 * k] + add, acc[2 * k + 1] + add);
+      pairs[k] = pack_pair(Type, acc[2 * k] + add, acc[2 * k + 1] + add);
     }
     if constexpr (C == 4) {
       store_streaming(out, pairs[0], pairs[1]);
@@ -107,6 +108,28 @@ struct Sum {
       }
     }
     clear();
+  }
+
+  // e4m3: the first `columns` columns, their number and places multiples of four, all at once where
+  // all C are there and places are multiples of C.
+  __device__ __forceinline__ void write_bytes(const CudaLookup& job, int64_t at, int columns) {
+    uint8_t* out = static_cast<uint8_t*>(job.out) + at;
+    uint32_t words[C / 4];
+#pragma unroll
+    for (int k = 0; k < C / 4; ++k) {
+      const float* four = acc + 4 * k;
+      words[k] = narrow_fp8(four[0] * job.out_scale, four[1] * job.out_scale,
+                            four[2] * job.out_scale, four[3] * job.out_scale);
+    }
+    if (C > 4 && columns >= C && reinterpret_cast<uintptr_t>(out) % C == 0) {
+      if constexpr (C == 16) store_streaming(out, words[0], words[1], words[2], words[3]);
+      if constexpr (C == 8) store_streaming(out, words[0], words[1]);
+    } else {
+#pragma unroll
+      for (int k = 0; k < C / 4; ++k) {
+        if (4 * k < columns) store_streaming(out + 4 * k, words[k]);
+      }
+    }
   }
 
   // Bias and mean, before the results are stored.
@@ -133,6 +156,8 @@ struct Sum {
                           __float_as_uint(acc[k + 3]));
         }
       }
+    } else if (job.out_type == OutType::kFloat8) {
+      write_bytes(job, at, columns);
     } else {
       uint16_t* out = static_cast<uint16_t*>(job.out) + at;
       uint32_t pairs[C / 2];
@@ -167,7 +192,7 @@ struct Sum {
     if (!vector_stores || columns < C) {
 #pragma unroll
       for (int k = 0; k < C; ++k) {
-        if (k < columns) store_element(job.out_type, job.out, at + k, acc[k]);
+        if (k < columns) store_element(job.out_type, job.out_scale, job.out, at + k, acc[k]);
       }
     } else if (job.out_type == OutType::kFloat32) {
       float* out = static_cast<float*>(job.out) + at;
@@ -176,6 +201,8 @@ struct Sum {
         store_streaming(out + k, __float_as_uint(acc[k]), __float_as_uint(acc[k + 1]),
                         __float_as_uint(acc[k + 2]), __float_as_uint(acc[k + 3]));
       }
+    } else if (job.out_type == OutType::kFloat8) {
+      write_bytes(job, at, C);
     } else {
       uint16_t* out = static_cast<uint16_t*>(job.out) + at;
       uint32_t pairs[C / 2];
@@ -258,7 +285,7 @@ __device__ __forceinline__ void stream_bags(const CudaLookup& job, const Feature
     }
     const int64_t at = (group.bag + bag) * job.out_width + shape.out_column + column;
     if (shape.plain_half) {
-      sum.write_half(job, at, shape.quantized != 0);
+      sum.template write_half<OutType::kFloat16>(job, at, shape.quantized != 0);
     } else {
       sum.write(job, at, shape.dim - column, shape.stores == Stores::kWhole, shape.quantized != 0,
                 divisor);

@@ -141,7 +141,7 @@ __device__ __forceinline__ void sum_tile(const CudaLookup& job, const FeaturePla
       constexpr bool kHasBias = express_has_bias(T, S);
       const int columns = shape.dim - column;
       if (shape.plain_half) {
-        sum->write_half(job, out, kHasBias);
+        sum->template write_half<OutType::kFloat16>(job, out, kHasBias);
       } else {
         float divisor = 1.0f;
         if (shape.mean) {

@@ -117,6 +117,19 @@ __device__ __forceinline__ void fewer_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
+#define TESSERA_SUMS_64                                                              \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+#define TESSERA_EIGHT(sums, k)                                                               \
+  "+f"(sums[k]), "+f"(sums[k + 1]), "+f"(sums[k + 2]), "+f"(sums[k + 3]), "+f"(sums[k + 4]), \
+      "+f"(sums[k + 5]), "+f"(sums[k + 6]), "+f"(sums[k + 7])
+#define TESSERA_SIXTY_FOUR(sums)                                                 \
+  TESSERA_EIGHT(sums, 0), TESSERA_EIGHT(sums, 8), TESSERA_EIGHT(sums, 16),       \
+      TESSERA_EIGHT(sums, 24), TESSERA_EIGHT(sums, 32), TESSERA_EIGHT(sums, 40), \
+      TESSERA_EIGHT(sums, 48), TESSERA_EIGHT(sums, 56)
+
 // sums [64 x 128] += a [64 x 16] b' [16 x 128], bfloat16; `keep` false: from zero.
 __device__ __forceinline__ void mma_64x128x16(float (&sums)[64], uint64_t a, uint64_t b,
                                               bool keep) {
@@ -124,28 +137,31 @@ __device__ __forceinline__ void mma_64x128x16(float (&sums)[64], uint64_t a, uin
       "{\n"
       ".reg .pred keep;\n"
       "setp.ne.b32 keep, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " TESSERA_SUMS_64
       "%64, %65, keep, 1, 1, 0, 0;\n"
       "}\n"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), "+f"(sums[4]), "+f"(sums[5]),
-        "+f"(sums[6]), "+f"(sums[7]), "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
-        "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]), "+f"(sums[16]),
-        "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]), "+f"(sums[20]), "+f"(sums[21]),
-        "+f"(sums[22]), "+f"(sums[23]), "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]),
-        "+f"(sums[27]), "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]),
-        "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]), "+f"(sums[36]),
-        "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]), "+f"(sums[40]), "+f"(sums[41]),
-        "+f"(sums[42]), "+f"(sums[43]), "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]),
-        "+f"(sums[47]), "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),
-        "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]), "+f"(sums[56]),
-        "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]), "+f"(sums[60]), "+f"(sums[61]),
-        "+f"(sums[62]), "+f"(sums[63])
+      : TESSERA_SIXTY_FOUR(sums)
       : "l"(a), "l"(b), "r"(static_cast<int>(keep)));
 }
+
+// sums [64 x 128] += a [64 x 32] b' [32 x 128], e4m3.  The tensor core keeps about 14 bits of what
+// it adds up.
+__device__ __forceinline__ void mma_64x128x32(float (&sums)[64], uint64_t a, uint64_t b,
+                                              bool keep) {
+  asm volatile(
+      "{\n"
+      ".reg .pred keep;\n"
+      "setp.ne.b32 keep, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 " TESSERA_SUMS_64
+      "%64, %65, keep, 1, 1;\n"
+      "}\n"
+      : TESSERA_SIXTY_FOUR(sums)
+      : "l"(a), "l"(b), "r"(static_cast<int>(keep)));
+}
+
+#undef TESSERA_SUMS_64
+#undef TESSERA_EIGHT
+#undef TESSERA_SIXTY_FOUR
 
 }  // namespace hopper
 }  // namespace tessera

@@ -33,7 +33,11 @@ constexpr int64_t kBlockColumns = 16;  // columns, and bytes, of a kBlockInt8 bl
 constexpr int64_t kBookScales = 16;    // scales of a book
 
 // Type of an output element.
-enum class OutType : int32_t { kFloat32, kFloat16, kBFloat16 };
+enum class OutType : int32_t { kFloat32, kFloat16, kBFloat16, kFloat8 };
+
+TESSERA_ANY_DEVICE constexpr int64_t element_bytes(OutType type) {
+  return type == OutType::kFloat32 ? 4 : type == OutType::kFloat8 ? 1 : 2;
+}
 
 constexpr int64_t kMaxRows = 0x7fffffff;
 

@@ -5,7 +5,7 @@ TORCH_LIBRARY(tessera, m) {
   m.def(
       "lookup(Tensor weights, Tensor plan, Tensor indices, Tensor lengths, int width, "
       "Tensor? id_weights=None, Tensor? dense=None, Tensor(a!)? outside=None, "
-      "bool offsets=False, ScalarType? dtype=None, int launch=0) -> Tensor");
+      "bool offsets=False, ScalarType? dtype=None, int launch=0, float scale=1.0) -> Tensor");
   m.def(
       "lookup_out(Tensor weights, Tensor plan, Tensor indices, Tensor lengths, Tensor(b!) out, "
       "Tensor? id_weights=None, Tensor(a!)? outside=None, bool offsets=False, "
@@ -32,6 +32,15 @@ TORCH_LIBRARY(tessera, m) {
       "linear_bf16(Tensor input, Tensor weights, Tensor bias, int outputs, bool relu=False) "
       "-> Tensor");
   m.def("cross_layer(Tensor x0, Tensor x, Tensor v, Tensor weight, Tensor bias) -> Tensor");
+  m.def(
+      "linear_fp8(Tensor input, Tensor weight, Tensor? bias, Tensor scales, bool relu=False, "
+      "ScalarType? dtype=None) -> Tensor");
+  m.def(
+      "cross_layer_fp8(Tensor x0, Tensor x, Tensor v, Tensor weight, Tensor bias, Tensor scales) "
+      "-> Tensor");
+  m.def(
+      "linear_thin(Tensor input, Tensor weight, Tensor bias, bool relu=False, "
+      "ScalarType? dtype=None, float scale=1.0) -> Tensor");
   m.def("dense_steps(Tensor values, Tensor steps) -> Tensor");
   m.def("xxh64(Tensor bytes, Tensor offsets) -> Tensor");
   m.def(

@@ -160,11 +160,11 @@ def _add_storage(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--dense-dtype",
-        choices=["fp32", "bf16"],
+        choices=["fp32", "bf16", "fp8"],
         default="fp32",
-        help="how the dense layers' weights are stored (default fp32); bf16 rounds their inputs too, "
-        "needs the tessera backend, and is for GPUs and for CPUs with AMX; on other CPUs it is no "
-        "faster",
+        help="how the dense layers' weights are stored (default fp32); bf16 and fp8 round their inputs "
+        "too and need the tessera backend; bf16 is for GPUs and for CPUs with AMX (on other CPUs it is "
+        "no faster), fp8 (e4m3) for GPUs",
     )
     parser.add_argument(
         "--report",

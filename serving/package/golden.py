@@ -36,6 +36,11 @@ torch's functions) differs in the last bit, and an input between two bfloat16 nu
 the other way.  On a GPU the sums' order differs as well, with the same effect on their results.
 """
 
+FP8_TOLERANCE = 2**-4
+"""The same where they are e4m3, by the same reckoning: again the distance of two neighbours below 1."""
+
+_DENSE_TOLERANCE = {"bf16": BF16_TOLERANCE, "fp8": FP8_TOLERANCE}
+
 
 class GoldenMismatchError(ValueError):
     """The model's answers are not the recorded ones; the message says which and by how much."""
@@ -49,7 +54,7 @@ def golden_info(
     dense_dtype: str = "fp32",
 ) -> GoldenInfo:
     """How a loader must meet the ``answers`` to ``batch`` on a kind of device."""
-    tolerance = BF16_TOLERANCE if dense_dtype == "bf16" else TOLERANCE[device]
+    tolerance = _DENSE_TOLERANCE.get(dense_dtype, TOLERANCE[device])
     largest = max((float(answer.abs().max()) for answer in answers.values()), default=0.0)
     return GoldenInfo(samples=batch.batch_size, atol=tolerance * max(1.0, largest), rtol=0.0)
 

@@ -173,7 +173,7 @@ class Manifest:
             names that `tessera.kernels.libraries` knows.
         schema: inputs and outputs.
         dtype: the weight type of the tables; ``mixed`` where they have several.
-        dense_dtype: how the dense layers' weights are stored, ``fp32`` or ``bf16``.
+        dense_dtype: how the dense layers' weights are stored, ``fp32``, ``bf16`` or ``fp8``.
         tables: one entry per table.
         bytes_fp32: bytes of all weights (tables and dense part) before packaging.
         bytes_packaged: bytes of all weights in the package.
@@ -197,7 +197,7 @@ class Manifest:
     operator_libraries: tuple[str, ...]
     schema: InputSchema
     dtype: str
-    dense_dtype: Annotated[str, OneOf(("fp32", "bf16"))]
+    dense_dtype: Annotated[str, OneOf(("fp32", "bf16", "fp8"))]
     tables: tuple[TableInfo, ...]
     bytes_fp32: Count
     bytes_packaged: Count

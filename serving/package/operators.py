@@ -16,7 +16,8 @@ _LOOKUPS = """
 fbgemm::asynchronous_complete_cumsum
 fbgemm::int_nbit_split_embedding_codegen_lookup_function
 mkldnn::_linear_pointwise mkldnn::_reorder_linear_weight
-tessera::cross_layer tessera::dense_steps tessera::dot_interaction tessera::linear tessera::linear_bf16 tessera::lookup
+tessera::cross_layer tessera::cross_layer_fp8 tessera::dense_steps tessera::dot_interaction
+tessera::linear tessera::linear_bf16 tessera::linear_fp8 tessera::linear_thin tessera::lookup
 tessera::lookup_partly_shared tessera::lookup_rows
 """
 

@@ -33,8 +33,9 @@ class PackageOptions:
         table_dtypes: by a pattern of table names (``*`` and ``?``), their weight type; the first
             that fits counts.
         max_table_error: a table whose relative RMSE is larger keeps a wider type.
-        dense_dtype: how the weights of `torch.nn.Linear` layers are stored, ``fp32`` or ``bf16`` (the
-            tessera backend only); layers inside ``leaf_modules`` stay float32.
+        dense_dtype: how the weights of `torch.nn.Linear` layers are stored, ``fp32``, ``bf16`` or, for
+            GPUs, ``fp8`` (the last two with the tessera backend only); layers inside ``leaf_modules``
+            stay float32.
         backend: whose lookup operator; `default_backend` where none is named.
         device: the kind of device that the model will run on, ``cpu`` or ``cuda``.
         shards: over how many devices of one process the tables are spread.
@@ -100,6 +101,12 @@ class PackageOptions:
             raise UserError(
                 f"dense_dtype is {self.dense_dtype}, which the {self.backend} backend does not have; "
                 "package with --backend tessera or with --dense-dtype fp32"
+            )
+        devices = DENSE_TYPES[self.dense_dtype].devices
+        if self.device in DEVICES and self.device not in devices:
+            raise UserError(
+                f"dense_dtype is {self.dense_dtype}, which is for --device {' and '.join(devices)}; "
+                f"give that, or --dense-dtype bf16 for --device {self.device}"
             )
 
     def _check_places(self) -> None:

@@ -14,6 +14,8 @@ from tessera.serving.package.manifest import Manifest, ShardingPlan
 from tessera.serving.package.runner import Runner, TorchScriptRunner
 from tessera.serving.package.schema import InputSchema
 from tessera.serving.package.torchscript import optimize
+from tessera.serving.packaging.calibration import looked_at
+from tessera.serving.packaging.dense_types import DENSE_TYPES
 from tessera.serving.packaging.ensemble import (
     Ensemble,
     check_members,
@@ -288,6 +290,10 @@ def package_source(
     """
     out, origin = checked_out(out), origin or Origin()
 
+    first: list[LabelledBatch] = []
+    if report is not None or DENSE_TYPES[options.dense_dtype].calibrated:
+        first, validation = looked_at(validation)
+
     def measure(runner: Runner, schema: InputSchema) -> Evaluation | None:
         return evaluate(
             source[0],
@@ -301,9 +307,14 @@ def package_source(
 
     if report is not None:
         check_place(report)
-        write_report(compare_types(options, lambda o: make_servable(source, o), measure), report)
+        made = compare_types(
+            options, lambda o: make_servable(source, o, calibration=first), measure
+        )
+        write_report(made, report)
     spill = Spill(out.parent)
-    servable = make_servable(source, options, progress=progress, allocate=spill.zeros)
+    servable = make_servable(
+        source, options, progress=progress, allocate=spill.zeros, calibration=first
+    )
     runner: Runner = TorchScriptRunner(optimize(servable.scripted))
     with progress_bar("evaluate", None, progress=progress) as bar:
         evaluation = evaluate(

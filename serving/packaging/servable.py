@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from tessera.kernels.libraries import load_libraries
 from tessera.serving.package.manifest import ShardingPlan
 from tessera.serving.package.schema import InputSchema
 from tessera.serving.packaging.answers import Answers
+from tessera.serving.packaging.calibration import calibration_samples
 from tessera.serving.packaging.collections.find import find_tables
 from tessera.serving.packaging.collections.hashing import (
     HashedIds,
@@ -24,6 +25,8 @@ from tessera.serving.packaging.collections.hashing import (
     vocabulary_features,
 )
 from tessera.serving.packaging.collections.swap import with_stored_tables
+from tessera.serving.packaging.dense_types import DENSE_TYPES
+from tessera.serving.packaging.evaluate import LabelledBatch
 from tessera.serving.packaging.inputs import (
     DEFAULT_OUTPUT,
     Arguments,
@@ -36,6 +39,7 @@ from tessera.serving.packaging.inputs import (
 )
 from tessera.serving.packaging.lookups.backends import lookup_backend
 from tessera.serving.packaging.options import PackageOptions
+from tessera.serving.packaging.passes.ranges import SAMPLES
 from tessera.serving.packaging.passes.registry import Target, run_passes
 from tessera.serving.packaging.predict import Predict
 from tessera.serving.packaging.script import script
@@ -102,13 +106,15 @@ def make_servable(
     *,
     progress: bool = False,
     allocate: Callable[[int], Tensor] | None = None,
+    calibration: Iterable[LabelledBatch] = (),
     stored: tuple[StoredTables, ShardingPlan] | None = None,
 ) -> ServableModel:
     """Quantize, trace and script a module, without writing a package.
 
     The module of ``source`` is left as it is.  ``allocate`` makes the tables' buffers; see
     `tessera.serving.packaging.tables.quantize.quantize_tables`.  With ``stored`` the module's tables have been
-    stored already, and its own are not looked at.
+    stored already, and its own are not looked at.  ``calibration`` are rows on which the activations of dense
+    types that need it are measured; where there are none it is the golden batch.
 
     Raises:
         UserError: something that cannot be packaged; says what and how to go on.
@@ -150,7 +156,10 @@ def make_servable(
         answers.met_while_observed(graph)
     answers.check(graph)
     target = Target(backend=options.backend, device=options.device, dense_dtype=options.dense_dtype)
+    if DENSE_TYPES[options.dense_dtype].calibrated:
+        graph.meta[SAMPLES] = calibration_samples(calibration, schema)
     saved = run_passes(graph, target)
+    graph.meta.pop(SAMPLES, None)
     scripted = script(graph)
     answers.check(scripted, graph if options.dense_dtype != "fp32" else None)
     return ServableModel(

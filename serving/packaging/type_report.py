@@ -20,6 +20,7 @@ from tessera.serving.package.replace import replacing
 from tessera.serving.package.runner import Runner, TorchScriptRunner
 from tessera.serving.package.schema import InputSchema
 from tessera.serving.package.torchscript import optimize
+from tessera.serving.packaging.dense_types import DENSE_TYPES
 from tessera.serving.packaging.lookups.backends import lookup_backend
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.servable import ServableModel
@@ -101,7 +102,11 @@ def compare_types(options: PackageOptions, make: Make, measure: Measure) -> Type
     expected = _runner(exact).forward(inputs)
     wanted = [
         (CHOSEN, options.dense_dtype),
-        *((SAME_TABLES, dense) for dense in backend.dense_types if dense != options.dense_dtype),
+        *(
+            (SAME_TABLES, dense)
+            for dense in backend.dense_types
+            if dense != options.dense_dtype and options.device in DENSE_TYPES[dense].devices
+        ),
         *((name, "fp32") for name in backend.weight_types),
     ]
     choices, impossible = [], []

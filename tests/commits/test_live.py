@@ -112,6 +112,23 @@ def test_commits_are_the_differences_of_checkpoints(trained, repository, tmp_pat
     assert torch.equal(ours.rng, theirs.rng)
 
 
+def test_scales_in_the_graph_cannot_be_published(trained, tmp_path, capsys):
+    models = tmp_path / "fp8"
+    models.mkdir()
+    assert main(["package-model", str(trained / "first"), "--repository", str(models), "--name", "ads",
+                 "--no-evaluate", "--device", "cuda", "--dense-dtype", "fp8"]) == 0  # fmt: skip
+    command = [
+        "train",
+        "--config",
+        str(trained / "tiny.yaml"),
+        "--out",
+        str(tmp_path / "run"),
+        "--quiet",
+    ]
+    assert main([*command, "--publish", str(models / "ads"), "--publish-every", "4steps"]) != 0
+    assert "has dense layers in fp8, whose scales are measured" in capsys.readouterr().err
+
+
 def _train_on_rank(folder, repository, sharding):
     config = load_config(folder / "tiny.yaml", [f"train.sharding={sharding}", "train.epochs=1"])
     options = live_options(repository / "ads", None, every_s=None, every_steps=5)

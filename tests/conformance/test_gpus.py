@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.serving.package.golden import TOLERANCE
+from tessera.serving.package.golden import FP8_TOLERANCE, TOLERANCE
 from tessera.serving.package.loading import load_package
 from tessera.serving.packaging.options import PackageOptions
 from tessera.serving.packaging.package import write_model
@@ -89,3 +89,19 @@ def test_a_gpu_that_is_not_there(kind, package_for):
     server = RunningServer(kind, "--model", path, "--gpus", missing)
     assert server.exit_status() == 2
     server.wait_for(lambda: any(f"GPU {missing}" in line for line in server.noise))
+
+
+def test_dense_layers_in_fp8(kind, draw_with, tmp_path):
+    path = tmp_path / "fp8.pt"
+    options = PackageOptions(
+        name="ranker", version="3", backend="tessera", device="cuda", dense_dtype="fp8"
+    )
+    write_model(make_model(dense_layers=(32,), over_layers=(64, 32)), path, options)
+    loaded = load_package(path)
+    drawn = draw_with(max_bag=20)
+    messages = [drawn.samples(size) for size in SIZES]
+    with RunningServer(kind, "--model", path, "--drain-propagation-ms", 0) as server:
+        for message in messages:
+            scores = run_in_process(loaded, message)
+            found = scores_of(server.predict(message))
+            np.testing.assert_allclose(found, scores, atol=FP8_TOLERANCE, rtol=0)

@@ -229,7 +229,7 @@ def test_features_that_are_alike(  # noqa: PLR0917 (hypothesis draws them by nam
         max_size=2,
     ),
     wide=st.booleans(),
-    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn]),
     seed=st.integers(0, 2**31),
 )
 def test_features_of_one_kind_and_one_width(  # noqa: PLR0917 (hypothesis draws them by name)
@@ -262,17 +262,52 @@ def test_features_of_one_kind_and_one_width(  # noqa: PLR0917 (hypothesis draws 
     indices = torch.randint(-2, 33, (int(lengths.sum()),), generator=generator)
     arguments = (weights, plan, indices if wide else indices.int(), lengths)
     # The kernels without a hint are held to the slow reference above; that would take minutes here.
-    plain = torch.ops.tessera.lookup(*arguments, dim * features, dtype=dtype)
+    scale = 16.0 if dtype == torch.float8_e4m3fn else 1.0
+    plain = torch.ops.tessera.lookup(*arguments, dim * features, dtype=dtype, scale=scale)
     ours = torch.ops.tessera.lookup(
         *on(device, *arguments),
         dim * features,
         dtype=dtype,
+        scale=scale,
         launch=ops.launch_hint(plan_and_weights(told)[0]),
     )
-    assert torch.equal(ours.cpu(), plain)
+    assert torch.equal(ours.cpu().view(torch.uint8), plain.view(torch.uint8))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@SETTINGS
+@given(call=calls(), hint=st.booleans())
+def test_pooled_as_float8(device, call, hint):
+    expected, _ = reference.lookup(
+        call.tables.weights,
+        call.plan,
+        call.indices,
+        call.lengths,
+        call.width,
+        id_weights=call.id_weights,
+    )
+    arguments = (call.tables.weights, call.plan, call.indices, call.lengths)
+    ours = torch.ops.tessera.lookup(
+        *on(device, *arguments),
+        call.width,
+        *on(device, call.id_weights),
+        dtype=torch.float8_e4m3fn,
+        scale=64.0,
+        launch=ops.launch_hint(call.plan) if hint else 0,
+    )
+    written = ~torch.isnan(expected)
+    wanted = reference.to_float8(expected * 64)
+    assert torch.equal(ours.float().cpu()[written], wanted.float()[written])
+
+
+def test_only_float8_is_scaled(device):
+    packed = pack_tables([random_table(torch.Generator(), 4, 16, FLOAT16)])
+    plan = make_plan([FeatureLookup(table=packed.places[0], out_column=0)])
+    ids, lengths = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match="scale: only float8_e4m3fn has one other than 1, got 2"):
+        torch.ops.tessera.lookup(*on(device, packed.weights, plan, ids, lengths), 16, scale=2.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize(("gap", "apart"), [(8, 0), (128, 8), (6, 3), (1, 0), (520, 0), (0, 0)])
 def test_the_dense_vector_fills_the_gap(device, gap, apart, dtype):
     generator = torch.Generator().manual_seed(3)
@@ -283,12 +318,12 @@ def test_the_dense_vector_fills_the_gap(device, gap, apart, dtype):
     width = gap + 16
     expected, _ = reference.lookup(packed.weights, plan, indices, lengths, width, dtype=dtype)
     wide = torch.randn(70, gap + apart, generator=generator).to(dtype)
-    expected[:, :gap] = wide[:, apart:]
+    expected = torch.cat([wide[:, apart:].float(), expected[:, gap:].float()], dim=1).to(dtype)
     weights, plan, indices, lengths, wide = on(device, packed.weights, plan, indices, lengths, wide)
     ours = torch.ops.tessera.lookup(
         weights, plan, indices, lengths, width, dense=wide[:, apart:], dtype=dtype
     )
-    assert torch.equal(ours.cpu(), expected)
+    assert torch.equal(ours.float().cpu(), expected.float())
 
 
 @pytest.mark.gpu

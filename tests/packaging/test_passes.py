@@ -88,7 +88,7 @@ def test_a_name_is_given_once() -> None:
 
 def test_the_documentation_lists_every_pass_in_order() -> None:
     rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", SECTION, re.MULTILINE)
-    targets = itertools.product(("tessera", "fbgemm"), ("cpu", "cuda"), ("fp32", "bf16"))
+    targets = itertools.product(("tessera", "fbgemm"), ("cpu", "cuda"), ("fp32", "bf16", "fp8"))
     known = {
         (str(made.order), made.name)
         for backend, device, dense in targets

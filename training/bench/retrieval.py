@@ -37,6 +37,7 @@ import pyarrow.parquet as pq
 import torch
 
 from tessera.training.bench.harness import arguments, machine
+from tessera.training.bench.retrieval_baselines import Matrix, ease, item_knn, popularity
 from tessera.training.bench.retrieval_settings import SETTINGS, config_of
 from tessera.training.bench.trials import Scored, Trials, Values, trained_on
 from tessera.training.config import ExperimentConfig
@@ -64,7 +65,6 @@ SHRINKAGE = (0.0, 10.0, 100.0)
 RIDGES = (30.0, 100.0, 300.0, 1000.0)
 
 Ids = npt.NDArray[np.int64]
-Matrix = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -204,36 +204,6 @@ def measured(asked: Asked, users: Matrix, items: Matrix, name: str) -> dict[str,
         both = gains(best, asked.relevant, asked.missing, k)
         found[f"{name} recall@{k}"], found[f"{name} ndcg@{k}"] = both[:, 0], both[:, 1]
     return found
-
-
-def popularity(matrix: Matrix) -> Matrix:
-    """``[I, I]`` that gives every profile the items' counts."""
-    counts: Matrix = matrix.sum(axis=0)
-    return np.broadcast_to(counts, (matrix.shape[1], matrix.shape[1]))
-
-
-def item_knn(matrix: Matrix, *, neighbours: int, shrinkage: float) -> Matrix:
-    """``[I, I]``: what an item of a profile gives to every item: the cosine of its next neighbours."""
-    both = (matrix.T @ matrix).astype(np.float64)
-    norms = np.sqrt(np.diag(both))
-    similar = both / (norms[:, None] * norms[None, :] + shrinkage)
-    np.fill_diagonal(similar, 0.0)
-    if neighbours < len(similar):
-        # Of each item that is to be scored, the neighbours that are most similar to it.
-        bound = np.partition(similar, -neighbours, axis=0)[-neighbours]
-        similar[similar < bound] = 0.0
-    made: Matrix = similar.astype(np.float32)
-    return made
-
-
-def ease(matrix: Matrix, *, ridge: float) -> Matrix:
-    """``[I, I]``: the ridge regression of every item on all others, with no weight for itself."""
-    gram = (matrix.T @ matrix).astype(np.float64)
-    inverse = np.linalg.inv(gram + ridge * np.eye(len(gram)))
-    weights = -inverse / np.diag(inverse)
-    np.fill_diagonal(weights, 0.0)
-    made: Matrix = weights.astype(np.float32)
-    return made
 
 
 def tower_vectors(

@@ -56,7 +56,7 @@ inline constexpr std::array<std::string_view, 8> kPickleNames = {
 };
 
 // What a graph may call, sorted.
-inline constexpr std::array<std::string_view, 549> kAllowedOperators = {
+inline constexpr std::array<std::string_view, 552> kAllowedOperators = {
     "aten::Bool", "aten::Float", "aten::FloatImplicit", "aten::Int", "aten::IntImplicit",
     "aten::ScalarImplicit", "aten::__and__", "aten::__contains__", "aten::__derive_index",
     "aten::__getitem__", "aten::__is__", "aten::__isnot__", "aten::__lshift__", "aten::__not__",
@@ -171,7 +171,8 @@ inline constexpr std::array<std::string_view, 549> kAllowedOperators = {
     "prim::dtype", "prim::is_cuda", "prim::is_nested", "prim::isinstance", "prim::layout",
     "prim::max", "prim::min", "prim::requires_grad", "prim::tolist", "prim::type",
     "prim::unchecked_cast", "prim::unchecked_unwrap_optional", "tessera::cross_layer",
-    "tessera::dense_steps", "tessera::dot_interaction", "tessera::linear", "tessera::linear_bf16",
+    "tessera::cross_layer_fp8", "tessera::dense_steps", "tessera::dot_interaction",
+    "tessera::linear", "tessera::linear_bf16", "tessera::linear_fp8", "tessera::linear_thin",
     "tessera::lookup", "tessera::lookup_partly_shared", "tessera::lookup_rows",
 };
 
@@ -189,22 +190,22 @@ inline constexpr std::array<std::string_view, 3> kManifestRules = {
     R"("hashing": {"one_of": ["none", "modulo", "murmur3", "vocabulary"]}, "out_of_range": )"
     R"({"one_of": ["reject", "clamp", "hash"]}}}}, "outputs": {"list": {"object": {"name": )"
     R"("text", "width": {"integer": [1, 1048576]}}}}}}, "dtype": "text", "dense_dtype": )"
-    R"({"one_of": ["fp32", "bf16"]}, "tables": {"list": {"object": {"name": "text", "rows": )"
-    R"({"integer": [1, 9223372036854775807]}, "dim": {"integer": [1, 9223372036854775807]}, )"
-    R"("dtype": "text", "bytes": {"integer": [0, 9223372036854775807]}, "bytes_fp32": {"integer":)"
-    R"( [0, 9223372036854775807]}, "max_abs_error": {"number": [0, 1.7976931348623157e+308]}, )"
-    R"("rmse": {"number": [0, 1.7976931348623157e+308]}, "relative_rmse": {"number": [0, )"
-    R"(1.7976931348623157e+308]}}}}, "bytes_fp32": {"integer": [0, 9223372036854775807]}, )"
-    R"("bytes_packaged": {"integer": [0, 9223372036854775807]}, "plan": {"object": {"num_shards":)"
-    R"( {"integer": [1, 4096]}, "placements": {"list": {"object": {"table": "text", "shard": )"
-    R"({"integer": [0, 4095]}, "device": "text", "row_begin": {"integer": [0, )"
-    R"(9223372036854775807]}, "row_end": {"integer": [0, 9223372036854775807]}, "column_begin": )"
-    R"({"integer": [0, 9223372036854775807]}, "column_end": {"integer": [0, )"
-    R"(9223372036854775807]}}}}}}, "device": {"one_of": ["cpu", "cuda"]}, "source": {"map": )"
-    R"("text"}, "training_metrics": {"map": {"map": {"or_null": {"number": )"
-    R"([-1.7976931348623157e+308, 1.7976931348623157e+308]}}}}, "evaluation": {"or_null": )"
-    R"({"object": {"rows": {"integer": [0, 9223372036854775807]}, "fp32": {"object": {"auc": )"
-    R"({"or_null": {"number": [-1.7976931348623157e+308, 1.7976931348623157e+308]}}, )"
+    R"({"one_of": ["fp32", "bf16", "fp8"]}, "tables": {"list": {"object": {"name": "text", )"
+    R"("rows": {"integer": [1, 9223372036854775807]}, "dim": {"integer": [1, )"
+    R"(9223372036854775807]}, "dtype": "text", "bytes": {"integer": [0, 9223372036854775807]}, )"
+    R"("bytes_fp32": {"integer": [0, 9223372036854775807]}, "max_abs_error": {"number": [0, )"
+    R"(1.7976931348623157e+308]}, "rmse": {"number": [0, 1.7976931348623157e+308]}, )"
+    R"("relative_rmse": {"number": [0, 1.7976931348623157e+308]}}}}, "bytes_fp32": {"integer": )"
+    R"([0, 9223372036854775807]}, "bytes_packaged": {"integer": [0, 9223372036854775807]}, )"
+    R"("plan": {"object": {"num_shards": {"integer": [1, 4096]}, "placements": {"list": )"
+    R"({"object": {"table": "text", "shard": {"integer": [0, 4095]}, "device": "text", )"
+    R"("row_begin": {"integer": [0, 9223372036854775807]}, "row_end": {"integer": [0, )"
+    R"(9223372036854775807]}, "column_begin": {"integer": [0, 9223372036854775807]}, )"
+    R"("column_end": {"integer": [0, 9223372036854775807]}}}}}}, "device": {"one_of": ["cpu", )"
+    R"("cuda"]}, "source": {"map": "text"}, "training_metrics": {"map": {"map": {"or_null": )"
+    R"({"number": [-1.7976931348623157e+308, 1.7976931348623157e+308]}}}}, "evaluation": )"
+    R"({"or_null": {"object": {"rows": {"integer": [0, 9223372036854775807]}, "fp32": {"object": )"
+    R"({"auc": {"or_null": {"number": [-1.7976931348623157e+308, 1.7976931348623157e+308]}}, )"
     R"("normalised_entropy": {"or_null": {"number": [-1.7976931348623157e+308, )"
     R"(1.7976931348623157e+308]}}, "log_loss": {"or_null": {"number": [-1.7976931348623157e+308, )"
     R"(1.7976931348623157e+308]}}, "calibration": {"or_null": {"number": )"
@@ -234,7 +235,7 @@ inline constexpr std::array<std::string_view, 3> kManifestRules = {
     R"("pooling": {"one_of": ["sum", "mean", "none"]}, "hashing": {"one_of": ["none", "modulo", )"
     R"("murmur3", "vocabulary"]}, "out_of_range": {"one_of": ["reject", "clamp", "hash"]}}}}, )"
     R"("outputs": {"list": {"object": {"name": "text", "width": {"integer": [1, 1048576]}}}}}}, )"
-    R"("dtype": "text", "dense_dtype": {"one_of": ["fp32", "bf16"]}, "tables": {"list": )"
+    R"("dtype": "text", "dense_dtype": {"one_of": ["fp32", "bf16", "fp8"]}, "tables": {"list": )"
     R"({"object": {"name": "text", "rows": {"integer": [1, 9223372036854775807]}, "dim": )"
     R"({"integer": [1, 9223372036854775807]}, "dtype": "text", "bytes": {"integer": [0, )"
     R"(9223372036854775807]}, "bytes_fp32": {"integer": [0, 9223372036854775807]}, )"
@@ -285,7 +286,7 @@ inline constexpr std::array<std::string_view, 3> kManifestRules = {
     R"("murmur3", "vocabulary"]}, "vocabulary": {"or_null": {"integer": [0, )"
     R"(9223372036854775807]}}, "out_of_range": {"one_of": ["reject", "clamp", "hash"]}}}}, )"
     R"("outputs": {"list": {"object": {"name": "text", "width": {"integer": [1, 1048576]}}}}}}, )"
-    R"("dtype": "text", "dense_dtype": {"one_of": ["fp32", "bf16"]}, "tables": {"list": )"
+    R"("dtype": "text", "dense_dtype": {"one_of": ["fp32", "bf16", "fp8"]}, "tables": {"list": )"
     R"({"object": {"name": "text", "rows": {"integer": [1, 9223372036854775807]}, "dim": )"
     R"({"integer": [1, 9223372036854775807]}, "dtype": "text", "bytes": {"integer": [0, )"
     R"(9223372036854775807]}, "bytes_fp32": {"integer": [0, 9223372036854775807]}, )"

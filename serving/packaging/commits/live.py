@@ -23,6 +23,7 @@ from tessera.serving.commits.writer import Change, Facts, write_next
 from tessera.serving.packaging.commits.difference import book_change
 from tessera.serving.packaging.commits.places import TablePiece
 from tessera.serving.packaging.commits.publish import Publisher, options_of, version_folder
+from tessera.serving.packaging.dense_types import DENSE_TYPES
 from tessera.serving.packaging.ranking import ranking_source
 from tessera.serving.packaging.servable import make_servable
 from tessera.serving.packaging.tables.quantize import check_range
@@ -74,6 +75,12 @@ class LiveWriter:
 
     def begin(self, tables: Mapping[str, tuple[int, int]], model: PublishedModel) -> None:
         """See `StateWriter`."""
+        dense = self._state.manifest.dense_dtype
+        if DENSE_TYPES[dense].calibrated:
+            raise UserError(
+                f"--publish: {self._name} has dense layers in {dense}, whose scales are measured when it is "
+                "packaged and are part of its graph; publish to a version with --dense-dtype bf16 or fp32"
+            )
         self._model = model
         own = {table.name: (table.rows, table.dim) for table in self._state.manifest.tables}
         for name in sorted(tables.keys() | own.keys()):

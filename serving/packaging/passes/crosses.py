@@ -28,7 +28,7 @@ _ADD = (operator.add, torch.add)
 _MULTIPLY = (operator.mul, torch.mul)
 
 
-@Pass(name="crosses", order=30, device="cuda", dense_dtype="bf16")
+@Pass(name="crosses", order=30, device="cuda", dense_dtype=("bf16", "fp8"))
 def fuse_crosses(module: fx.GraphModule, _target: Target) -> None:
     """Make one operator of ``x + x0 * y``, ``y`` being a layer in bfloat16, in place.
 

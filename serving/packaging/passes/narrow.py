@@ -21,6 +21,7 @@ from tessera.serving.packaging.passes.linears import (
     replace_linears,
 )
 from tessera.serving.packaging.passes.registry import Pass, Target
+from tessera.serving.packaging.passes.tensors import replace
 
 NARROW = torch.bfloat16
 """The layers' type."""
@@ -103,7 +104,7 @@ def keep_narrow(module: fx.GraphModule) -> None:
         if node.target in RELUS and len(wide.users) == 1:
             with graph.inserting_before(node):
                 positive = graph.call_function(torch.relu, (product,))
-                node.replace_all_uses_with(graph.call_method("to", (positive, torch.float32)))
+                replace(node, graph.call_method("to", (positive, torch.float32)))
         elif is_cast(node, NARROW):
             node.replace_all_uses_with(product)
     graph.eliminate_dead_code()
@@ -143,7 +144,7 @@ def is_narrow(module: fx.GraphModule, node: fx.Node) -> bool:
     return fixed is not None and fixed.dtype == NARROW
 
 
-@Pass(name="narrow_linears", order=20, device="cuda", dense_dtype="bf16")
+@Pass(name="narrow_linears", order=20, device="cuda", dense_dtype=("bf16", "fp8"))
 def _run(module: fx.GraphModule, _target: Target) -> int:
     saved = narrow_linears(module)
     keep_narrow(module)

@@ -24,7 +24,7 @@ ALIGNED = 8
 _WIDTH = 4  # the argument of `lookup` with this number
 
 
-@Pass(name="narrow_rows", order=35, device="cuda", dense_dtype="bf16")
+@Pass(name="narrow_rows", order=35, device="cuda", dense_dtype=("bf16", "fp8"))
 def narrow_rows(module: fx.GraphModule, _target: Target) -> None:
     """Round before a concatenation or by the lookup instead of behind it, in place.
 

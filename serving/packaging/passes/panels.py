@@ -29,6 +29,7 @@ def pack_panels(module: fx.GraphModule, target: Target) -> int:
         names = []
         # Buffers of the graph's own module: a class for each layer would be written to the
         # archive in an order that differs from run to run.
+        assert kind.pack is not None
         tensors = kind.pack(linear.weight, linear.bias)
         for what, tensor in zip(("weights", "bias"), tensors, strict=True):
             module.register_buffer(f"{name}_{what}", tensor)

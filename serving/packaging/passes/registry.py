@@ -19,7 +19,7 @@ from tessera.serving.packaging import passes as folder
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a package is for: a backend's name, ``cpu`` or ``cuda``, ``fp32`` or ``bf16``."""
+    """What a package is for: a backend's name, ``cpu`` or ``cuda``, ``fp32``, ``bf16`` or ``fp8``."""
 
     backend: str
     device: str
@@ -41,14 +41,15 @@ class Pass:
     Attributes:
         name: what it does, in lower case with underscores.
         order: passes run in ascending order of this number, and of their names where it is equal.
-        backend, device, dense_dtype: of the targets that it is for; None: of any.
+        backend, device: of the targets that it is for; None: of any.
+        dense_dtype: the same, or several.
     """
 
     name: str
     order: int
     backend: str | None = None
     device: str | None = None
-    dense_dtype: str | None = None
+    dense_dtype: str | tuple[str, ...] | None = None
 
     def __call__(self, change: Callable[[fx.GraphModule, Target], int | None]) -> Run:
         """Register the function; a `ValueError` where another pass has the name."""
@@ -66,7 +67,11 @@ class Pass:
 
     def applies(self, target: Target) -> bool:
         """Whether it is for ``target``."""
-        return all(getattr(self, what) in {None, value} for what, value in vars(target).items())
+
+        def is_for(wanted: str | tuple[str, ...] | None, value: str) -> bool:
+            return wanted in {None, value} or (isinstance(wanted, tuple) and value in wanted)
+
+        return all(is_for(getattr(self, what), value) for what, value in vars(target).items())
 
 
 def passes_for(target: Target) -> list[Pass]:
