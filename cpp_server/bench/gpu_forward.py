@@ -87,8 +87,8 @@ class Package:
         loaded = load_package(path, devices=["cuda:0"])
         self.name = path.name
         self.schema = loaded.manifest.schema
-        module: Any = loaded.runner._module  # noqa: SLF001 - nobody else leaves scores on the device
-        self.module = without_copies_back(module)
+        runner: Any = loaded.runner
+        self.module = without_copies_back(runner._module)  # noqa: SLF001 - it copies scores back itself
 
     def forward(self, inputs: Inputs) -> Tensor:
         """The first output, on the device."""
@@ -99,7 +99,7 @@ class Package:
     def lane(self, host: Inputs) -> Lane:
         """A lane for batches like ``host``."""
         inputs = tuple(tensor.cuda() for tensor in host)
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             for _ in range(3):
                 self.forward(inputs)
@@ -199,9 +199,9 @@ def main() -> None:
                 profile(package, batch, ids_per_bag)
     there = tuple(t.cuda() for t in draw(packages[0].schema, args.batch[-1], ids_per_bag, 99))
     scores = [package.forward(there).float() for package in packages]
-    for package, found in zip(packages[1:], scores[1:], strict=True):
-        change = float((found - scores[0]).abs().max())
-        print(f"{package.name}: the largest change of {len(found)} scores is {change:.5f}")
+    for package, its in zip(packages[1:], scores[1:], strict=True):
+        change = float((its - scores[0]).abs().max())
+        print(f"{package.name}: the largest change of {len(its)} scores is {change:.5f}")
 
 
 if __name__ == "__main__":
