@@ -213,21 +213,6 @@ const HereCase kHereCases[] = {
 INSTANTIATE_TEST_SUITE_P(Batching, RunsHere, testing::ValuesIn(kHereCases),
                          [](const auto& tested) { return std::string(tested.param.name); });
 
-// A pass uses 30 us and 5 us per sample, an id is a sample's; batches of 8 samples or 100 ids.
-TEST(WaitsForTurn, UntilWorkIsHeavyOrABatchFullOrTheServerDrains) {
-  EXPECT_TRUE(waits_for_turn(beside_idle(1), kAtOnce));
-  EXPECT_TRUE(waits_for_turn(beside_idle(7), kAtOnce));
-  EXPECT_FALSE(waits_for_turn(beside_idle(8), kAtOnce));
-  EXPECT_TRUE(waits_for_turn(queued(1, 53, kOrdinary), kShared));   // 295 us
-  EXPECT_FALSE(waits_for_turn(queued(1, 54, kOrdinary), kShared));  // 300 us
-  EXPECT_TRUE(waits_for_turn(queued(6, 54, kOrdinary), kShared));   // of small requests
-  EXPECT_FALSE(waits_for_turn(beside_idle(1), with_delay()));
-  const auto draining = beside_idle_but([](QueueState& state) { state.draining = true; });
-  EXPECT_FALSE(waits_for_turn(draining, kShared));
-  const auto ids = beside_idle_but([](QueueState& state) { state.ids = 100; });
-  EXPECT_FALSE(waits_for_turn(ids, kAtOnce));
-}
-
 TEST(CostModel, FindsALine) {
   CostModel model;
   EXPECT_EQ(model.cost().of(10), 0ns);

@@ -21,7 +21,7 @@ Status BatchScheduler::submit(std::vector<Part> parts, std::vector<DroppedPart>&
                queue_limits_.max_samples, "), this request brings ", samples, "; try again later")};
     }
     const bool later = submitter == Submitter::kRunsPasses &&
-                       waits_for_turn(state(WorkerKind::kOrdinary), batch_limits_);
+                       runs_here(state(WorkerKind::kOrdinary), batch_limits_);
     if (!later) woken = worker_to_wake();
   }
   // Outside the lock, so that the woken worker does not run into it.

@@ -32,7 +32,7 @@ struct CutBatch {
 // What the thread that submits will do.
 enum class Submitter {
   kLeaves,      // nothing more: a worker is woken
-  kRunsPasses,  // it calls next_here soon: until then a worker is woken only for what must not wait
+  kRunsPasses,  // it calls next_here soon: a worker is woken only for what will not be run there
 };
 
 struct QueueDepth {

@@ -62,11 +62,6 @@ Decision decide(const QueueState& state, const BatchLimits& limits, TimePoint no
   return wait_until(std::min(company_ends, latest_start));
 }
 
-bool waits_for_turn(const QueueState& state, const BatchLimits& limits) {
-  if (state.draining || limits.max_delay > Duration::zero()) return false;
-  return state.samples < limits.max_samples && state.ids < limits.max_ids && !heavy(state);
-}
-
 bool runs_here(const QueueState& state, const BatchLimits& limits) {
   if (state.parts == 0 || state.idle_workers == 0 || state.draining) return false;
   if (limits.max_delay > Duration::zero()) return false;  // larger batches are wanted than a turn's

@@ -10,10 +10,8 @@
 // between all workers instead of going to the first, in shares of which the fixed cost of a
 // pass is a small part.
 //
-// A thread that brings several requests in one turn of its event loop wakes nobody for each of
-// them: at the end of the turn it runs their pass itself, if the pass is short, or wakes one worker
-// for all. Ten idle workers that are woken one by one take ten batches of one request, each at the
-// fixed cost of a pass.
+// A thread that brings requests may run their pass itself instead of waking an idle worker for it,
+// if the pass is short: between two turns of an event loop.
 //
 // Contract: no state, no clock of its own, any thread.
 #pragma once
@@ -90,10 +88,6 @@ struct Decision {
 bool heavy(const QueueState& state);
 
 Decision decide(const QueueState& state, const BatchLimits& limits, TimePoint now);
-
-// Whether what is queued may wait until the turn of the event loop that brings it ends: not if it
-// fills a batch, nor if it is worth dividing between workers.
-bool waits_for_turn(const QueueState& state, const BatchLimits& limits);
 
 // Whether the thread that brings requests runs the pass of all that is queued. Never while no
 // worker is idle: the next one takes what has gathered until then, at no cost of waking it. Never
