@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from tessera.errors import UserError
+from tessera.serving.package.archive_parts import Part, parts_of
 from tessera.serving.package.hashes import chunk_sizes, in_threads
 from tessera.serving.package.layout import (
     Entry,
@@ -188,7 +189,7 @@ class Archive:
     ) -> None:
         """As `check`, of the records of ``expected`` alone; `check_headers` has passed for all."""
         listed = [(entry, expected[entry.name]) for entry in self.entries if entry.name in expected]
-        parts = [part for entry, info in listed for part in _parts(entry, info, into(entry))]
+        parts = [part for entry, info in listed for part in parts_of(entry, info, into(entry))]
         try:
             with self.path.open("rb", buffering=0) as stream:
                 file = stream.fileno()
@@ -227,7 +228,7 @@ class Archive:
             ArchiveError: see `read`; or the content is not the listed one.
         """
         content = self.read(name, max_bytes=max_bytes)
-        for part in _parts(self._entries[name], self._listed[name], None):
+        for part in parts_of(self._entries[name], self._listed[name], None):
             begin = part.offset - self._entries[name].content_offset
             found = hashlib.sha256(content[begin : begin + part.bytes]).hexdigest()
             self._compare(part, found)
@@ -283,7 +284,7 @@ class Archive:
         """
         try:
             with self.path.open("rb", buffering=0) as stream:
-                for part in _parts(entry, self._listed[entry.name], None):
+                for part in parts_of(entry, self._listed[entry.name], None):
                     digest = hashlib.sha256()
                     for piece in self._pieces(stream.fileno(), part):
                         digest.update(piece)
@@ -321,14 +322,14 @@ class Archive:
                 f"{entry.bytes} bytes have {chunks}",
             )
 
-    def _check_part(self, file: int, part: _Part, progress: Callable[[int], None]) -> None:
+    def _check_part(self, file: int, part: Part, progress: Callable[[int], None]) -> None:
         digest = hashlib.sha256()
         for piece in self._pieces(file, part):
             digest.update(piece)
         self._compare(part, digest.hexdigest())
         progress(part.bytes)
 
-    def _compare(self, part: _Part, found: str) -> None:
+    def _compare(self, part: Part, found: str) -> None:
         if found != part.sha256:
             raise self.kind.error(
                 self.path,
@@ -336,7 +337,7 @@ class Archive:
                 f"{self.kind.last_word} says {part.sha256}",
             )
 
-    def _pieces(self, file: int, part: _Part) -> Iterator[memoryview]:
+    def _pieces(self, file: int, part: Part) -> Iterator[memoryview]:
         """A part, piece by piece, in its place or in memory that is used again."""
         step = min(part.bytes, _PIECE_BYTES)
         scratch = memoryview(bytearray(step)) if part.place is None else part.place
@@ -354,48 +355,6 @@ class Archive:
 
     def _unreadable(self, error: OSError) -> ArchiveError:
         return self.kind.error(self.path, f"cannot be read: {error.strerror}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """Bytes of a content that have a hash of their own.
-
-    Attributes:
-        name: the record's.
-        where: which bytes of it, for people.
-        offset: the file's byte at which they begin.
-        bytes: how many.
-        sha256: theirs, lower-case hex.
-        place: memory for them, of their size; None: they are not kept.
-    """
-
-    name: str
-    where: str
-    offset: int
-    bytes: int
-    sha256: str
-    place: memoryview | None
-
-
-def _parts(entry: Entry, listed: RecordInfo, place: memoryview | None) -> list[_Part]:
-    """The chunks of a content, or all of it."""
-    sizes = chunk_sizes(entry.bytes) or [entry.bytes]
-    parts, begin = [], 0
-    for size, sha256 in zip(sizes, listed.chunks or (listed.sha256,), strict=True):
-        end = begin + size
-        where = f"bytes {begin} to {end} of {entry.bytes}" if listed.chunks else f"{size} bytes"
-        parts.append(
-            _Part(
-                name=entry.name,
-                where=where,
-                offset=entry.content_offset + begin,
-                bytes=size,
-                sha256=sha256,
-                place=None if place is None else place[begin:end],
-            )
-        )
-        begin = end
-    return parts
 
 
 def _some(names: list[str]) -> str:
