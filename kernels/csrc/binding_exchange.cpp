@@ -1,8 +1,9 @@
 // Rows of a table that change places with others on the CPU: how a server applies a commit.
 //
-// One pass over a table in memory: what was in the table lies in `values` afterwards, so the call that
-// applies a commit makes its undo record, and the same call with that record undoes it.  Rows are far apart,
-// so each is a miss of the caches and of the TLB; they are asked for kAhead rows before their turn.
+// One pass over a table in memory: what was in the table lies in `values` afterwards, so the call
+// that applies a commit makes its undo record, and the same call with that record undoes it.  Rows
+// are far apart, so each is a miss of the caches and of the TLB; they are asked for kAhead rows
+// before their turn.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -15,7 +16,8 @@ namespace {
 
 using at::Tensor;
 
-// Rows asked for ahead of the one that is exchanged: more than a core keeps misses open for rows of 2 or 3 lines.
+// Rows asked for ahead of the one that is exchanged: more than a core keeps misses open for rows of
+// 2 or 3 lines.
 constexpr int64_t kAhead = 12;
 constexpr int64_t kLine = 64;
 // Of a wide row so much is asked for; the processor finds the rest itself.

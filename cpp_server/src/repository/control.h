@@ -2,8 +2,8 @@
 //
 // Contract of RepositoryControl: any thread; nothing blocks. load and unload call `done` once, from
 // any thread, perhaps before they return; with the status of the outcome. Whoever implements it
-// calls every `done` before it ends, with UNAVAILABLE where the server drains. Calls are carried out
-// one after the other; one that comes while kMaxWaitingCalls wait is RESOURCE_EXHAUSTED.
+// calls every `done` before it ends, with UNAVAILABLE where the server drains. Calls are carried
+// out one after the other; one that comes while kMaxWaitingCalls wait is RESOURCE_EXHAUSTED.
 #pragma once
 
 #include <cstddef>
