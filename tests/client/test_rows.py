@@ -128,9 +128,9 @@ def test_a_pandas_frame_with_gaps_among_integers():
 def test_a_csv_file(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text(
-        "price,years,country,uid,history,tags,rated,stars,clicked\n"
-        f"3.5,7,DE,{2**60 + 1},1|2|3,\"['x', 'y', 'z']\",a|b,1|0.25,1\n"
-        ',NA,null,,,"[]",,,0\n'
+        "price,years,country,uid,history,tags,rated,stars,scored,clicked\n"
+        f"3.5,7,DE,{2**60 + 1},1|2|3,\"['x', 'y', 'z']\",a|b,1|0.25,,1\n"
+        ',NA,null,,,"[]",,,,0\n'
     )
     (batch,) = read_row_batches(path, batch_size=5, schema=SCHEMA)
     dense, sparse = rows_to_parts(batch.rows, SCHEMA, ignore=["clicked"])
@@ -202,14 +202,17 @@ def test_a_model_without_missing_values_refuses_them():
 @pytest.mark.parametrize("end", ["csv", "tsv"])
 def test_compressed_text_is_read_as_it_is_without(tmp_path, end):
     sign = "," if end == "csv" else "\t"
-    text = sign.join(["price", "years", "country"]) + "\n" + sign.join(["3.5", "7", "DE"]) + "\n"
+    others = ["uid", "history", "tags", "rated", "stars", "scored"]
+    lines = [["price", "years", "country", *others], ["3.5", "7", "DE", *[""] * len(others)]]
+    text = "".join(sign.join(line) + "\n" for line in lines)
     plain, small = tmp_path / f"rows.{end}", tmp_path / f"rows.{end}.gz"
     plain.write_text(text)
     small.write_bytes(gzip.compress(text.encode()))
     (expected,) = read_row_batches(plain, batch_size=5, schema=SCHEMA)
     (found,) = read_row_batches(small, batch_size=5, schema=SCHEMA)
     assert found == expected
-    assert found.rows == [{"price": 3.5, "years": 7, "country": "DE"}]
+    empty = dict.fromkeys(others)
+    assert found.rows == [{"price": 3.5, "years": 7, "country": "DE", **empty}]
 
 
 def test_a_compressed_file_that_is_cut_is_told(tmp_path):
@@ -228,8 +231,9 @@ def test_a_compressed_file_that_is_cut_is_told(tmp_path):
 
 def test_a_row_of_another_width_in_csv_is_told_with_its_line(tmp_path):
     path = tmp_path / "rows.csv"
-    path.write_text("price,years\n1,2\n1\n")
-    with pytest.raises(UserError, match="Row #3: Expected 2 columns, got 1"):
+    columns = "price,years,country,uid,history,tags,rated,stars,scored"
+    path.write_text(f"{columns}\n1,2,,,,,,,\n1\n")
+    with pytest.raises(UserError, match="Row #3: Expected 9 columns, got 1"):
         list(read_row_batches(path, batch_size=5, schema=SCHEMA))
     other = tmp_path / "rows.xls"
     other.write_text(json.dumps(ROWS[1]))
