@@ -1,5 +1,6 @@
 // How long work beside answering pauses.
 #include "common/pace.h"
+#include "common/stand_aside.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

@@ -12,12 +12,11 @@
 
 #include "common/enums.h"
 #include "common/text.h"
+#include "fake_repository.h"
 #include "front/admission.h"
 #include "front/http_front.h"
-#include "front/status_page.h"
 #include "metrics/histogram.h"
 #include "metrics/metrics_page.h"
-#include "repository/control.h"
 #include "server/config.h"
 #include "server/heap_trimmer.h"
 #include "server/log.h"
@@ -267,26 +266,6 @@ TEST(HistogramTest, EstimatesQuantiles) {
   EXPECT_DOUBLE_EQ(quantile(bounds, std::vector<std::uint64_t>{0, 0, 0, 9}, 0.5), 4.0);
 }
 
-// One version that loads, one that could not be loaded, and a model without any.
-class FakeRepository final : public RepositoryControl {
- public:
-  std::vector<IndexEntry> index() const override {
-    return {{.model = "empty"},
-            {.model = "ranker",
-             .version = "4",
-             .state = VersionState::kLoading,
-             .progress = 0.5,
-             .labels = {"canary", "next"},
-             .percent = 2.5,
-             .shadow = true},
-            {.model = "ranker", .version = "5", .reason = "a <damaged> file"}};
-  }
-  std::vector<LoadCount> load_counts() const override { return {{"ranker", 3, 2}}; }
-  ModelControl control() const override { return ModelControl::kPoll; }
-  void load(const std::string&, const LoadRequest&, Done) override {}
-  void unload(const std::string&, std::optional<Version>, Done) override {}
-};
-
 TEST(MetricsTest, PageHasEveryFamily) {
   ModelList models;
   ModelMetrics& model = *models.add("ranker", "3");
@@ -295,7 +274,7 @@ TEST(MetricsTest, PageHasEveryFamily) {
   unresolved.count_request(Code::kNotFound, std::chrono::microseconds(100));
   const Log log(LogLevel::kError, true, -1);
   const http2::Counters connections;
-  const FakeRepository repository;
+  const test::FakeRepository repository;
   ShadowList shadows;
   shadows.of("ranker", "4", "5")->difference.observe(0.25);
   shadows.of("ranker", "4", "5")->count(ShadowResult::kDropped);
@@ -387,105 +366,6 @@ TEST(Http, ReadsHeadsAndWritesAnswers) {
             "10\r\nConnection: close\r\n\r\nbody of /a");
   EXPECT_TRUE(http_response(answer, /*with_body=*/false).ends_with("\r\n\r\n"));
   EXPECT_TRUE(http_response({.status = 404}).starts_with("HTTP/1.1 404 Not Found"));
-}
-
-TEST(StatusPage, ShowsTheVersionsOfRepositories) {
-  const test::FakeClock clock;
-  const ModelList models;
-  const std::string page =
-      StatusPage(models, clock).page("ready", "1", FakeRepository().index(), {});
-  for (const char* part :
-       {"<td>ranker</td><td>4</td><td>LOADING</td><td>canary, next (shadow)</td><td>2.5%</td>"
-        "<td><progress max=\"100\" value=\"50\"></progress> 50%</td>",
-        "<td>ranker</td><td>5</td><td>UNAVAILABLE</td><td></td><td></td>"
-        "<td>a &lt;damaged&gt; file</td>",
-        "<td>empty</td>"}) {
-    EXPECT_NE(page.find(part), std::string::npos) << part;
-  }
-  EXPECT_EQ(StatusPage(models, clock).page("ready", "1", {}, {}).find("<h2>versions"),
-            std::string::npos);
-}
-
-TEST(StatusPage, ShowsHowFreshTheFollowedVersionsAre) {
-  test::FakeClock clock;
-  ModelList models;
-  ModelMetrics& model = *models.add("ranker", "3");
-  StatusPage board(models, clock);
-  EXPECT_EQ(board.page("ready", "1", {}, {}).find("Freshness"), std::string::npos);
-  model.follow.followed = true;
-  model.follow.commit = 42;
-  model.follow.set_newest_example(
-      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count() +
-      100);  // of another clock, ahead of ours
-  clock.advance(std::chrono::seconds(1));
-  board.tick();
-  const std::string page = board.page(
-      "ready", "1",
-      {{.model = "ranker", .version = "3", .state = VersionState::kReady, .commit = 42}}, {});
-  EXPECT_NE(page.find("<h2>Freshness</h2>"), std::string::npos);
-  EXPECT_NE(page.find("<polyline points=\"600,60.0\"/>"), std::string::npos) << page;
-  EXPECT_NE(page.find("(at most 0.0 s in 10 minutes)"), std::string::npos);
-  EXPECT_NE(page.find("<td>ranker</td><td>3.42</td><td>READY</td>"), std::string::npos);
-}
-
-TEST(StatusPage, ShowsTheLastMinute) {
-  test::FakeClock clock;
-  ModelList models;
-  ModelMetrics& model = *models.add("<ranker>", "3");
-  StatusPage board(models, clock);
-  for (int i = 0; i < 100; ++i) model.count_request(Code::kOk, std::chrono::microseconds(3'500));
-  clock.advance(std::chrono::seconds(10));
-  board.tick();
-  EXPECT_NE(board.page("ready", "1", {}, {}).find("<td>10.0</td>"), std::string::npos);
-  EXPECT_NE(board.page("ready", "1", {}, {}).find("&lt;ranker&gt;"), std::string::npos);
-  EXPECT_EQ(board.page("ready", "1", {}, {}).find("<ranker>"), std::string::npos);
-  clock.advance(std::chrono::seconds(61));  // the requests are out of the window
-  board.tick();
-  clock.advance(std::chrono::seconds(1));
-  board.tick();
-  EXPECT_EQ(board.page("ready", "1", {}, {}).find("<td>10.0</td>"), std::string::npos);
-}
-
-TEST(StatusPage, DrawsTheLastHourAndShadows) {
-  test::FakeClock clock;
-  ModelList models;
-  ModelMetrics& model = *models.add("ranker", "3");
-  StatusPage board(models, clock);
-  const auto page = [&] { return board.page("ready", "1", {}, {}); };
-  EXPECT_NE(page().find("p99 and p50, up to 0.00 ms; not answered, up to 0.00/s"),
-            std::string::npos);
-  const auto pass = [&](int answered, int refused) {
-    for (int i = 0; i < answered; ++i) {
-      model.count_request(Code::kOk, std::chrono::microseconds(4'000));
-    }
-    for (int i = 0; i < refused; ++i) model.count_request(Code::kInvalidArgument, Duration::zero());
-    clock.advance(LastHour::kStep);
-    board.tick();
-  };
-  pass(100, 0);
-  pass(0, 0);  // nothing is drawn
-  pass(100, 40);
-  EXPECT_NE(page().find("not answered, up to 2.00/s"), std::string::npos) << page();
-  // Three points at the right; the second has no latency.
-  EXPECT_NE(page().find("<path class=\"errors\" d=\"M177 40.00h1L178 40.00L179 0.00\"/>"),
-            std::string::npos)
-      << page();
-  const std::string drawn = page().substr(page().find("class=\"p99\""));
-  EXPECT_TRUE(drawn.starts_with("class=\"p99\" d=\"M177 ")) << drawn;
-  EXPECT_NE(drawn.substr(0, drawn.find("/>")).find("h1M179 "), std::string::npos) << drawn;
-  // An hour later they are gone, and no more is kept than an hour has.
-  for (std::size_t i = 0; i < LastHour::kPoints; ++i) pass(0, 0);
-  EXPECT_NE(page().find("not answered, up to 0.00/s"), std::string::npos);
-
-  auto shadow = std::make_shared<ShadowMetrics>("ranker", "3", "<4>");
-  for (int i = 0; i < 4; ++i) shadow->difference.observe(0.25);
-  shadow->count(ShadowResult::kCompared);
-  const std::string shown = board.page("ready", "1", {}, {shadow});
-  EXPECT_NE(shown.find("<td>ranker</td><td>3</td><td>&lt;4&gt;</td><td>1</"
-                       "td><td>0</td><td>0</td>"
-                       "<td>0.250000</td>"),
-            std::string::npos)
-      << shown;
 }
 
 TEST(GateTest, TellsWhenTheLastCallHasLeft) {

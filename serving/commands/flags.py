@@ -16,6 +16,22 @@ def add_package(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_measuring(parser: argparse.ArgumentParser) -> None:
+    """Declare on how many validation rows a package is compared with the model that it was made of."""
+    measuring = parser.add_mutually_exclusive_group()
+    measuring.add_argument(
+        "--evaluate-rows",
+        type=positive,
+        metavar="N",
+        help="compare on about the first N validation rows (default: on all)",
+    )
+    measuring.add_argument(
+        "--no-evaluate",
+        action="store_true",
+        help="do not compare on the validation set; its data is then not needed",
+    )
+
+
 def fields_of(kind: type[Any], args: argparse.Namespace) -> dict[str, Any]:
     """The flags' values for the fields of a dataclass that they are named after."""
     return {f.name: getattr(args, f.name) for f in fields(kind) if hasattr(args, f.name)}

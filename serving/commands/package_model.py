@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from tessera.errors import UserError
 from tessera.kernels.row_type_names import ROW_TYPE_NEEDS
-from tessera.serving.commands.flags import fields_of, positive
+from tessera.serving.commands.flags import add_measuring, fields_of, positive
 from tessera.serving.commands.loading_flags import add_allow_op
 from tessera.serving.inspect.summary import human_bytes, summarize
 
@@ -83,18 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sign the package with this private Ed25519 key, as 'tessera keygen' writes it "
         "(default: not signed; 'tessera sign' can do it later)",
     )
-    measuring = parser.add_mutually_exclusive_group()
-    measuring.add_argument(
-        "--evaluate-rows",
-        type=positive,
-        metavar="N",
-        help="compare on about the first N validation rows (default: on all)",
-    )
-    measuring.add_argument(
-        "--no-evaluate",
-        action="store_true",
-        help="do not compare on the validation set; its data is then not needed",
-    )
+    add_measuring(parser)
 
 
 def _add_destination(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tessera.serving.commands.flags import positive
+from tessera.serving.commands.flags import add_measuring, positive
 from tessera.serving.inspect.summary import human_bytes
 
 
@@ -40,18 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="when the newest training example was made, in seconds since 1970, for the servers' "
         "tessera_freshness_seconds (default: not known)",
     )
-    measuring = parser.add_mutually_exclusive_group()
-    measuring.add_argument(
-        "--evaluate-rows",
-        type=positive,
-        metavar="N",
-        help="compare on about the first N validation rows (default: on all)",
-    )
-    measuring.add_argument(
-        "--no-evaluate",
-        action="store_true",
-        help="do not compare on the validation set; its data is then not needed",
-    )
+    add_measuring(parser)
     parser.add_argument(
         "--json", action="store_true", help="print one line of JSON instead of sentences"
     )

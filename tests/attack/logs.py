@@ -26,9 +26,10 @@ from pathlib import Path
 from tessera.serving.package.loading import load_package
 from tessera.serving.package.signing import generate_keys, read_private_key, sign_package
 from tessera.training.models.config import TableConfig
+from tests.conformance.callers import Callers, commit_of
 from tests.conformance.conformance_harness import RunningServer, commands
 from tests.conformance.conftest import Drawn
-from tests.conformance.followed_logs import Callers, FollowedVersion, History
+from tests.conformance.followed_logs import FollowedVersion, History
 from tests.conformance.live_models import asking, index
 from tests.conformance.log_faults import Fault, Faults
 from tests.package_factory import make_package
@@ -95,7 +96,9 @@ class Attack:
             while done < faults and at < COMMITS - 2:
                 until = min(done + kill_every, faults)
                 with self._server(version) as server:
-                    with Callers(server, self._messages, self._right, threads=2) as callers:
+                    with Callers(
+                        server, self._messages, self._right, commit_of, threads=2
+                    ) as callers:
                         while done < until and at < COMMITS - 2:
                             at = self._spoil(server, version, at)
                             done += 1

@@ -5,15 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import threading
-from collections import Counter
 
 from tessera.serving.bench.commits import SyntheticPublisher
 from tessera.serving.commits.chain import LOG_FOLDER, commit_name
 from tessera.serving.commits.file import read_commit
 from tessera.serving.package.loading import load_package
 from tessera.serving.package.manifest import MANIFEST_RECORD
-from tests.conformance.live_models import bits
 from tests.conformance.test_answers import run_in_process
 from tests.packaging.archives import read_records, with_record
 
@@ -95,45 +92,6 @@ class FollowedVersion:
         draft = self.log / f".{next(DRAFTS)}.partial"
         draft.write_text(json.dumps({"format": 1, "fenced": entries}))
         draft.rename(self.log / "fenced.json")
-
-
-class Callers:
-    """Threads that call a model until they are told to end, and keep what is not the answer of the commit it names."""
-
-    def __init__(self, server, messages, expected, threads=4):
-        self.answered = Counter()
-        self.wrong = []
-        self._end = threading.Event()
-        self._lock = threading.Lock()
-        self._threads = [
-            threading.Thread(target=self._call, args=(server, messages, expected, first))
-            for first in range(threads)
-        ]
-
-    def _call(self, server, messages, expected, turn):
-        while not self._end.is_set():
-            turn = (turn + 1) % len(messages)
-            commit = None
-            try:
-                answer = server.predict(messages[turn])
-                commit = answer.model_commit
-                right = bits(answer) == expected[turn][commit]
-            except Exception as error:  # noqa: BLE001 - the test shows whatever it was
-                commit, right = repr(error), False
-            with self._lock:
-                self.answered[commit] += 1
-                if not right:
-                    self.wrong.append((turn, commit))
-
-    def __enter__(self):
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._end.set()
-        for thread in self._threads:
-            thread.join()
 
 
 def wait_for_commit(server, message, number):

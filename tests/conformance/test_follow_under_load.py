@@ -5,8 +5,9 @@ import time
 import pytest
 
 from tessera.serving.client import RepositoryClient
+from tests.conformance.callers import Callers, commit_of
 from tests.conformance.conformance_harness import TIMEOUT_S, RunningServer
-from tests.conformance.followed_logs import Callers, FollowedVersion, History
+from tests.conformance.followed_logs import FollowedVersion, History
 from tests.conformance.live_models import asking
 
 COUNT = 12
@@ -30,7 +31,7 @@ def test_each_answer_has_the_bits_of_the_commit_that_it_names(kind, tmp_path, hi
     with (
         RunningServer(kind, *repository, *flags, "--drain-propagation-ms", 0) as server,
         RepositoryClient(server.address, timeout_s=TIMEOUT_S) as calls,
-        Callers(server, messages, expected) as callers,
+        Callers(server, messages, expected, commit_of) as callers,
     ):
         for number, content in history.commits.items():
             version.put(number, content)

@@ -1,8 +1,5 @@
 #include "common/pace.h"
 
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -19,12 +16,6 @@ constexpr Duration kQuiet = std::chrono::seconds(1);
 TimePoint now() { return std::chrono::steady_clock::now(); }
 
 }  // namespace
-
-void stand_aside() {
-  const auto thread = static_cast<id_t>(::gettid());
-  if (::getpriority(PRIO_PROCESS, thread) >= kAsideNiceness) return;
-  ::setpriority(PRIO_PROCESS, thread, kAsideNiceness);
-}
 
 Duration pause_behind(Duration used, Duration passed) {
   const auto whole =

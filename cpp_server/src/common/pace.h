@@ -16,14 +16,6 @@
 
 namespace tessera {
 
-// The nice level of work beside answering: behind that of inference, and high enough for some
-// progress on a machine whose CPUs are all in use.
-inline constexpr int kAsideNiceness = 10;
-
-// Gives the calling thread kAsideNiceness, unless it has a lower priority already; threads and
-// processes that it starts have it, too. Where that is refused the thread runs as it is.
-void stand_aside();
-
 class Pace {
  public:
   // What all of it may use of one CPU while calls are answered.

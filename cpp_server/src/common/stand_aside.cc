@@ -8,11 +8,17 @@
 
 namespace tessera {
 
-void stand_aside(const std::function<void()>& work, int niceness) {
+void stand_aside() {
+  const auto thread = static_cast<id_t>(::gettid());
+  if (::getpriority(PRIO_PROCESS, thread) >= kAsideNiceness) return;
+  // Standing back needs no privilege.
+  ::setpriority(PRIO_PROCESS, thread, kAsideNiceness);
+}
+
+void stand_aside(const std::function<void()>& work) {
   std::exception_ptr failure;
   std::thread thread([&] {
-    // Standing back needs no privilege; where it is refused the thread runs as it is.
-    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), niceness);
+    stand_aside();
     try {
       work();
     } catch (...) {

@@ -1,18 +1,22 @@
 // Work that must not take a CPU from who serves.
 //
-// Contract: a free function; any thread.
+// Contract: free functions; any thread. Linux gives threads a priority of their own.
 #pragma once
 
 #include <functional>
 
 namespace tessera {
 
-inline constexpr int kLowestNiceness = 19;
+// The nice level of work beside answering: behind that of inference, and high enough for some
+// progress on a machine whose CPUs are all in use.
+inline constexpr int kAsideNiceness = 10;
 
-// Does `work` on a thread of the niceness `niceness`, by default one that waits behind all others
-// for a CPU, and waits for it. Linux gives threads a priority of their own; those that this one
-// starts have it, too. So whatever is to serve must be started elsewhere. Throws what `work`
-// throws.
-void stand_aside(const std::function<void()>& work, int niceness = kLowestNiceness);
+// Gives the calling thread kAsideNiceness, unless it has a lower priority already; threads and
+// processes that it starts have it, too. Where that is refused the thread runs as it is.
+void stand_aside();
+
+// Does `work` on a thread that stands aside, and waits for it. Whatever is to serve must be started
+// elsewhere. Throws what `work` throws.
+void stand_aside(const std::function<void()>& work);
 
 }  // namespace tessera

@@ -17,9 +17,6 @@ namespace {
 
 // A commit for which there was no memory is tried again after so long, though its file is the same.
 constexpr Duration kMemoryPatience = std::chrono::seconds(5);
-// Behind inference (--worker-niceness), and not so far that a commit waits for seconds while all
-// CPUs are busy.
-constexpr int kStagingNiceness = 10;
 // How long a version waits to be loaded again before it asks once more.
 constexpr Duration kReloadPatience = std::chrono::seconds(30);
 
@@ -97,12 +94,10 @@ FollowedVersion::Outcome FollowedVersion::take(CommitNumber number, const Fence&
   Staged staged;
   Duration took{};
   try {
-    stand_aside(
-        [&] {
-          mutex_.assert_held();
-          staged = stage(number, fence);
-        },
-        kStagingNiceness);
+    stand_aside([&] {
+      mutex_.assert_held();
+      staged = stage(number, fence);
+    });
     took = write(staged);
   } catch (const CommitError& error) {
     refuse(number, error.refusal(), file);

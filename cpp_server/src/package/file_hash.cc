@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/pace.h"
+#include "common/stand_aside.h"
 
 namespace tessera {
 

@@ -5,7 +5,6 @@
 #include <new>
 #include <system_error>
 
-#include "common/pace.h"
 #include "common/stand_aside.h"
 #include "common/text.h"
 
@@ -259,7 +258,7 @@ std::shared_ptr<ServedModel> RepositoryManager::try_load(LiveModel& model, Versi
 LoadedPackage RepositoryManager::load(const std::string& path, const Progress& progress) {
   if (!started_) return load_(path, progress, /*beside=*/false);
   std::optional<LoadedPackage> package;
-  stand_aside([&] { package = load_(path, progress, /*beside=*/true); }, kAsideNiceness);
+  stand_aside([&] { package = load_(path, progress, /*beside=*/true); });
   return std::move(*package);
 }
 
@@ -333,7 +332,7 @@ void RepositoryManager::let_go() {
     version = leaving_.erase(version);
     const TimePoint begin = clock_.now();
     // Nobody can find it, so this share is the last.
-    stand_aside([&] { gone.model.reset(); }, kAsideNiceness);
+    stand_aside([&] { gone.model.reset(); });
     log_.info("unloaded", {{"model", gone.name},
                            {"version", std::to_string(gone.version)},
                            {"seconds", seconds(clock_.now() - begin)}});
