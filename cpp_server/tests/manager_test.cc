@@ -81,10 +81,13 @@ class ManagerTest : public testing::Test {
   }
 
   void start(const RepositoryManager::WarmUp& warm_up = nullptr) {
-    const RepositoryManager::Listener listener{
-        .serving = [this](const std::string&, bool now) { serving = now; },
-        .gone = [this](const std::string&) { gone = true; },
-        .started = [this] { started.set_value(); }};
+    const RepositoryManager::Listener listener{.serving =
+                                                   [this](const std::string&, bool now) {
+                                                     if (trouble) throw std::bad_alloc();
+                                                     serving = now;
+                                                   },
+                                               .gone = [this](const std::string&) { gone = true; },
+                                               .started = [this] { started.set_value(); }};
     manager = std::make_unique<RepositoryManager>(config, std::vector<RepositoryManager::Fixed>(),
                                                   registry, list, load_text, warm_up, listener,
                                                   clock, log);
@@ -131,6 +134,7 @@ class ManagerTest : public testing::Test {
   Registry registry{std::vector<std::string>()};
   std::atomic<bool> serving = false;
   std::atomic<bool> gone = false;
+  std::atomic<bool> trouble = false;  // the listener throws
   std::promise<void> started;
   std::unique_ptr<RepositoryManager> manager;
 };
@@ -271,6 +275,20 @@ TEST_F(ManagerTest, AVersionIsCalledBeforeItAnswers) {
   put(2, "good");
   until([&] { return answering() == "2"; });
   EXPECT_EQ(calls, (std::vector<std::string>{"m 1 beside ''", "m 2 beside '1'"}));
+}
+
+TEST_F(ManagerTest, WhatGoesWrongOnItsThreadEndsNothing) {
+  config.control = ModelControl::kExplicit;
+  put(1, "good");
+  start();
+  started.get_future().wait();
+  trouble = true;
+  const Status refused = unload();
+  EXPECT_EQ(refused.code, Code::kInternal);
+  EXPECT_TRUE(refused.message.starts_with("internal error, id ")) << refused.message;
+  trouble = false;
+  EXPECT_TRUE(load({}).ok());
+  until([&] { return answering() == "1"; });
 }
 
 TEST_F(ManagerTest, CallsWaitInABoundedNumber) {

@@ -3,9 +3,12 @@
 #include "common/stand_aside.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cstddef>
+#include <system_error>
 #include <thread>
 
 namespace tessera {
@@ -55,6 +58,21 @@ TEST(PaceTest, AThreadStandsAsideAndItsOwnThreadsDo) {
   }).join();
   EXPECT_GE(own, kAsideNiceness);
   EXPECT_EQ(later, own);
+}
+
+TEST(PaceTest, WorkIsDoneWhereTheSystemGivesNoThread) {
+  pthread_attr_t before;
+  pthread_attr_t huge;
+  ASSERT_EQ(::pthread_getattr_default_np(&before), 0);
+  ASSERT_EQ(::pthread_getattr_default_np(&huge), 0);
+  // No address space has room for such a stack.
+  ASSERT_EQ(::pthread_attr_setstacksize(&huge, std::size_t{1} << 47), 0);
+  ASSERT_EQ(::pthread_setattr_default_np(&huge), 0);
+  EXPECT_THROW(std::thread([] {}).join(), std::system_error);
+  bool done = false;
+  stand_aside([&] { done = true; });
+  ::pthread_setattr_default_np(&before);
+  EXPECT_TRUE(done);
 }
 
 }  // namespace

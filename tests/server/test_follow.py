@@ -2,12 +2,17 @@
 
 import threading
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
 
 from tessera.kernels import reference
+from tessera.serving.commits.file import CommitError
 from tessera.serving.server.batching.commit_lock import CommitLock
-from tessera.serving.server.follow.followed_model import exchange_by_index
+from tessera.serving.server.follow import version_log
+from tessera.serving.server.follow.followed_model import FollowedModel, exchange_by_index
 from tessera.serving.server.follow.undo_memory import UndoMemory, UndoRecords
 from tessera.serving.server.front.freshness_graph import FreshnessHistory
 from tests.patience import PATIENCE_S
@@ -108,3 +113,54 @@ def test_freshness_is_drawn_of_ten_minutes():
     assert points[-1] == "599,0.0"
     history.note([])
     assert history.graphs([Row("m", "3", 8, now - 1)]) == []
+
+
+@pytest.mark.parametrize(
+    ("cause", "again"), [(OSError(5, "Input/output error"), True), (ValueError("changed"), False)]
+)
+def test_a_file_that_could_not_be_read_is_read_again(tmp_path, monkeypatch, cause, again):
+    """What the system could not give says nothing about the file; one whose bytes differ waits for another."""
+    reads = []
+    seconds = [100.0]
+
+    def read_commit(path, _keys):
+        reads.append(path)
+        raise CommitError(path, f"cannot be read: {cause}") from cause
+
+    monkeypatch.setattr(version_log, "read_commit", read_commit)
+    monkeypatch.setattr(version_log.time, "monotonic", lambda: seconds[0])
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "00000001.commit").touch()
+    followed = version_log.VersionLog(
+        model="m",
+        version=1,
+        folder=tmp_path,
+        followed=SimpleNamespace(base="b"),
+        trusted_keys=None,
+        undo=UndoMemory(100),
+    )
+    assert followed.step().did is version_log.Did.REFUSED
+    assert followed.refused.reason == "damaged"
+    assert followed.step().did is version_log.Did.NOTHING
+    assert len(reads) == 1
+    seconds[0] += 5
+    assert followed.step().did is version_log.Did.NOTHING  # told already
+    assert len(reads) == (2 if again else 1)
+
+
+def test_a_model_without_memory_for_its_golden_answers_refuses_the_commit_for_a_while():
+    """A bad answer is the commit's fault, want of memory is not."""
+
+    class Starved:
+        def forward(self, _batch):
+            raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate")
+
+    model = FollowedModel(runners=[Starved()], memory=[], sizes={}, base="b", verify_golden=True)
+    staged = SimpleNamespace(
+        exchanges=[],
+        golden=(None, {}),
+        path=Path("c"),
+        read=SimpleNamespace(commit=SimpleNamespace(number=1, golden=None)),
+    )
+    with pytest.raises(MemoryError, match="not enough memory"):
+        model.put_in(staged)

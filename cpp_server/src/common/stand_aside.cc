@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <exception>
+#include <system_error>
 #include <thread>
 
 namespace tessera {
@@ -17,14 +18,20 @@ void stand_aside() {
 
 void stand_aside(const std::function<void()>& work) {
   std::exception_ptr failure;
-  std::thread thread([&] {
-    stand_aside();
-    try {
-      work();
-    } catch (...) {
-      failure = std::current_exception();
-    }
-  });
+  std::thread thread;
+  try {
+    thread = std::thread([&] {
+      stand_aside();
+      try {
+        work();
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    });
+  } catch (const std::system_error&) {
+    work();
+    return;
+  }
   thread.join();
   if (failure) std::rethrow_exception(failure);
 }

@@ -15,8 +15,8 @@ inline constexpr int kAsideNiceness = 10;
 // processes that it starts have it, too. Where that is refused the thread runs as it is.
 void stand_aside();
 
-// Does `work` on a thread that stands aside, and waits for it. Whatever is to serve must be started
-// elsewhere. Throws what `work` throws.
+// Does `work` on a thread that stands aside, and waits for it; where the system gives no thread, on
+// the calling one. Whatever is to serve must be started elsewhere. Throws what `work` throws.
 void stand_aside(const std::function<void()>& work);
 
 }  // namespace tessera

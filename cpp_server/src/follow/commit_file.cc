@@ -1,7 +1,6 @@
 #include "follow/commit_file.h"
 
 #include <map>
-#include <new>
 #include <utility>
 
 #include "common/text.h"
@@ -17,6 +16,8 @@ template <typename Read>
 auto damaged_unless(const Read& read) {
   try {
     return read();
+  } catch (const UnreadableError& error) {
+    throw CommitError("damaged", error.reason(), CommitError::Again::kYes);
   } catch (const PackageError& error) {
     throw CommitError("damaged", error.reason());
   }
@@ -53,8 +54,8 @@ Last read_last(const Records& records, const std::optional<std::vector<PublicKey
 
 Records open_records(const PackageFile& file) {
   if (file.size() > kMaxCommitBytes) {
-    throw CommitError("memory",
-                      text("has ", file.size(), " bytes, the limit is ", kMaxCommitBytes));
+    throw CommitError("memory", text("has ", file.size(), " bytes, the limit is ", kMaxCommitBytes),
+                      CommitError::Again::kYes);
   }
   return damaged_unless([&] { return Records(file, kCommitArchive); });
 }
@@ -69,7 +70,7 @@ CommitFile::CommitFile(const std::string& path,
   sha256_ = std::move(last.sha256);
 }
 
-ReadCommit CommitFile::read(const Weights& weights) const {
+ReadCommit CommitFile::read(const Weights& weights, const std::function<void()>& go_on) const {
   ReadCommit commit{.info = info_, .sha256 = sha256_, .golden = {}, .patches = {}};
   std::map<std::string, std::vector<std::byte>> contents;
   damaged_unless([&] {
@@ -87,8 +88,9 @@ ReadCommit CommitFile::read(const Weights& weights) const {
     damaged_unless([&] {
       verify_records(records_, info_.records,
                      {.into = [&](const std::string& name, const Record& record) -> Destination {
-                       return {.place = contents.emplace(name, record.bytes).first->second};
-                     }});
+                        return {.place = contents.emplace(name, record.bytes).first->second};
+                      },
+                      .progress = [&](std::uint64_t) { go_on(); }});
       return 0;
     });
     for (std::size_t place = 0; place < info_.patches.size(); ++place) {
@@ -103,8 +105,6 @@ ReadCommit CommitFile::read(const Weights& weights) const {
     }
   } catch (const std::invalid_argument& error) {
     throw CommitError("schema", error.what());
-  } catch (const std::bad_alloc&) {
-    throw CommitError("memory", "there is no memory for it");
   }
   commit.golden = std::move(contents.at(kCommitGoldenRecord));
   return commit;

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -22,14 +23,19 @@ namespace tessera {
 // A commit is not taken.
 class CommitError : public std::runtime_error {
  public:
+  // Whether the same file may be taken at another time.
+  enum class Again { kNo, kYes };
+
   // `reason` is one of kCommitRefusals.
-  CommitError(std::string reason, const std::string& message)
-      : std::runtime_error(message), refusal_{std::move(reason), message} {}
+  CommitError(std::string reason, const std::string& message, Again again = Again::kNo)
+      : std::runtime_error(message), refusal_{std::move(reason), message}, again_(again) {}
 
   const CommitRefusal& refusal() const { return refusal_; }
+  Again again() const { return again_; }
 
  private:
   CommitRefusal refusal_;
+  Again again_;
 };
 
 // A larger file is refused, for `memory`, before it is read.
@@ -52,9 +58,9 @@ class CommitFile {
   const CommitInfo& info() const { return info_; }
   const std::string& sha256() const { return sha256_; }
 
-  // Reads and compares all that is left, and sees whether it fits the records of `weights`. Throws
-  // CommitError.
-  ReadCommit read(const Weights& weights) const;
+  // Reads and compares all that is left, and sees whether it fits the records of `weights`.
+  // `go_on` is called between pieces; what it throws ends the reading. Throws CommitError.
+  ReadCommit read(const Weights& weights, const std::function<void()>& go_on) const;
 
  private:
   PackageFile file_;

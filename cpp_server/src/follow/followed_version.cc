@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/flags.h"
+#include "common/out_of_memory.h"
 #include "common/stand_aside.h"
 #include "common/text.h"
 #include "follow/fence.h"
@@ -15,23 +16,48 @@
 namespace tessera {
 namespace {
 
-// A commit for which there was no memory is tried again after so long, though its file is the same.
-constexpr Duration kMemoryPatience = std::chrono::seconds(5);
+// A commit for which there was no memory, or whose file could not be read, is tried again after so
+// long, though its file is the same.
+constexpr Duration kAgainPatience = std::chrono::seconds(5);
 // How long a version waits to be loaded again before it asks once more.
 constexpr Duration kReloadPatience = std::chrono::seconds(30);
+
+// All of them, in their order, or none.
+void swap_all(const std::vector<std::shared_ptr<StagedPatches>>& all) {
+  std::size_t done = 0;
+  try {
+    for (; done < all.size(); ++done) all[done]->swap();
+  } catch (...) {
+    while (done > 0) all[--done]->swap();
+    throw;
+  }
+}
 
 }  // namespace
 
 std::set<CommitNumber> scan_log(const std::string& log) {
   std::set<CommitNumber> numbers;
   std::error_code error;
+  if (!std::filesystem::is_directory(log, error)) return numbers;
   for (std::filesystem::directory_iterator at(log, error), end; !error && at != end;
        at.increment(error)) {
     const auto number = parse_commit_name(at->path().filename().string());
     if (number.has_value()) numbers.insert(*number);
   }
+  if (error) throw UsageError(text(log, ": cannot be read (", error.message(), ")"));
   return numbers;
 }
+
+class FollowedVersion::Urgent {
+ public:
+  explicit Urgent(const FollowedVersion& version) : waiting_(version.urgent_) { ++waiting_; }
+  ~Urgent() { --waiting_; }
+  Urgent(const Urgent&) = delete;
+  Urgent& operator=(const Urgent&) = delete;
+
+ private:
+  std::atomic<int>& waiting_;
+};
 
 FollowedVersion::FollowedVersion(LogState state, std::string log_folder, const Model& model,
                                  Options options, UndoRecords& undo, const Clock& clock,
@@ -57,6 +83,7 @@ LogState FollowedVersion::log_state() const {
 }
 
 FollowedVersion::State FollowedVersion::state() const {
+  const Urgent urgent(*this);
   const MutexLock lock(mutex_);
   State state{.number = log_state().number, .applied = {}};
   for (const Applied& commit : applied_) state.applied[commit.number] = commit.sha256;
@@ -65,16 +92,33 @@ FollowedVersion::State FollowedVersion::state() const {
 
 FollowedVersion::Outcome FollowedVersion::poll() {
   const MutexLock lock(mutex_);
-  Fence fence;
+  const CommitNumber next = log_state().number + 1;
+  std::set<CommitNumber> numbers;
   try {
-    fence = read_fence(log_folder_);
+    numbers = scan_log(log_folder_);
   } catch (const UsageError& error) {
-    refuse(log_state().number + 1, {"fenced", error.what()}, {});
+    refuse(next, {"damaged", error.what()}, {});
     return Outcome::kIdle;
   }
+  try {
+    return step(numbers);
+  } catch (const UsageError& error) {
+    refuse(next, {"fenced", error.what()}, {});
+    return Outcome::kIdle;
+  }
+}
+
+Step FollowedVersion::next(const Fence& fence, const std::set<CommitNumber>& numbers) const {
   std::vector<CommitNumber> applied;
+  applied.reserve(applied_.size());
   for (const Applied& commit : applied_) applied.push_back(commit.number);
-  const Step step = next_step(scan_log(log_folder_), fence, applied);
+  return next_step(numbers, fence, applied);
+}
+
+// Throws UsageError where the fence cannot be read.
+FollowedVersion::Outcome FollowedVersion::step(const std::set<CommitNumber>& numbers) {
+  const Fence fence = read_fence(log_folder_);
+  const Step step = next(fence, numbers);
   switch (step.kind) {
     case Step::Kind::kWait:
       if (refused_.has_value()) settle();
@@ -92,36 +136,47 @@ FollowedVersion::Outcome FollowedVersion::take(CommitNumber number, const Fence&
   const Fingerprint file = fingerprint_of(text(log_folder_, "/", commit_name(number)));
   if (refused_before(number, file)) return Outcome::kIdle;
   Staged staged;
+  std::uint64_t rows = 0;
   Duration took{};
   try {
     stand_aside([&] {
       mutex_.assert_held();
       staged = stage(number, fence);
     });
+    // Reading may have taken long, and somebody may have fenced it off meanwhile.
+    if (read_fence(log_folder_) != fence) return Outcome::kChanged;
+    rows = staged.commit.info.rows();
+    Applied applied{.number = number,
+                    .sha256 = staged.commit.sha256,
+                    .newest_example_s = staged.commit.info.newest_example_s,
+                    .replaced = staged.patches};
+    if (applied_.size() == applied_.capacity()) applied_.reserve(2 * applied_.size() + 8);
     took = write(staged);
+    applied_.push_back(std::move(applied));  // there is room for it
+  } catch (const LeftForLater&) {
+    return Outcome::kIdle;
   } catch (const CommitError& error) {
-    refuse(number, error.refusal(), file);
+    refuse(number, error.refusal(), file, error.again() == CommitError::Again::kYes);
     return Outcome::kIdle;
   } catch (const std::bad_alloc&) {
-    refuse(number, {"memory", "there is no memory for it"}, file);
+    refuse(number, {"memory", "there is no memory for it"}, file, /*again=*/true);
     return Outcome::kIdle;
   }
-  const CommitInfo& info = staged.commit.info;
-  std::shared_ptr<StagedPatches> replaced = std::move(staged.patches);
-  applied_.push_back({.number = number,
-                      .sha256 = staged.commit.sha256,
-                      .newest_example_s = info.newest_example_s,
-                      .replaced = replaced});
-  undo_.add(this, std::move(replaced));
   model_.metrics.apply.observe(seconds(took));
-  model_.metrics.rows.fetch_add(info.rows(), std::memory_order_relaxed);
+  model_.metrics.rows.fetch_add(rows, std::memory_order_relaxed);
   settle();
+  undo_.add(this, std::move(staged.patches));
   log_.info("commit", {{"model", base_.model},
                        {"version", std::to_string(base_.version)},
                        {"commit", number},
-                       {"rows", static_cast<std::int64_t>(info.rows())},
+                       {"rows", static_cast<std::int64_t>(rows)},
                        {"seconds", seconds(took)}});
   return Outcome::kChanged;
+}
+
+// Throws LeftForLater.
+void FollowedVersion::go_on() const {
+  if (urgent_ > 0 || (options_.stopping != nullptr && options_.stopping())) throw LeftForLater();
 }
 
 FollowedVersion::Staged FollowedVersion::stage(CommitNumber number, const Fence& fence) const {
@@ -130,7 +185,8 @@ FollowedVersion::Staged FollowedVersion::stage(CommitNumber number, const Fence&
     throw CommitError(why->reason, why->message);
   }
   const Weights& weights = *model_.runner.weights();
-  Staged staged{.commit = file.read(weights), .patches = nullptr, .golden = {}};
+  Staged staged{
+      .commit = file.read(weights, [this] { go_on(); }), .patches = nullptr, .golden = {}};
   if (options_.verify_golden) {
     try {
       staged.golden.emplace(staged.commit.golden, model_.schema);
@@ -151,7 +207,8 @@ Duration FollowedVersion::write(Staged& staged) {
     replay(staged);
   } catch (const std::exception& error) {
     staged.patches->swap();
-    throw CommitError("golden", error.what());
+    if (out_of_memory(error)) throw std::bad_alloc();
+    throw CommitError("golden", one_line(error.what()));
   }
   model_.commits.commit = staged.commit.info.number;
   return clock_.now() - begin;
@@ -168,14 +225,30 @@ void FollowedVersion::replay(const Staged& staged) {
   }
 }
 
-FollowedVersion::Outcome FollowedVersion::go_back(CommitNumber to) {
-  const auto keep = std::find_if(applied_.begin(), applied_.end(),
-                                 [&](const Applied& commit) { return commit.number > to; });
+FollowedVersion::Undo FollowedVersion::undo_to(CommitNumber to) const {
   std::vector<std::shared_ptr<StagedPatches>> undo;
-  for (auto commit = applied_.end(); commit != keep;) {
-    --commit;
+  for (auto commit = applied_.rbegin(); commit != applied_.rend() && commit->number > to;
+       ++commit) {
     undo.push_back(commit->replaced.lock());
-    if (undo.back() != nullptr) continue;
+    if (undo.back() == nullptr) return std::nullopt;
+  }
+  return undo;
+}
+
+bool FollowedVersion::must_reload() const {
+  const Urgent urgent(*this);
+  const MutexLock lock(mutex_);
+  try {
+    const Step step = next(read_fence(log_folder_), {});
+    return step.kind == Step::Kind::kBack && !undo_to(step.number).has_value();
+  } catch (const UsageError&) {  // nobody knows what is fenced
+    return false;
+  }
+}
+
+FollowedVersion::Outcome FollowedVersion::go_back(CommitNumber to) {
+  const Undo undo = undo_to(to);
+  if (!undo.has_value()) {
     const TimePoint now = clock_.now();
     if (reload_asked_ != TimePoint::min() && now - reload_asked_ < kReloadPatience) {
       return Outcome::kIdle;
@@ -187,11 +260,11 @@ FollowedVersion::Outcome FollowedVersion::go_back(CommitNumber to) {
   const TimePoint begin = clock_.now();
   {
     const ExclusiveHold hold(model_.commits.lock);
-    for (const auto& patches : undo) patches->swap();
+    swap_all(*undo);
     model_.commits.commit = to;
+    applied_.resize(applied_.size() - undo->size());
   }
-  for (const auto& patches : undo) undo_.forget(patches);
-  applied_.erase(keep, applied_.end());
+  for (const auto& patches : *undo) undo_.forget(patches);
   settle();
   log_.info("rolled_back", {{"model", base_.model},
                             {"version", std::to_string(base_.version)},
@@ -205,14 +278,15 @@ bool FollowedVersion::refused_before(CommitNumber number, const Fingerprint& fil
   if (!refused_.has_value() || refused_->number != number || !(refused_->file == file)) {
     return false;
   }
-  return refused_->reason != "memory" || clock_.now() - refused_->when < kMemoryPatience;
+  return !refused_->again || clock_.now() - refused_->when < kAgainPatience;
 }
 
-void FollowedVersion::refuse(CommitNumber number, const CommitRefusal& why,
-                             const Fingerprint& file) {
+void FollowedVersion::refuse(CommitNumber number, const CommitRefusal& why, const Fingerprint& file,
+                             bool again) {
   const bool told = refused_.has_value() && refused_->number == number &&
                     refused_->reason == why.reason && refused_->file == file;
-  refused_ = Refused{.number = number, .reason = why.reason, .file = file, .when = clock_.now()};
+  refused_ = Refused{
+      .number = number, .reason = why.reason, .file = file, .again = again, .when = clock_.now()};
   if (told) return;
   model_.metrics.count_refused(why.reason);
   trouble_ = text("commit ", number, ": ", why.message);
@@ -231,6 +305,7 @@ void FollowedVersion::settle() {
 }
 
 void FollowedVersion::set_shown(bool shown) {
+  const Urgent urgent(*this);
   const MutexLock lock(mutex_);
   shown_ = shown;
   show();

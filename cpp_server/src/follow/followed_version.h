@@ -5,15 +5,18 @@
 // A commit is written whole or not at all: while no batch is computed the new bytes are
 // exchanged for the old ones, the golden answers are computed, and where they are not those of the
 // commit the bytes are exchanged back. What was replaced is kept for as long as --rollback-bytes
-// lets it.
+// lets it. Whatever may fail, for want of memory above all, comes before the bytes change.
 //
-// Contract: any thread; one call runs at a time.
+// Contract: any thread; one call runs at a time, and a commit that is being read is left for later
+// where another call comes, as its caller may want to take others back.
 // They block on the disk and on batches that are being computed. Files are read and checked on a
 // thread that stands back for others; the bytes are written by the calling thread, which must not:
 // batches wait for it. Ends before the model.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -41,6 +44,8 @@ class FollowedVersion {
   struct Options {
     std::optional<std::vector<PublicKey>> trusted = {};  // nothing: signatures are not looked at
     bool verify_golden = true;
+    // Asked while a commit is read; true: it is left for later. Null: none is.
+    std::function<bool()> stopping = nullptr;
   };
   // What it changes; all of it outlives the version.
   struct Model {
@@ -58,13 +63,16 @@ class FollowedVersion {
   FollowedVersion& operator=(const FollowedVersion&) = delete;
 
   enum class Outcome {
-    kIdle,     // nothing new, or what is there is refused
+    kIdle,     // nothing new, or what is there is refused, or left for later
     kChanged,  // one step: there may be more
     kReload,   // what was replaced is not held any more: the version has to be loaded again
   };
 
   // The next step.
   Outcome poll();
+
+  // Whether a commit that it has taken was fenced off, and what that replaced is not held any more.
+  bool must_reload() const;
 
   struct State {
     CommitNumber number = 0;
@@ -87,7 +95,7 @@ class FollowedVersion {
   // A commit that is ready to be written.
   struct Staged {
     ReadCommit commit;
-    std::unique_ptr<StagedPatches> patches;
+    std::shared_ptr<StagedPatches> patches;
     std::optional<GoldenAnswers> golden;
   };
   // What has been refused, so that it is told once.
@@ -95,17 +103,29 @@ class FollowedVersion {
     CommitNumber number = 0;
     std::string reason;
     Fingerprint file;
+    bool again = false;  // the same file may be taken at another time
     TimePoint when{};
   };
+  // What is to be written back, the newest first; nothing: not all of it is held.
+  using Undo = std::optional<std::vector<std::shared_ptr<StagedPatches>>>;
+  // Ends the reading of a commit that is left for later.
+  struct LeftForLater {};
+  // Waits for its turn before a commit that is being read.
+  class Urgent;
 
+  Outcome step(const std::set<CommitNumber>& numbers) TESSERA_REQUIRES(mutex_);
+  Step next(const Fence& fence, const std::set<CommitNumber>& numbers) const
+      TESSERA_REQUIRES(mutex_);
+  Undo undo_to(CommitNumber to) const TESSERA_REQUIRES(mutex_);
   Outcome take(CommitNumber number, const Fence& fence) TESSERA_REQUIRES(mutex_);
   Outcome go_back(CommitNumber to) TESSERA_REQUIRES(mutex_);
   Staged stage(CommitNumber number, const Fence& fence) const TESSERA_REQUIRES(mutex_);
+  void go_on() const;
   // How long nothing else was computed.
   Duration write(Staged& staged) TESSERA_REQUIRES(mutex_);
   void replay(const Staged& staged);
-  void refuse(CommitNumber number, const CommitRefusal& refusal, const Fingerprint& file)
-      TESSERA_REQUIRES(mutex_);
+  void refuse(CommitNumber number, const CommitRefusal& refusal, const Fingerprint& file,
+              bool again = false) TESSERA_REQUIRES(mutex_);
   bool refused_before(CommitNumber number, const Fingerprint& file) const TESSERA_REQUIRES(mutex_);
   LogState log_state() const TESSERA_REQUIRES(mutex_);
   // What stands now, without anything refused.
@@ -121,6 +141,7 @@ class FollowedVersion {
   const Log& log_;
   const std::unique_ptr<Session> session_;  // for golden answers
 
+  mutable std::atomic<int> urgent_ = 0;  // calls that wait for their turn
   mutable Mutex mutex_;
   std::vector<Applied> applied_ TESSERA_GUARDED_BY(mutex_);
   std::optional<Refused> refused_ TESSERA_GUARDED_BY(mutex_);
@@ -129,7 +150,8 @@ class FollowedVersion {
   TimePoint reload_asked_ TESSERA_GUARDED_BY(mutex_) = TimePoint::min();
 };
 
-// The numbers of the commits in the folder `log`; none where it cannot be read.
+// The numbers of the commits in the folder `log`; none where there is no such folder. Throws
+// UsageError where it cannot be read.
 std::set<CommitNumber> scan_log(const std::string& log);
 
 }  // namespace tessera

@@ -1,44 +1,43 @@
 #include "follow/undo_records.h"
 
-#include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace tessera {
 
 void UndoRecords::add(const void* owner, std::shared_ptr<StagedPatches> replaced) {
   const std::uint64_t bytes = replaced->bytes();
-  std::deque<Entry> gone;  // given back without the mutex
-  {
-    const MutexLock lock(mutex_);
-    entries_.push_back({owner, std::move(replaced), bytes});
-    bytes_ += bytes;
-    while (bytes_ > max_bytes_) {
-      bytes_ -= entries_.front().bytes;
-      gone.push_back(std::move(entries_.front()));
-      entries_.pop_front();
-    }
+  std::list<Entry> added;
+  added.push_back({owner, std::move(replaced), bytes});
+  std::list<Entry> gone;  // given back without the mutex
+  const MutexLock lock(mutex_);
+  entries_.splice(entries_.end(), added);
+  bytes_ += bytes;
+  while (bytes_ > max_bytes_) {
+    bytes_ -= entries_.front().bytes;
+    gone.splice(gone.end(), entries_, entries_.begin());
   }
 }
 
 template <typename Gone>
-void UndoRecords::drop(const Gone& gone) {
-  std::deque<Entry> kept;
-  std::deque<Entry> dropped;
-  {
-    const MutexLock lock(mutex_);
-    for (Entry& entry : entries_) {
-      if (gone(entry)) bytes_ -= entry.bytes;
-      (gone(entry) ? dropped : kept).push_back(std::move(entry));
+void UndoRecords::drop(const Gone& gone) noexcept {
+  std::list<Entry> dropped;  // given back without the mutex
+  const MutexLock lock(mutex_);
+  for (auto entry = entries_.begin(); entry != entries_.end();) {
+    const auto next = std::next(entry);
+    if (gone(*entry)) {
+      bytes_ -= entry->bytes;
+      dropped.splice(dropped.end(), entries_, entry);
     }
-    entries_.swap(kept);
+    entry = next;
   }
 }
 
-void UndoRecords::forget(const void* owner) {
+void UndoRecords::forget(const void* owner) noexcept {
   drop([&](const Entry& entry) { return entry.owner == owner; });
 }
 
-void UndoRecords::forget(const std::shared_ptr<StagedPatches>& replaced) {
+void UndoRecords::forget(const std::shared_ptr<StagedPatches>& replaced) noexcept {
   drop([&](const Entry& entry) { return entry.replaced == replaced; });
 }
 

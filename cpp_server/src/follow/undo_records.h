@@ -5,7 +5,7 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <memory>
 
 #include "common/mutex.h"
@@ -18,12 +18,12 @@ class UndoRecords {
   explicit UndoRecords(std::uint64_t max_bytes) : max_bytes_(max_bytes) {}
 
   // Holds on to what `owner` has staged and swapped, until it is forgotten or newer ones need the
-  // room: the oldest go first, whoever's they are.
+  // room: the oldest go first, whoever's they are. Throws std::bad_alloc, and does not hold it.
   void add(const void* owner, std::shared_ptr<StagedPatches> replaced);
 
   // Lets all of `owner`'s go, or one of them.
-  void forget(const void* owner);
-  void forget(const std::shared_ptr<StagedPatches>& replaced);
+  void forget(const void* owner) noexcept;
+  void forget(const std::shared_ptr<StagedPatches>& replaced) noexcept;
 
   std::uint64_t bytes() const;
 
@@ -35,11 +35,11 @@ class UndoRecords {
   };
 
   template <typename Gone>
-  void drop(const Gone& gone);
+  void drop(const Gone& gone) noexcept;
 
   const std::uint64_t max_bytes_;
   mutable Mutex mutex_;
-  std::deque<Entry> entries_ TESSERA_GUARDED_BY(mutex_);  // the oldest first
+  std::list<Entry> entries_ TESSERA_GUARDED_BY(mutex_);  // the oldest first
   std::uint64_t bytes_ TESSERA_GUARDED_BY(mutex_) = 0;
 };
 

@@ -3,6 +3,7 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
 
@@ -33,11 +34,18 @@ class StagedOnDevices final : public StagedPatches {
 
   void swap() override {
     const c10::InferenceMode inference;
-    for (Piece& piece : pieces_) {
+    // All the memory that it takes comes first: where there is none, nothing has changed.
+    std::vector<at::Tensor> replaced;
+    replaced.reserve(pieces_.size());
+    for (const Piece& piece : pieces_) {
+      replaced.push_back(at::empty(piece.staged.sizes(), piece.staged.options()));
+    }
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      Piece& piece = pieces_[i];
       const c10::OptionalDeviceGuard guard(piece.stored.device());
-      at::Tensor old = piece.stored.index_select(0, piece.rows);
+      at::index_select_out(replaced[i], piece.stored, 0, piece.rows);
       piece.stored.index_copy_(0, piece.rows, piece.staged);
-      piece.staged = std::move(old);
+      piece.staged = std::move(replaced[i]);
     }
     std::set<c10::DeviceIndex> waited;
     for (const Piece& piece : pieces_) {

@@ -134,6 +134,14 @@ GoldenAnswers::GoldenAnswers(std::span<const std::byte> content, const InputSche
   scored_ = read_group(tensors, "in.id_score_list_features", /*weighted=*/true);
   for (const OutputSpec& output : schema.outputs) {
     outputs_.push_back(numbers<float>(tensor_at(tensors, "out." + output.name), "F32"));
+    // Before anything is made for so many samples: without dense features they take no bytes.
+    const auto width = static_cast<std::size_t>(output.width);
+    if (outputs_.back().size() % width != 0 ||
+        outputs_.back().size() / width != static_cast<std::size_t>(samples_)) {
+      throw std::runtime_error(text("golden.bin: out.", output.name, " has ",
+                                    outputs_.back().size(), " numbers, not ", width,
+                                    " for each of ", samples_, " samples"));
+    }
   }
 }
 
@@ -142,6 +150,15 @@ void GoldenAnswers::replay(Session& session, const GoldenBounds& bounds, bool sh
   for (std::size_t i = 0; i < outputs_.size(); ++i) {
     compare(schema_->outputs[i], scores->output(i), outputs_[i], bounds);
   }
+}
+
+std::string one_line(std::string message) {
+  constexpr const char* kTrace = "The following operation failed in the TorchScript interpreter.";
+  const bool traced = message.starts_with(kTrace);
+  while (!message.empty() && (message.back() == '\n' || message.back() == ' ')) message.pop_back();
+  if (message.empty()) return "its model cannot be called";
+  if (!traced) return message.substr(0, message.find('\n'));
+  return "cannot be called: " + message.substr(message.rfind('\n') + 1);
 }
 
 void warm_up(Session& session, const InputSchema& schema, bool shared,

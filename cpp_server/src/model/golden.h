@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "model/runner.h"
@@ -46,6 +47,10 @@ class GoldenAnswers {
   RecordedGroup scored_;
   std::vector<std::vector<float>> outputs_;  // in the schema's order
 };
+
+// `message`, what warm_up or replay threw, as one line. What TorchScript says of an error that its
+// code raised stands in the last one, behind its trace.
+std::string one_line(std::string message);
 
 // Calls the model with zeros until its executor has settled; `shared` likewise. `rest`, if given,
 // is called between two calls and may block.

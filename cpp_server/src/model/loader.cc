@@ -97,16 +97,6 @@ void check_device(Runner& runner, std::size_t device, const Manifest& manifest,
   }
 }
 
-// What TorchScript says of an error that its code raised stands in the last line, behind its trace.
-std::string one_line(std::string message) {
-  constexpr const char* kTrace = "The following operation failed in the TorchScript interpreter.";
-  const bool traced = message.starts_with(kTrace);
-  while (!message.empty() && (message.back() == '\n' || message.back() == ' ')) message.pop_back();
-  if (message.empty()) return "its model cannot be called";
-  if (!traced) return message.substr(0, message.find('\n'));
-  return "cannot be called: " + message.substr(message.rfind('\n') + 1);
-}
-
 void check_device_kind(const std::string& path, const Manifest& manifest) {
   if (manifest.device == "cpu" || manifest.device == "cuda") return;
   throw PackageError(path, text("was packaged for device '", manifest.device,

@@ -31,7 +31,8 @@ class StagedPatches {
  public:
   virtual ~StagedPatches() = default;
 
-  // Exchanges the staged bytes with the stored ones. So a second call undoes the first.
+  // Exchanges the staged bytes with the stored ones. So a second call undoes the first. Throws
+  // where there is no memory for that, and has changed nothing then.
   virtual void swap() = 0;
 
   // What it holds.

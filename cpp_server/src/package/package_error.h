@@ -19,4 +19,12 @@ class PackageError : public std::runtime_error {
   std::string reason_;
 };
 
+// The system could not give the file's bytes (no descriptor was left, a disk failed): this says
+// nothing about them, and another try may find them good.
+class UnreadableError final : public PackageError {
+ public:
+  UnreadableError(const std::string& path, const std::string& why)
+      : PackageError(path, "cannot be read: " + why) {}
+};
+
 }  // namespace tessera

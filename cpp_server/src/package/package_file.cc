@@ -25,7 +25,7 @@ PackageFile::PackageFile(std::string path) : path_(std::move(path)) {
   // O_NONBLOCK: opening a pipe by mistake must not wait for its writer.
   descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor_ < 0) {
-    throw PackageError(path_, text("cannot be read: ", std::strerror(errno)));
+    throw UnreadableError(path_, std::strerror(errno));
   }
   struct stat status {};
   const bool known = ::fstat(descriptor_, &status) == 0;
@@ -47,7 +47,7 @@ void PackageFile::read_at(std::uint64_t offset, std::span<std::byte> out) const 
   while (!out.empty()) {
     const ssize_t got = ::pread(descriptor_, out.data(), out.size(), static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw PackageError(path_, text("cannot be read: ", std::strerror(errno)));
+    if (got < 0) throw UnreadableError(path_, std::strerror(errno));
     if (got == 0) throw PackageError(path_, "was cut short while it was being read");
     offset += static_cast<std::uint64_t>(got);
     out = out.subspan(static_cast<std::size_t>(got));

@@ -13,6 +13,8 @@ namespace {
 
 // How often it is looked whether the last call of a version has been answered.
 constexpr Duration kLeavingLook = std::chrono::milliseconds(5);
+// How long nothing is done after something has gone wrong.
+constexpr Duration kTroublePatience = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -74,33 +76,49 @@ void RepositoryManager::run() {
 }
 
 void RepositoryManager::serve() {
-  read_folders();
-  work_off();
+  attempt([&] {
+    read_folders();
+    work_off();
+  });
   if (stopping_) return;
   started_ = true;
   registry_.set_starting(false);
   listener_.started();
-  while (!stopping_) {
-    wait();
-    std::optional<Call> call;
-    std::set<std::pair<std::string, std::string>> reloads;
-    bool read = config_.control == ModelControl::kPoll && clock_.now() >= next_read_;
-    {
-      const MutexLock lock(mutex_);
-      if (!calls_.empty()) {
-        call = std::move(calls_.front());
-        calls_.pop_front();
-      }
-      reloads.swap(reloads_);
-      read = read || rescan_;
-      rescan_ = false;
-    }
-    if (call.has_value()) handle(*call);
-    for (const auto& [name, version] : reloads) load_again(name, version);
-    if (read) read_folders();
-    let_go();
-    work_off();
+  while (!stopping_) attempt([&] { turn(); });
+}
+
+// Nothing that goes wrong on its thread, for want of memory above all, ends a server that answers.
+void RepositoryManager::attempt(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const std::exception& error) {
+    log_.error("repository_failed", {{"error", error.what()}});
+    const MutexLock lock(mutex_);
+    if (!closed_) changed_.wait_until(mutex_, clock_.now() + kTroublePatience);
   }
+}
+
+// Waits, and does what there is to do then.
+void RepositoryManager::turn() {
+  wait();
+  std::optional<Call> call;
+  std::set<std::pair<std::string, std::string>> reloads;
+  bool read = config_.control == ModelControl::kPoll && clock_.now() >= next_read_;
+  {
+    const MutexLock lock(mutex_);
+    if (!calls_.empty()) {
+      call = std::move(calls_.front());
+      calls_.pop_front();
+    }
+    reloads.swap(reloads_);
+    read = read || rescan_;
+    rescan_ = false;
+  }
+  if (call.has_value()) handle(*call);
+  for (const auto& [name, version] : reloads) reload_if_it_must(name, version);
+  if (read) read_folders();
+  let_go();
+  work_off();
 }
 
 // Waits for something to do.

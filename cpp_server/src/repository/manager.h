@@ -112,6 +112,8 @@ class RepositoryManager final : public RepositoryControl {
 
   void run();
   void serve();
+  void attempt(const std::function<void()>& work);
+  void turn();
   void wait();
   void ask(Call call);
   void handle(const Call& call);
@@ -129,7 +131,8 @@ class RepositoryManager final : public RepositoryControl {
   void note_failure(LiveModel& model, Version version, const std::string& reason);
   void start_following();
   void begin_to_follow(const LiveModel& model, Version version, ServedModel& served);
-  void load_again(const std::string& name, const std::string& version);
+  void reload_if_it_must(const std::string& name, const std::string& version);
+  void load_again(LiveModel& model, Version version);
   Status roll_back(LiveModel& model, Version version, CommitNumber commit);
   bool obey_fence(LiveModel& model, Version version, const Fence& fenced);
   void put_in_place(LiveModel& model, Version version, std::shared_ptr<ServedModel> served);

@@ -1,4 +1,5 @@
 // What calls ask of the repositories: carried out by the manager's thread, one after the other.
+#include <exception>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -58,6 +59,11 @@ void RepositoryManager::handle(const Call& call) {
     outcome = carry_out(call);
   } catch (const Stopped&) {
     outcome = {Code::kUnavailable, "the server is draining"};
+  } catch (const std::exception& error) {
+    const std::string id = new_error_id();
+    log_.error("internal_error",
+               {{"error_id", id}, {"model", call.model}, {"error", error.what()}});
+    outcome = {Code::kInternal, text("internal error, id ", id, " in the server's log")};
   }
   if (!outcome.ok()) {
     log_.warning("repository_call_refused", {{"model", call.model}, {"error", outcome.message}});

@@ -56,6 +56,8 @@ void RepositoryManager::begin_to_follow(const LiveModel& model, Version version,
     return;
   }
   const std::string& base = served.base_sha256();
+  FollowedVersion::Options options = follow_options_;
+  options.stopping = [this] { return stopping_.load(); };
   auto followed = std::make_unique<FollowedVersion>(
       LogState{.model = model.name(), .version = version, .base = base, .sha256 = base},
       model.folder.log_path(version),
@@ -63,21 +65,28 @@ void RepositoryManager::begin_to_follow(const LiveModel& model, Version version,
                              .runner = served.runner(),
                              .commits = *served.commit_lock(),
                              .metrics = served.metrics().follow},
-      follow_options_, undo_, clock_, log_);
+      std::move(options), undo_, clock_, log_);
   while (followed->poll() == FollowedVersion::Outcome::kChanged) {
-    if (stopping_) throw Stopped();
   }
+  if (stopping_) throw Stopped();  // there may be more
   served.follow(std::move(followed));
 }
 
-// A version whose undo records do not reach as far as its fence.
-void RepositoryManager::load_again(const std::string& name, const std::string& version) {
+// The follower has asked for it, perhaps before the version was loaded again.
+void RepositoryManager::reload_if_it_must(const std::string& name, const std::string& version) {
   const auto model = models_.find(name);
   const std::optional<Version> number = parse_version(version);
-  if (model == models_.end() || !number || !model->second->ready.contains(*number)) return;
-  auto served = try_load(*model->second, *number);
-  if (served != nullptr) put_in_place(*model->second, *number, std::move(served));
-  publish(*model->second);
+  if (model == models_.end() || !number) return;
+  const auto served = model->second->ready.find(*number);
+  if (served == model->second->ready.end() || served->second->followed() == nullptr) return;
+  if (served->second->followed()->must_reload()) load_again(*model->second, *number);
+}
+
+// A version whose undo records do not reach as far as its fence.
+void RepositoryManager::load_again(LiveModel& model, Version version) {
+  auto served = try_load(model, version);
+  if (served != nullptr) put_in_place(model, version, std::move(served));
+  publish(model);
 }
 
 // The logs of all versions that answer are looked at from now on.
@@ -144,7 +153,7 @@ bool RepositoryManager::obey_fence(LiveModel& model, Version version, const Fenc
                         [&](const auto& one) { return taken.contains(one.first); });
   };
   if (!obeys()) model.ready.at(version)->followed()->poll();  // the follower may have been faster
-  if (!obeys()) load_again(model.name(), std::to_string(version));
+  if (!obeys()) load_again(model, version);
   return obeys();
 }
 

@@ -322,7 +322,7 @@ def refusal_of(log: Any, failure: BaseException) -> ServeError:
 
     Where memory was short, a refusal; else the id of a bug, under which the log has the whole story.
     """
-    if _is_out_of_memory(failure):
+    if is_out_of_memory(failure):
         # Without a traceback, which would take memory.
         log.warning("out_of_memory", error=str(failure)[:_LOGGED_ERROR], limited=True)
         return QueueFullError("the server has no memory left for this request; try again later")
@@ -336,7 +336,8 @@ def refusal_of(log: Any, failure: BaseException) -> ServeError:
     return ServeError(Code.INTERNAL, f"internal error, id {error_id} in the server's log")
 
 
-def _is_out_of_memory(failure: BaseException) -> bool:
+def is_out_of_memory(failure: BaseException) -> bool:
+    """Whether ``failure`` says that memory could not be had."""
     if isinstance(failure, MemoryError | torch.OutOfMemoryError):
         return True
     # torch has no type of its own for the memory of CPUs, and TorchScript none for what it passes on.

@@ -20,6 +20,7 @@ from tessera.serving.package.golden import GoldenMismatchError, compare_golden, 
 from tessera.serving.package.runner import HostBatch, Runner
 from tessera.serving.package.torchscript import last_line
 from tessera.serving.server.batching.commit_lock import CommitLock
+from tessera.serving.server.batching.workers import is_out_of_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +186,7 @@ class FollowedModel:
 
         Raises:
             CommitError: the model does not give the commit's golden answers.
+            MemoryError: there is no memory to compute them.
         """
         read = staged.read
         with self.lock.exclusive():
@@ -214,6 +216,8 @@ class FollowedModel:
                 path, f"does not give its golden answers: {error}", "golden"
             ) from error
         except (RuntimeError, ValueError) as error:
+            if is_out_of_memory(error):
+                raise MemoryError(last_line(error)) from error
             raise CommitError(path, f"cannot be called: {last_line(error)}", "golden") from error
 
     def take_back(self, undone: Sequence[UndoRecord], commit: int) -> None:

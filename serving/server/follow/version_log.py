@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MAX_COMMIT_FILE_BYTES = 4 << 30
 """A larger file is not read: it is held in memory before it is put in."""
 
-_MEMORY_AGAIN_S = 5.0
+_AGAIN_S = 5.0
 
 _Result = TypeVar("_Result")
 AtRest = Callable[[Callable[[], _Result]], _Result]
@@ -243,12 +243,15 @@ class VersionLog:
             staged = self.followed.stage(path, read)
             seconds = self.followed.put_in(staged)
         except CommitError as error:
-            raise _StoppedError(number, error.refusal, error.reason, seen) from error
+            # What the system could not read says nothing about the file.
+            unread = isinstance(error.__cause__, OSError)
+            again = time.monotonic() + _AGAIN_S if unread else math.inf
+            raise _StoppedError(number, error.refusal, error.reason, seen, again) from error
         except OSError as error:
             raise _StoppedError(number, "damaged", f"cannot be read: {error.strerror}") from error
         except MemoryError as error:
             message = f"cannot be staged: {error or 'no memory left'}"
-            again = time.monotonic() + _MEMORY_AGAIN_S
+            again = time.monotonic() + _AGAIN_S
             raise _StoppedError(number, "memory", message, seen, again) from error
         before = self.commit
         commit = read.commit

@@ -1,0 +1,43 @@
+#include "failing_memory.h"
+
+#include <cstdlib>
+#include <new>
+
+namespace {
+
+constexpr int kNever = -1;
+constexpr int kFailed = -2;
+
+thread_local int more_allocations = kNever;
+
+void* allocate(std::size_t bytes) {
+  if (more_allocations == 0) {
+    more_allocations = kFailed;
+    throw std::bad_alloc();
+  }
+  if (more_allocations > 0) --more_allocations;
+  void* const memory = std::malloc(bytes == 0 ? 1 : bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
+void* operator new(std::size_t bytes) { return allocate(bytes); }
+void* operator new[](std::size_t bytes) { return allocate(bytes); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+
+namespace tessera::test {
+
+void fail_allocation_after(int more) { more_allocations = more; }
+
+bool has_allocation_failed() {
+  const bool failed = more_allocations == kFailed;
+  more_allocations = kNever;
+  return failed;
+}
+
+}  // namespace tessera::test
