@@ -44,7 +44,7 @@ def edits(a: str, b: str) -> int:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Of ``known`` the one with the fewest edits to ``name``; empty where that is over a third of its characters.
+    """Return the ``known`` name with the fewest edits to ``name``, or "" where they are over a third of its characters.
 
     cpp_server/src/common/nearest.cc has the same rule.
     """
