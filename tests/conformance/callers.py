@@ -5,6 +5,9 @@ from collections import Counter
 
 from tests.conformance.live_models import bits
 
+# Leaves the server some of two cores to load with.
+BETWEEN_CALLS_S = 0.002
+
 
 class Callers:
     """Threads that call a model until they are told to end, and keep what is not the answer that is expected.
@@ -25,7 +28,7 @@ class Callers:
         ]
 
     def _call(self, server, messages, expected, turn):
-        while not self._end.is_set():
+        while not self._end.wait(BETWEEN_CALLS_S):
             turn = (turn + 1) % len(messages)
             found = None
             try:

@@ -1,5 +1,6 @@
 """What REST tells of the server and its models is what gRPC tells, in both servers."""
 
+import grpc
 import pytest
 from google.protobuf import json_format
 
@@ -74,7 +75,7 @@ def test_pages_tell_what_grpc_tells(server, rest):
         method = request.DESCRIPTOR.name.removesuffix("Request")
         outcome = server.channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
         if reply.status == 404:
-            with pytest.raises(Exception) as refused:
+            with pytest.raises(grpc.RpcError) as refused:
                 outcome(request.SerializeToString(), timeout=TIMEOUT_S)
             assert refused.value.code().name == "NOT_FOUND"
             assert reply.json == {"error": refused.value.details()}

@@ -3,7 +3,8 @@
 ``run_on_ranks(2, function, *args)`` calls ``function(*args)`` on two ranks and returns what each
 gave.  The processes of a world size are started at its first call and live as long as pytest, so
 a call costs milliseconds.  ``function`` stands at the top level of a test file (it is sent by
-its name); arguments and results are pickled.
+its name); arguments and results are pickled.  On the CPU ranks are forked from a process that has
+imported torch and Tessera and runs nothing.
 
 Gloo on the CPU, unless the environment variable ``TESSERA_TEST_DEVICE`` is ``cuda``: then each
 rank has a GPU of its own and NCCL carries CUDA tensors; tests whose world is larger than the
@@ -37,6 +38,12 @@ from tests.patience import PATIENCE_S
 START_TIMEOUT_S = CALL_TIMEOUT_S = float(PATIENCE_S)
 # How long ranks may stay in a call that has failed on another rank.
 STRAGGLER_TIMEOUT_S = 5.0
+# What ranks import sooner or later (optimizers import the compiler); some seconds of a CPU for each of them otherwise.
+PRELOADED = (
+    "tessera.training.distributed",
+    "fbgemm_gpu.split_table_batched_embeddings_ops_training",
+    "torch._dynamo",
+)
 
 
 class RankError(AssertionError):
@@ -129,11 +136,20 @@ def _work(rank: int, world_size: int, store_path: str, pipe: Connection) -> None
             return
 
 
+def _context() -> Any:
+    """How processes start: as copies of one that has imported everything; with CUDA, which a copy cannot use, anew."""
+    if uses_cuda():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, *PRELOADED])
+    return context
+
+
 class _Pool:
     """The processes of one world size."""
 
     def __init__(self, world_size: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = _context()
         self._folder = tempfile.TemporaryDirectory(prefix="tessera-ranks-")
         store = str(Path(self._folder.name) / "store")
         self._pipes: list[Connection] = []
