@@ -123,6 +123,13 @@ class Server:
             self._index,
             log,
         )
+        self._kserve = KserveMetadata(
+            registry=self._registry,
+            version=tessera.__version__,
+            state=self.state,
+            counted=lambda model: self._http.counted(model),  # noqa: PLW0108 - it is made below
+            log=log,
+        )
         self._http = (make_pages or self._make_http_front)(self._metrics, self.state)
         self._grpc = GrpcFront(
             predict_service=PredictService(
@@ -134,13 +141,7 @@ class Server:
                 log=self._log,
                 log_requests=config.log_level == "debug",
             ),
-            metadata=KserveMetadata(
-                registry=self._registry,
-                version=tessera.__version__,
-                state=self.state,
-                counted=self._http.counted,
-                log=self._log,
-            ),
+            metadata=self._kserve,
             repository=self._repository,
             health=self._health,
             budget=self._budget,
@@ -176,6 +177,7 @@ class Server:
             metrics=metrics,
             status_page=StatusPage(metrics.models, time.monotonic, self._shown_versions),
             state=state,
+            calls=self._kserve,
             repository=self._repository,
             max_connections=self._config.max_http_connections,
             log=self._log,

@@ -18,6 +18,7 @@ from tessera.serving.server.config import ModelSource, ServerConfig
 from tessera.serving.server.front.http_front import HttpFront
 from tessera.serving.server.front.pages import Pages
 from tessera.serving.server.front.status_page import StatusPage
+from tessera.serving.server.front.worker_calls import WorkerCalls
 from tessera.serving.server.log import make_logger
 from tessera.serving.server.log_writer import LogWriter
 from tessera.serving.server.metrics.metrics_page import MetricsPage
@@ -106,6 +107,7 @@ def run_pages(
             metrics=page,
             status_page=StatusPage(page.models, time.monotonic),
             state=state,
+            calls=WorkerCalls(config),
             max_connections=config.max_http_connections,
             log=log,
             refresh=refresh,

@@ -112,6 +112,16 @@ def test_commits_are_the_differences_of_checkpoints(trained, repository, tmp_pat
     assert torch.equal(ours.rng, theirs.rng)
 
 
+def test_a_continued_run_publishes_to_the_same_log(trained, repository, tmp_path, capsys):
+    models, out = repository(), tmp_path / "run"
+    data = write_criteo(tmp_path / "next.tsv", 100, seed=1)
+    assert main(["train", "--continue", str(trained / "first"), f"data.path={data}", "--out", str(out),
+                 "--quiet", "--publish", str(models / "ads"), "--publish-every", "3steps"]) == 0  # fmt: skip
+    steps = [read.commit.step for read in commits(models)]
+    assert steps[0] == 18  # behind the first run's 15
+    check(models, out, capsys)
+
+
 def test_scales_in_the_graph_cannot_be_published(trained, tmp_path, capsys):
     models = tmp_path / "fp8"
     models.mkdir()

@@ -22,8 +22,10 @@ const char* reason_phrase(int status) {
     case 411: return "Length Required";
     case 413: return "Content Too Large";
     case 429: return "Too Many Requests";
+    case 499: return "Client Closed Request";
     case 500: return "Internal Server Error";
     case 503: return "Service Unavailable";
+    case 504: return "Gateway Timeout";
     default: return "Error";
   }
 }
@@ -95,7 +97,7 @@ std::variant<HttpHead, HttpAnswer> parse_head(const std::string& head) {
     parsed.method = method == "GET" ? HttpHead::Method::kGet : HttpHead::Method::kHead;
     return parsed;
   }
-  if (method != "POST") return HttpAnswer{.status = 405, .body = "only GET, HEAD and POST\n"};
+  if (method != "POST") return json_refusal(405, "only GET, HEAD and POST");
   parsed.method = HttpHead::Method::kPost;
   if (auto refusal = read_body_size(head, parsed.body_bytes)) return *refusal;
   return parsed;

@@ -83,9 +83,9 @@ int http_status_of(Code code) {
     case Code::kFailedPrecondition: return 400;
     case Code::kNotFound: return 404;
     case Code::kResourceExhausted: return 429;
+    case Code::kCancelled: return 499;
     case Code::kUnavailable: return 503;
-    case Code::kCancelled:
-    case Code::kDeadlineExceeded:
+    case Code::kDeadlineExceeded: return 504;
     case Code::kUnimplemented:
     case Code::kInternal: break;
   }

@@ -9,6 +9,7 @@
 #include "common/pace.h"
 #include "common/text.h"
 #include "front/repository_http.h"
+#include "front/rest_pages.h"
 #include "model/loader.h"
 #include "model/operator_libraries.h"
 #include "model/served_model.h"
@@ -109,7 +110,8 @@ HttpAnswer Server::page(const std::string& path) const {
     return {.content_type = "text/html; charset=utf-8",
             .body = status_page_.page(state(), kVersion, versions, shadows_.both_in(versions))};
   }
-  return {.status = 404, .body = "there is /, /metrics, /healthz and /readyz\n"};
+  if (is_rest_path(path)) return rest_page(facts(), path);
+  return {.status = 404, .body = "there is /, /metrics, /healthz, /readyz and /v2\n"};
 }
 
 void Server::open() {
@@ -122,7 +124,11 @@ void Server::open() {
                   .max_connections = config_.max_http_connections},
       [this](const std::string& path) { return page(path); },
       [this](const std::string& path, const std::string& body, HttpDone done) {
-        answer_repository_post(facts(), path, body, std::move(done));
+        if (is_rest_path(path) && !path.starts_with("/v2/repository/")) {
+          done(json_refusal(405, path + " is asked with GET"));
+        } else {
+          answer_repository_post(facts(), path, body, std::move(done));
+        }
       },
       [this] {
         status_page_.tick();

@@ -1,4 +1,6 @@
-"""The HTTP port: ``/metrics``, ``/healthz``, ``/readyz``, the status page ``/`` and the calls about repositories.
+"""The HTTP port: ``/metrics``, ``/healthz``, ``/readyz``, the status page ``/``, and below ``/v2`` REST.
+
+REST is the KServe protocol's calls (`rest_pages`) and those about repositories.
 
 It stays open while the server drains, so that the last requests are still counted by whoever
 scrapes.
@@ -26,6 +28,7 @@ from tessera.serving.server.errors import Code, ServeError
 from tessera.serving.server.front.http_connections import HttpConnections, listen_on
 from tessera.serving.server.front.last_hour import POINTS
 from tessera.serving.server.front.repository_methods import MAX_BODY_BYTES, RepositoryMethods
+from tessera.serving.server.front.rest_pages import ROOT, KserveCalls, RestPages
 from tessera.serving.server.front.status_page import StatusPage
 from tessera.serving.server.metrics.metrics_page import MetricsPage
 from tessera.serving.server.metrics.model_metrics import ModelMetrics
@@ -38,7 +41,9 @@ _HTTP_STATUS = {
     Code.NOT_FOUND: 404,
     Code.FAILED_PRECONDITION: 400,
     Code.RESOURCE_EXHAUSTED: 429,
+    Code.CANCELLED: 499,
     Code.UNAVAILABLE: 503,
+    Code.DEADLINE_EXCEEDED: 504,
 }
 
 
@@ -54,6 +59,7 @@ class HttpFront:
         status_page: shown by ``/``.
         refresh: called before either is looked at.
         state: ``ready`` or the word for why it is not.
+        calls: answers what REST asks with GET.
         repository: answers ``POST /v2/repository/...``; None: these are not there.
         max_connections: the most connections at a time.
         log: where trouble with connections goes.
@@ -65,12 +71,14 @@ class HttpFront:
         metrics: MetricsPage,
         status_page: StatusPage,
         state: Callable[[], str],
+        calls: KserveCalls,
         max_connections: int,
         log: Any,
         repository: RepositoryMethods | None = None,
         refresh: Callable[[], None] = _nothing,
     ) -> None:
         self._repository = repository
+        self._rest = RestPages(calls, state)
         self._refresh = refresh
         self._max_connections = max_connections
         self._log = log
@@ -113,6 +121,8 @@ class HttpFront:
             model = "/v2/repository/models/{name}"
             app.router.add_post(f"{model}/load", self._post_load)
             app.router.add_post(f"{model}/unload", self._post_unload)
+        app.router.add_route("*", ROOT, self._get_rest)
+        app.router.add_route("*", ROOT + "/{rest:.*}", self._get_rest)
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -168,6 +178,18 @@ class HttpFront:
         state = self._state()
         return web.Response(text=f"{state}\n", status=200 if state == "ready" else 503)
 
+    async def _get_rest(self, request: web.Request) -> web.Response:
+        path = request.rel_url.raw_path
+        if request.method not in {"GET", "HEAD"}:
+            posted = request.method == "POST"
+            text = f"{path} is asked with GET" if posted else "only GET, HEAD and POST"
+            return web.json_response({"error": text}, status=405)
+        try:
+            status, told = await self._rest.get(path)
+            return web.json_response(told, status=status)
+        except ServeError as error:
+            return _refusal(error)
+
     async def _post_index(self, request: web.Request) -> web.Response:
         return await self._answer(
             request, lambda repository, body: _now(repository.index_json(body))
@@ -198,8 +220,7 @@ class HttpFront:
             text = await call(self._repository, body) or ""
             return web.Response(text=text, content_type="application/json")
         except ServeError as error:
-            message = {"error": error.message}
-            return web.json_response(message, status=_HTTP_STATUS.get(error.code, 500))
+            return _refusal(error)
         except _RefusedRequestError as error:
             return web.json_response({"error": str(error)}, status=error.status)
         finally:
@@ -228,6 +249,10 @@ class _RefusedRequestError(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+def _refusal(error: ServeError) -> web.Response:
+    return web.json_response({"error": error.message}, status=_HTTP_STATUS.get(error.code, 500))
 
 
 async def _read_body(request: web.Request) -> bytes:
