@@ -53,7 +53,7 @@ COLUMN_TYPE_CASTERS: list[Callable[[Any], Any]] = [
     *[_to_number] * (1 + INT_FEATURE_COUNT),
     *[_to_text] * CAT_FEATURE_COUNT,
 ]
-"""Of each of `DEFAULT_COLUMN_NAMES`, what turns its text into a number or leaves it a text."""
+"""These turn the texts of `DEFAULT_COLUMN_NAMES` into numbers where they stand for one."""
 
 
 def _as_dict(row: list[str]) -> dict[str, int | str]:

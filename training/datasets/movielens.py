@@ -32,7 +32,7 @@ _KINDS: list[tuple[Callable[[Any], Any], Any]] = [
 COLUMN_TYPE_CASTERS: list[Callable[[Any], Any]] = [
     partial(safe_cast, dest_type=kind, default=default) for kind, default in _KINDS
 ]
-"""Of each of `DEFAULT_COLUMN_NAMES`, what turns its text into a number or leaves it a text."""
+"""These turn the texts of `DEFAULT_COLUMN_NAMES` into numbers where they stand for one."""
 
 
 def _as_dict(row: list[str]) -> dict[str, float | int | str]:

@@ -130,7 +130,7 @@ def rand_split_train_val(
 
     def split(wanted: bool) -> IterDataPipe[Any]:
         def draws() -> Callable[[int], bool]:
-            numbers = random.Random(random_seed)  # noqa: S311 - a split is no secret
+            numbers = random.Random(random_seed)  # noqa: S311 - a split need not be unpredictable
             return lambda _: (numbers.random() < train_perc) is wanted
 
         return _Filtered(datapipe, draws)
