@@ -88,7 +88,7 @@ def offered_at(module: str) -> set[str]:
 def sorted_out(
     names: dict[str, list[str]],
 ) -> Iterator[tuple[str, list[str], dict[str, list[str]]]]:
-    """Of each module: its path, the names that are here, and what is said of others -> those names.
+    """Sort the names of each module: its path, those that are here, and what is said of others -> those.
 
     Raises:
         ValueError: a name has no reason for being left out.

@@ -17,13 +17,11 @@ _METRICS = (
 )
 _SERVING = "models are packaged and served by `tessera package-model` and `tessera serve`"
 _INSIDE = "a helper that TorchRec's own modules call"
-_MODULES = "not here"
 
 ELSEWHERE: dict[str, str] = {
     "distributed.model_tracker.model_delta_tracker.ModelDeltaTracker": "`distributed.tables.delta_tracker`",
     "distributed.model_tracker.model_delta_tracker.ModelDeltaTrackerTrec": "`distributed.tables.delta_tracker`",
     "distributed.planner.estimator.estimator.EmbeddingPerfEstimator": "`distributed.planner.shard_estimators`",
-    "models.deepfm.SimpleDeepFMNN": "`models.architectures.deepfm`",
     "optim.rowwise_adagrad.adagrad": "the class `RowWiseAdagrad` beside it",
     "sparse.jagged_tensor_validator.validate_keyed_jagged_tensor": "the constructor checks its fields",
 }
@@ -128,7 +126,7 @@ REASONS: list[tuple[str, str]] = [
         r"models\.deepfm\..*|models\.dlrm\..*",
         "`models.dlrm` and `models.architectures` have their own parts",
     ),
-    (r"modules\.(activation|crossnet|regroup)\..*", _MODULES),
+    (r"modules\.regroup\..*", _INSIDE),
     (r"optim\.semi_sync\..*", _PIPELINE),
     (r"quant\..*", "a quantized collection has one form of state and of alignment"),
     (r"sparse\..*", _INSIDE),
