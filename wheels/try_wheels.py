@@ -95,7 +95,7 @@ def install(programs: Path, wheels: Path, *names: str) -> None:
 
 def run(programs: Path, *command: str, cwd: Path) -> str:
     """Run a program of an environment as in a bare shell; its standard output."""
-    say(" ".join(command))
+    say(" ".join(command).splitlines()[0])
     done = subprocess.run(
         [str(programs / command[0]), *command[1:]],
         cwd=cwd,
