@@ -20,7 +20,7 @@ from tessera.training.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 
 class SparseArch(nn.Module):
-    """The collection."""
+    """Looks the features up in the collection."""
 
     def __init__(self, embedding_bag_collection: EmbeddingBagCollection) -> None:
         super().__init__()
