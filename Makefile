@@ -30,7 +30,7 @@ BENCHES := training.bench.reader training.bench.startup training.bench.train_spe
 DATA ?= data
 
 .DEFAULT_GOAL := help
-.PHONY: attack attack-lives attack-logs sanitize help install install-dev build build-kernels build-server demo test test-random check format protos row-types package-rules config-page bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
+.PHONY: attack attack-lives attack-logs sanitize help install install-dev build build-kernels build-server demo demo-online test test-random check format protos row-types package-rules config-page bench load-test clean check-cuda gpu-test gpu-test-ranks gpu-bench gpu-bench-ranks
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
@@ -69,6 +69,9 @@ build-server: install
 
 demo: install build-kernels  ## the whole way on generated data: train, package, serve, predict, scrape
 	@$(BIN)/python examples/demo.py --dir .demo
+
+demo-online: install build-kernels  ## a truth that drifts, a trainer that publishes, a server that follows: AUC on fresh rows
+	@$(BIN)/python examples/online.py --dir .demo-online
 
 # Two processes, as most tests use less than a core; all tests of a file go to one, with the file's fixtures.
 test: install-dev build  ## every test that can run on this machine
@@ -181,5 +184,5 @@ bench: install-dev build  ## the benchmarks behind docs/benchmarks.md (about 30 
 	@if [ -x build/cpp/release/tessera-server ]; then $(BIN)/python cpp_server/bench/server_bench.py; fi
 
 clean:  ## remove what the other targets made, the virtual environment included
-	rm -rf $(VENV) .demo build dist bench-out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .demo .demo-online build dist bench-out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

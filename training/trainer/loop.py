@@ -94,7 +94,8 @@ class TrainingLoop:
             else BatchLoader(train, shuffle=True, seed=self.config.seed, **how)
         )
         self._evaluated_step: int | None = None
-        self._pipeline = make_pipeline(self.config.pipeline, self.assembly)
+        waits = isinstance(train, FolderStream)
+        self._pipeline = make_pipeline(self.config.pipeline, self.assembly, waits=waits)
         self._sampler = self.assembly.item_sampler(seed=self.config.seed)
         self._losses = PendingLosses(self.assembly.ranks)
         self._last_loss = math.nan
