@@ -40,7 +40,9 @@ class OperatorLibrary:
     file: str = ""
 
 
-_INSTALL_FBGEMM = "install it with: pip install 'tessera[cpu]' (or 'tessera[cuda]' for a GPU)"
+_INSTALL_FBGEMM = (
+    "install it with: pip install 'tessera-rec[cpu]' (or 'tessera-rec[cuda]' for a GPU)"
+)
 
 LIBRARIES: dict[str, OperatorLibrary] = {
     "fbgemm_gpu_tbe_inference": OperatorLibrary(

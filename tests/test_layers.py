@@ -206,6 +206,7 @@ TRAINING_ORDER = (
     "transforms",
     "models",
     "data",
+    "datasets",
     "trackers",
     "config",
     "config_reference",

@@ -18,7 +18,9 @@ from tessera.serving.commits.file import read_commit
 from tessera.serving.commits.replay import replay
 from tessera.serving.commits.state import VersionState
 from tessera.serving.package.commit import COMMIT_PACKAGE_RECORD
+from tessera.serving.packaging.commits import live
 from tessera.serving.packaging.commits.live import live_options
+from tessera.serving.packaging.servable import make_servable
 from tessera.training.config import load_config
 from tessera.training.trainer.checkpoint import load_checkpoint
 from tessera.training.trainer.files import latest_checkpoint
@@ -79,8 +81,16 @@ def check(repository, run, capsys):
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int8b"])
-def test_commits_are_the_differences_of_checkpoints(trained, repository, tmp_path, capsys, dtype):
-    models = repository(dtype)
+def test_commits_are_the_differences_of_checkpoints(
+    trained, repository, tmp_path, capsys, monkeypatch, *, dtype
+):
+    models, traced = repository(dtype), []
+
+    def counted(*arguments, **options):
+        traced.append(1)
+        return make_servable(*arguments, **options)
+
+    monkeypatch.setattr(live, "make_servable", counted)
     out = tmp_path / "run"
     command = ["train", "--config", str(trained / "tiny.yaml"), "--out", str(out), "--quiet",
                "train.seed=7", "train.checkpoint_every_steps=10"]  # fmt: skip
@@ -90,6 +100,8 @@ def test_commits_are_the_differences_of_checkpoints(trained, repository, tmp_pat
     found = commits(models)
     described = [read for read in found if COMMIT_PACKAGE_RECORD in read.contents]
     assert len(described) > 3
+    # The first commit finds out where weights lie: once as they are, and once for each digit of their numbers.
+    assert len(traced) <= 4 < len(found) - len(described)
     # A package of the checkpoint shows nothing that the tracker has missed.
     assert [len(read.commit.patches) for read in described] == [0] * len(described)
     steps = [read.commit.step for read in found if read not in described]

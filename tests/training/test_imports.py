@@ -114,7 +114,7 @@ def test_only_the_remark_on_a_known_pair_is_dropped(known, caplog):
 
 def test_a_missing_fbgemm_says_what_to_install(monkeypatch):
     monkeypatch.setattr(fbgemm, "_installed_fbgemm", lambda: None)
-    with pytest.raises(UserError, match=r"pip install 'tessera\[cpu\]'"):
+    with pytest.raises(UserError, match=r"pip install 'tessera-rec\[cpu\]'"):
         fbgemm.import_training_tables()
 
 
