@@ -89,8 +89,8 @@ def _head_of(request: web.Request, max_body_bytes: int) -> RestCall | None:
     """What the head of a POST for scores says; None: its path names no model.
 
     Raises:
-        ServeError: it cannot be so.
-        RefusedRequestError: likewise, with HTTP's status.
+        ServeError: a header or the path has a value that it cannot have.
+        RefusedRequestError: it is refused with a status of HTTP's own.
     """
     refuse_strange(request)
     if (request.content_length or 0) > max_body_bytes:
