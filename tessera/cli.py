@@ -144,6 +144,10 @@ COMMANDS: dict[str, Command] = {
         module="tessera.serving.commands.predict",
         help="send requests to a server and print the answers",
     ),
+    "doctor": Command(
+        module="tessera.serving.commands.doctor",
+        help="look at what is installed and at this machine, and say what to mend",
+    ),
     "score": Command(
         module="tessera.serving.commands.score",
         help="score files of raw rows with a package, without a server",

@@ -20,8 +20,9 @@ from tessera.serving.commits.file import Bytes
 from tessera.serving.commits.patching import strided
 from tessera.serving.commits.replay import next_number
 from tessera.serving.commits.writer import Change, Facts, write_next
+from tessera.serving.package.records import PackageError, Records
 from tessera.serving.packaging.commits.dense_places import DensePlaces, find_places
-from tessera.serving.packaging.commits.difference import book_change
+from tessera.serving.packaging.commits.difference import book_change, check_same_graph
 from tessera.serving.packaging.commits.places import TablePiece
 from tessera.serving.packaging.commits.publish import Publisher, options_of, version_folder
 from tessera.serving.packaging.dense_types import DENSE_TYPES
@@ -29,6 +30,7 @@ from tessera.serving.packaging.ranking import ranking_source
 from tessera.serving.packaging.servable import make_servable
 from tessera.serving.packaging.tables.quantize import check_range
 from tessera.serving.packaging.tables.stored import StoredTable, StoredTables
+from tessera.serving.repository.folder import PACKAGE_NAME
 from tessera.training.trainer.publishing import PublishedModel, PublishOptions
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ class LiveWriter:
         self._places: DensePlaces | None = None
         self._looked = False
         self._stopped = False
+        self._passed_over = 0
         if self._publisher.broken is not None:
             self._say(f"the log was broken ({self._publisher.broken.words}); fenced off the rest")
 
@@ -95,6 +98,31 @@ class LiveWriter:
             f"--publish: {self._name} is of another model, as {what} shows; package a checkpoint of this run as "
             "a new version first"
         )
+
+    def move(self) -> bool:
+        """See `StateWriter`: to a version that `tessera compact` makes of this one, or another with its graph."""
+        folder = self._publisher.log.parent
+        try:
+            newest = version_folder(folder.parent.parent, folder.parent.name, None)
+        except UserError:
+            return False  # it cannot be looked at now; the log goes on
+        number = int(newest.name)
+        if self._stopped or number <= max(int(folder.name), self._passed_over):
+            return False
+        try:
+            check_same_graph(self._state, Records(newest / PACKAGE_NAME))
+            publisher = Publisher(newest, self._key)
+        except (UserError, PackageError) as error:
+            self._passed_over = number
+            self._say(f"version {number} is passed over ({error}); {self._name} goes on")
+            return False
+        if publisher.broken is not None:
+            self._say(f"the log was broken ({publisher.broken.words}); fenced off the rest")
+        self._publisher.close()
+        self._publisher, self._state = publisher, publisher.state
+        self._name = f"{self._state.log.model} {self._state.log.version}"
+        self._say(f"goes on with the log of {self._name}")
+        return True
 
     def put_rows(self, table: str, rows: NDArray[np.int64], values: Tensor) -> None:
         """See `StateWriter`."""
